@@ -1,0 +1,9 @@
+//! Words everyone shares. A file enters only when two neighbouring layers need it.
+
+pub mod acl;
+pub mod buffer;
+pub mod extent;
+pub mod path;
+pub mod resolve;
+pub mod stats;
+pub mod task;

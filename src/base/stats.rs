@@ -1,0 +1,86 @@
+//! Counters: what was done, in bytes and numbers, never in time. Tests assert on them
+//! ("second read: zero requests"), `--stats` and `tarfs status` show them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Adds one.
+    pub fn increment(&self) {
+        self.add(1);
+    }
+
+    /// The sum so far.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        /// One process' counters.
+        #[derive(Debug, Default)]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: Counter,)+
+        }
+
+        impl Stats {
+            /// Every counter's name and value, in the order of the data's way.
+            pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.get()),)+]
+            }
+        }
+    };
+}
+
+stats! {
+    /// Requests sent to a server, the first probing one and repetitions included.
+    source_requests,
+    /// Requests that were repeated after a failure.
+    source_retries,
+    /// Bytes received from a source.
+    source_read_bytes,
+    /// Plain bytes produced by decoders.
+    decoded_bytes,
+    /// Spans decoded again after the scan, to answer reads.
+    decoded_spans,
+    /// Members seen by a scan.
+    scanned_members,
+    /// Scans started.
+    scans,
+    /// Reads answered from memory.
+    cache_hit_spans,
+    /// Reads that had to fill a span first.
+    cache_miss_spans,
+    /// Plain bytes written to spools.
+    spooled_bytes,
+    /// Plain bytes read back from spools.
+    unspooled_bytes,
+    /// Bytes handed to readers of a mount.
+    served_bytes,
+    /// Payload bytes written by materialize.
+    written_bytes,
+    /// Entries written by materialize.
+    written_entries,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_names_what_was_counted() {
+        let stats = Stats::default();
+        stats.source_requests.increment();
+        stats.source_requests.add(2);
+        assert!(stats.snapshot().contains(&("source_requests", 3)));
+    }
+}

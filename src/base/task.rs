@@ -1,0 +1,79 @@
+//! Threads with an owner: the only place that spawns.
+
+use std::io;
+use std::thread::JoinHandle;
+
+/// A named thread that is joined when its handle is dropped, so nothing outlives its owner.
+///
+/// The owner makes the thread's work end first, usually by dropping the channel it reads; a
+/// panic inside surfaces where the thread is joined by hand.
+#[derive(Debug)]
+pub struct Thread<T> {
+    handle: Option<JoinHandle<T>>,
+}
+
+impl<T: Send + 'static> Thread<T> {
+    /// Runs `work` on a thread called `name` (Linux shows the first 15 bytes).
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub fn spawn(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Self> {
+        #[expect(clippy::disallowed_methods, reason = "the one place that may")]
+        let handle = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(work)?;
+        Ok(Self {
+            handle: Some(handle),
+        })
+    }
+
+    /// Waits for the end of the work and returns its result.
+    ///
+    /// # Panics
+    /// When the work panicked: the panic goes on here.
+    pub fn join(mut self) -> T {
+        let handle = self.handle.take().expect("taken only here and on drop");
+        match handle.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// Whether the work has ended.
+    pub fn is_finished(&self) -> bool {
+        self.handle.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl<T> Drop for Thread<T> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            // The panic, if any, was printed by the hook; a second one inside drop would abort.
+            drop(handle.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
+
+    #[test]
+    fn dropping_the_handle_waits_for_the_work() {
+        let done = Arc::new(AtomicBool::new(false));
+        let (sender, receiver) = mpsc::channel::<()>();
+        let thread = Thread::spawn("test", {
+            let done = Arc::clone(&done);
+            move || {
+                drop(receiver.recv());
+                done.store(true, Ordering::SeqCst);
+            }
+        })
+        .expect("a thread");
+        drop(sender);
+        drop(thread);
+        assert!(done.load(Ordering::SeqCst));
+    }
+}

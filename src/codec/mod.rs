@@ -1,0 +1,195 @@
+//! Packed bytes in, plain bytes out; pure: no files, no clocks, no runtime.
+//!
+//! A [`Decoder`] is fed packed bytes in order and pulled for what they make: plain bytes, jobs
+//! that make plain bytes on any thread, and seek points where decoding can start again. Reading
+//! from the middle is the same trait: [`resume`] gives a decoder that stands at a seek point.
+
+pub mod detect;
+
+mod bzip2;
+mod gzip;
+mod lz4;
+mod plain;
+pub mod seek_point;
+mod sys;
+mod xz;
+mod zstd;
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::base::buffer::Pool;
+use crate::base::extent::{Packed, Plain};
+
+pub use detect::{Compression, Detected, detect};
+pub use seek_point::SeekPoint;
+
+/// What a decoder needs besides bytes.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Where buffers for plain bytes come from. Taking one may wait; pieces already pulled must
+    /// therefore be on their way to someone who will drop them.
+    pub pool: Pool,
+    /// Whether seek points are wanted; without them checkpoints cost nothing.
+    pub seek_points: bool,
+    /// The most memory that decoder state (an xz dictionary, a zstd window) may take, in bytes.
+    pub memory_limit: u64,
+}
+
+/// Turns a packed stream into plain bytes.
+///
+/// The caller alternates: [`pull`](Self::pull) until it answers [`Pull::NeedInput`], then
+/// [`push`](Self::push) once, or [`finish`](Self::finish) when the packed stream has ended.
+/// Errors are fused: after one, every pull repeats it.
+pub trait Decoder: Send + fmt::Debug {
+    /// Takes the next packed bytes, in order; called only after [`Pull::NeedInput`].
+    fn push(&mut self, packed: Bytes);
+
+    /// Says that no packed bytes follow. What is incomplete now is [`Cause::Truncated`], after
+    /// every byte that could be decoded has been pulled.
+    fn finish(&mut self);
+
+    /// The next thing the stream holds.
+    ///
+    /// # Errors
+    /// When the stream is malformed, damaged, unsupported or cut short.
+    fn pull(&mut self) -> Result<Pull, Error>;
+}
+
+/// What a pull brings.
+#[derive(Debug)]
+pub enum Pull {
+    /// Nothing without more packed bytes.
+    NeedInput,
+    /// Decoding can start again here: before the plain bytes that are pulled next.
+    SeekPoint(SeekPoint),
+    /// The next plain bytes; never empty.
+    Plain(Bytes),
+    /// The next plain bytes, made by running the job, on any thread.
+    Job(Job),
+    /// The plain bytes since the last [`Pull::HashStart`] must have this hash. The driver runs
+    /// the check, because jobs end out of order; decoders that see every byte check themselves.
+    HashStart,
+    /// See [`Pull::HashStart`]; the xxh32 (seed 0) that was stored, and where.
+    HashEnd {
+        /// The stored hash.
+        expected: u32,
+        /// Where it is stored.
+        packed: Packed,
+    },
+    /// Something is odd but loses nothing, e.g. garbage after the last gzip member.
+    Warning(String),
+    /// The stream is complete; what follows, if anything, was reported as a warning.
+    End,
+}
+
+/// Work that makes one piece of plain bytes, independent of any other.
+pub struct Job {
+    work: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
+}
+
+impl Job {
+    /// A job that does `work`.
+    pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
+        Self {
+            work: Box::new(work),
+        }
+    }
+
+    /// Does the work, here and now.
+    ///
+    /// # Errors
+    /// As [`Decoder::pull`].
+    pub fn run(self) -> Result<Bytes, Error> {
+        (self.work)()
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+/// What went wrong, and where in the packed stream.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{compression} stream at packed byte {packed}")]
+pub struct Error {
+    /// The format that was being decoded.
+    pub compression: Compression,
+    /// Where: the frame, block or field at fault, or the end of input.
+    pub packed: Packed,
+    /// Why.
+    #[source]
+    pub cause: Cause,
+}
+
+/// Why decoding failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Cause {
+    /// The bytes are not what the format allows.
+    #[error("malformed: {0}")]
+    Malformed(String),
+    /// A stored checksum does not match the decoded bytes.
+    #[error("checksum mismatch: {what} is stored as {expected:#x}, computed as {computed:#x}")]
+    Checksum {
+        /// Which checksum.
+        what: &'static str,
+        /// As stored.
+        expected: u64,
+        /// As computed.
+        computed: u64,
+    },
+    /// The format allows it, this program does not know it.
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// Decoder state would exceed [`Context::memory_limit`].
+    #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
+    Memory {
+        /// What the stream asks for.
+        needed_bytes: u64,
+        /// What is allowed.
+        limit_bytes: u64,
+    },
+    /// The packed bytes end in the middle.
+    #[error("the stream is truncated")]
+    Truncated,
+}
+
+/// A decoder for a stream of `compression` that starts at packed and plain offset 0.
+pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
+    match compression {
+        Compression::None => Box::new(plain::Decoder::start(context)),
+        Compression::Gzip => Box::new(gzip::Decoder::start(context)),
+        Compression::Lz4 => Box::new(lz4::Decoder::start(context)),
+        Compression::Zstd => Box::new(zstd::Decoder::start(context)),
+        Compression::Xz => Box::new(xz::Decoder::start(context)),
+        Compression::Bzip2 => Box::new(bzip2::Decoder::start(context)),
+    }
+}
+
+/// A decoder that stands at `seek_point`: the first packed byte to push is the one at
+/// [`SeekPoint::packed`], the first plain byte pulled is the one at [`SeekPoint::plain`].
+/// Checksums over bytes before the seek point are not checked.
+///
+/// # Errors
+/// [`Cause::Malformed`] when the seek point was not made by this codec; seek points come from
+/// files and are not trusted.
+pub fn resume(
+    compression: Compression,
+    context: Context,
+    seek_point: &SeekPoint,
+) -> Result<Box<dyn Decoder>, Error> {
+    Ok(match compression {
+        Compression::None => Box::new(plain::Decoder::resume(context, seek_point)?),
+        Compression::Gzip => Box::new(gzip::Decoder::resume(context, seek_point)?),
+        Compression::Lz4 => Box::new(lz4::Decoder::resume(context, seek_point)?),
+        Compression::Zstd => Box::new(zstd::Decoder::resume(context, seek_point)?),
+        Compression::Xz => Box::new(xz::Decoder::resume(context, seek_point)?),
+        Compression::Bzip2 => Box::new(bzip2::Decoder::resume(context, seek_point)?),
+    })
+}
+
+/// The offset of the beginning of a stream, in both coordinate systems.
+pub(crate) const ORIGIN: (Packed, Plain) = (Packed(0), Plain(0));

@@ -1,0 +1,1 @@
+//! Unsafe calls, fenced.

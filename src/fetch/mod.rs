@@ -1,0 +1,1 @@
+//! Ordered, parallel, bounded prefetch: a source's bytes as one stream of chunks.

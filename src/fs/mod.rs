@@ -1,0 +1,1 @@
+//! FUSE: unpack, call, reply; no decisions.

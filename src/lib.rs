@@ -1,0 +1,33 @@
+//! tarfs makes a remote tarball usable before it has been downloaded.
+//!
+//! The data's way, from the network to the user:
+//!
+//! ```text
+//! source ── fetch ── codec ── tar ── index ─┬─ archive ─┬─ fs (FUSE mount)
+//! ranges    chunks   plain    members tree  │  spans    ├─ materialize (writers)
+//!           in order bytes +          +     │  + cache  └─ list (ls)
+//!                    seek pts         seek  │
+//!                                     points┘
+//! ```
+//!
+//! *Cold*, one [`archive::scan`] streams the source once and feeds every sink together. *Warm*,
+//! [`archive::Archive::read`] starts at the seek point before the bytes it wants. Layers, from the
+//! lowest; each imports only from those above it in this list, and `tests/architecture.rs` says so.
+
+pub mod base;
+
+pub mod codec;
+pub mod source;
+pub mod tar;
+
+pub mod cache;
+pub mod fetch;
+pub mod index;
+
+pub mod archive;
+
+pub mod fs;
+pub mod list;
+pub mod materialize;
+
+pub mod cli;

@@ -1,0 +1,1 @@
+//! `ls` as iterators over an index; pure.

@@ -1,0 +1,1 @@
+//! Parallel writer: a scan's members become a tree on disk.

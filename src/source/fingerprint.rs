@@ -1,0 +1,5 @@
+//! Identity of the bytes.
+
+/// (stub)
+#[derive(Clone, Debug)]
+pub struct Fingerprint {}

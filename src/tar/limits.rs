@@ -1,0 +1,5 @@
+//! What a hostile archive may cost us.
+
+/// Explicit limits, each with the attack it stops.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {}
