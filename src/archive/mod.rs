@@ -1,40 +1,71 @@
 //! The library's front door: one archive, opened, scanned and read.
 
+mod decode;
+mod error;
+mod indexing;
+mod open;
+mod read;
 pub mod scan;
+mod spans;
+mod workers;
 
-use bytes::Bytes;
 use std::sync::Arc;
 
-use crate::index::{Index, Ino};
+use bytes::Bytes;
 
-/// An archive whose index is complete: any byte of any file, from memory or from the source.
+use crate::base::stats::Stats;
+use crate::index::{Index, Ino};
+use crate::source::Source;
+
+pub use error::Error;
+pub use open::{OpenError, OpenOptions, Spooling};
+pub use read::ReadError;
+
+/// An archive whose index is complete: any byte of any file, from memory, from a spool, or from
+/// the source.
 #[derive(Debug)]
 pub struct Archive {
-    index: Arc<Index>,
-}
-
-/// Why a read failed.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum ReadError {
-    /// No such entry, or not a file.
-    #[error("no such file")]
-    NotAFile,
+    // Before the reader: its threads use it.
+    workers: workers::Workers,
+    reader: Arc<read::Reader>,
+    /// What the user should know, such as that nothing could be saved.
+    notes: Vec<String>,
 }
 
 impl Archive {
     /// The tree.
     pub fn index(&self) -> &Arc<Index> {
-        &self.index
+        &self.reader.index
+    }
+
+    /// Where the packed bytes come from.
+    pub fn source(&self) -> &Arc<dyn Source> {
+        &self.reader.source
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.reader.stats
+    }
+
+    /// What the user should know, one line each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Bytes of decoded spans kept in memory at this moment.
+    pub fn kept_bytes(&self) -> u64 {
+        self.reader.memory.kept_bytes()
     }
 
     /// At most `len` bytes at `offset` of file `ino`, if no one has to be waited for: fewer only
     /// at the end of the file. `None` when some byte is neither a hole nor in memory.
     pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        todo!("{ino:?} {offset} {len}")
+        self.reader.try_read(ino, offset, len)
     }
 
     /// As [`Archive::try_read`], but never gives up: `done` gets the bytes on one of the
-    /// archive's own threads, by the read deadline at the latest.
+    /// archive's own threads. Waits only while very many reads are queued.
     pub fn read(
         &self,
         ino: Ino,
@@ -42,7 +73,16 @@ impl Archive {
         len: u32,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
-        let _ = done;
-        todo!("{ino:?} {offset} {len}")
+        let reader = Arc::clone(&self.reader);
+        self.workers
+            .submit(move || done(reader.read(ino, offset, len)));
+    }
+
+    /// As [`Archive::read`], on the calling thread, which must not be one of the runtime's.
+    ///
+    /// # Errors
+    /// When the bytes cannot be had, or are not those that were indexed.
+    pub fn read_here(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        self.reader.read(ino, offset, len)
     }
 }

@@ -1,14 +1,29 @@
 //! One pass over an archive: fetch → decode → parse, and every sink together.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use tokio::runtime::Handle;
 
-use crate::tar::Member;
+use super::decode::{self, Item, PlainStream};
+use super::error::Error;
+use super::spans::Spans;
+use crate::base::buffer::Pool;
+use crate::base::extent::Packed;
+use crate::base::stats::Stats;
+use crate::codec::{Compression, Context};
+use crate::index::Span;
+use crate::source::Source;
+use crate::tar::{self, Event, Member, Parser};
+use crate::{codec, fetch};
 
-/// Receives members in archive order: [`member`](Self::member), then its payload piece by piece,
-/// then [`member_end`](Self::member_end).
-pub trait MemberSink {
+/// Receives what a scan finds, in archive order, on the scanning thread: a
+/// [`member`](Self::member), its payload piece by piece, then [`member_end`](Self::member_end).
+/// Between these, when the scan makes seek points, the plain stream as a whole passes by in
+/// spans.
+pub trait Sink {
     /// Why the whole scan must stop. What concerns one member only is the sink's to remember.
-    type Error: std::error::Error + Send + Sync + 'static;
+    type Error;
 
     /// The next member begins.
     ///
@@ -29,7 +44,243 @@ pub trait MemberSink {
     /// When the scan must stop.
     fn member_end(&mut self, cut: bool) -> Result<(), Self::Error>;
 
-    /// Something is odd, at this byte of the plain stream, and `text` says what; nothing is lost
-    /// that GNU tar would keep.
-    fn warning(&mut self, text: &str);
+    /// Something is odd, and `text` says what and where. When `lost`, members were lost that the
+    /// archive should hold, and the scan cannot be called a success.
+    fn warning(&mut self, text: &str, lost: bool);
+
+    /// The next bytes of the span that is going by, member or not.
+    fn span_piece(&mut self, _bytes: &Bytes) {}
+
+    /// All bytes of the span have gone by.
+    fn span_end(&mut self, _span: Span) {}
+}
+
+/// How to scan.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The packed format; found by magic bytes when `None`.
+    pub compression: Option<Compression>,
+    /// How to read tar.
+    pub tar: tar::Options,
+    /// Whether an archive that ends too early counts as one that ends there.
+    pub allow_truncated: bool,
+    /// Whether seek points, span hashes and the content id are wanted.
+    pub spans: bool,
+    /// Requests in flight.
+    pub connections: usize,
+    /// Bytes of one request, at the most.
+    pub chunk_len: u64,
+    /// Bytes of all buffers together; at least [`MIN_MEMORY`] are used.
+    pub memory: u64,
+    /// Threads that decode what can be decoded out of order.
+    pub workers: usize,
+}
+
+/// The least memory a scan works with, in bytes.
+pub const MIN_MEMORY: u64 = 16 << 20;
+
+/// What a scan went through.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary {
+    /// The packed format.
+    pub compression: Compression,
+    /// Length of the source.
+    pub packed_len: u64,
+    /// Bytes of the decoded stream.
+    pub plain_len: u64,
+    /// Digest (BLAKE3) of the packed bytes, when asked for.
+    pub content_id: Option<[u8; 32]>,
+    /// The archive ends too early, which was allowed.
+    pub truncated: bool,
+}
+
+/// Why a scan ended before the archive.
+#[derive(Debug)]
+pub enum ScanError<E> {
+    /// The archive cannot be read on.
+    Archive {
+        /// Why.
+        error: Error,
+        /// The name of the member it happened in.
+        member: Option<Vec<u8>>,
+    },
+    /// The sink had enough.
+    Sink(E),
+}
+
+/// Streams the whole source once, into `sink`.
+///
+/// # Errors
+/// [`ScanError::Archive`] when the source, the packed stream or the archive is at fault, after
+/// everything before was delivered; [`ScanError::Sink`] with the sink's own reason.
+pub fn scan<S: Sink>(
+    source: &Arc<dyn Source>,
+    options: &Options,
+    network: &Handle,
+    stats: &Arc<Stats>,
+    sink: &mut S,
+) -> Result<Summary, ScanError<S::Error>> {
+    stats.scans.increment();
+    let mut scan = Scan {
+        parser: Parser::new(options.tar.clone()),
+        spans: options.spans.then(Spans::new),
+        plain_len: 0,
+        member: None,
+        stats,
+        sink,
+    };
+    let mut plain = open_stream(source, options, network, stats)
+        .map_err(|error| scan.failed(error))?;
+    let truncated = match scan.run(&mut plain) {
+        Ok(()) => false,
+        Err(ScanError::Archive { error, member }) => {
+            scan.cut()?;
+            if !(options.allow_truncated && error.is_truncation()) {
+                return Err(ScanError::Archive { error, member });
+            }
+            scan.sink
+                .warning("the archive is truncated; this is its readable part", false);
+            true
+        }
+        Err(error) => return Err(error),
+    };
+    let finished = plain
+        .finished()
+        .ok_or_else(|| scan.failed(Error::Interrupted))?;
+    Ok(Summary {
+        compression: finished.compression,
+        packed_len: finished.packed_len,
+        plain_len: scan.plain_len,
+        content_id: finished.content_id,
+        truncated,
+    })
+}
+
+fn open_stream(
+    source: &Arc<dyn Source>,
+    options: &Options,
+    network: &Handle,
+    stats: &Arc<Stats>,
+) -> Result<PlainStream, Error> {
+    // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
+    let half = options.memory.max(MIN_MEMORY) / 2;
+    let fetch = fetch::Config {
+        // Several chunks must fit, or fetching and decoding would take turns.
+        chunk_len: options.chunk_len.min(half / 4),
+        connections: options.connections,
+        pool: Pool::new(half),
+    };
+    let chunks = fetch::Stream::start(network, Arc::clone(source), Packed(0), fetch);
+    let decode = decode::Options {
+        compression: options.compression,
+        context: Context {
+            pool: Pool::new(half),
+            seek_points: options.spans,
+            memory_limit: codec::MEMORY_LIMIT,
+        },
+        content_id: options.spans,
+        workers: options.workers,
+    };
+    PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
+}
+
+/// A scan in progress.
+struct Scan<'a, S> {
+    parser: Parser,
+    spans: Option<Spans>,
+    plain_len: u64,
+    /// The name of the member whose payload is going by.
+    member: Option<Vec<u8>>,
+    stats: &'a Stats,
+    sink: &'a mut S,
+}
+
+impl<S: Sink> Scan<'_, S> {
+    fn run(&mut self, plain: &mut PlainStream) -> Result<(), ScanError<S::Error>> {
+        loop {
+            match self.parser.pull().map_err(|error| self.failed(error.into()))? {
+                Event::NeedInput => match self.next_bytes(plain)? {
+                    Some(bytes) => self.parser.push(bytes),
+                    None => self.parser.finish(),
+                },
+                Event::End => break,
+                event => self.event(event).map_err(ScanError::Sink)?,
+            }
+        }
+        // Past the archive's end the stream still has checksums to verify and bytes to count.
+        while self.next_bytes(plain)?.is_some() {}
+        Ok(())
+    }
+
+    /// The next plain bytes; `None` at the end of the stream.
+    fn next_bytes(
+        &mut self,
+        plain: &mut PlainStream,
+    ) -> Result<Option<Bytes>, ScanError<S::Error>> {
+        while plain.finished().is_none() {
+            match plain.next().map_err(|error| self.failed(error))? {
+                Item::Plain(bytes) => {
+                    self.plain_len += bytes.len() as u64;
+                    if let Some(spans) = &mut self.spans {
+                        spans.plain(&bytes, self.sink);
+                    }
+                    return Ok(Some(bytes));
+                }
+                Item::SeekPoint(seek_point) => {
+                    if let Some(spans) = &mut self.spans {
+                        spans.seek_point(seek_point, self.sink);
+                    }
+                }
+                Item::Warning(text) => self.sink.warning(&text, false),
+                Item::End => self.end_spans(),
+            }
+        }
+        Ok(None)
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), S::Error> {
+        match event {
+            Event::Member(member) => {
+                self.stats.scanned_members.increment();
+                self.member = Some(member.name.clone());
+                self.sink.member(*member)
+            }
+            Event::Payload(bytes) => self.sink.payload(bytes),
+            Event::MemberEnd => {
+                self.member = None;
+                self.sink.member_end(false)
+            }
+            Event::Warning(warning) => {
+                self.sink.warning(&warning.to_string(), false);
+                Ok(())
+            }
+            Event::Damaged(warning) => {
+                self.sink.warning(&warning.to_string(), true);
+                Ok(())
+            }
+            Event::NeedInput | Event::End => Ok(()),
+        }
+    }
+
+    fn failed(&self, error: Error) -> ScanError<S::Error> {
+        ScanError::Archive {
+            error,
+            member: self.member.clone(),
+        }
+    }
+
+    /// Ends what is under way because nothing follows.
+    fn cut(&mut self) -> Result<(), ScanError<S::Error>> {
+        self.end_spans();
+        if self.member.take().is_some() {
+            self.sink.member_end(true).map_err(ScanError::Sink)?;
+        }
+        Ok(())
+    }
+
+    fn end_spans(&mut self) {
+        if let Some(spans) = &mut self.spans {
+            spans.end(self.sink);
+        }
+    }
 }

@@ -1,0 +1,344 @@
+//! The decoding stage: packed chunks in order become plain bytes in order, on threads of its own.
+//!
+//! One thread walks the packed stream. What can be decoded out of order becomes a ticket that
+//! any worker may take, and that the consumer takes itself when it arrives first: so a stage
+//! that waits works instead.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use bytes::Bytes;
+use xxhash_rust::xxh32::Xxh32;
+
+use super::error::Error;
+use super::workers::Workers;
+use crate::base::extent::Packed;
+use crate::base::stats::Stats;
+use crate::base::task::Thread;
+use crate::codec::{self, Cause, Compression, Context, Detected, Job, Pull, SeekPoint};
+use crate::fetch;
+
+/// Pieces that may lie between decoder and consumer; their bytes are bounded by the pool.
+const QUEUED_PIECES: usize = 64;
+
+/// How a stream is to be decoded.
+#[derive(Debug)]
+pub(super) struct Options {
+    /// The format; found by magic bytes when `None`.
+    pub(super) compression: Option<Compression>,
+    /// What decoders need.
+    pub(super) context: Context,
+    /// Whether to take a digest over the packed bytes.
+    pub(super) content_id: bool,
+    /// Threads that run jobs.
+    pub(super) workers: usize,
+}
+
+/// What the plain stream holds next.
+#[derive(Debug)]
+pub(super) enum Item {
+    /// Decoding can start again here.
+    SeekPoint(SeekPoint),
+    /// The next bytes.
+    Plain(Bytes),
+    /// Something odd that loses nothing.
+    Warning(String),
+    /// All bytes were delivered; [`PlainStream::finished`] has the facts.
+    End,
+}
+
+/// Facts about a packed stream that was read to its end, or to where it failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    pub(super) compression: Compression,
+    pub(super) packed_len: u64,
+    pub(super) content_id: Option<[u8; 32]>,
+}
+
+/// The plain stream, pulled by the consumer's thread.
+pub(super) struct PlainStream {
+    // Before the threads: they end when no one receives.
+    slots: Receiver<Slot>,
+    hash: Option<Xxh32>,
+    finished: Option<Finished>,
+    stats: Arc<Stats>,
+    _decoder: Thread<()>,
+}
+
+enum Slot {
+    Item(Item),
+    Ticket(Arc<Ticket>),
+    HashStart,
+    HashEnd { expected: u32, packed: Packed },
+    Failed(Error, Finished),
+    End(Finished),
+}
+
+impl PlainStream {
+    /// Starts decoding what `chunks` brings.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub(super) fn start(
+        chunks: fetch::Stream,
+        options: Options,
+        stats: &Arc<Stats>,
+    ) -> io::Result<Self> {
+        let (sender, slots) = sync_channel(QUEUED_PIECES);
+        let workers = Workers::start("tarfs-job", options.workers, QUEUED_PIECES)?;
+        let decoder = Thread::spawn("tarfs-decode", move || {
+            let mut walker = Walker {
+                chunks,
+                sender,
+                workers,
+                compression: options.compression,
+                hasher: options.content_id.then(blake3::Hasher::new),
+                packed_len: 0,
+            };
+            let last = match walker.walk(options.context) {
+                Ok(()) => Slot::End(walker.finished()),
+                Err(Stop::Failed(error)) => Slot::Failed(error, walker.finished()),
+                Err(Stop::Deserted) => return,
+            };
+            // If no one listens any more, no one cares.
+            drop(walker.sender.send(last));
+        })?;
+        Ok(Self {
+            slots,
+            hash: None,
+            finished: None,
+            stats: Arc::clone(stats),
+            _decoder: decoder,
+        })
+    }
+
+    /// The next item, in stream order; after [`Item::End`] there is none.
+    ///
+    /// # Errors
+    /// When bytes cannot be fetched or decoded; everything before was delivered.
+    pub(super) fn next(&mut self) -> Result<Item, Error> {
+        loop {
+            // The sender is gone without a last word only if its thread panicked.
+            let slot = self.slots.recv().map_err(|_| Error::Interrupted)?;
+            match slot {
+                Slot::Item(Item::Plain(bytes)) => return Ok(self.deliver(bytes)),
+                Slot::Item(item) => return Ok(item),
+                Slot::Ticket(ticket) => {
+                    let bytes = ticket.redeem()?;
+                    if !bytes.is_empty() {
+                        return Ok(self.deliver(bytes));
+                    }
+                }
+                Slot::HashStart => self.hash = Some(Xxh32::new(0)),
+                Slot::HashEnd { expected, packed } => self.check_hash(expected, packed)?,
+                Slot::Failed(error, finished) => {
+                    self.finished = Some(finished);
+                    return Err(error);
+                }
+                Slot::End(finished) => {
+                    self.finished = Some(finished);
+                    return Ok(Item::End);
+                }
+            }
+        }
+    }
+
+    /// What is known of the packed stream, once it has ended or failed.
+    pub(super) fn finished(&self) -> Option<Finished> {
+        self.finished
+    }
+
+    fn deliver(&mut self, bytes: Bytes) -> Item {
+        if let Some(hash) = &mut self.hash {
+            hash.update(&bytes);
+        }
+        self.stats.decoded_bytes.add(bytes.len() as u64);
+        Item::Plain(bytes)
+    }
+
+    fn check_hash(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
+        let computed = self.hash.take().map_or(0, |hash| hash.digest());
+        if computed == expected {
+            return Ok(());
+        }
+        Err(Error::Codec(codec::Error {
+            // The only format whose blocks are jobs and whose hash covers them all.
+            compression: Compression::Lz4,
+            packed,
+            cause: Cause::Checksum {
+                what: "content checksum",
+                expected: expected.into(),
+                computed: computed.into(),
+            },
+        }))
+    }
+}
+
+/// Why the walk ended before the stream.
+enum Stop {
+    /// The consumer went away.
+    Deserted,
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// The thread that walks the packed stream.
+struct Walker {
+    chunks: fetch::Stream,
+    sender: SyncSender<Slot>,
+    workers: Workers,
+    /// As given, or as recognised.
+    compression: Option<Compression>,
+    hasher: Option<blake3::Hasher>,
+    packed_len: u64,
+}
+
+impl Walker {
+    fn walk(&mut self, context: Context) -> Result<(), Stop> {
+        let first = self.first_bytes()?;
+        let compression = match self.compression {
+            Some(compression) => compression,
+            None => recognise(&first)?,
+        };
+        self.compression = Some(compression);
+        let mut decoder = codec::start(compression, context);
+        let mut first = Some(first).filter(|first| !first.is_empty());
+        loop {
+            match decoder.pull()? {
+                Pull::NeedInput => match first.take() {
+                    Some(first) => decoder.push(first),
+                    None => match self.chunk()? {
+                        Some(chunk) => decoder.push(chunk),
+                        None => decoder.finish(),
+                    },
+                },
+                Pull::SeekPoint(seek_point) => self.send(Slot::Item(Item::SeekPoint(seek_point)))?,
+                Pull::Plain(bytes) => self.send(Slot::Item(Item::Plain(bytes)))?,
+                Pull::Job(job) => self.ticket(job)?,
+                Pull::HashStart => self.send(Slot::HashStart)?,
+                Pull::HashEnd { expected, packed } => {
+                    self.send(Slot::HashEnd { expected, packed })?;
+                }
+                Pull::Warning(text) => self.send(Slot::Item(Item::Warning(text)))?,
+                Pull::End => break,
+            }
+        }
+        // What follows the stream's end still counts in the content id.
+        while self.chunk()?.is_some() {}
+        Ok(())
+    }
+
+    fn finished(&self) -> Finished {
+        Finished {
+            compression: self.compression.unwrap_or(Compression::None),
+            packed_len: self.packed_len,
+            content_id: self.hasher.as_ref().map(|hasher| *hasher.finalize().as_bytes()),
+        }
+    }
+
+    /// Enough of the front to recognise a format by.
+    fn first_bytes(&mut self) -> Result<Bytes, Stop> {
+        let Some(mut first) = self.chunk()? else {
+            return Ok(Bytes::new());
+        };
+        while first.len() < codec::detect::DETECT_LEN {
+            match self.chunk()? {
+                Some(more) => first = [first, more].concat().into(),
+                None => break,
+            }
+        }
+        Ok(first)
+    }
+
+    fn chunk(&mut self) -> Result<Option<Bytes>, Stop> {
+        let chunk = self.chunks.next()?;
+        if let Some(chunk) = &chunk {
+            self.packed_len += chunk.len() as u64;
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(chunk);
+            }
+        }
+        Ok(chunk)
+    }
+
+    fn ticket(&mut self, job: Job) -> Result<(), Stop> {
+        let ticket = Arc::new(Ticket::new(job));
+        self.send(Slot::Ticket(Arc::clone(&ticket)))?;
+        self.workers.submit(move || ticket.run());
+        Ok(())
+    }
+
+    fn send(&mut self, slot: Slot) -> Result<(), Stop> {
+        self.sender.send(slot).map_err(|_| Stop::Deserted)
+    }
+}
+
+fn recognise(first: &[u8]) -> Result<Compression, Error> {
+    match codec::detect(first) {
+        Detected::Supported(compression) => Ok(compression),
+        Detected::Unsupported(format) => Err(Error::UnsupportedFormat(format)),
+        Detected::Unknown => Err(Error::NotAnArchive),
+    }
+}
+
+/// A job on its way: run by whoever comes first, a worker or the consumer.
+struct Ticket {
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+enum State {
+    Waiting(Job),
+    Running,
+    Done(Result<Bytes, codec::Error>),
+    /// Nothing is left: the bytes were taken, or the job panicked.
+    Redeemed,
+}
+
+impl Ticket {
+    fn new(job: Job) -> Self {
+        Self {
+            state: Mutex::new(State::Waiting(job)),
+            done: Condvar::new(),
+        }
+    }
+
+    /// Runs the job, unless someone else does already.
+    fn run(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *state, State::Running) {
+            State::Waiting(job) => {
+                drop(state);
+                // A panic must not leave the consumer waiting for ever.
+                let result = catch_unwind(AssertUnwindSafe(|| job.run()));
+                *self.state.lock().unwrap_or_else(PoisonError::into_inner) = match result {
+                    Ok(result) => State::Done(result),
+                    Err(_panic) => State::Redeemed,
+                };
+                self.done.notify_all();
+            }
+            other => *state = other,
+        }
+    }
+
+    /// The job's bytes; runs the job when no one has begun it.
+    fn redeem(&self) -> Result<Bytes, Error> {
+        self.run();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match std::mem::replace(&mut *state, State::Redeemed) {
+                State::Done(result) => return Ok(result?),
+                State::Redeemed => return Err(Error::Interrupted),
+                other => *state = other,
+            }
+            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

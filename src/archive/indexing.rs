@@ -1,0 +1,107 @@
+//! The sink that makes an archive usable: members become the index, spans fill memory and spool.
+
+use bytes::Bytes;
+
+use super::scan::Sink;
+use crate::base::path::ArchivePath;
+use crate::base::stats::Stats;
+use crate::cache::{Key, Memory, Spool};
+use crate::index::{Builder, Span};
+use crate::tar::Member;
+
+/// Builds an index, and keeps spans where they are wanted.
+pub(super) struct Indexing<'a> {
+    pub(super) builder: Builder,
+    /// What is decoded anyway is kept for the readers that come after.
+    pub(super) memory: Option<&'a Memory>,
+    pub(super) spooler: Option<Spooler>,
+    pub(super) stats: &'a Stats,
+    /// The bytes of the span that is going by, when someone wants to keep them.
+    pub(super) gathered: Vec<u8>,
+    /// Oddities, for the user.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Writes to a spool what cannot be decoded from the middle.
+pub(super) struct Spooler {
+    pub(super) spool: Spool,
+    /// Every span, because the source gives its bytes only once.
+    pub(super) everything: bool,
+    /// Why spooling ended early.
+    pub(super) failure: Option<String>,
+}
+
+/// Oddities that are kept; a hostile archive has one in every record.
+const MAX_WARNINGS: usize = 100;
+
+/// Nothing that concerns one member stops an index.
+#[derive(Debug)]
+pub(super) enum Never {}
+
+impl Sink for Indexing<'_> {
+    type Error = Never;
+
+    fn member(&mut self, member: Member) -> Result<(), Never> {
+        // What is refused is among the builder's problems.
+        drop(self.builder.member(&member));
+        Ok(())
+    }
+
+    fn payload(&mut self, _bytes: Bytes) -> Result<(), Never> {
+        Ok(())
+    }
+
+    fn member_end(&mut self, _cut: bool) -> Result<(), Never> {
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str, lost: bool) {
+        if lost {
+            self.builder.problem(ArchivePath::root(), text.to_owned());
+        }
+        if self.warnings.len() < MAX_WARNINGS {
+            self.warnings.push(text.to_owned());
+        }
+    }
+
+    fn span_piece(&mut self, bytes: &Bytes) {
+        if self.memory.is_some() || self.spooler.is_some() {
+            self.gathered.extend_from_slice(bytes);
+        }
+    }
+
+    fn span_end(&mut self, span: Span) {
+        let seek_point = span.seek_point.as_ref();
+        self.builder.span(span.plain, span.hash, seek_point);
+        if let Some(spooler) = &mut self.spooler {
+            spooler.span(&span, &self.gathered, self.stats);
+        }
+        let gathered = std::mem::take(&mut self.gathered);
+        match self.memory {
+            Some(memory) => memory.insert(
+                Key {
+                    layer: 0,
+                    span: span.number,
+                },
+                gathered.into_boxed_slice().into(),
+            ),
+            None => {
+                self.gathered = gathered;
+                self.gathered.clear();
+            }
+        }
+    }
+}
+
+impl Spooler {
+    fn span(&mut self, span: &Span, bytes: &[u8], stats: &Stats) {
+        let wanted = self.everything || span.seek_point.is_none();
+        if !wanted || self.failure.is_some() {
+            return;
+        }
+        match self.spool.write(span.plain.start(), bytes) {
+            Ok(()) => stats.spooled_bytes.add(bytes.len() as u64),
+            Err(error) => self.failure = Some(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! From a source to an archive: by a saved index that still fits, or by one pass over it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+
+use super::error::Error;
+use super::indexing::{Indexing, Never, Spooler};
+use super::read::{ReadError, Reader};
+use super::scan::{self, ScanError, Summary};
+use super::workers::Workers;
+use super::Archive;
+use crate::base::buffer::Pool;
+use crate::base::stats::Stats;
+use crate::cache::{self, Memory, Spool};
+use crate::index::store::{Locator, Store};
+use crate::index::{self, Builder, Index, Origin};
+use crate::source::{Access, Source};
+
+/// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
+/// more would only decode against each other.
+const READERS: usize = 4;
+
+/// Reads that may queue for them; the kernel sends a dozen at a time by default.
+const QUEUED_READS: usize = 1024;
+
+/// Packed bytes that all readers together may hold.
+const READ_BUFFERS: u64 = 64 << 20;
+
+/// How an archive is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// How it is scanned when no saved index fits. Its memory is the archive's: while scanning
+    /// it is shared between buffers and kept spans.
+    pub scan: scan::Options,
+    /// Where indexes are saved and found, if anywhere.
+    pub cache_dir: Option<PathBuf>,
+    /// An index file to use instead of looking for one.
+    pub index_file: Option<PathBuf>,
+    /// What to do with bytes that cannot be read again from the middle.
+    pub spooling: Spooling,
+}
+
+/// What to do with plain bytes that cannot be read again from the middle of the stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spooling {
+    /// Nothing: the tree is all that is wanted.
+    TreeOnly,
+    /// Write them to a file beside the index, up to so many bytes; `None` is all the disk has but
+    /// a tenth of it.
+    ToDisk {
+        /// The limit.
+        limit_bytes: Option<u64>,
+    },
+    /// Decode them again whenever they are read.
+    Refused,
+}
+
+/// Why an archive cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It cannot be read.
+    #[error("{location}{}", member_text(.member.as_deref()))]
+    Archive {
+        /// Where it is, without secrets.
+        location: String,
+        /// The member it happened in.
+        member: Option<Vec<u8>>,
+        /// Why.
+        #[source]
+        error: Error,
+    },
+    /// The index file that was to be used is none, or is another archive's.
+    #[error("cannot use the index {path}")]
+    Index {
+        /// Which file.
+        path: String,
+        /// Why.
+        #[source]
+        error: index::store::StoreError,
+    },
+    /// The index file that was to be used belongs to another archive, or another version of it.
+    #[error("the index {path} does not belong to {location}")]
+    ForeignIndex {
+        /// Which file.
+        path: String,
+        /// Which archive.
+        location: String,
+    },
+    /// The source gives its bytes once, and there is nowhere to keep them.
+    #[error(
+        "{location}: the server gives no byte ranges, so files can only be read from a spool; \
+         allow one (no --no-spool, enough --cache-size), or use `tarfs materialize`"
+    )]
+    NoSpool {
+        /// Where it is, without secrets.
+        location: String,
+        /// Why the spool failed, if it was tried.
+        #[source]
+        cause: Option<SpoolFailure>,
+    },
+    /// No thread could be started.
+    #[error("cannot start a thread")]
+    Threads(#[source] std::io::Error),
+}
+
+/// Why a spool failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SpoolFailure(String);
+
+fn member_text(member: Option<&[u8]>) -> String {
+    member.map_or_else(String::new, |name| {
+        format!(": in member '{}'", name.escape_ascii())
+    })
+}
+
+impl Archive {
+    /// Opens the archive at `source`: with a saved index if one fits, else by scanning it. A
+    /// fresh index is saved; that it could not be is a note, not an error.
+    ///
+    /// # Errors
+    /// When the archive cannot be read, or `options` cannot be satisfied.
+    pub fn open(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, OpenError> {
+        let opening = Opening {
+            locator: locator(&*source, options),
+            store: options.cache_dir.as_ref().map(|directory| Store::new(directory)),
+            source,
+            options,
+            network,
+            stats,
+        };
+        if let Some(path) = &options.index_file {
+            return opening.with_index_file(path);
+        }
+        match opening.find_saved() {
+            Some(reader) => opening.archive(reader, Vec::new()),
+            None => opening.by_scanning(),
+        }
+    }
+}
+
+/// An archive being opened.
+struct Opening<'a> {
+    source: Arc<dyn Source>,
+    locator: Locator,
+    store: Option<Store>,
+    options: &'a OpenOptions,
+    network: &'a Handle,
+    stats: &'a Arc<Stats>,
+}
+
+/// What makes saved state belong to this archive, read this way.
+fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
+    let scan = &options.scan;
+    let compression = scan.compression.map(|compression| compression.to_string());
+    Locator {
+        place: source.location().locator().to_owned(),
+        fingerprint: source.fingerprint().to_string(),
+        options: format!(
+            "compression={} ignore-zeros={} allow-truncated={}",
+            compression.as_deref().unwrap_or("auto"),
+            scan.tar.ignore_zeros,
+            scan.allow_truncated,
+        ),
+    }
+}
+
+impl Opening<'_> {
+    /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
+    fn find_saved(&self) -> Option<Reader> {
+        let index = match self.store.as_ref()?.find(&self.locator) {
+            Ok(index) => index?,
+            Err(error) => {
+                // A damaged file is replaced by what the scan finds.
+                tracing::warn!(error = %error, "a saved index cannot be used");
+                return None;
+            }
+        };
+        let reader = self.reader(index, self.memory(), None);
+        self.fits(&reader).then_some(reader)
+    }
+
+    /// Whether the index belongs to the bytes: by a strong validator, or by one span's hash.
+    fn fits(&self, reader: &Reader) -> bool {
+        let spans = reader.index.span_count();
+        if spans == 0 || (self.source.fingerprint().is_strong() && self.is_readable()) {
+            return true;
+        }
+        reader.verify(spans / 2).is_ok()
+    }
+
+    fn is_readable(&self) -> bool {
+        self.source.access() == Access::Ranges
+    }
+
+    fn with_index_file(&self, path: &std::path::Path) -> Result<Archive, OpenError> {
+        let named = || path.display().to_string();
+        let index = Store::read(path).map_err(|error| OpenError::Index {
+            path: named(),
+            error,
+        })?;
+        let foreign = || OpenError::ForeignIndex {
+            path: named(),
+            location: self.source.location().to_string(),
+        };
+        let len = self.source.fingerprint().len;
+        if len.is_some_and(|len| len != index.origin().packed_len) {
+            return Err(foreign());
+        }
+        // The file may have been made elsewhere, from another URL: only the bytes can tell.
+        let reader = self.reader(index, self.memory(), None);
+        match reader.verify(reader.index.span_count() / 2) {
+            Ok(()) => self.archive(reader, Vec::new()),
+            Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
+                Err(foreign())
+            }
+            Err(ReadError::Changed(error) | ReadError::Unreachable(error)) => {
+                Err(self.failed(Error::clone(&error), None))
+            }
+        }
+    }
+
+    fn by_scanning(&self) -> Result<Archive, OpenError> {
+        let memory = self.memory();
+        let mut sink = Indexing {
+            builder: Builder::new(index::Options::default()),
+            memory: (self.options.spooling != Spooling::TreeOnly).then_some(&memory),
+            spooler: self.spooler()?,
+            stats: self.stats,
+            gathered: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let options = scan::Options {
+            spans: true,
+            memory: self.options.scan.memory / 2,
+            ..self.options.scan.clone()
+        };
+        let summary = scan::scan(&self.source, &options, self.network, self.stats, &mut sink)
+            .map_err(|error| match error {
+                ScanError::Archive { error, member } => self.failed(error, member),
+                ScanError::Sink(never) => match never {},
+            })?;
+        let Indexing {
+            builder,
+            spooler,
+            warnings: mut notes,
+            ..
+        } = sink;
+        let index = builder.finish(self.origin(&summary));
+        let spool = self.settle_spool(spooler, &summary, &mut notes)?;
+        if let Some(store) = &self.store
+            && let Err(error) = store.publish(&self.locator, &index)
+        {
+            notes.push(format!("the index could not be saved: {error}"));
+        }
+        self.archive(self.reader(index, memory, spool), notes)
+    }
+
+    fn origin(&self, summary: &Summary) -> Origin {
+        Origin {
+            content_id: summary.content_id.unwrap_or_default(),
+            compression: summary.compression,
+            packed_len: summary.packed_len,
+            plain_len: summary.plain_len,
+            locator: self.locator.clone(),
+        }
+    }
+
+    fn spool_directory(&self) -> Option<PathBuf> {
+        Some(self.options.cache_dir.as_ref()?.join("spool"))
+    }
+
+    /// A spool to write while scanning, unless none is wanted.
+    fn spooler(&self) -> Result<Option<Spooler>, OpenError> {
+        let once = !self.is_readable();
+        let limit_bytes = match self.options.spooling {
+            Spooling::TreeOnly => return Ok(None),
+            Spooling::Refused if once => return Err(self.no_spool(None)),
+            Spooling::Refused => return Ok(None),
+            Spooling::ToDisk { limit_bytes } => limit_bytes,
+        };
+        let Some(directory) = self.spool_directory() else {
+            return if once { Err(self.no_spool(None)) } else { Ok(None) };
+        };
+        let limit_bytes = limit_bytes.unwrap_or_else(|| cache::spare_bytes(&directory));
+        match Spool::create(&directory, limit_bytes) {
+            Ok(spool) => Ok(Some(Spooler {
+                spool,
+                everything: once,
+                failure: None,
+            })),
+            Err(error) if once => Err(self.no_spool(Some(error.to_string()))),
+            Err(error) => {
+                tracing::warn!(error = %error, "no spool");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Keeps the spool for this mount and the next ones, if anything went into it.
+    fn settle_spool(
+        &self,
+        spooler: Option<Spooler>,
+        summary: &Summary,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Spool>, OpenError> {
+        let Some(mut spooler) = spooler else {
+            return Ok(None);
+        };
+        if let Some(failure) = spooler.failure.take() {
+            if spooler.everything {
+                return Err(self.no_spool(Some(failure)));
+            }
+            notes.push(format!(
+                "the spool is incomplete ({failure}); what is missing is decoded again when read"
+            ));
+        }
+        if spooler.spool.spooled_bytes() == 0 {
+            return Ok(None);
+        }
+        let name = spool_name(summary.content_id.unwrap_or_default());
+        if let Err(error) = spooler.spool.publish(&name) {
+            notes.push(format!("the spool could not be kept for later mounts: {error}"));
+        }
+        Ok(Some(spooler.spool))
+    }
+
+    fn reader(&self, index: Index, memory: Memory, spool: Option<Spool>) -> Reader {
+        let spool = spool.or_else(|| {
+            let directory = self.spool_directory()?;
+            Spool::open(&directory, &spool_name(index.origin().content_id))
+        });
+        Reader {
+            source: Arc::clone(&self.source),
+            compression: index.origin().compression,
+            index: Arc::new(index),
+            memory,
+            spool,
+            network: self.network.clone(),
+            pool: Pool::new(READ_BUFFERS.min(self.options.scan.memory / 2)),
+            stats: Arc::clone(self.stats),
+        }
+    }
+
+    /// Room for decoded spans: half the memory, the rest is for buffers.
+    fn memory(&self) -> Memory {
+        Memory::new(self.options.scan.memory / 2)
+    }
+
+    fn archive(&self, reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
+        let workers =
+            Workers::start("tarfs-read", READERS, QUEUED_READS).map_err(OpenError::Threads)?;
+        Ok(Archive {
+            workers,
+            reader: Arc::new(reader),
+            notes,
+        })
+    }
+
+    fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
+        OpenError::Archive {
+            location: self.source.location().to_string(),
+            member,
+            error,
+        }
+    }
+
+    fn no_spool(&self, cause: Option<String>) -> OpenError {
+        OpenError::NoSpool {
+            location: self.source.location().to_string(),
+            cause: cause.map(SpoolFailure),
+        }
+    }
+}
+
+fn spool_name(content_id: [u8; 32]) -> String {
+    format!("{}.spool", blake3::Hash::from(content_id).to_hex())
+}

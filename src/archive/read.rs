@@ -1,0 +1,404 @@
+//! From a file's bytes to spans, and from a span to its bytes: memory, spool, or the source
+//! decoded again from the nearest seek point. Whatever the way, a span is verified against the
+//! hash in the index before anyone sees it.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use tokio::runtime::Handle;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::Error;
+use crate::base::buffer::Pool;
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::stats::Stats;
+use crate::cache::{Key, Memory, Spool};
+use crate::codec::{self, Compression, Context, Decoder, Pull};
+use crate::fetch;
+use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
+use crate::source::{self, Access, Source};
+
+/// Packed bytes fetched past the next seek point: some decoders recognise the end of a piece only
+/// by the beginning of the next (bzip2: 48 bits of magic).
+const SLACK: u64 = 16;
+
+/// Packed extents up to this length are fetched by one request; longer ones, which occur only
+/// without seek points, as a stream.
+const ONE_REQUEST: u64 = 16 << 20;
+
+/// Packed bytes pushed at once to a decoder that reads a stream of them.
+const STREAM_CHUNK: u64 = 2 << 20;
+
+/// Why a read failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The entry is no regular file, or there is none.
+    #[error("not a regular file")]
+    NotAFile,
+    /// The source is now another version than the one that was indexed.
+    #[error("the archive changed at its source")]
+    Changed(#[source] Arc<Error>),
+    /// The source's bytes cannot be had.
+    #[error("the archive cannot be reached")]
+    Unreachable(#[source] Arc<Error>),
+    /// The bytes came and are not those that were indexed.
+    #[error("plain bytes {extent:?} of the archive are damaged")]
+    Damaged {
+        /// The span at fault.
+        extent: Extent<Plain>,
+        /// Why it cannot be decoded; `None` when it decodes to other bytes.
+        #[source]
+        cause: Option<Arc<Error>>,
+    },
+    /// The index contradicts itself.
+    #[error("the index is damaged; delete it and mount again")]
+    Index,
+}
+
+/// Reads files of one archive.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) index: Arc<Index>,
+    pub(super) compression: Compression,
+    pub(super) memory: Memory,
+    pub(super) spool: Option<Spool>,
+    pub(super) network: Handle,
+    /// For packed bytes.
+    pub(super) pool: Pool,
+    pub(super) stats: Arc<Stats>,
+}
+
+impl Reader {
+    /// As [`super::Archive::try_read`].
+    pub(super) fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+        self.read_with(ino, offset, len, |span| self.memory.get(key(span)).ok_or(None))
+            .map_or_else(|error| error.map(Err), |bytes| {
+                self.stats.cache_hit_spans.increment();
+                Some(Ok(bytes))
+            })
+    }
+
+    /// As [`super::Archive::read`], on the calling thread.
+    pub(super) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        self.read_with(ino, offset, len, |span| self.span(span).map_err(Some))
+            .map_err(|error| error.unwrap_or(ReadError::Index))
+    }
+
+    /// Puts a file's bytes together from spans; `None` as an error is a span that is not there.
+    fn read_with(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        mut span_bytes: impl FnMut(u32) -> Result<Bytes, Option<ReadError>>,
+    ) -> Result<Bytes, Option<ReadError>> {
+        let entry = self.file(ino).ok_or(ReadError::NotAFile)?;
+        let len = entry.size().saturating_sub(offset).min(len.into());
+        let mut assembly = Assembly::new(offset, len);
+        for piece in entry.pieces(offset, len) {
+            let Some(mut wanted) = assembly.wanted(&piece) else {
+                continue;
+            };
+            while !wanted.is_empty() {
+                let number = self.index.span_at(wanted.start()).ok_or(ReadError::Index)?;
+                let extent = self.index.span_extent(number).ok_or(ReadError::Index)?;
+                let part = extent.intersection(&wanted).ok_or(ReadError::Index)?;
+                let bytes = span_bytes(number)?;
+                let from = usize::try_from(part.start().0 - extent.start().0).unwrap_or(usize::MAX);
+                let until = usize::try_from(part.end().0 - extent.start().0).unwrap_or(usize::MAX);
+                if until > bytes.len() {
+                    return Err(Some(ReadError::Index));
+                }
+                assembly.add(&piece, part, bytes.slice(from..until));
+                wanted = Extent::new(part.end(), wanted.end()).ok_or(ReadError::Index)?;
+            }
+        }
+        Ok(assembly.finish())
+    }
+
+    /// Makes span `number` and checks it against its hash.
+    ///
+    /// # Errors
+    /// When its bytes cannot be had, or are not those that were indexed.
+    pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
+        self.span(number).map(drop)
+    }
+
+    fn file(&self, ino: Ino) -> Option<Entry<'_>> {
+        self.index
+            .entry(ino)
+            .filter(|entry| matches!(entry.kind(), Kind::File))
+    }
+
+    /// Span `number`, from memory or made again; one flight however many ask.
+    fn span(&self, number: u32) -> Result<Bytes, ReadError> {
+        if let Some(bytes) = self.memory.get(key(number)) {
+            self.stats.cache_hit_spans.increment();
+            return Ok(bytes);
+        }
+        self.memory
+            .get_or_fill(key(number), || {
+                self.stats.cache_miss_spans.increment();
+                self.fill(number)
+            })
+            .map_err(|error: Arc<ReadError>| ReadError::clone(&error))
+    }
+
+    fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
+        let span = self.index.span(number).ok_or(ReadError::Index)?;
+        if let Some(bytes) = self.unspool(&span) {
+            return Ok(bytes);
+        }
+        if self.source.access() == Access::Stream {
+            return Err(ReadError::Damaged {
+                extent: span.plain,
+                cause: None,
+            });
+        }
+        // Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
+        match self.decode(&span) {
+            Err(ReadError::Damaged { .. }) => self.decode(&span),
+            result => result,
+        }
+    }
+
+    fn unspool(&self, span: &Span) -> Option<Bytes> {
+        let bytes = self.spool.as_ref()?.read(span.plain)?;
+        if xxh3_64(&bytes) != span.hash {
+            return None;
+        }
+        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        Some(bytes.into())
+    }
+
+    /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
+    /// kept too: whoever reads on will want them.
+    fn decode(&self, span: &Span) -> Result<Bytes, ReadError> {
+        let first = self.seekable_before(span)?;
+        let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
+        let extent = Extent::new(seek_point.packed, self.packed_end(span.number))
+            .ok_or(ReadError::Index)?;
+        let context = Context {
+            // Only counted: a decoder under way never waits for one that waits for it.
+            pool: Pool::new(u64::MAX),
+            seek_points: false,
+            memory_limit: codec::MEMORY_LIMIT,
+        };
+        let failed = |error: Error| self.failed(span, error);
+        let mut decoder = codec::resume(self.compression, context, seek_point)
+            .map(Resumed::new)
+            .map_err(|error| failed(error.into()))?;
+        let mut packed = PackedBytes::open(self, extent).map_err(failed)?;
+        for number in first.number..span.number {
+            let between = self.index.span(number).ok_or(ReadError::Index)?;
+            let bytes = self.take(&between, &mut decoder, &mut packed)?;
+            self.memory.insert(key(number), bytes);
+        }
+        self.take(span, &mut decoder, &mut packed)
+    }
+
+    /// The plain bytes of `span`, which `decoder` is about to make.
+    fn take(
+        &self,
+        span: &Span,
+        decoder: &mut Resumed,
+        packed: &mut PackedBytes,
+    ) -> Result<Bytes, ReadError> {
+        let len = usize::try_from(span.plain.len()).map_err(|_| ReadError::Index)?;
+        let bytes = decoder
+            .take(len, packed)
+            .map_err(|error| self.failed(span, error))?;
+        self.stats.decoded_spans.increment();
+        if bytes.len() != len || xxh3_64(&bytes) != span.hash {
+            return Err(ReadError::Damaged {
+                extent: span.plain,
+                cause: None,
+            });
+        }
+        Ok(bytes)
+    }
+
+    /// The last span at or before `span` that decoding can start at.
+    fn seekable_before(&self, span: &Span) -> Result<Span, ReadError> {
+        let number = (0..=span.number)
+            .rev()
+            .find(|&number| self.index.seek_offset(number).is_some())
+            .ok_or(ReadError::Index)?;
+        self.index.span(number).ok_or(ReadError::Index)
+    }
+
+    /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
+    /// with the source.
+    fn packed_end(&self, number: u32) -> Packed {
+        let next = (number + 1..self.index.span_count())
+            .find_map(|number| self.index.seek_offset(number));
+        let len = self.index.origin().packed_len;
+        Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
+    }
+
+    fn failed(&self, span: &Span, error: Error) -> ReadError {
+        let error = Arc::new(error);
+        match &*error {
+            Error::Source(source) if matches!(source.cause, source::Cause::Changed) => {
+                ReadError::Changed(error)
+            }
+            Error::Source(_) | Error::Interrupted => ReadError::Unreachable(error),
+            Error::Codec(_) | Error::Tar(_) | Error::NotAnArchive | Error::UnsupportedFormat(_) => {
+                ReadError::Damaged {
+                    extent: span.plain,
+                    cause: Some(error),
+                }
+            }
+        }
+    }
+}
+
+fn key(span: u32) -> Key {
+    Key { layer: 0, span }
+}
+
+/// A part of a file being put together from pieces of spans; what no piece covers is a hole.
+struct Assembly {
+    offset: u64,
+    len: u64,
+    /// The one piece that is everything, which needs no copy; or all of them in place.
+    content: Content,
+}
+
+enum Content {
+    Nothing,
+    Whole(Bytes),
+    Copied(Vec<u8>),
+}
+
+impl Assembly {
+    fn new(offset: u64, len: u64) -> Self {
+        Self {
+            offset,
+            len,
+            content: Content::Nothing,
+        }
+    }
+
+    /// The plain bytes of `piece` that the assembly asks for.
+    fn wanted(&self, piece: &Piece) -> Option<Extent<Plain>> {
+        let from = self.offset.saturating_sub(piece.offset);
+        let until = (self.offset + self.len).checked_sub(piece.offset)?;
+        let until = until.min(piece.plain.len());
+        let start = Plain(piece.plain.start().0.checked_add(from)?);
+        Extent::new(start, Plain(piece.plain.start().0.checked_add(until)?))
+    }
+
+    /// Puts `bytes`, the plain bytes of `part`, where `piece` says.
+    fn add(&mut self, piece: &Piece, part: Extent<Plain>, bytes: Bytes) {
+        if bytes.len() as u64 == self.len {
+            self.content = Content::Whole(bytes);
+            return;
+        }
+        let mut copied = match std::mem::replace(&mut self.content, Content::Nothing) {
+            Content::Copied(copied) => copied,
+            Content::Nothing | Content::Whole(_) => zeros(self.len),
+        };
+        let in_file = piece.offset + (part.start().0 - piece.plain.start().0);
+        let at = usize::try_from(in_file - self.offset).unwrap_or(usize::MAX);
+        if let Some(target) = copied.get_mut(at..at.saturating_add(bytes.len())) {
+            target.copy_from_slice(&bytes);
+        }
+        self.content = Content::Copied(copied);
+    }
+
+    fn finish(self) -> Bytes {
+        match self.content {
+            Content::Whole(bytes) => bytes,
+            Content::Copied(copied) => copied.into(),
+            Content::Nothing => zeros(self.len).into(),
+        }
+    }
+}
+
+fn zeros(len: u64) -> Vec<u8> {
+    // At most what one read asks for, which is an u32.
+    vec![0; usize::try_from(len).unwrap_or_default()]
+}
+
+/// A decoder that stands somewhere, with what it made and no one has taken yet.
+struct Resumed {
+    decoder: Box<dyn Decoder>,
+    rest: Bytes,
+}
+
+impl Resumed {
+    fn new(decoder: Box<dyn Decoder>) -> Self {
+        Self {
+            decoder,
+            rest: Bytes::new(),
+        }
+    }
+
+    /// The next `len` plain bytes, fewer at the end of the stream, in memory of their own.
+    fn take(&mut self, len: usize, packed: &mut PackedBytes) -> Result<Bytes, Error> {
+        let mut taken = BytesMut::with_capacity(len);
+        while taken.len() < len {
+            if self.rest.is_empty() && !self.pull(packed)? {
+                break;
+            }
+            let part = self.rest.split_to(self.rest.len().min(len - taken.len()));
+            taken.extend_from_slice(&part);
+        }
+        Ok(taken.freeze())
+    }
+
+    /// Makes the next piece; false at the end of the stream.
+    fn pull(&mut self, packed: &mut PackedBytes) -> Result<bool, Error> {
+        loop {
+            match self.decoder.pull()? {
+                Pull::NeedInput => match packed.next()? {
+                    Some(bytes) => self.decoder.push(bytes),
+                    None => self.decoder.finish(),
+                },
+                Pull::Plain(bytes) => {
+                    self.rest = bytes;
+                    return Ok(true);
+                }
+                Pull::Job(job) => {
+                    self.rest = job.run()?;
+                    return Ok(true);
+                }
+                // Spans carry hashes of their own.
+                Pull::SeekPoint(_) | Pull::HashStart | Pull::HashEnd { .. } | Pull::Warning(_) => {}
+                Pull::End => return Ok(false),
+            }
+        }
+    }
+}
+
+/// The packed bytes to decode from: fetched at once, or as they are needed.
+enum PackedBytes {
+    Fetched(Option<Bytes>),
+    Streamed(Box<fetch::Stream>),
+}
+
+impl PackedBytes {
+    fn open(reader: &Reader, extent: Extent<Packed>) -> Result<Self, Error> {
+        if extent.len() <= ONE_REQUEST {
+            let bytes = fetch::read(&reader.network, &reader.source, extent, &reader.pool)?;
+            return Ok(Self::Fetched(Some(bytes)));
+        }
+        let config = fetch::Config {
+            chunk_len: STREAM_CHUNK,
+            connections: 2,
+            pool: Pool::new(4 * STREAM_CHUNK),
+        };
+        let source = Arc::clone(&reader.source);
+        let stream = fetch::Stream::start(&reader.network, source, extent.start(), config);
+        Ok(Self::Streamed(Box::new(stream)))
+    }
+
+    fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        match self {
+            Self::Fetched(bytes) => Ok(bytes.take()),
+            Self::Streamed(stream) => Ok(stream.next()?),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! A fixed set of named threads that run work in the order it came.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::base::task::Thread;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Threads that share one queue. Dropping them runs what is queued and joins.
+#[derive(Debug)]
+pub(super) struct Workers {
+    // Before the threads: they end when the queue is dropped.
+    queue: Option<SyncSender<Work>>,
+    threads: Vec<Thread<()>>,
+}
+
+impl Workers {
+    /// `count` threads called `name`, and room for `queued` pieces of work that wait.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub(super) fn start(name: &str, count: usize, queued: usize) -> io::Result<Self> {
+        let (queue, work) = sync_channel::<Work>(queued);
+        let work = Arc::new(Mutex::new(work));
+        let threads = (0..count.max(1))
+            .map(|_| {
+                let work = Arc::clone(&work);
+                Thread::spawn(name, move || run(&work))
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            queue: Some(queue),
+            threads,
+        })
+    }
+
+    /// Queues `work`; waits while the queue is full.
+    pub(super) fn submit(&self, work: impl FnOnce() + Send + 'static) {
+        if let Some(queue) = &self.queue {
+            // Cannot fail while the threads live, and they live as long as the queue.
+            drop(queue.send(Box::new(work)));
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        self.threads.clear();
+    }
+}
+
+fn run(work: &Mutex<Receiver<Work>>) {
+    loop {
+        let next = work
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .recv();
+        match next {
+            // The panic was printed by the hook, and what the work held was dropped; the thread
+            // must live on, or the queue would fill for ever.
+            Ok(work) => drop(catch_unwind(AssertUnwindSafe(work))),
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn a_panic_costs_no_thread() {
+        let workers = Workers::start("test", 1, 100).expect("threads");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        workers.submit(|| panic!("on purpose"));
+        workers.submit(move || sender.send(()).expect("someone listens"));
+        assert_eq!(receiver.recv(), Ok(()));
+    }
+
+    #[test]
+    fn dropping_workers_finishes_what_is_queued() {
+        let done = Arc::new(AtomicU32::new(0));
+        let workers = Workers::start("test", 2, 100).expect("threads");
+        for _ in 0..50 {
+            let done = Arc::clone(&done);
+            workers.submit(move || {
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        drop(workers);
+        assert_eq!(done.load(Ordering::SeqCst), 50);
+    }
+}

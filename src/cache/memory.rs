@@ -1,0 +1,120 @@
+//! Spans in memory, bounded in bytes; one fill however many wait.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Key;
+
+/// Decoded spans, evicted by how recently and how often they were read.
+pub struct Memory {
+    spans: moka::sync::Cache<Key, Bytes>,
+}
+
+/// What a span costs besides its bytes: the cache's own bookkeeping.
+const OVERHEAD_BYTES: u32 = 256;
+
+impl Memory {
+    /// A cache of at most `budget` bytes. A span larger than the budget passes through unkept.
+    pub fn new(budget: u64) -> Self {
+        let spans = moka::sync::Cache::builder()
+            .max_capacity(budget)
+            .weigher(|_, span: &Bytes| {
+                u32::try_from(span.len())
+                    .unwrap_or(u32::MAX)
+                    .saturating_add(OVERHEAD_BYTES)
+            })
+            .build();
+        Self { spans }
+    }
+
+    /// The span's bytes, if they are here.
+    pub fn get(&self, key: Key) -> Option<Bytes> {
+        self.spans.get(&key)
+    }
+
+    /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
+    /// of that alive without being charged for it.
+    pub fn insert(&self, key: Key, bytes: Bytes) {
+        self.spans.insert(key, bytes);
+    }
+
+    /// The span's bytes; made by `fill` if they are not here. Of any number of callers at once
+    /// one fills and the others wait for its result.
+    ///
+    /// # Errors
+    /// What `fill` failed with, for everyone who waited. The next call tries again.
+    pub fn get_or_fill<E: Send + Sync + 'static>(
+        &self,
+        key: Key,
+        fill: impl FnOnce() -> Result<Bytes, E>,
+    ) -> Result<Bytes, Arc<E>> {
+        self.spans.try_get_with(key, fill)
+    }
+
+    /// Bytes kept at this moment, bookkeeping included.
+    pub fn kept_bytes(&self) -> u64 {
+        self.spans.run_pending_tasks();
+        self.spans.weighted_size()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("kept_bytes", &self.spans.weighted_size())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn key(span: u32) -> Key {
+        Key { layer: 0, span }
+    }
+
+    #[test]
+    fn what_is_kept_stays_within_the_budget() {
+        let memory = Memory::new(100_000);
+        for span in 0..100 {
+            memory.insert(key(span), Bytes::from(vec![0; 10_000]));
+        }
+        assert!(memory.kept_bytes() <= 100_000);
+        assert!(memory.kept_bytes() > 50_000);
+    }
+
+    #[test]
+    fn one_fill_serves_everyone_who_waits() {
+        let memory = Memory::new(1 << 20);
+        let fills = AtomicU32::new(0);
+        let barrier = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let bytes = memory.get_or_fill(key(1), || {
+                        fills.fetch_add(1, Ordering::SeqCst);
+                        Ok::<_, Infallible>(Bytes::from_static(b"span"))
+                    });
+                    assert_eq!(bytes.ok().as_deref(), Some(&b"span"[..]));
+                });
+            }
+        });
+        assert_eq!(fills.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_failed_fill_is_tried_again() {
+        let memory = Memory::new(1 << 20);
+        assert!(memory.get_or_fill(key(1), || Err("broken")).is_err());
+        let bytes = memory.get_or_fill(key(1), || Ok::<_, &str>(Bytes::from_static(b"whole")));
+        assert_eq!(bytes.ok().as_deref(), Some(&b"whole"[..]));
+    }
+}

@@ -1,0 +1,198 @@
+//! Plain bytes on disk, for streams that cannot be decoded from the middle.
+//!
+//! One sparse file: plain byte *n* lies at file offset *n*, and whatever was not spooled is a
+//! hole. There is no table of contents, because none is needed: a reader knows each span's hash
+//! from the index, so a hole, a torn write or a foreign file is simply not what it looks for.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::base::extent::{Extent, Plain};
+
+/// A spool file: written once during a scan, then read.
+#[derive(Debug)]
+pub struct Spool {
+    file: File,
+    path: PathBuf,
+    limit_bytes: u64,
+    spooled_bytes: u64,
+    /// Whether the file already has the name by which later mounts find it.
+    published: bool,
+}
+
+/// Why bytes were not spooled.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// The spool would grow over its limit.
+    #[error("the spool needs more than the {limit_bytes} bytes it may take")]
+    Full {
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The disk said no.
+    #[error("cannot write the spool {path}")]
+    Io {
+        /// Which file.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Spool {
+    /// A new, nameless-to-others spool in `directory` that may take `limit_bytes` of disk. It
+    /// disappears when dropped, unless published.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn create(directory: &Path, limit_bytes: u64) -> Result<Self, SpoolError> {
+        let failed = |path: &Path, source| SpoolError::Io {
+            path: path.display().to_string(),
+            source,
+        };
+        std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
+        let process = std::process::id();
+        for attempt in 0..1000 {
+            let path = directory.join(format!(".{process}-{attempt}.spool"));
+            let made = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path);
+            match made {
+                Ok(file) => {
+                    return Ok(Self {
+                        file,
+                        path,
+                        limit_bytes,
+                        spooled_bytes: 0,
+                        published: false,
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(failed(&path, error)),
+            }
+        }
+        Err(failed(directory, io::ErrorKind::AlreadyExists.into()))
+    }
+
+    /// The spool that an earlier mount published under `name`, if it is there.
+    pub fn open(directory: &Path, name: &str) -> Option<Self> {
+        let path = directory.join(name);
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&path)
+            .ok()?;
+        Some(Self {
+            file,
+            path,
+            limit_bytes: 0,
+            spooled_bytes: 0,
+            published: true,
+        })
+    }
+
+    /// Writes plain bytes to their place.
+    ///
+    /// # Errors
+    /// [`SpoolError::Full`] at the limit; [`SpoolError::Io`] when the disk says no. Bytes may
+    /// then be there in part, which a reader notices by their hash.
+    pub fn write(&mut self, offset: Plain, bytes: &[u8]) -> Result<(), SpoolError> {
+        let spooled = self.spooled_bytes + bytes.len() as u64;
+        if spooled > self.limit_bytes {
+            return Err(SpoolError::Full {
+                limit_bytes: self.limit_bytes,
+            });
+        }
+        self.file
+            .write_all_at(bytes, offset.0)
+            .map_err(|source| SpoolError::Io {
+                path: self.path.display().to_string(),
+                source,
+            })?;
+        self.spooled_bytes = spooled;
+        Ok(())
+    }
+
+    /// The plain bytes of `extent` as the file has them, zeros where nothing was spooled; `None`
+    /// when the file ends before. The caller verifies them.
+    pub fn read(&self, extent: Extent<Plain>) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(extent.len()).ok()?];
+        self.file.read_exact_at(&mut bytes, extent.start().0).ok()?;
+        Some(bytes)
+    }
+
+    /// Gives the file the name by which later mounts find it.
+    ///
+    /// # Errors
+    /// When it cannot be renamed.
+    pub fn publish(&mut self, name: &str) -> io::Result<()> {
+        let path = self.path.with_file_name(name);
+        std::fs::rename(&self.path, &path)?;
+        self.path = path;
+        self.published = true;
+        Ok(())
+    }
+
+    /// Bytes written to it by this process.
+    pub fn spooled_bytes(&self) -> u64 {
+        self.spooled_bytes
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        if !self.published {
+            // Nothing can be done about a failure, and a later cleaning finds the file.
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_from_their_own_offset() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut spool = Spool::create(directory.path(), 100).expect("a spool");
+        spool.write(Plain(1 << 30), b"far").expect("room");
+        let extent = Extent::with_len(Plain(1 << 30), 3);
+        assert_eq!(spool.read(extent).as_deref(), Some(&b"far"[..]));
+        assert_eq!(spool.read(Extent::with_len(Plain((1 << 30) + 1), 3)), None);
+    }
+
+    #[test]
+    fn the_limit_counts_what_is_written_and_not_where() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut spool = Spool::create(directory.path(), 4).expect("a spool");
+        spool.write(Plain(1000), b"four").expect("room");
+        assert!(matches!(
+            spool.write(Plain(2000), b"x"),
+            Err(SpoolError::Full { limit_bytes: 4 })
+        ));
+    }
+
+    #[test]
+    fn only_a_published_spool_outlives_its_owner() {
+        let directory = tempfile::tempdir().expect("a directory");
+        drop(Spool::create(directory.path(), 4).expect("a spool"));
+        assert_eq!(directory.path().read_dir().expect("readable").count(), 0);
+
+        let mut spool = Spool::create(directory.path(), 4).expect("a spool");
+        spool.write(Plain(0), b"four").expect("room");
+        spool.publish("known").expect("renamed");
+        drop(spool);
+        let spool = Spool::open(directory.path(), "known").expect("published");
+        assert_eq!(
+            spool.read(Extent::with_len(Plain(0), 4)).as_deref(),
+            Some(&b"four"[..])
+        );
+    }
+}
