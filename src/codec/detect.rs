@@ -1,6 +1,7 @@
 //! Magic bytes → codec.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// A packed format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +33,28 @@ impl fmt::Display for Compression {
     }
 }
 
+impl FromStr for Compression {
+    type Err = UnknownCompression;
+
+    /// Reads what [`Display`](fmt::Display) writes, and the usual file name extensions.
+    fn from_str(name: &str) -> Result<Self, UnknownCompression> {
+        match name {
+            "plain" | "none" => Ok(Self::None),
+            "gzip" | "gz" => Ok(Self::Gzip),
+            "lz4" => Ok(Self::Lz4),
+            "zstd" | "zst" => Ok(Self::Zstd),
+            "xz" => Ok(Self::Xz),
+            "bzip2" | "bz2" => Ok(Self::Bzip2),
+            _ => Err(UnknownCompression),
+        }
+    }
+}
+
+/// No [`Compression`] has this name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not one of plain, gzip, lz4, zstd, xz and bzip2")]
+pub struct UnknownCompression;
+
 /// What the first bytes of a source say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Detected {
@@ -39,12 +62,227 @@ pub enum Detected {
     Supported(Compression),
     /// A format that is recognised and not supported, by name.
     Unsupported(&'static str),
+    /// Nothing that is known: neither packed nor a tar archive.
+    Unknown,
 }
+
+/// How many bytes [`detect`] wants to see: one tar record. A skippable frame longer than that
+/// hides what follows it.
+pub const DETECT_LEN: usize = 512;
+
+/// Formats whose magic is at the start, in no order: none is the beginning of another.
+const MAGICS: [(&[u8], Detected); 12] = [
+    (b"\x1f\x8b", Detected::Supported(Compression::Gzip)),
+    (b"\x04\x22\x4d\x18", Detected::Supported(Compression::Lz4)),
+    (b"\x02\x21\x4c\x18", Detected::Supported(Compression::Lz4)),
+    (b"\x28\xb5\x2f\xfd", Detected::Supported(Compression::Zstd)),
+    (b"\xfd7zXZ\0", Detected::Supported(Compression::Xz)),
+    (b"LZIP", Detected::Unsupported("lzip")),
+    (b"\x1f\x9d", Detected::Unsupported("compress (.Z)")),
+    (b"\x89LZO\0\r\n\x1a\n", Detected::Unsupported("lzop")),
+    (b"PK\x03\x04", Detected::Unsupported("zip")),
+    (b"PK\x05\x06", Detected::Unsupported("zip")),
+    (b"7z\xbc\xaf\x27\x1c", Detected::Unsupported("7-Zip")),
+    (b"Rar!\x1a\x07", Detected::Unsupported("RAR")),
+];
 
 /// Recognises a format by the first bytes, [`DETECT_LEN`] of them or all there are.
+///
+/// A tar header is believed before any magic, as a member's name may begin with one. All zeros
+/// are an empty archive; no bytes at all are [`Detected::Unknown`].
 pub fn detect(first: &[u8]) -> Detected {
-    todo!("{first:?}")
+    if is_tar(first) {
+        return Detected::Supported(Compression::None);
+    }
+    if let Some(&(_, detected)) = MAGICS.iter().find(|(magic, _)| first.starts_with(magic)) {
+        return detected;
+    }
+    match first {
+        [b'B', b'Z', b'h', b'1'..=b'9', ..] => Detected::Supported(Compression::Bzip2),
+        [0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..] => behind_skippable_frame(rest),
+        _ if is_lzma(first) => Detected::Unsupported("lzma"),
+        _ => Detected::Unknown,
+    }
 }
 
-/// How many bytes [`detect`] wants to see.
-pub const DETECT_LEN: usize = 512;
+/// What the frame behind a skippable one is, of which `rest` lacks the magic. lz4 and zstd share
+/// skippable frames; where the next frame is out of sight zstd is assumed, as pzstd begins its
+/// files with one and nothing that is known to write lz4 does.
+fn behind_skippable_frame(rest: &[u8]) -> Detected {
+    let next = rest.split_first_chunk().and_then(|(len, rest)| {
+        let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
+        rest.get(len..)
+    });
+    match next {
+        Some([0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..]) => behind_skippable_frame(rest),
+        Some([0x04, 0x22, 0x4d, 0x18, ..] | [0x02, 0x21, 0x4c, 0x18, ..]) => {
+            Detected::Supported(Compression::Lz4)
+        }
+        _ => Detected::Supported(Compression::Zstd),
+    }
+}
+
+/// Whether this is the header of an `.lzma` file, which has no magic: properties (always 0x5d in
+/// practice), a dictionary of 2^n or 2^n + 2^(n-1) bytes, and a length, unknown or below 256 GiB,
+/// as liblzma has it.
+fn is_lzma(first: &[u8]) -> bool {
+    let [0x5d, d0, d1, d2, d3, l0, l1, l2, l3, l4, l5, l6, l7, ..] = *first else {
+        return false;
+    };
+    let dictionary = u32::from_le_bytes([d0, d1, d2, d3]);
+    let top_bits = dictionary.unbounded_shl(dictionary.leading_zeros());
+    let len = u64::from_le_bytes([l0, l1, l2, l3, l4, l5, l6, l7]);
+    (top_bits == 1 << 31 || top_bits == 3 << 30 || dictionary == u32::MAX)
+        && (len == u64::MAX || len < 1 << 38)
+}
+
+/// Whether a tar archive begins so: by its checksum, which every format since v7 has, by its
+/// magic where the checksum is wrong, which is then the parser's to report, or by being empty.
+fn is_tar(first: &[u8]) -> bool {
+    let magic = first
+        .get(257..)
+        .is_some_and(|rest| rest.starts_with(b"ustar"));
+    let zeros = !first.is_empty() && first.iter().all(|&byte| byte == 0);
+    magic || zeros || has_tar_checksum(first)
+}
+
+/// Whether the octal number at 148 is the sum of all bytes of the record, itself as spaces;
+/// old tars took the bytes as signed.
+fn has_tar_checksum(first: &[u8]) -> bool {
+    let Some((before, field, after)) = first.get(..512).and_then(|record| {
+        let (before, rest) = record.split_at_checked(148)?;
+        let (field, after) = rest.split_at_checked(8)?;
+        Some((before, field, after))
+    }) else {
+        return false;
+    };
+    let Some(stored) = octal(field) else {
+        return false;
+    };
+    let spaces = [b' '; 8];
+    let summed = || before.iter().chain(&spaces).chain(after);
+    let unsigned: i64 = summed().map(|&byte| i64::from(byte)).sum();
+    let signed: i64 = summed().map(|&byte| i64::from(byte.cast_signed())).sum();
+    stored == unsigned || stored == signed
+}
+
+/// An octal number between spaces and zero bytes.
+fn octal(field: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(field).ok()?;
+    i64::from_str_radix(text.trim_matches([' ', '\0']), 8).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PLAIN: Detected = Detected::Supported(Compression::None);
+    const LZ4: Detected = Detected::Supported(Compression::Lz4);
+    const ZSTD: Detected = Detected::Supported(Compression::Zstd);
+
+    /// A v7 header: no magic, but a checksum.
+    fn v7(name: &[u8]) -> [u8; 512] {
+        let mut record = [0; 512];
+        record[..name.len()].copy_from_slice(name);
+        record[100..108].copy_from_slice(b"0000644\0");
+        record[148..156].copy_from_slice(b"        ");
+        let sum: u32 = record.iter().map(|&byte| u32::from(byte)).sum();
+        record[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        record
+    }
+
+    fn skippable(len: usize, next: &[u8]) -> Vec<u8> {
+        let mut bytes = b"\x50\x2a\x4d\x18".to_vec();
+        bytes.extend_from_slice(&u32::try_from(len).expect("short").to_le_bytes());
+        bytes.resize(bytes.len() + len, 7);
+        bytes.extend_from_slice(next);
+        bytes
+    }
+
+    #[test]
+    fn every_magic_is_recognised_and_none_is_the_beginning_of_another() {
+        for (number, (magic, detected)) in MAGICS.iter().enumerate() {
+            assert_eq!(detect(magic), *detected);
+            let others = MAGICS
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != number);
+            assert!(
+                others
+                    .into_iter()
+                    .all(|(_, (other, _))| !other.starts_with(magic))
+            );
+        }
+        assert_eq!(detect(b"BZh9"), Detected::Supported(Compression::Bzip2));
+        assert_eq!(detect(b"BZh0"), Detected::Unknown);
+    }
+
+    #[test]
+    fn lzma_has_no_magic_and_is_still_named() {
+        let lzma = b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff\0";
+        assert_eq!(detect(lzma), Detected::Unsupported("lzma"));
+        assert_eq!(
+            detect(b"]\x01\x02\x03\x04 text that begins so"),
+            Detected::Unknown
+        );
+    }
+
+    #[test]
+    fn the_frame_behind_skippable_frames_decides() {
+        let lz4 = b"\x04\x22\x4d\x18";
+        assert_eq!(detect(&skippable(4, lz4)), LZ4);
+        assert_eq!(
+            detect(&skippable(0, &skippable(9, b"\x02\x21\x4c\x18"))),
+            LZ4
+        );
+        assert_eq!(detect(&skippable(4, b"\x28\xb5\x2f\xfd")), ZSTD);
+        assert_eq!(detect(&skippable(1000, lz4)[..DETECT_LEN]), ZSTD);
+    }
+
+    #[test]
+    fn headers_of_every_age_are_plain() {
+        assert_eq!(detect(&v7(b"file")), PLAIN);
+        let mut ustar = v7(b"file");
+        ustar[257..262].copy_from_slice(b"ustar");
+        assert_eq!(detect(&ustar), PLAIN, "with a wrong checksum too");
+        assert_eq!(detect(&v7(b"BZh9")), PLAIN, "a name may look like a magic");
+    }
+
+    #[test]
+    fn checksums_over_signed_bytes_count() {
+        let mut record = v7("café".as_bytes());
+        let negative = 2 * 256;
+        let sum = octal(&record[148..156]).expect("octal") - negative;
+        record[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        assert_eq!(detect(&record), PLAIN);
+    }
+
+    #[test]
+    fn zeros_are_an_empty_archive_and_nothing_is_nothing() {
+        assert_eq!(detect(&[0; 512]), PLAIN);
+        assert_eq!(detect(b""), Detected::Unknown);
+        assert_eq!(detect(b"<!DOCTYPE html>"), Detected::Unknown);
+        assert_eq!(detect(&[b'x'; 512]), Detected::Unknown);
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for name in ["plain", "gzip", "lz4", "zstd", "xz", "bzip2"] {
+            let compression: Compression = name.parse().expect("a name");
+            assert_eq!(compression.to_string(), name);
+        }
+        assert_eq!("none".parse(), Ok(Compression::None));
+        assert_eq!("gz".parse(), Ok(Compression::Gzip));
+        assert_eq!("zst".parse(), Ok(Compression::Zstd));
+        assert_eq!("bz2".parse(), Ok(Compression::Bzip2));
+        assert_eq!("lzma".parse::<Compression>(), Err(UnknownCompression));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_something(first in prop::collection::vec(any::<u8>(), 0..600)) {
+            detect(&first);
+        }
+    }
+}

@@ -160,7 +160,7 @@ pub enum Cause {
 /// A decoder for a stream of `compression` that starts at packed and plain offset 0.
 pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
     match compression {
-        Compression::None => Box::new(plain::Decoder::start(context)),
+        Compression::None => Box::new(plain::Decoder::start(&context)),
         Compression::Gzip => Box::new(gzip::Decoder::start(context)),
         Compression::Lz4 => Box::new(lz4::Decoder::start(context)),
         Compression::Zstd => Box::new(zstd::Decoder::start(context)),
@@ -182,7 +182,7 @@ pub fn resume(
     seek_point: &SeekPoint,
 ) -> Result<Box<dyn Decoder>, Error> {
     Ok(match compression {
-        Compression::None => Box::new(plain::Decoder::resume(context, seek_point)?),
+        Compression::None => Box::new(plain::Decoder::resume(&context, seek_point)?),
         Compression::Gzip => Box::new(gzip::Decoder::resume(context, seek_point)?),
         Compression::Lz4 => Box::new(lz4::Decoder::resume(context, seek_point)?),
         Compression::Zstd => Box::new(zstd::Decoder::resume(context, seek_point)?),

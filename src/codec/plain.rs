@@ -1,19 +1,164 @@
-use super::{Context, Error, Pull, SeekPoint};
+//! No compression: packed bytes are plain bytes.
+
 use bytes::Bytes;
+
+use super::seek_point::MIN_SPAN;
+use super::{Cause, Compression, Context, Error, Pull, SeekPoint};
+use crate::base::extent::{Packed, Plain};
+
+/// Passes bytes through, with a seek point before each multiple of [`MIN_SPAN`].
 #[derive(Debug)]
-pub(super) struct Decoder {}
+pub(super) struct Decoder {
+    seek_points: bool,
+    input: Bytes,
+    finished: bool,
+    /// The offset of the first byte of `input`, in both coordinate systems.
+    offset: u64,
+    /// The offset of the last seek point.
+    last: Option<u64>,
+}
+
 impl Decoder {
-    pub(super) fn start(_context: Context) -> Self {
-        todo!()
+    /// At the start of a stream.
+    pub(super) fn start(context: &Context) -> Self {
+        Self {
+            seek_points: context.seek_points,
+            input: Bytes::new(),
+            finished: false,
+            offset: 0,
+            last: None,
+        }
     }
-    pub(super) fn resume(_context: Context, _seek_point: &SeekPoint) -> Result<Self, Error> {
-        todo!()
+
+    /// At a seek point.
+    ///
+    /// # Errors
+    /// [`Cause::Malformed`] when packed and plain offset differ or decoder state comes with it.
+    pub(super) fn resume(context: &Context, seek_point: &SeekPoint) -> Result<Self, Error> {
+        let offset = seek_point.packed.0;
+        if (offset, 0, 0) != (seek_point.plain.0, seek_point.bit, seek_point.state)
+            || !seek_point.window.is_empty()
+        {
+            return Err(Error {
+                compression: Compression::None,
+                packed: seek_point.packed,
+                cause: Cause::Malformed("not a seek point of a plain stream".to_owned()),
+            });
+        }
+        Ok(Self {
+            offset,
+            last: Some(offset),
+            ..Self::start(context)
+        })
     }
 }
+
 impl super::Decoder for Decoder {
-    fn push(&mut self, _packed: Bytes) {}
-    fn finish(&mut self) {}
+    fn push(&mut self, packed: Bytes) {
+        debug_assert!(self.input.is_empty(), "pushed before input was needed");
+        self.input = packed;
+    }
+
+    fn finish(&mut self) {
+        self.finished = true;
+    }
+
     fn pull(&mut self) -> Result<Pull, Error> {
-        todo!()
+        if self.input.is_empty() {
+            return Ok(if self.finished {
+                Pull::End
+            } else {
+                Pull::NeedInput
+            });
+        }
+        if !self.seek_points {
+            self.offset = self.offset.saturating_add(self.input.len() as u64);
+            return Ok(Pull::Plain(std::mem::take(&mut self.input)));
+        }
+        if self.offset.is_multiple_of(MIN_SPAN) && self.last != Some(self.offset) {
+            self.last = Some(self.offset);
+            return Ok(Pull::SeekPoint(SeekPoint {
+                packed: Packed(self.offset),
+                bit: 0,
+                plain: Plain(self.offset),
+                state: 0,
+                window: Bytes::new(),
+            }));
+        }
+        let until_next = MIN_SPAN - self.offset % MIN_SPAN;
+        let len =
+            usize::try_from(until_next).map_or(self.input.len(), |len| len.min(self.input.len()));
+        self.offset = self.offset.saturating_add(len as u64);
+        Ok(Pull::Plain(self.input.split_to(len)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::buffer::Pool;
+    use crate::codec::Decoder as _;
+
+    const MIB: usize = 1 << 20;
+
+    fn context(seek_points: bool) -> Context {
+        Context {
+            pool: Pool::new(0),
+            seek_points,
+            memory_limit: 0,
+        }
+    }
+
+    /// The lengths of the pieces and the offsets of the seek points among them.
+    fn run(mut decoder: Decoder, pushes: &[usize]) -> (Vec<usize>, Vec<u64>) {
+        let mut pushes = pushes.iter();
+        let (mut pieces, mut seek_points) = (Vec::new(), Vec::new());
+        loop {
+            match decoder.pull().expect("never fails") {
+                Pull::NeedInput => match pushes.next() {
+                    Some(&len) => decoder.push(Bytes::from(vec![0; len])),
+                    None => decoder.finish(),
+                },
+                Pull::Plain(bytes) => pieces.push(bytes.len()),
+                Pull::SeekPoint(seek_point) => {
+                    assert_eq!(seek_point.packed.0, seek_point.plain.0);
+                    seek_points.push(seek_point.plain.0);
+                }
+                Pull::End => return (pieces, seek_points),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_seek_point_precedes_the_piece_that_starts_at_it() {
+        let decoder = Decoder::start(&context(true));
+        let (pieces, seek_points) = run(decoder, &[100, 2 * MIB, 1]);
+        assert_eq!(pieces, [100, MIB - 100, MIB, 100, 1]);
+        assert_eq!(seek_points, [0, 1 << 20, 2 << 20]);
+    }
+
+    #[test]
+    fn without_seek_points_pushes_pass_as_they_are() {
+        let decoder = Decoder::start(&context(false));
+        assert_eq!(run(decoder, &[5 * MIB, 7]), (vec![5 * MIB, 7], vec![]));
+    }
+
+    #[test]
+    fn decoding_goes_on_at_a_seek_point() {
+        let seek_point = SeekPoint {
+            packed: Packed(1 << 20),
+            bit: 0,
+            plain: Plain(1 << 20),
+            state: 0,
+            window: Bytes::new(),
+        };
+        let decoder = Decoder::resume(&context(true), &seek_point).expect("its own");
+        assert_eq!(run(decoder, &[MIB + 1]), (vec![MIB, 1], vec![2 << 20]));
+        let foreign = SeekPoint {
+            plain: Plain(0),
+            ..seek_point
+        };
+        assert!(Decoder::resume(&context(true), &foreign).is_err());
     }
 }

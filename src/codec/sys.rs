@@ -1,1 +1,218 @@
-//! Unsafe calls, fenced.
+//! zlib's inflate with the calls that make checkpoints, behind a safe interface.
+//!
+//! flate2 hides block boundaries, priming and dictionaries, which resuming in the middle of a
+//! deflate stream needs, so this speaks to the C interface of zlib-rs directly. Everything
+//! unsafe of the codec layer is in this file.
+
+#![expect(
+    unsafe_code,
+    reason = "libz-rs-sys is the only zlib-rs interface with Z_BLOCK, inflatePrime and inflateGetDictionary"
+)]
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::mem::size_of;
+use std::ptr;
+
+use libz_rs_sys::{
+    Z_BLOCK, Z_BUF_ERROR, Z_NO_FLUSH, Z_OK, Z_STREAM_END, inflate, inflateEnd,
+    inflateGetDictionary, inflateInit2_, inflatePrime, inflateReset, inflateSetDictionary,
+    z_stream, zlibVersion,
+};
+
+/// How far back deflate may refer, in bytes.
+pub(super) const WINDOW_LEN: usize = 32 << 10;
+
+/// zlib's number for "no header, no trailer, a window of [`WINDOW_LEN`]".
+const RAW: c_int = -15;
+
+/// Decodes one raw deflate stream (RFC 1951) after another.
+pub(super) struct Inflate {
+    /// Initialised by `inflateInit2_` for as long as this lives. Between calls its input and
+    /// output pointers are null. Boxed because C zlib's contract lets a stream not move.
+    stream: Box<z_stream>,
+}
+
+// SAFETY: the stream is owned by this value alone, and its state is plain memory from the Rust
+// allocator without ties to a thread.
+unsafe impl Send for Inflate {}
+
+/// When [`Inflate::decode`] returns besides when input or output are used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stop {
+    /// At the end of the stream only.
+    AtEnd,
+    /// At the end of the next block too.
+    AtBlockEnd,
+}
+
+/// What a call of [`Inflate::decode`] did.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Progress {
+    /// Input bytes used.
+    pub(super) consumed: usize,
+    /// Output bytes written.
+    pub(super) produced: usize,
+    /// Why it returned.
+    pub(super) reason: Reason,
+}
+
+/// Why [`Inflate::decode`] returned.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Reason {
+    /// The input or the output is used up.
+    Exhausted,
+    /// A block that is not the last has ended, and all its bytes are written. The next begins in
+    /// the last `unused_bits` (0 to 7, the most significant) of the byte consumed last.
+    BlockEnd {
+        /// Bits consumed but not used.
+        unused_bits: u8,
+    },
+    /// The stream has ended; the rest of the byte consumed last is padding.
+    StreamEnd,
+    /// The stream breaks the format, in zlib's words.
+    Damaged(String),
+}
+
+impl Inflate {
+    /// At the start of a stream.
+    ///
+    /// # Panics
+    /// When there is no memory (40 KiB).
+    pub(super) fn new() -> Self {
+        let mut stream = Box::<z_stream>::default();
+        // SAFETY: `stream` is a valid stream with the default allocator's functions; version and
+        // size are those of the library that is called.
+        let code = unsafe {
+            inflateInit2_(
+                &raw mut *stream,
+                RAW,
+                zlibVersion(),
+                c_int::try_from(size_of::<z_stream>()).expect("a stream is 112 bytes"),
+            )
+        };
+        assert_eq!(code, Z_OK, "inflate gets its memory");
+        Self { stream }
+    }
+
+    /// Goes to the start of another stream, whatever came before.
+    pub(super) fn reset(&mut self) {
+        // SAFETY: the stream is initialised (see the field).
+        let code = unsafe { inflateReset(&raw mut *self.stream) };
+        debug_assert_eq!(code, Z_OK);
+    }
+
+    /// Goes to where a block begins: after `window`, the plain bytes before, and `bit` bits into
+    /// `first`, whose other bits are the next to decode. `None` when the block begins on a byte.
+    pub(super) fn resume(&mut self, window: &[u8], first: Option<(u8, u8)>) {
+        self.reset();
+        let skipped = window.len().saturating_sub(WINDOW_LEN);
+        let window = window.get(skipped..).unwrap_or_default();
+        if !window.is_empty() {
+            let len = u32::try_from(window.len()).expect("at most 32 KiB");
+            // SAFETY: the stream is initialised; pointer and length are those of a slice.
+            let code = unsafe { inflateSetDictionary(&raw mut *self.stream, window.as_ptr(), len) };
+            debug_assert_eq!(code, Z_OK);
+        }
+        if let Some((first, bit)) = first {
+            let bit = bit.min(7);
+            // SAFETY: the stream is initialised; 1 to 8 bits are within zlib's limit of 16.
+            let code = unsafe {
+                inflatePrime(
+                    &raw mut *self.stream,
+                    c_int::from(8 - bit),
+                    c_int::from(first >> bit),
+                )
+            };
+            debug_assert_eq!(code, Z_OK);
+        }
+    }
+
+    /// Decodes from `input` into `output` until one of them is used up, or `stop` says so.
+    ///
+    /// When it fills the output it may hold bytes that an empty input brings out.
+    pub(super) fn decode(&mut self, input: &[u8], output: &mut [u8], stop: Stop) -> Progress {
+        // More than 4 GiB are taken in several calls.
+        let input_len = u32::try_from(input.len()).unwrap_or(u32::MAX);
+        let output_len = u32::try_from(output.len()).unwrap_or(u32::MAX);
+        let stream = &mut *self.stream;
+        stream.next_in = input.as_ptr();
+        stream.avail_in = input_len;
+        stream.next_out = output.as_mut_ptr();
+        stream.avail_out = output_len;
+        stream.msg = ptr::null_mut();
+        let flush = match stop {
+            Stop::AtEnd => Z_NO_FLUSH,
+            Stop::AtBlockEnd => Z_BLOCK,
+        };
+        // SAFETY: the stream is initialised; its input is readable and its output writable for
+        // the lengths given, as both are live slices, and neither is null, as slices never are.
+        let code = unsafe { inflate(&raw mut *stream, flush) };
+        let progress = Progress {
+            consumed: (input_len - stream.avail_in) as usize,
+            produced: (output_len - stream.avail_out) as usize,
+            reason: reason(stream, code, stop),
+        };
+        stream.next_in = ptr::null();
+        stream.avail_in = 0;
+        stream.next_out = ptr::null_mut();
+        stream.avail_out = 0;
+        progress
+    }
+
+    /// The plain bytes before, as far as decoding may refer to them: at most [`WINDOW_LEN`].
+    pub(super) fn window(&self) -> Vec<u8> {
+        let mut window = vec![0; WINDOW_LEN];
+        let mut len = 0;
+        // SAFETY: the stream is initialised; `window` has room for the 32 KiB that a window of
+        // 15 bits has at most; `len` is valid for a write.
+        let code = unsafe {
+            inflateGetDictionary(&raw const *self.stream, window.as_mut_ptr(), &raw mut len)
+        };
+        debug_assert_eq!(code, Z_OK);
+        window.truncate(len as usize);
+        window
+    }
+}
+
+/// What `inflate` means by `code` and the state it left in `stream`.
+fn reason(stream: &z_stream, code: c_int, stop: Stop) -> Reason {
+    /// Bits of `data_type`: the count of unused bits, "in the last block", "at a block's end".
+    const UNUSED_BITS: c_int = 63;
+    const LAST_BLOCK: c_int = 64;
+    const BLOCK_END: c_int = 128;
+    match code {
+        Z_STREAM_END => Reason::StreamEnd,
+        // Z_BUF_ERROR: nothing moved, which is also said when a block's end was among bits
+        // consumed earlier.
+        Z_OK | Z_BUF_ERROR => {
+            let at_block_end = stream.data_type & (BLOCK_END | LAST_BLOCK) == BLOCK_END;
+            match u8::try_from(stream.data_type & UNUSED_BITS) {
+                Ok(unused_bits) if stop == Stop::AtBlockEnd && at_block_end && unused_bits < 8 => {
+                    Reason::BlockEnd { unused_bits }
+                }
+                _ => Reason::Exhausted,
+            }
+        }
+        _ if stream.msg.is_null() => Reason::Damaged(format!("inflate fails with code {code}")),
+        _ => {
+            // SAFETY: when not null, `msg` is a constant of zlib-rs that ends with a zero byte.
+            let text = unsafe { CStr::from_ptr(stream.msg) };
+            Reason::Damaged(text.to_string_lossy().into_owned())
+        }
+    }
+}
+
+impl Drop for Inflate {
+    fn drop(&mut self) {
+        // SAFETY: the stream is initialised and not used again.
+        let code = unsafe { inflateEnd(&raw mut *self.stream) };
+        debug_assert_eq!(code, Z_OK);
+    }
+}
+
+impl fmt::Debug for Inflate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Inflate")
+    }
+}

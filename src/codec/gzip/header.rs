@@ -1,0 +1,294 @@
+//! The header of a gzip member (RFC 1952, section 2.3), as its bytes come.
+
+use flate2::Crc;
+
+use crate::codec::Cause;
+
+/// A member begins with these.
+const MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// The length of what every header has, in bytes.
+const FIXED_LEN: usize = 10;
+/// The only compression method there is.
+const DEFLATE: u8 = 8;
+
+const FHCRC: u8 = 1 << 1;
+const FEXTRA: u8 = 1 << 2;
+const FNAME: u8 = 1 << 3;
+const FCOMMENT: u8 = 1 << 4;
+/// Bits without a meaning; bit 5 once said "encrypted".
+const RESERVED: u8 = 0b1110_0000;
+
+/// A header in the course of being read. Names and comments are skipped however long they are;
+/// at most the 64 KiB of an extra field are kept.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    part: Part,
+    flags: u8,
+    /// The part so far, where its bytes matter.
+    field: Vec<u8>,
+    /// How many bytes the extra field has.
+    extra_len: usize,
+    /// What the BGZF subfield says; see [`Header::member_len`].
+    member_len: Option<usize>,
+    /// Over all bytes before [`Part::Crc`].
+    crc: Crc,
+    len: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Part {
+    #[default]
+    Fixed,
+    ExtraLen,
+    Extra,
+    Name,
+    Comment,
+    Crc,
+    Done,
+}
+
+/// Why bytes are no header.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Flaw {
+    /// No member begins here.
+    NoMagic,
+    /// One does, but it cannot be decoded.
+    Bad(Cause),
+}
+
+impl Header {
+    /// Reads on; answers how many bytes of `input` belong to the header, all of them unless it
+    /// [is done](Self::is_done).
+    ///
+    /// # Errors
+    /// When no member begins here, or not one that can be decoded. The bytes up to the flaw are
+    /// not counted in [`Header::len`].
+    pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, Flaw> {
+        let mut rest = input;
+        while !self.is_done() && (!rest.is_empty() || self.wanted() == Some(0)) {
+            let (taken, complete) = match self.wanted() {
+                Some(wanted) => (wanted.min(rest.len()), wanted <= rest.len()),
+                None => match rest.iter().position(|&byte| byte == 0) {
+                    Some(zero) => (zero + 1, true),
+                    None => (rest.len(), false),
+                },
+            };
+            let (part, after) = rest.split_at(taken);
+            self.take(part)?;
+            rest = after;
+            if complete {
+                self.end_part()?;
+            }
+        }
+        Ok(input.len() - rest.len())
+    }
+
+    /// Whether the member's deflate stream comes next.
+    pub(super) fn is_done(&self) -> bool {
+        self.part == Part::Done
+    }
+
+    /// Bytes read so far.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// How long the whole member is, header and trailer included, in bytes, when it is one of
+    /// BGZF's, which say so (SAM format specification, section 4.1); at most 64 KiB.
+    pub(super) fn member_len(&self) -> Option<usize> {
+        self.member_len
+    }
+
+    /// How many bytes the current part still needs; `None` when it ends with a zero byte.
+    fn wanted(&self) -> Option<usize> {
+        let len = match self.part {
+            Part::Fixed => FIXED_LEN,
+            Part::ExtraLen | Part::Crc => 2,
+            Part::Extra => self.extra_len,
+            Part::Name | Part::Comment => return None,
+            Part::Done => 0,
+        };
+        Some(len - self.field.len())
+    }
+
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Flaw> {
+        if self.part != Part::Crc {
+            self.crc.update(bytes);
+        }
+        if !matches!(self.part, Part::Name | Part::Comment) {
+            self.field.extend_from_slice(bytes);
+        }
+        let mut magic = self.field.iter().zip(&MAGIC);
+        if self.part == Part::Fixed && magic.any(|(byte, magic)| byte != magic) {
+            return Err(Flaw::NoMagic);
+        }
+        self.len = self.len.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Goes on to the next part that this header has.
+    fn end_part(&mut self) -> Result<(), Flaw> {
+        let field = std::mem::take(&mut self.field);
+        match (self.part, field.as_slice()) {
+            (Part::Fixed, &[_, _, method, flags, ..]) => self.fixed(method, flags)?,
+            (Part::ExtraLen, &[low, high]) => {
+                self.extra_len = usize::from(u16::from_le_bytes([low, high]));
+                self.part = Part::Extra;
+                return Ok(());
+            }
+            (Part::Extra, extra) => self.member_len = bgzf_member_len(extra),
+            (Part::Crc, &[low, high]) => self.check(u16::from_le_bytes([low, high]))?,
+            _ => {}
+        }
+        let optional = [
+            (Part::ExtraLen, FEXTRA),
+            (Part::Name, FNAME),
+            (Part::Comment, FCOMMENT),
+            (Part::Crc, FHCRC),
+        ];
+        let next = optional
+            .into_iter()
+            .find(|&(part, flag)| part as u8 > self.part as u8 && self.flags & flag != 0);
+        self.part = next.map_or(Part::Done, |(part, _)| part);
+        Ok(())
+    }
+
+    fn fixed(&mut self, method: u8, flags: u8) -> Result<(), Flaw> {
+        let unsupported = |what: String| Err(Flaw::Bad(Cause::Unsupported(what)));
+        if method != DEFLATE {
+            return unsupported(format!("gzip compression method {method}"));
+        }
+        if flags & RESERVED != 0 {
+            return unsupported(format!("gzip flags {flags:#04x}"));
+        }
+        self.flags = flags;
+        Ok(())
+    }
+
+    fn check(&self, expected: u16) -> Result<(), Flaw> {
+        let computed = self.crc.sum() & 0xffff;
+        if computed == u32::from(expected) {
+            return Ok(());
+        }
+        Err(Flaw::Bad(Cause::Checksum {
+            what: "CRC-16 of a gzip header",
+            expected: u64::from(expected),
+            computed: u64::from(computed),
+        }))
+    }
+}
+
+/// The member length in the subfield `BC` of an extra field.
+fn bgzf_member_len(mut extra: &[u8]) -> Option<usize> {
+    while let [id @ .., low, high] = extra.get(..4)? {
+        let (subfield, rest) = extra
+            .get(4..)?
+            .split_at_checked(usize::from(u16::from_le_bytes([*low, *high])))?;
+        if let (b"BC", &[low, high]) = (id, subfield) {
+            return Some(usize::from(u16::from_le_bytes([low, high])) + 1);
+        }
+        extra = rest;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads `bytes` in pieces of `step`; the header and how much of them it took.
+    fn read(bytes: &[u8], step: usize) -> Result<(Header, usize), Flaw> {
+        let mut header = Header::default();
+        let mut taken = 0;
+        for piece in bytes.chunks(step) {
+            if header.is_done() {
+                break;
+            }
+            taken += header.push(piece)?;
+        }
+        Ok((header, taken))
+    }
+
+    fn full() -> Vec<u8> {
+        let mut bytes = vec![
+            0x1f,
+            0x8b,
+            8,
+            FHCRC | FEXTRA | FNAME | FCOMMENT,
+            1,
+            2,
+            3,
+            4,
+            0,
+            3,
+        ];
+        bytes.extend_from_slice(b"\x0c\0XX\x02\0abBC\x02\0\xff\x10");
+        bytes.extend_from_slice(b"name\0comment\0");
+        let mut crc = Crc::new();
+        crc.update(&bytes);
+        bytes.extend_from_slice(&crc.sum().to_le_bytes()[..2]);
+        bytes
+    }
+
+    #[test]
+    fn all_optional_fields_are_skipped_however_the_bytes_come() {
+        let mut bytes = full();
+        let len = bytes.len();
+        bytes.extend_from_slice(b"deflate");
+        for step in 1..=bytes.len() {
+            let (header, taken) = read(&bytes, step).expect("a header");
+            assert!(header.is_done());
+            assert_eq!((taken, header.len()), (len, len as u64));
+            assert_eq!(header.member_len(), Some(0x1100));
+        }
+    }
+
+    #[test]
+    fn a_header_without_options_is_ten_bytes() {
+        let (header, taken) = read(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff, 0], 11).expect("one");
+        assert!(header.is_done());
+        assert_eq!((taken, header.member_len()), (10, None));
+    }
+
+    #[test]
+    fn an_empty_extra_field_ends_with_its_length() {
+        let bytes = [0x1f, 0x8b, 8, FEXTRA, 0, 0, 0, 0, 0, 0xff, 0, 0];
+        for step in [1, 12] {
+            let (header, taken) = read(&bytes, step).expect("a header");
+            assert!(header.is_done());
+            assert_eq!(taken, 12);
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_header_with_a_crc_is_noticed_or_leaves_it_open() {
+        let bytes = full();
+        for bit in 0..bytes.len() * 8 {
+            let mut bytes = bytes.clone();
+            if let Some(byte) = bytes.get_mut(bit / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
+            let read = read(&bytes, usize::MAX);
+            // Without the flag there is no CRC to check.
+            assert!(bit == 3 * 8 + 1 || !matches!(read, Ok((header, _)) if header.is_done()));
+        }
+    }
+
+    #[test]
+    fn what_gzip_cannot_decode_is_named() {
+        let flaw = read(&[0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0], 10).err();
+        let cause = Cause::Unsupported("gzip compression method 7".to_owned());
+        assert_eq!(flaw, Some(Flaw::Bad(cause)));
+        let flaw = read(&[0x1f, 0x8b, 8, 0x20, 0, 0, 0, 0, 0, 0], 10).err();
+        assert!(matches!(flaw, Some(Flaw::Bad(Cause::Unsupported(_)))));
+        assert_eq!(read(&[0x1f, 0x8c], 1).err(), Some(Flaw::NoMagic));
+    }
+
+    #[test]
+    fn extra_fields_that_lie_about_their_length_hold_no_member_length() {
+        assert_eq!(bgzf_member_len(b"BC\x02\0\x01"), None);
+        assert_eq!(bgzf_member_len(b"BC\x03\0\x01\0\0"), None);
+        assert_eq!(bgzf_member_len(b"XX\xff\xffBC\x02\0\x01\0"), None);
+        assert_eq!(bgzf_member_len(b"BC\x02\0\xff\xff"), Some(65_536));
+    }
+}

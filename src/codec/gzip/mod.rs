@@ -1,0 +1,795 @@
+//! gzip (RFC 1952): any number of members, with checkpoints inside long ones.
+//!
+//! Headers and trailers are read here, the deflate streams between them by zlib-rs. Where a
+//! checkpoint is due, inflating stops at the next block's end: deflate can be taken up there
+//! given the bit where the block begins and the 32 KiB before it. Small members, as BGZF and
+//! eStargz make them, share buffers and seek points.
+//!
+//! [`SeekPoint::state`] is [`AT_MEMBER`] or [`AT_BLOCK`].
+
+mod header;
+mod output;
+mod trailer;
+
+use bytes::{Buf, Bytes};
+
+use self::header::{Flaw, Header};
+use self::output::Output;
+use self::trailer::{Check, Trailer};
+use super::seek_point::{Spacing, unpack_window};
+use super::sys::{Inflate, Reason, Stop, WINDOW_LEN};
+use super::{Cause, Compression, Context, Error, Pull, SeekPoint};
+use crate::base::extent::{Packed, Plain};
+
+/// [`SeekPoint::state`]: a member's header begins here.
+const AT_MEMBER: u32 = 0;
+/// [`SeekPoint::state`]: a deflate block begins here, after the plain bytes in the window.
+const AT_BLOCK: u32 = 1;
+
+/// The most plain bytes given out in one piece.
+const BUFFER_LEN: usize = 1 << 20;
+/// The least: what a piece costs besides its bytes is then still nothing.
+const MIN_BUFFER_LEN: usize = 64 << 10;
+/// A buffer has room for this times the packed bytes at hand, so that a stream that comes in
+/// small pushes does not leave most of each buffer empty.
+const BUFFER_PER_INPUT: usize = 4;
+/// How many plain bytes zlib makes at a stretch: few enough to be in the processor's cache when
+/// the CRC is taken of them, and many against the window that zlib copies after each.
+const STRETCH_LEN: usize = 256 << 10;
+
+/// Decodes gzip.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    spacing: Spacing,
+    inflate: Inflate,
+    /// Packed bytes not yet used.
+    input: Bytes,
+    /// Whether no more of them will come.
+    finished: bool,
+    /// The offset of the first byte of `input`.
+    packed: Packed,
+    /// The offset of the plain byte that is decoded next.
+    plain: Plain,
+    output: Output,
+    state: State,
+    /// How it ended, once everything before has been pulled.
+    end: Option<Result<(), Error>>,
+}
+
+/// What `input` holds next.
+#[derive(Debug)]
+enum State {
+    /// A member's header, or what is left of it.
+    Header {
+        header: Header,
+        /// Whether a member came before, so that the stream may end instead.
+        follows: bool,
+    },
+    /// The byte whose upper bits begin a deflate block.
+    SplitByte { bit: u8, window: Vec<u8> },
+    /// A member's deflate stream.
+    Deflate {
+        /// What the trailer must agree to; none when decoding began inside the member.
+        check: Option<Check>,
+        /// Whether zlib may hold bytes for which there was no room.
+        pending: bool,
+    },
+    /// A member's trailer, or what is left of it.
+    Trailer {
+        /// As in [`State::Deflate`].
+        check: Option<Check>,
+        trailer: Trailer,
+    },
+    /// Zeros after the last member.
+    Zeros,
+}
+
+/// How a step ended.
+enum Step {
+    Done,
+    NeedInput,
+    End,
+}
+
+impl Decoder {
+    /// At the start of a stream.
+    pub(super) fn start(context: Context) -> Self {
+        let spacing = Spacing::start(&context);
+        Self::new(
+            context,
+            spacing,
+            (Packed(0), Plain(0)),
+            State::member(false),
+        )
+    }
+
+    /// At a seek point.
+    ///
+    /// # Errors
+    /// [`Cause::Malformed`] when it is not gzip's.
+    pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
+        let error = |cause| Error {
+            compression: Compression::Gzip,
+            packed: seek_point.packed,
+            cause,
+        };
+        let state = match (seek_point.state, seek_point.bit) {
+            (AT_MEMBER, 0) if seek_point.window.is_empty() => State::member(false),
+            (AT_BLOCK, bit @ 0..8) => State::SplitByte {
+                bit,
+                window: unpack_window(&seek_point.window, WINDOW_LEN).map_err(error)?,
+            },
+            _ => {
+                return Err(error(Cause::Malformed(
+                    "not a seek point of gzip".to_owned(),
+                )));
+            }
+        };
+        let spacing = Spacing::resume(&context, seek_point);
+        let offsets = (seek_point.packed, seek_point.plain);
+        Ok(Self::new(context, spacing, offsets, state))
+    }
+
+    fn new(
+        context: Context,
+        spacing: Spacing,
+        (packed, plain): (Packed, Plain),
+        state: State,
+    ) -> Self {
+        Self {
+            spacing,
+            inflate: Inflate::new(),
+            input: Bytes::new(),
+            finished: false,
+            packed,
+            plain,
+            output: Output::new(context.pool),
+            state,
+            end: None,
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, Error> {
+        match self.state {
+            State::Header { .. } => self.header(),
+            State::SplitByte { .. } => self.split_byte(),
+            State::Deflate { .. } => self.deflate(),
+            State::Trailer { .. } => self.trailer(),
+            State::Zeros => Ok(self.zeros()),
+        }
+    }
+
+    fn header(&mut self) -> Result<Step, Error> {
+        let State::Header { header, follows } = &mut self.state else {
+            return Ok(Step::Done);
+        };
+        let follows = *follows;
+        if self.input.is_empty() {
+            return match header.len() {
+                0 if follows && self.finished => Ok(Step::End),
+                1 if follows && self.finished => Ok(self.garbage(1)),
+                _ => self.starve(),
+            };
+        }
+        if follows && header.len() == 0 && self.input.first() == Some(&0) {
+            self.state = State::Zeros;
+            return Ok(Step::Done);
+        }
+        let len = match header.push(&self.input) {
+            Ok(len) => len,
+            Err(Flaw::NoMagic) if follows => {
+                let seen = header.len();
+                return Ok(self.garbage(seen));
+            }
+            Err(Flaw::NoMagic) => {
+                return self.fail(Cause::Malformed("no gzip member begins here".to_owned()));
+            }
+            Err(Flaw::Bad(cause)) => return self.fail(cause),
+        };
+        let (header_len, done) = (header.len(), header.is_done());
+        self.consume(len);
+        if done {
+            self.begin_member(Packed(self.packed.0.saturating_sub(header_len)));
+        }
+        Ok(Step::Done)
+    }
+
+    /// Begins the deflate stream of the member whose header was at `packed`.
+    fn begin_member(&mut self, packed: Packed) {
+        if self.spacing.frame(self.plain) {
+            self.output.mark(SeekPoint {
+                packed,
+                bit: 0,
+                plain: self.plain,
+                state: AT_MEMBER,
+                window: Bytes::new(),
+            });
+        }
+        self.inflate.reset();
+        self.state = State::deflate(Some(Check::new(self.plain)));
+    }
+
+    fn split_byte(&mut self) -> Result<Step, Error> {
+        let State::SplitByte { bit, window } = &self.state else {
+            return Ok(Step::Done);
+        };
+        if *bit == 0 {
+            self.inflate.resume(window, None);
+        } else {
+            let Some(&byte) = self.input.first() else {
+                return self.starve();
+            };
+            self.inflate.resume(window, Some((byte, *bit)));
+            self.consume(1);
+        }
+        self.state = State::deflate(None);
+        Ok(Step::Done)
+    }
+
+    fn deflate(&mut self) -> Result<Step, Error> {
+        let State::Deflate { check, pending } = &mut self.state else {
+            return Ok(Step::Done);
+        };
+        if self.input.is_empty() && !*pending {
+            return self.starve();
+        }
+        let stop = if self.spacing.checkpoint_due(self.plain, self.packed) {
+            Stop::AtBlockEnd
+        } else {
+            Stop::AtEnd
+        };
+        let buffer_len = self.input.len().saturating_mul(BUFFER_PER_INPUT);
+        let room = self
+            .output
+            .room(buffer_len.clamp(MIN_BUFFER_LEN, BUFFER_LEN));
+        let stretch_len = room.len().min(STRETCH_LEN);
+        let stretch = room.get_mut(..stretch_len).unwrap_or_default();
+        let progress = self.inflate.decode(&self.input, stretch, stop);
+        if let Some(check) = check {
+            check.update(stretch.get(..progress.produced).unwrap_or_default());
+        }
+        *pending = progress.produced == stretch_len;
+        self.output.fill(progress.produced);
+        self.plain = Plain(self.plain.0.saturating_add(progress.produced as u64));
+        self.consume(progress.consumed);
+        match progress.reason {
+            Reason::Exhausted if progress.produced == 0 && !self.input.is_empty() => {
+                self.fail(Cause::Malformed("inflate makes no progress".to_owned()))
+            }
+            Reason::Exhausted => Ok(Step::Done),
+            Reason::BlockEnd { unused_bits } => {
+                self.checkpoint(unused_bits);
+                Ok(Step::Done)
+            }
+            Reason::StreamEnd => {
+                self.end_deflate();
+                Ok(Step::Done)
+            }
+            Reason::Damaged(text) => self.fail(Cause::Malformed(text)),
+        }
+    }
+
+    /// Makes a checkpoint where a block ended, `unused_bits` before the next packed byte, unless
+    /// its window is too dear.
+    fn checkpoint(&mut self, unused_bits: u8) {
+        let window = self.inflate.window();
+        let Some(window) = self.spacing.checkpoint(self.plain, self.packed, &window) else {
+            return;
+        };
+        let split = u8::from(unused_bits > 0);
+        self.output.mark(SeekPoint {
+            packed: Packed(self.packed.0.saturating_sub(u64::from(split))),
+            bit: (8 * split).saturating_sub(unused_bits),
+            plain: self.plain,
+            state: AT_BLOCK,
+            window,
+        });
+    }
+
+    fn end_deflate(&mut self) {
+        if let State::Deflate { check, .. } = &mut self.state {
+            self.state = State::Trailer {
+                check: check.take(),
+                trailer: Trailer::default(),
+            };
+        }
+    }
+
+    fn trailer(&mut self) -> Result<Step, Error> {
+        let State::Trailer { check, trailer } = &mut self.state else {
+            return Ok(Step::Done);
+        };
+        if self.input.is_empty() {
+            return self.starve();
+        }
+        let len = trailer.push(&self.input);
+        if trailer.is_done() {
+            let check = check.as_ref();
+            if let Some(cause) = check.and_then(|check| check.disagreement(trailer, self.plain)) {
+                return self.fail(cause);
+            }
+            self.state = State::member(true);
+        }
+        self.consume(len);
+        Ok(Step::Done)
+    }
+
+    fn zeros(&mut self) -> Step {
+        let zeros = self.input.iter().take_while(|&&byte| byte == 0).count();
+        self.consume(zeros);
+        match (self.input.is_empty(), self.finished) {
+            (true, true) => Step::End,
+            (true, false) => Step::NeedInput,
+            (false, _) => self.garbage(0),
+        }
+    }
+
+    /// Ends at something that is no member, of which `seen` bytes are consumed.
+    fn garbage(&mut self, seen: u64) -> Step {
+        let packed = self.packed.0.saturating_sub(seen);
+        self.output.push(Pull::Warning(format!(
+            "garbage after the last gzip member is ignored, from packed byte {packed} on"
+        )));
+        Step::End
+    }
+
+    fn consume(&mut self, len: usize) {
+        self.input.advance(len);
+        self.packed = Packed(self.packed.0.saturating_add(len as u64));
+    }
+
+    fn starve(&self) -> Result<Step, Error> {
+        if self.finished {
+            self.fail(Cause::Truncated)
+        } else {
+            Ok(Step::NeedInput)
+        }
+    }
+
+    fn fail<T>(&self, cause: Cause) -> Result<T, Error> {
+        Err(Error {
+            compression: Compression::Gzip,
+            packed: self.packed,
+            cause,
+        })
+    }
+}
+
+impl super::Decoder for Decoder {
+    fn push(&mut self, packed: Bytes) {
+        debug_assert!(self.input.is_empty(), "pushed before input was needed");
+        self.input = packed;
+    }
+
+    fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    fn pull(&mut self) -> Result<Pull, Error> {
+        loop {
+            if let Some(pull) = self.output.pull() {
+                return Ok(pull);
+            }
+            if let Some(end) = &self.end {
+                return end.clone().map(|()| Pull::End);
+            }
+            match self.step() {
+                Ok(Step::Done) => continue,
+                Ok(Step::NeedInput) => {
+                    self.output.flush();
+                    match self.output.pull() {
+                        Some(pull) => return Ok(pull),
+                        None => return Ok(Pull::NeedInput),
+                    }
+                }
+                Ok(Step::End) => self.end = Some(Ok(())),
+                Err(error) => self.end = Some(Err(error)),
+            }
+            self.output.flush();
+        }
+    }
+}
+
+impl State {
+    fn member(follows: bool) -> Self {
+        Self::Header {
+            header: Header::default(),
+            follows,
+        }
+    }
+
+    fn deflate(check: Option<Check>) -> Self {
+        Self::Deflate {
+            check,
+            pending: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::{Compression as Level, GzBuilder};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::base::buffer::Pool;
+    use crate::codec::Decoder as _;
+
+    fn context(seek_points: bool) -> Context {
+        Context {
+            pool: Pool::new(64 << 20),
+            seek_points,
+            memory_limit: 0,
+        }
+    }
+
+    /// One member that holds `plain`.
+    fn member(plain: &[u8], level: u32) -> Vec<u8> {
+        let mut writer = GzBuilder::new().write(Vec::new(), Level::new(level));
+        writer.write_all(plain).expect("a vector takes all");
+        writer.finish().expect("a vector takes all")
+    }
+
+    /// Words in no order: packs to about a third, in many blocks.
+    fn text(len: usize, mut seed: u64) -> Vec<u8> {
+        let mut text = Vec::with_capacity(len + 16);
+        while text.len() < len {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            text.extend_from_slice(format!("{:x} file ", seed >> 44).as_bytes());
+        }
+        text.truncate(len);
+        text
+    }
+
+    /// What a decoder made of a stream.
+    #[derive(Default, Debug)]
+    struct Run {
+        plain: Vec<u8>,
+        seek_points: Vec<SeekPoint>,
+        warnings: Vec<String>,
+        end: Option<Error>,
+    }
+
+    /// Pushes `packed` in pieces of `step` bytes and pulls all.
+    fn run(mut decoder: Decoder, packed: &[u8], step: usize) -> Run {
+        let packed = Bytes::copy_from_slice(packed);
+        let mut pushed = 0;
+        let mut run = Run::default();
+        let start = decoder.plain.0;
+        loop {
+            match decoder.pull() {
+                Ok(Pull::NeedInput) if pushed == packed.len() => decoder.finish(),
+                Ok(Pull::NeedInput) => {
+                    let end = packed.len().min(pushed + step);
+                    decoder.push(packed.slice(pushed..end));
+                    pushed = end;
+                }
+                Ok(Pull::SeekPoint(seek_point)) => {
+                    assert_eq!(seek_point.plain.0, start + run.plain.len() as u64);
+                    run.seek_points.push(seek_point);
+                }
+                Ok(Pull::Plain(bytes)) => {
+                    assert!(!bytes.is_empty());
+                    run.plain.extend_from_slice(&bytes);
+                }
+                Ok(Pull::Job(job)) => match job.run() {
+                    Ok(bytes) => run.plain.extend_from_slice(&bytes),
+                    Err(error) => {
+                        run.end = Some(error);
+                        return run;
+                    }
+                },
+                Ok(Pull::Warning(text)) => run.warnings.push(text),
+                Ok(Pull::HashStart | Pull::HashEnd { .. }) => panic!("gzip checks itself"),
+                Ok(Pull::End) => return run,
+                Err(error) => {
+                    let again = decoder.pull().err();
+                    assert_eq!(again.as_ref(), Some(&error), "errors are fused");
+                    run.end = Some(error);
+                    return run;
+                }
+            }
+        }
+    }
+
+    fn whole(packed: &[u8], step: usize) -> Run {
+        run(Decoder::start(context(true)), packed, step)
+    }
+
+    /// Resumes at every seek point of `first` and compares the rest.
+    fn resumes_everywhere(packed: &[u8], first: &Run, step: usize) {
+        for seek_point in &first.seek_points {
+            let decoder = Decoder::resume(context(true), seek_point).expect("its own");
+            let offset = usize::try_from(seek_point.packed.0).expect("small");
+            let rest = run(decoder, &packed[offset..], step);
+            assert_eq!(rest.end, None, "{seek_point:?}");
+            let offset = usize::try_from(seek_point.plain.0).expect("small");
+            assert!(
+                rest.plain == first.plain[offset..],
+                "{:?}",
+                seek_point.plain
+            );
+        }
+    }
+
+    #[test]
+    fn long_members_get_checkpoints_that_decoding_can_start_from() {
+        // At level 1 zlib-rs hardly ever ends a block, so there are fewer.
+        for (level, least) in [(1, 2), (6, 5), (9, 5)] {
+            let plain = text(24 << 20, u64::from(level));
+            let packed = member(&plain, level);
+            let first = whole(&packed, 1 << 20);
+            assert!(first.plain == plain);
+            let count = first.seek_points.len();
+            assert!(count >= least, "{count} at level {level}");
+            resumes_everywhere(&packed, &first, 777_777);
+        }
+    }
+
+    #[test]
+    fn windows_are_at_most_one_percent_of_the_packed_bytes() {
+        let packed = member(&text(40 << 20, 3), 6);
+        let first = whole(&packed, 1 << 20);
+        let windows = first
+            .seek_points
+            .iter()
+            .map(|seek_point| seek_point.window.len());
+        assert!(windows.sum::<usize>() * 100 <= packed.len());
+        assert!(first.seek_points.len() >= 5);
+    }
+
+    #[test]
+    fn checkpoints_fall_on_every_bit_of_a_byte() {
+        let mut bits = [0; 8];
+        for seed in 0..6 {
+            let packed = member(&text(30 << 20, seed), 6);
+            for seek_point in whole(&packed, usize::MAX).seek_points {
+                bits[usize::from(seek_point.bit)] += 1;
+            }
+        }
+        assert!(
+            bits.iter().filter(|&&count| count > 0).count() >= 6,
+            "{bits:?}"
+        );
+    }
+
+    #[test]
+    fn stored_blocks_get_checkpoints_on_bytes() {
+        let plain = text(9 << 20, 1);
+        let packed = member(&plain, 0);
+        let first = whole(&packed, 100_000);
+        assert!(first.plain == plain);
+        assert_eq!(first.seek_points.len(), 3);
+        resumes_everywhere(&packed, &first, usize::MAX);
+    }
+
+    #[test]
+    fn small_members_share_buffers_and_seek_points() {
+        let plain = text(3 << 20, 1);
+        let packed: Vec<u8> = plain
+            .chunks(50_000)
+            .flat_map(|part| member(part, 6))
+            .collect();
+        let mut decoder = Decoder::start(context(true));
+        decoder.push(Bytes::copy_from_slice(&packed));
+        let (mut pieces, mut seek_points) = (0, Vec::new());
+        loop {
+            match decoder.pull().expect("a good stream") {
+                Pull::Plain(_) => pieces += 1,
+                Pull::SeekPoint(seek_point) => seek_points.push(seek_point),
+                _ => break,
+            }
+        }
+        assert!(pieces <= 6, "{pieces}");
+        assert_eq!(seek_points.len(), 3);
+        assert!(
+            seek_points
+                .iter()
+                .all(|seek_point| seek_point.window.is_empty())
+        );
+        let first = whole(&packed, 4096);
+        assert!(first.plain == plain);
+        resumes_everywhere(&packed, &first, 4096);
+    }
+
+    #[test]
+    fn empty_members_and_headers_with_everything_are_read() {
+        let mut packed = member(b"", 6);
+        let builder = GzBuilder::new()
+            .filename("name")
+            .comment("comment")
+            .extra("extra");
+        let mut writer = builder.write(&mut packed, Level::new(9));
+        writer.write_all(b"hello ").expect("a vector takes all");
+        writer.finish().expect("a vector takes all");
+        packed.extend(member(b"", 0));
+        packed.extend(member(b"world", 0));
+        for step in 1..packed.len() {
+            let run = whole(&packed, step);
+            assert_eq!((run.plain.as_slice(), run.end), (&b"hello world"[..], None));
+        }
+    }
+
+    #[test]
+    fn without_seek_points_there_are_none() {
+        let plain = text(9 << 20, 1);
+        let run = run(Decoder::start(context(false)), &member(&plain, 6), 1 << 20);
+        assert!(run.plain == plain);
+        assert!(run.seek_points.is_empty());
+    }
+
+    #[test]
+    fn all_that_was_pushed_is_decoded_before_more_is_asked_for() {
+        let packed = member(&text(100_000, 1), 6);
+        let half = packed.len() / 2;
+        let mut decoder = Decoder::start(context(true));
+        decoder.push(Bytes::copy_from_slice(&packed[..half]));
+        let mut plain = 0;
+        loop {
+            match decoder.pull().expect("a good stream") {
+                Pull::Plain(bytes) => plain += bytes.len(),
+                Pull::NeedInput => break,
+                _ => {}
+            }
+        }
+        assert!(plain > 40_000, "{plain}");
+    }
+
+    #[test]
+    fn a_stream_cut_anywhere_is_truncated_after_what_it_held() {
+        let plain = text(3000, 1);
+        let mut packed = member(&plain[..1000], 6);
+        let first_len = packed.len();
+        packed.extend(member(&plain[1000..], 9));
+        for len in 0..packed.len() {
+            let run = whole(&packed[..len], 100);
+            assert!(plain.starts_with(&run.plain));
+            match run.end {
+                None => assert!(len == first_len || len == first_len + 1, "{len}"),
+                Some(error) => {
+                    assert_eq!(
+                        (error.cause, error.packed.0),
+                        (Cause::Truncated, len as u64)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_an_error_and_no_panic() {
+        let plain = text(600, 1);
+        let packed = member(&plain, 6);
+        for bit in 0..packed.len() * 8 {
+            let mut packed = packed.clone();
+            packed[bit / 8] ^= 1 << (bit % 8);
+            let run = whole(&packed, 50);
+            match run.end {
+                // Time, extra flags and operating system, and the bits between the deflate
+                // stream's end and the trailer, mean nothing here.
+                None => {
+                    assert!(bit / 8 < 10 || bit / 8 == packed.len() - 9, "bit {bit}");
+                    assert!(run.plain == plain);
+                }
+                Some(error) => assert!(error.packed.0 <= packed.len() as u64),
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_after_the_last_member_are_nothing_and_garbage_is_a_warning() {
+        let packed = member(b"hello", 6);
+        for (tail, warnings) in [
+            (&[0; 1000][..], 0),
+            (b"\0\0x", 1),
+            (b"x", 1),
+            (b"\x1f", 1),
+            (b"\x1fx", 1),
+        ] {
+            let packed = [&packed, tail].concat();
+            for step in [1, 2, 5, 2000] {
+                let run = whole(&packed, step);
+                assert_eq!((run.plain.as_slice(), run.end), (&b"hello"[..], None));
+                assert_eq!(run.warnings.len(), warnings, "{tail:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn trailers_that_disagree_are_told_apart() {
+        let packed = member(b"hello", 6);
+        let what = |back: usize| {
+            let mut packed = packed.clone();
+            let offset = packed.len() - back;
+            packed[offset] ^= 1;
+            match whole(&packed, 7).end.map(|error| error.cause) {
+                Some(Cause::Checksum { what, .. }) => what,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(what(8), "CRC-32 of a gzip member");
+        assert_eq!(what(1), "length of a gzip member");
+    }
+
+    #[test]
+    fn after_resuming_inside_a_member_the_next_is_checked_again() {
+        let mut packed = member(&text(9 << 20, 1), 6);
+        let first_len = packed.len();
+        packed.extend(member(b"hello", 6));
+        let seek_point = whole(&packed, 1 << 20).seek_points.pop().expect("some");
+        assert_eq!(seek_point.state, AT_BLOCK);
+        let offset = usize::try_from(seek_point.packed.0).expect("small");
+        let resumed = |packed: &[u8]| {
+            let decoder = Decoder::resume(context(true), &seek_point).expect("its own");
+            run(decoder, &packed[offset..], 1 << 16).end
+        };
+        assert_eq!(resumed(&packed), None);
+        packed[first_len - 8] ^= 1;
+        assert_eq!(resumed(&packed), None, "its beginning was not seen");
+        let len = packed.len();
+        packed[len - 8] ^= 1;
+        assert!(matches!(
+            resumed(&packed),
+            Some(Error {
+                cause: Cause::Checksum { .. },
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn seek_points_of_others_are_refused() {
+        let seek_point = |state, bit, window: &'static [u8]| SeekPoint {
+            packed: Packed(10),
+            bit,
+            plain: Plain(10),
+            state,
+            window: Bytes::from_static(window),
+        };
+        for seek_point in [
+            seek_point(2, 0, b""),
+            seek_point(AT_MEMBER, 1, b""),
+            seek_point(AT_MEMBER, 0, b"window"),
+            seek_point(AT_BLOCK, 8, b""),
+            seek_point(AT_BLOCK, 0, b"no zstd frame"),
+        ] {
+            let error = Decoder::resume(context(true), &seek_point).err();
+            assert!(matches!(
+                error,
+                Some(Error {
+                    cause: Cause::Malformed(_),
+                    ..
+                })
+            ));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn members_come_back_however_they_are_pushed(
+            parts in prop::collection::vec((0_usize..200_000, 0_u32..10, any::<u64>()), 0..6),
+            step in 1_usize..300_000,
+        ) {
+            let parts: Vec<_> = parts
+                .into_iter()
+                .map(|(len, level, seed)| (text(len, seed), level))
+                .collect();
+            let packed: Vec<u8> =
+                parts.iter().flat_map(|(part, level)| member(part, *level)).collect();
+            let plain: Vec<u8> = parts.iter().flat_map(|(part, _)| part.clone()).collect();
+            let run = whole(&packed, step);
+            prop_assert_eq!(run.end.is_some(), parts.is_empty());
+            prop_assert!(run.plain == plain);
+        }
+
+        #[test]
+        fn noise_after_a_header_never_panics(noise in prop::collection::vec(any::<u8>(), 0..500)) {
+            let packed = [&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0][..], &noise].concat();
+            whole(&packed, 64);
+        }
+    }
+}

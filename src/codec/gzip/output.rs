@@ -1,0 +1,103 @@
+//! Plain bytes on their way out, many small pieces to a buffer.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use crate::base::buffer::{Buffer, Pool};
+use crate::codec::{Pull, SeekPoint};
+
+/// Collects plain bytes in pooled buffers, and seek points between them, as pulls.
+///
+/// A buffer is given out when it is full or when someone waits, never for the sake of a seek
+/// point: the pieces on both sides of it share the buffer.
+#[derive(Debug)]
+pub(super) struct Output {
+    pool: Pool,
+    buffer: Option<Buffer>,
+    filled: usize,
+    /// Seek points in the current buffer, each before the byte at its position.
+    marks: Vec<(usize, SeekPoint)>,
+    ready: VecDeque<Pull>,
+}
+
+impl Output {
+    pub(super) fn new(pool: Pool) -> Self {
+        Self {
+            pool,
+            buffer: None,
+            filled: 0,
+            marks: Vec::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Where the next plain bytes go, never empty; a new buffer has `len` bytes.
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
+        if self
+            .buffer
+            .as_ref()
+            .is_some_and(|buffer| self.filled >= buffer.len())
+        {
+            self.flush();
+        }
+        let pool = &self.pool;
+        let buffer = self.buffer.get_or_insert_with(|| pool.take(len.max(1)));
+        buffer.get_mut(self.filled..).unwrap_or_default()
+    }
+
+    /// Says that the first `len` bytes of the last [`Output::room`] are filled.
+    pub(super) fn fill(&mut self, len: usize) {
+        self.filled = self.filled.saturating_add(len);
+        if self
+            .buffer
+            .as_ref()
+            .is_some_and(|buffer| self.filled >= buffer.len())
+        {
+            self.flush();
+        }
+    }
+
+    /// Puts a seek point before the plain byte that is filled next.
+    pub(super) fn mark(&mut self, seek_point: SeekPoint) {
+        if self.filled == 0 {
+            self.ready.push_back(Pull::SeekPoint(seek_point));
+        } else {
+            self.marks.push((self.filled, seek_point));
+        }
+    }
+
+    /// Puts something behind all that was filled and marked.
+    pub(super) fn push(&mut self, pull: Pull) {
+        self.flush();
+        self.ready.push_back(pull);
+    }
+
+    /// Makes all that was filled and marked ready to be pulled.
+    pub(super) fn flush(&mut self) {
+        let Some(mut buffer) = self.buffer.take().filter(|_| self.filled > 0) else {
+            return;
+        };
+        buffer.truncate(self.filled);
+        self.filled = 0;
+        let mut rest = buffer.freeze();
+        let mut start = 0;
+        for (position, seek_point) in self.marks.drain(..) {
+            push_plain(&mut self.ready, rest.split_to(position - start));
+            self.ready.push_back(Pull::SeekPoint(seek_point));
+            start = position;
+        }
+        push_plain(&mut self.ready, rest);
+    }
+
+    /// The next thing that is ready.
+    pub(super) fn pull(&mut self) -> Option<Pull> {
+        self.ready.pop_front()
+    }
+}
+
+fn push_plain(ready: &mut VecDeque<Pull>, bytes: Bytes) {
+    if !bytes.is_empty() {
+        ready.push_back(Pull::Plain(bytes));
+    }
+}
