@@ -8,10 +8,12 @@ pub mod detect;
 
 mod bzip2;
 mod gzip;
+mod input;
 mod lz4;
 mod plain;
 pub mod seek_point;
 mod sys;
+mod walk;
 mod xz;
 mod zstd;
 
@@ -63,6 +65,11 @@ pub enum Pull {
     /// Nothing without more packed bytes.
     NeedInput,
     /// Decoding can start again here: before the plain bytes that are pulled next.
+    ///
+    /// Where a job's output ends is known only when it has run. The driver, who counts plain
+    /// bytes in stream order, therefore replaces [`SeekPoint::plain`] where it is [`UNCOUNTED`],
+    /// and drops a self-contained seek point that is closer than [`seek_point::MIN_SPAN`] to the
+    /// last one it kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.
     Plain(Bytes),
@@ -84,7 +91,10 @@ pub enum Pull {
     End,
 }
 
-/// Work that makes one piece of plain bytes, independent of any other.
+/// The plain offset of a seek point that comes after jobs: only the driver can know it.
+pub const UNCOUNTED: Plain = Plain(u64::MAX);
+
+/// Work that makes one piece of plain bytes, possibly empty, independent of any other.
 pub struct Job {
     work: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
 }

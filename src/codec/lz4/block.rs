@@ -1,0 +1,233 @@
+//! lz4 blocks: what they need, and decoding those that need no others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use lz4_flex::block;
+use xxhash_rust::xxh32::Xxh32;
+
+use crate::base::buffer::Buffer;
+use crate::base::extent::Packed;
+use crate::codec::input::Pieces;
+use crate::codec::{Cause, Compression, Error};
+
+/// A block is measured before it is decoded when a full one would be so many times as long as
+/// its packed bytes: it may be a short one, and buffers should not be mostly empty.
+const MEASURE_FACTOR: usize = 16;
+
+/// A block cut out of the packed stream.
+#[derive(Debug)]
+pub(super) struct Block {
+    /// Where its header lies.
+    pub(super) packed: Packed,
+    /// What is in it.
+    pub(super) pieces: Pieces,
+    /// Whether the pieces are the plain bytes.
+    pub(super) stored: bool,
+    /// The stored checksum of the pieces.
+    pub(super) checksum: Option<u32>,
+}
+
+impl Block {
+    /// So much room decoding needs at the most, in bytes; `max_len` is the format's limit.
+    pub(super) fn room(&self, max_len: usize) -> usize {
+        let len = self.pieces.len();
+        if self.stored {
+            len
+        } else if len.saturating_mul(MEASURE_FACTOR) < max_len {
+            measure(&self.pieces.contiguous()).map_or(max_len, |measured| measured.min(max_len))
+        } else {
+            max_len
+        }
+    }
+
+    /// Checks the block checksum, if there is one.
+    pub(super) fn verify(&self) -> Result<(), Error> {
+        let Some(expected) = self.checksum else {
+            return Ok(());
+        };
+        let mut hash = Xxh32::new(0);
+        for slice in self.pieces.slices() {
+            hash.update(slice);
+        }
+        let computed = hash.digest();
+        if computed == expected {
+            return Ok(());
+        }
+        Err(self.error(Cause::Checksum {
+            what: "block",
+            expected: expected.into(),
+            computed: computed.into(),
+        }))
+    }
+
+    /// Decodes to the front of `room`, referring to `history` before it; answers how many bytes.
+    pub(super) fn decode(&self, room: &mut [u8], history: &[u8]) -> Result<usize, Error> {
+        let packed = self.pieces.contiguous();
+        if self.stored {
+            let Some(target) = room.get_mut(..packed.len()) else {
+                return Err(self.malformed("a stored block is too long"));
+            };
+            target.copy_from_slice(&packed);
+            return Ok(packed.len());
+        }
+        let decoded = if history.is_empty() {
+            block::decompress_into(&packed, room)
+        } else {
+            block::decompress_into_with_dict(&packed, room, history)
+        };
+        decoded.map_err(|error| self.malformed(&format!("a block: {error}")))
+    }
+
+    fn malformed(&self, text: &str) -> Error {
+        self.error(Cause::Malformed(text.to_owned()))
+    }
+
+    fn error(&self, cause: Cause) -> Error {
+        Error {
+            compression: Compression::Lz4,
+            packed: self.packed,
+            cause,
+        }
+    }
+}
+
+/// Independent blocks, decoded one after the other into one buffer, which has room for all.
+pub(super) fn decode_group(
+    blocks: &[Block],
+    max_len: usize,
+    mut buffer: Buffer,
+) -> Result<Bytes, Error> {
+    let mut filled = 0;
+    for block in blocks {
+        block.verify()?;
+        let room = buffer.get_mut(filled..).unwrap_or_default();
+        let len = room.len().min(max_len);
+        filled += block.decode(room.get_mut(..len).unwrap_or_default(), &[])?;
+    }
+    Ok(buffer.freeze().slice(..filled))
+}
+
+/// How many plain bytes the packed block `bytes` makes, found without making them; `None` when
+/// it is malformed.
+fn measure(bytes: &[u8]) -> Option<usize> {
+    let mut rest = bytes;
+    let mut len = 0_usize;
+    loop {
+        let (&token, after) = rest.split_first()?;
+        rest = after;
+        let literals = length(token >> 4, &mut rest)?;
+        rest = rest.get(literals..)?;
+        len = len.checked_add(literals)?;
+        if rest.is_empty() {
+            return Some(len);
+        }
+        rest = rest.get(2..)?;
+        let matched = length(token & 15, &mut rest)?;
+        len = len.checked_add(matched)?.checked_add(4)?;
+    }
+}
+
+/// A length whose first part is `nibble`.
+fn length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
+    let mut len = usize::from(nibble);
+    if nibble == 15 {
+        loop {
+            let (&more, after) = rest.split_first()?;
+            *rest = after;
+            len = len.checked_add(more.into())?;
+            if more != 255 {
+                break;
+            }
+        }
+    }
+    Some(len)
+}
+
+/// Holds a frame whose blocks are decoded by jobs to the content size its header promises.
+///
+/// Whoever ends last, a job or the walk that comes to the frame's end, finds out.
+#[derive(Debug)]
+pub(super) struct Tally {
+    expected: u64,
+    plain: AtomicU64,
+    /// The walk and the jobs that have not ended.
+    open: AtomicU64,
+}
+
+impl Tally {
+    /// For a frame of `expected` plain bytes, held open by the walk.
+    pub(super) fn new(expected: u64) -> Arc<Self> {
+        Arc::new(Self {
+            expected,
+            plain: AtomicU64::new(0),
+            open: AtomicU64::new(1),
+        })
+    }
+
+    /// One more will call [`Self::close`].
+    pub(super) fn open(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds `plain` bytes; when no one holds the tally open any more, they must be all.
+    pub(super) fn close(&self, plain: u64) -> Result<(), Cause> {
+        let sum = self.plain.fetch_add(plain, Ordering::AcqRel) + plain;
+        let last = self.open.fetch_sub(1, Ordering::AcqRel) == 1;
+        let sum = if last {
+            self.plain.load(Ordering::Acquire)
+        } else {
+            sum
+        };
+        check_content_len(self.expected, sum, last)
+    }
+}
+
+/// Compares the plain bytes so far, or all when `ended`, with what the frame header promises.
+pub(super) fn check_content_len(expected: u64, len: u64, ended: bool) -> Result<(), Cause> {
+    if len > expected || (ended && len < expected) {
+        let more = if ended { "" } else { " or more" };
+        return Err(Cause::Malformed(format!(
+            "the frame says it holds {expected} bytes and holds {len}{more}"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::walk::tests::{noise, text};
+
+    #[test]
+    fn measuring_agrees_with_decoding() {
+        for plain in [
+            text(100_000),
+            noise(1000),
+            vec![0; 4 << 20],
+            vec![7; 12],
+            vec![],
+        ] {
+            let packed = block::compress(&plain);
+            assert_eq!(measure(&packed), Some(plain.len()));
+            for len in 0..packed.len().min(100) {
+                let cut = packed.get(..len).unwrap();
+                assert!(measure(cut).is_none_or(|measured| measured < plain.len()));
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_to_end_finds_a_wrong_content_size() {
+        let tally = Tally::new(10);
+        tally.open();
+        tally.open();
+        assert_eq!(tally.close(4), Ok(()));
+        assert_eq!(tally.close(0), Ok(()));
+        assert!(tally.close(5).is_err());
+        let tally = Tally::new(10);
+        tally.open();
+        assert!(tally.close(11).is_err());
+    }
+}

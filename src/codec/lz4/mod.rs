@@ -1,0 +1,904 @@
+//! lz4: the frame format and its legacy form.
+//!
+//! Frame and block headers are walked here, blocks are decoded by `lz4_flex`: independent ones by
+//! jobs, linked ones in order, each behind the 64 KiB of plain bytes it may refer to.
+
+mod block;
+mod header;
+
+use std::fmt;
+use std::sync::Arc;
+
+use xxhash_rust::xxh32::Xxh32;
+
+use super::input::Input;
+use super::seek_point::{Spacing, unpack_window};
+use super::walk::{Results, Step, Walk, Walker, error};
+use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
+use crate::base::buffer::Buffer;
+use crate::base::extent::{Packed, Plain};
+use block::{Block, Tally, check_content_len, decode_group};
+use header::{BETWEEN_FRAMES, Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, is_skippable};
+
+/// Small blocks are joined to pieces of about so many plain bytes.
+const PIECE_LEN: usize = 1 << 20;
+
+/// Stored blocks of so many bytes are given out as they are; copying shorter ones into a piece
+/// costs less than a piece of their own.
+const PASS_LEN: usize = 32 << 10;
+
+/// Linked blocks refer at most so far back, in bytes.
+const HISTORY_LEN: usize = 64 << 10;
+
+/// In a block's header, says that the block is stored.
+const STORED: u32 = 1 << 31;
+
+/// Decodes lz4.
+pub(super) type Decoder = Walker<Frames>;
+
+impl Decoder {
+    pub(super) fn start(context: Context) -> Self {
+        let spacing = Spacing::start(&context);
+        let frames = Frames {
+            context,
+            spacing,
+            plain_at_most: 0,
+            first: true,
+            state: State::Between,
+        };
+        Self::new(frames, Packed(0))
+    }
+
+    pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
+        let state =
+            State::resume(seek_point).map_err(|cause| error::<Frames>(seek_point.packed, cause))?;
+        let frames = Frames {
+            spacing: Spacing::resume(&context, seek_point),
+            context,
+            plain_at_most: seek_point.plain.0,
+            first: false,
+            state,
+        };
+        Ok(Self::new(frames, seek_point.packed))
+    }
+}
+
+/// A stream of frames.
+#[derive(Debug)]
+pub(super) struct Frames {
+    context: Context,
+    spacing: Spacing,
+    /// Plain bytes so far at the most; jobs may make fewer.
+    plain_at_most: u64,
+    /// No frame has begun yet.
+    first: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before a frame's magic, or at the end.
+    Between,
+    /// So many bytes of a skippable frame are left.
+    Skipping(u64),
+    /// At the header of a block.
+    Blocks(Frame),
+}
+
+impl State {
+    fn resume(seek_point: &SeekPoint) -> Result<Self, Cause> {
+        let foreign = || Cause::Malformed("a seek point that is not of lz4".to_owned());
+        if seek_point.bit != 0 {
+            return Err(foreign());
+        }
+        if seek_point.state == BETWEEN_FRAMES {
+            return Ok(Self::Between);
+        }
+        let header = Header::from_state(seek_point.state).ok_or_else(foreign)?;
+        let history = unpack_window(&seek_point.window, HISTORY_LEN)?;
+        Ok(Self::Blocks(Frame::resume(header, history)))
+    }
+}
+
+/// A frame whose blocks are being walked.
+#[derive(Debug)]
+struct Frame {
+    header: Header,
+    /// Whether its first block was seen, without which nothing about the whole can be checked.
+    whole: bool,
+    body: Body,
+}
+
+/// What there is to keep of the blocks before.
+#[derive(Debug)]
+enum Body {
+    Independent {
+        group: Group,
+        tally: Option<Arc<Tally>>,
+    },
+    Linked(Linked),
+}
+
+/// Independent blocks that will be one job.
+#[derive(Debug, Default)]
+struct Group {
+    blocks: Vec<Block>,
+    room: usize,
+}
+
+/// Decodes linked blocks.
+struct Linked {
+    /// The plain bytes before the piece, as far back as blocks may refer.
+    history: Vec<u8>,
+    /// History and then plain bytes that were not given out yet.
+    piece: Option<Piece>,
+    /// Of the frame's plain bytes so far.
+    hash: Xxh32,
+    plain_len: u64,
+}
+
+impl fmt::Debug for Linked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Linked")
+            .field("piece", &self.piece)
+            .field("plain_len", &self.plain_len)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct Piece {
+    buffer: Buffer,
+    /// Where new plain bytes begin.
+    start: usize,
+    filled: usize,
+}
+
+impl Frame {
+    fn start(header: Header) -> Self {
+        Self {
+            whole: true,
+            ..Self::resume(header, Vec::new())
+        }
+    }
+
+    fn resume(header: Header, history: Vec<u8>) -> Self {
+        let body = if header.linked {
+            Body::Linked(Linked {
+                history,
+                piece: None,
+                hash: Xxh32::new(0),
+                plain_len: 0,
+            })
+        } else {
+            Body::Independent {
+                group: Group::default(),
+                tally: header.content_len.map(Tally::new),
+            }
+        };
+        Self {
+            header,
+            whole: false,
+            body,
+        }
+    }
+
+    /// Whether the driver hashes what the frame's jobs make.
+    fn hashed_by_driver(&self) -> bool {
+        self.whole && self.header.content_checksum && !self.header.linked
+    }
+}
+
+impl Walk for Frames {
+    const COMPRESSION: Compression = Compression::Lz4;
+
+    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+        match &mut self.state {
+            State::Between => self.frame_start(input, results),
+            State::Skipping(left) => {
+                *left -= input.skip(*left);
+                if *left > 0 {
+                    return Ok(Step::Hungry);
+                }
+                self.state = State::Between;
+                Ok(Step::Moved)
+            }
+            State::Blocks(_) => self.block(input, results),
+        }
+    }
+
+    fn flush(&mut self, results: &mut Results) {
+        let State::Blocks(frame) = &mut self.state else {
+            return;
+        };
+        match &mut frame.body {
+            Body::Independent { group, tally } => {
+                let max_len = frame.header.max_block_len;
+                results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+            }
+            Body::Linked(linked) => results.extend(linked.flush()),
+        }
+    }
+}
+
+impl Frames {
+    fn frame_start(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+        if input.is_over() && !self.first {
+            return Ok(Step::End);
+        }
+        let Some(magic) = input.peek().map(u32::from_le_bytes) else {
+            return Ok(Step::Hungry);
+        };
+        let packed = input.offset();
+        if is_skippable(magic) {
+            let Some(len) = input.peek_at(MAGIC_LEN).map(u32::from_le_bytes) else {
+                return Ok(Step::Hungry);
+            };
+            self.first = false;
+            self.state = State::Skipping(MAGIC_LEN as u64 + 4 + u64::from(len));
+            return Ok(Step::Moved);
+        }
+        let (header, len) = match magic {
+            LEGACY_MAGIC => (Header::LEGACY, 0),
+            MAGIC => match Header::read(|target| input.peek_into(MAGIC_LEN, target)) {
+                None => return Ok(Step::Hungry),
+                Some(read) => read.map_err(|cause| error::<Self>(packed, cause))?,
+            },
+            _ => {
+                let what = if self.first {
+                    "this is no lz4 frame"
+                } else {
+                    "bytes that are no lz4 frame follow the last frame"
+                };
+                return Err(error::<Self>(packed, Cause::Malformed(what.to_owned())));
+            }
+        };
+        self.first = false;
+        if self.spacing.frame(Plain(self.plain_at_most)) {
+            results.push_back(seek_point(packed, BETWEEN_FRAMES));
+        }
+        input.skip((MAGIC_LEN + len) as u64);
+        let frame = Frame::start(header);
+        if frame.hashed_by_driver() {
+            results.push_back(Pull::HashStart);
+        }
+        self.state = State::Blocks(frame);
+        Ok(Step::Moved)
+    }
+
+    /// Walks one block, or what comes instead of one.
+    fn block(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+        let State::Blocks(frame) = &mut self.state else {
+            return Ok(Step::Moved);
+        };
+        let header = frame.header;
+        if header.legacy && input.is_over() {
+            return Ok(Step::End);
+        }
+        let Some(word) = input.peek().map(u32::from_le_bytes) else {
+            return Ok(Step::Hungry);
+        };
+        if !header.legacy && word == 0 {
+            return self.frame_end(input, results);
+        }
+        let stored = !header.legacy && word & STORED != 0;
+        let len = if stored { word & !STORED } else { word } as usize;
+        if len > header.max_packed_len() {
+            if header.legacy {
+                // No block is so long: this is the magic of another frame.
+                self.flush(results);
+                self.state = State::Between;
+                return Ok(Step::Moved);
+            }
+            let text = format!("a block of {len} bytes is longer than the frame allows");
+            return Err(error::<Self>(input.offset(), Cause::Malformed(text)));
+        }
+        let Some(block) = take_block(input, len, stored, header.block_checksums) else {
+            return Ok(Step::Hungry);
+        };
+        self.seek_point_before(&block, results);
+        self.give_out(block, results)?;
+        Ok(Step::Moved)
+    }
+
+    fn seek_point_before(&mut self, block: &Block, results: &mut Results) {
+        let State::Blocks(frame) = &mut self.state else {
+            return;
+        };
+        let plain = Plain(self.plain_at_most);
+        let state = frame.header.state();
+        match &mut frame.body {
+            Body::Independent { group, tally } => {
+                if self.spacing.frame(plain) {
+                    let max_len = frame.header.max_block_len;
+                    results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                    results.push_back(seek_point(block.packed, state));
+                }
+            }
+            Body::Linked(linked) => {
+                if !self.spacing.checkpoint_due(plain, block.packed) {
+                    return;
+                }
+                results.extend(linked.flush());
+                let window = self
+                    .spacing
+                    .checkpoint(plain, block.packed, &linked.history);
+                results.extend(window.map(|window| {
+                    Pull::SeekPoint(SeekPoint {
+                        packed: block.packed,
+                        bit: 0,
+                        plain: UNCOUNTED,
+                        state,
+                        window,
+                    })
+                }));
+            }
+        }
+    }
+
+    fn give_out(&mut self, block: Block, results: &mut Results) -> Result<(), Error> {
+        let State::Blocks(frame) = &mut self.state else {
+            return Ok(());
+        };
+        let max_len = frame.header.max_block_len;
+        let room = block.room(max_len);
+        match &mut frame.body {
+            Body::Independent { group, tally } => {
+                if block.stored && room >= PASS_LEN {
+                    block.verify()?;
+                    results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                    if let Some(tally) = tally {
+                        tally.open();
+                        let counted = tally.close(room as u64);
+                        counted.map_err(|cause| error::<Self>(block.packed, cause))?;
+                    }
+                    results.extend(block.pieces.into_iter().map(Pull::Plain));
+                } else {
+                    group.room += room;
+                    group.blocks.push(block);
+                    if group.room >= PIECE_LEN {
+                        results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                    }
+                }
+                self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
+            }
+            Body::Linked(linked) => {
+                let hashed = frame.whole && frame.header.content_checksum;
+                let len = linked.decode(&block, room, hashed, &self.context, results)?;
+                self.plain_at_most = self.plain_at_most.saturating_add(len as u64);
+                if let Some(expected) = frame.header.content_len.filter(|_| frame.whole) {
+                    check_content_len(expected, linked.plain_len, false)
+                        .map_err(|cause| error::<Self>(block.packed, cause))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what follows the last block.
+    fn frame_end(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+        let State::Blocks(frame) = &self.state else {
+            return Ok(Step::Moved);
+        };
+        let expected = if frame.header.content_checksum {
+            let Some(stored) = input.peek_at(4).map(u32::from_le_bytes) else {
+                return Ok(Step::Hungry);
+            };
+            Some(stored)
+        } else {
+            None
+        };
+        let packed = input.offset();
+        self.flush(results);
+        let State::Blocks(frame) = std::mem::replace(&mut self.state, State::Between) else {
+            return Ok(Step::Moved);
+        };
+        input.skip(if expected.is_some() { 8 } else { 4 });
+        if !frame.whole {
+            return Ok(Step::Moved);
+        }
+        let len_checked = match (&frame.body, frame.header.content_len) {
+            (Body::Independent { tally, .. }, _) => {
+                tally.as_ref().map_or(Ok(()), |tally| tally.close(0))
+            }
+            (Body::Linked(linked), Some(expected)) => {
+                check_content_len(expected, linked.plain_len, true)
+            }
+            (Body::Linked(_), None) => Ok(()),
+        };
+        len_checked.map_err(|cause| error::<Self>(packed, cause))?;
+        match (&frame.body, expected) {
+            (Body::Independent { .. }, Some(expected)) => {
+                results.push_back(Pull::HashEnd { expected, packed });
+            }
+            (Body::Linked(linked), Some(expected)) if linked.hash.digest() != expected => {
+                let cause = Cause::Checksum {
+                    what: "content",
+                    expected: expected.into(),
+                    computed: linked.hash.digest().into(),
+                };
+                return Err(error::<Self>(packed, cause));
+            }
+            _ => {}
+        }
+        Ok(Step::Moved)
+    }
+}
+
+/// A self-contained seek point.
+fn seek_point(packed: Packed, state: u32) -> Pull {
+    Pull::SeekPoint(SeekPoint {
+        packed,
+        bit: 0,
+        plain: UNCOUNTED,
+        state,
+        window: bytes::Bytes::new(),
+    })
+}
+
+/// The block whose header is next, or `None` when it is not all at hand.
+fn take_block(input: &mut Input, len: usize, stored: bool, checksum: bool) -> Option<Block> {
+    let packed = input.offset();
+    let checksum = if checksum {
+        Some(u32::from_le_bytes(input.peek_at(4 + len)?))
+    } else if input.len() < 4 + len {
+        return None;
+    } else {
+        None
+    };
+    input.skip(4);
+    let pieces = input.take(len)?;
+    if checksum.is_some() {
+        input.skip(4);
+    }
+    Some(Block {
+        packed,
+        pieces,
+        stored,
+        checksum,
+    })
+}
+
+impl Group {
+    /// A job for the blocks so far. Its buffer is taken now, so that buffers are taken in stream
+    /// order: a job that waited for one could wait for those who wait for its own bytes.
+    fn flush(
+        &mut self,
+        context: &Context,
+        max_len: usize,
+        tally: Option<&Arc<Tally>>,
+    ) -> Option<Pull> {
+        let Self { blocks, room } = std::mem::take(self);
+        let first = blocks.first()?.packed;
+        let buffer = context.pool.take(room);
+        let tally = tally.cloned();
+        if let Some(tally) = &tally {
+            tally.open();
+        }
+        Some(Pull::Job(Job::new(move || {
+            let plain = decode_group(&blocks, max_len, buffer)?;
+            if let Some(tally) = tally {
+                let counted = tally.close(plain.len() as u64);
+                counted.map_err(|cause| error::<Frames>(first, cause))?;
+            }
+            Ok(plain)
+        })))
+    }
+}
+
+impl Linked {
+    /// Decodes `block`, which needs at most `room` bytes; answers how many it makes.
+    fn decode(
+        &mut self,
+        block: &Block,
+        room: usize,
+        hashed: bool,
+        context: &Context,
+        results: &mut Results,
+    ) -> Result<usize, Error> {
+        block.verify()?;
+        if self.piece.as_ref().is_some_and(|piece| piece.left() < room) {
+            results.extend(self.flush());
+        }
+        let piece = self.piece.get_or_insert_with(|| {
+            let len = self.history.len() + room.max(PIECE_LEN);
+            Piece::new(context.pool.take(len), &self.history)
+        });
+        let plain = piece.decode(block, room)?;
+        if hashed {
+            self.hash.update(plain);
+        }
+        self.plain_len = self.plain_len.saturating_add(plain.len() as u64);
+        Ok(plain.len())
+    }
+
+    /// What was decoded and not given out; from then on it is history.
+    fn flush(&mut self) -> Option<Pull> {
+        let piece = self.piece.take()?;
+        let seen = piece.buffer.get(..piece.filled).unwrap_or_default();
+        let kept = seen.len().saturating_sub(HISTORY_LEN);
+        self.history.clear();
+        self.history
+            .extend_from_slice(seen.get(kept..).unwrap_or_default());
+        let Piece {
+            buffer,
+            start,
+            filled,
+        } = piece;
+        (filled > start).then(|| Pull::Plain(buffer.freeze().slice(start..filled)))
+    }
+}
+
+impl Piece {
+    fn new(mut buffer: Buffer, history: &[u8]) -> Self {
+        let start = history.len();
+        if let Some(front) = buffer.get_mut(..start) {
+            front.copy_from_slice(history);
+        }
+        Self {
+            buffer,
+            start,
+            filled: start,
+        }
+    }
+
+    /// Bytes that can still be added.
+    fn left(&self) -> usize {
+        self.buffer.len() - self.filled
+    }
+
+    /// Appends what `block` makes, at most `room` bytes, and answers it.
+    fn decode(&mut self, block: &Block, room: usize) -> Result<&[u8], Error> {
+        let (seen, free) = self.buffer.split_at_mut(self.filled);
+        let history = seen.get(seen.len().saturating_sub(HISTORY_LEN)..);
+        let len = free.len().min(room);
+        let target = free.get_mut(..len).unwrap_or_default();
+        let len = block.decode(target, history.unwrap_or_default())?;
+        self.filled += len;
+        Ok(target.get(..len).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::walk::tests::{
+        Outcome, check, check_flips, check_truncation, decode, decode_from, noise, text,
+    };
+    use super::*;
+    use lz4_flex::block::{compress, compress_with_dict};
+    use proptest::prelude::*;
+    use xxhash_rust::xxh32::xxh32;
+
+    /// Makes frames as the format says, block by block.
+    #[expect(
+        clippy::struct_excessive_bools,
+        reason = "they are the flags of the format"
+    )]
+    #[derive(Clone, Copy, Debug)]
+    struct Maker {
+        linked: bool,
+        block_checksums: bool,
+        content_checksum: bool,
+        content_len: bool,
+        code: u8,
+        block_len: usize,
+    }
+
+    const INDEPENDENT: Maker = Maker {
+        linked: false,
+        block_checksums: false,
+        content_checksum: true,
+        content_len: false,
+        code: 4,
+        block_len: 64 << 10,
+    };
+    const LINKED: Maker = Maker {
+        linked: true,
+        ..INDEPENDENT
+    };
+
+    impl Maker {
+        fn header(self, content_len: usize) -> Vec<u8> {
+            let bit = |set: bool, bit: u8| u8::from(set) << bit;
+            let flags = 0x40
+                | bit(!self.linked, 5)
+                | bit(self.block_checksums, 4)
+                | bit(self.content_len, 3)
+                | bit(self.content_checksum, 2);
+            let mut descriptor = vec![flags, self.code << 4];
+            if self.content_len {
+                descriptor.extend_from_slice(&(content_len as u64).to_le_bytes());
+            }
+            let hash = xxh32(&descriptor, 0).to_le_bytes()[1];
+            let mut header = MAGIC.to_le_bytes().to_vec();
+            header.extend(descriptor);
+            header.push(hash);
+            header
+        }
+
+        fn frame(self, plain: &[u8]) -> Vec<u8> {
+            let mut frame = self.header(plain.len());
+            for (number, block) in plain.chunks(self.block_len).enumerate() {
+                let at = number * self.block_len;
+                let packed = if self.linked {
+                    compress_with_dict(block, &plain[at.saturating_sub(HISTORY_LEN)..at])
+                } else {
+                    compress(block)
+                };
+                let (word, body) = if packed.len() < block.len() {
+                    (u32::try_from(packed.len()).unwrap(), packed)
+                } else {
+                    (u32::try_from(block.len()).unwrap() | STORED, block.to_vec())
+                };
+                frame.extend(word.to_le_bytes());
+                frame.extend(&body);
+                if self.block_checksums {
+                    frame.extend(xxh32(&body, 0).to_le_bytes());
+                }
+            }
+            frame.extend([0; 4]);
+            if self.content_checksum {
+                frame.extend(xxh32(plain, 0).to_le_bytes());
+            }
+            frame
+        }
+    }
+
+    fn legacy(plain: &[u8]) -> Vec<u8> {
+        let mut frame = LEGACY_MAGIC.to_le_bytes().to_vec();
+        for block in plain.chunks(8 << 20) {
+            let packed = compress(block);
+            frame.extend(u32::try_from(packed.len()).unwrap().to_le_bytes());
+            frame.extend(packed);
+        }
+        frame
+    }
+
+    fn skippable(len: u32) -> Vec<u8> {
+        let mut frame = 0x184d_2a53_u32.to_le_bytes().to_vec();
+        frame.extend(len.to_le_bytes());
+        frame.extend(noise(len as usize));
+        frame
+    }
+
+    fn mixed(len: usize) -> Vec<u8> {
+        let mut plain = text(len);
+        plain.extend(noise(len / 2));
+        plain.extend(vec![0; len / 3]);
+        plain
+    }
+
+    fn cause(outcome: Outcome) -> Cause {
+        outcome.end.unwrap_err().cause
+    }
+
+    #[test]
+    fn independent_blocks_become_jobs_of_about_a_mebibyte() {
+        let plain = text(8 << 20);
+        let packed = INDEPENDENT.frame(&plain);
+        let outcome = decode(Compression::Lz4, &packed, packed.len());
+        assert!(outcome.plain == plain);
+        assert_eq!(outcome.jobs, 8);
+    }
+
+    #[test]
+    fn independent_frames_resume_at_every_mebibyte() {
+        let plain = mixed(5 << 20);
+        let seek_points = check(Compression::Lz4, &INDEPENDENT.frame(&plain), &plain);
+        assert_eq!(seek_points.len(), plain.len().div_ceil(1 << 20));
+        assert!(seek_points.iter().all(|point| point.window.is_empty()));
+    }
+
+    #[test]
+    fn linked_frames_resume_at_checkpoints() {
+        let plain = [text(9 << 20), noise(9 << 20), text(9 << 20)].concat();
+        for block_checksums in [false, true] {
+            let maker = Maker {
+                block_checksums,
+                ..LINKED
+            };
+            let seek_points = check(Compression::Lz4, &maker.frame(&plain), &plain);
+            let windows = seek_points.iter().filter(|point| !point.window.is_empty());
+            assert!(windows.count() >= 3, "{}", seek_points.len());
+        }
+    }
+
+    #[test]
+    fn short_blocks_of_a_large_kind_do_not_take_large_buffers() {
+        let maker = Maker {
+            code: 7,
+            block_len: 1000,
+            ..INDEPENDENT
+        };
+        let plain = text(3 << 20);
+        let seek_points = check(Compression::Lz4, &maker.frame(&plain), &plain);
+        assert_eq!(seek_points.len(), 3);
+        let jobs = decode(Compression::Lz4, &maker.frame(&plain), 64 << 20).jobs;
+        assert_eq!(jobs, 3);
+    }
+
+    #[test]
+    fn frames_of_every_kind_follow_each_other() {
+        let parts = [
+            text(100_000),
+            text(9 << 20),
+            noise(3 << 20),
+            text(70_000),
+            Vec::new(),
+        ];
+        let linked = Maker {
+            content_len: true,
+            ..LINKED
+        };
+        let packed = [
+            skippable(9),
+            INDEPENDENT.frame(&parts[0]),
+            legacy(&parts[1]),
+            skippable(0),
+            legacy(&parts[2]),
+            linked.frame(&parts[3]),
+            INDEPENDENT.frame(&parts[4]),
+            skippable(100_000),
+        ];
+        check(Compression::Lz4, &packed.concat(), &parts.concat());
+    }
+
+    #[test]
+    fn a_cut_anywhere_is_found() {
+        let plain = mixed(3000);
+        for linked in [false, true] {
+            let maker = Maker {
+                linked,
+                block_checksums: true,
+                block_len: 900,
+                ..INDEPENDENT
+            };
+            check_truncation(Compression::Lz4, &maker.frame(&plain), &plain, &[]);
+        }
+        let packed = legacy(&plain);
+        check_truncation(Compression::Lz4, &packed, &plain, &[4]);
+    }
+
+    #[test]
+    fn damage_anywhere_is_found() {
+        let plain = mixed(2000);
+        for linked in [false, true] {
+            for content_len in [false, true] {
+                let maker = Maker {
+                    linked,
+                    content_len,
+                    block_len: 700,
+                    ..INDEPENDENT
+                };
+                check_flips(Compression::Lz4, &maker.frame(&plain), &plain);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_content_size_is_found_without_a_checksum() {
+        let plain = mixed(100_000);
+        for linked in [false, true] {
+            for len in [plain.len() - 1, plain.len() + 1] {
+                let maker = Maker {
+                    linked,
+                    content_len: true,
+                    content_checksum: false,
+                    ..INDEPENDENT
+                };
+                let right = maker.header(plain.len());
+                let mut packed = maker.frame(&plain);
+                packed.splice(..right.len(), maker.header(len));
+                let found = cause(decode(Compression::Lz4, &packed, 1000));
+                assert!(matches!(found, Cause::Malformed(_)), "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_checksum_names_itself() {
+        let plain = text(10_000);
+        let maker = Maker {
+            block_checksums: true,
+            ..INDEPENDENT
+        };
+        for (from_end, name) in [(1, "content"), (9, "block")] {
+            let mut packed = maker.frame(&plain);
+            let at = packed.len() - from_end;
+            packed[at] ^= 1;
+            let found = cause(decode(Compression::Lz4, &packed, 1000));
+            assert!(
+                matches!(found, Cause::Checksum { what, .. } if what == name),
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn garbage_after_the_last_frame_is_an_error_behind_all_bytes() {
+        let plain = text(10_000);
+        let mut packed = INDEPENDENT.frame(&plain);
+        packed.extend([0; 512]);
+        let outcome = decode(Compression::Lz4, &packed, 1000);
+        assert!(outcome.plain == plain);
+        assert!(matches!(cause(outcome), Cause::Malformed(_)));
+    }
+
+    #[test]
+    fn a_dictionary_is_named_as_unsupported() {
+        let mut descriptor = vec![0x61, 0x40];
+        descriptor.extend(77_u32.to_le_bytes());
+        descriptor.push(xxh32(&descriptor, 0).to_le_bytes()[1]);
+        let packed = [MAGIC.to_le_bytes().to_vec(), descriptor].concat();
+        let Cause::Unsupported(text) = cause(decode(Compression::Lz4, &packed, 1)) else {
+            panic!("supported");
+        };
+        assert!(text.contains("77"), "{text}");
+    }
+
+    #[test]
+    fn foreign_seek_points_are_refused_or_fail() {
+        let plain = text(200_000);
+        let packed = INDEPENDENT.frame(&plain);
+        let point = decode(Compression::Lz4, &packed, 1 << 20)
+            .seek_points
+            .remove(0);
+        let context = || super::super::walk::tests::context();
+        for (state, bit) in [(1, 0), (BETWEEN_FRAMES, 1), (u32::MAX, 0)] {
+            let foreign = SeekPoint {
+                bit,
+                state,
+                ..point.clone()
+            };
+            assert!(Decoder::resume(context(), &foreign).is_err());
+        }
+        let window = bytes::Bytes::from_static(b"no window");
+        let state = Frame::start(Header::LEGACY).header.state();
+        let foreign = SeekPoint {
+            state,
+            window,
+            ..point.clone()
+        };
+        assert!(Decoder::resume(context(), &foreign).is_err());
+        let moved = SeekPoint {
+            packed: Packed(point.packed.0 + 1),
+            ..point
+        };
+        assert!(
+            decode_from(Compression::Lz4, &packed, 1000, &moved)
+                .end
+                .is_err()
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_bytes_behind_a_header_are_survived(
+            linked: bool,
+            bytes in proptest::collection::vec(any::<u8>(), 0..400),
+            push_len in 1..50_usize,
+        ) {
+            let maker = Maker { linked, content_checksum: false, ..INDEPENDENT };
+            let mut packed = maker.header(0);
+            packed.extend((u32::try_from(bytes.len()).unwrap()).to_le_bytes());
+            packed.extend(&bytes);
+            decode(Compression::Lz4, &packed, push_len);
+        }
+
+        #[test]
+        fn push_sizes_do_not_matter(
+            linked: bool,
+            block_len in 1..5000_usize,
+            len in 0..20_000_usize,
+            push_len in 1..3000_usize,
+        ) {
+            let maker = Maker { linked, block_len, block_checksums: true, ..INDEPENDENT };
+            let plain = mixed(len);
+            let outcome = decode(Compression::Lz4, &maker.frame(&plain), push_len);
+            prop_assert_eq!(outcome.end, Ok(()));
+            prop_assert!(outcome.plain == plain);
+        }
+    }
+}

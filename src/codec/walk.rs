@@ -1,0 +1,330 @@
+//! What the codecs that walk frames and blocks share: a queue of results, and fused errors.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use bytes::Bytes;
+
+use super::input::Input;
+use super::{Cause, Compression, Error, Pull};
+use crate::base::extent::Packed;
+
+/// A codec that moves through its format in small steps.
+pub(super) trait Walk: Send + fmt::Debug {
+    /// The format, for errors.
+    const COMPRESSION: Compression;
+
+    /// Moves on, taking from `input` and appending to `results`.
+    ///
+    /// # Errors
+    /// As [`super::Decoder::pull`]; but never that the input is truncated: a step that cannot
+    /// move is [`Step::Hungry`], and nothing else.
+    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error>;
+
+    /// Appends what was held back in order to join it with more. Called when the walk pauses for
+    /// input, and when it stops for good.
+    fn flush(&mut self, results: &mut Results);
+}
+
+/// Pulls in the order in which they are to be answered.
+pub(super) type Results = VecDeque<Pull>;
+
+/// How a step went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Something was taken or appended, or the state changed.
+    Moved,
+    /// Nothing can be done with what is at hand.
+    Hungry,
+    /// The stream is complete.
+    End,
+}
+
+/// A [`Walk`] made into a decoder.
+#[derive(Debug)]
+pub(super) struct Walker<W> {
+    walk: W,
+    input: Input,
+    results: Results,
+    stop: Option<Result<(), Error>>,
+}
+
+impl<W: Walk> Walker<W> {
+    /// A decoder whose first packed byte is the one at `offset`.
+    pub(super) fn new(walk: W, offset: Packed) -> Self {
+        Self {
+            walk,
+            input: Input::at(offset),
+            results: Results::new(),
+            stop: None,
+        }
+    }
+
+    fn stop(&mut self, how: Result<(), Error>) {
+        self.walk.flush(&mut self.results);
+        self.stop = Some(how);
+    }
+}
+
+impl<W: Walk> super::Decoder for Walker<W> {
+    fn push(&mut self, packed: Bytes) {
+        self.input.push(packed);
+    }
+
+    fn finish(&mut self) {
+        self.input.finish();
+    }
+
+    fn pull(&mut self) -> Result<Pull, Error> {
+        loop {
+            if let Some(result) = self.results.pop_front() {
+                return Ok(result);
+            }
+            if let Some(stop) = &self.stop {
+                return stop.clone().map(|()| Pull::End);
+            }
+            match self.walk.step(&mut self.input, &mut self.results) {
+                Ok(Step::Moved) => {}
+                Ok(Step::End) => self.stop(Ok(())),
+                Err(error) => self.stop(Err(error)),
+                Ok(Step::Hungry) if self.input.is_ended() => {
+                    let truncated = error::<W>(self.input.end(), Cause::Truncated);
+                    self.stop(Err(truncated));
+                }
+                Ok(Step::Hungry) => {
+                    self.walk.flush(&mut self.results);
+                    if self.results.is_empty() {
+                        return Ok(Pull::NeedInput);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An error of the codec `W`.
+pub(super) fn error<W: Walk>(packed: Packed, cause: Cause) -> Error {
+    Error {
+        compression: W::COMPRESSION,
+        packed,
+        cause,
+    }
+}
+
+/// What the tests of every codec do with a decoder.
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::{Context, Decoder, SeekPoint, resume, start};
+    use super::*;
+    use crate::base::buffer::Pool;
+    use crate::base::extent::Plain;
+
+    /// What a whole stream came to.
+    #[derive(Debug)]
+    pub(crate) struct Outcome {
+        /// The plain bytes before the end or the error.
+        pub(crate) plain: Vec<u8>,
+        /// With their plain offsets counted, as drivers do.
+        pub(crate) seek_points: Vec<SeekPoint>,
+        pub(crate) warnings: Vec<String>,
+        pub(crate) jobs: usize,
+        pub(crate) end: Result<(), Error>,
+    }
+
+    pub(crate) fn context() -> Context {
+        Context {
+            pool: Pool::new(256 << 20),
+            seek_points: true,
+            memory_limit: 256 << 20,
+        }
+    }
+
+    /// Decodes `packed`, pushed in pieces of at most `push_len` bytes.
+    pub(crate) fn decode(compression: Compression, packed: &[u8], push_len: usize) -> Outcome {
+        drive(start(compression, context()), packed, push_len, 0)
+    }
+
+    /// Decodes from `seek_point` in the whole stream `packed`.
+    pub(crate) fn decode_from(
+        compression: Compression,
+        packed: &[u8],
+        push_len: usize,
+        seek_point: &SeekPoint,
+    ) -> Outcome {
+        let decoder = resume(compression, context(), seek_point).unwrap();
+        let rest = &packed[usize::try_from(seek_point.packed.0).unwrap()..];
+        drive(decoder, rest, push_len, seek_point.plain.0)
+    }
+
+    /// As the driver of a decoder does it, but on one thread.
+    pub(crate) fn drive(
+        mut decoder: Box<dyn Decoder>,
+        packed: &[u8],
+        push_len: usize,
+        mut offset: u64,
+    ) -> Outcome {
+        let mut pushes = packed.chunks(push_len);
+        let mut outcome = Outcome {
+            plain: Vec::new(),
+            seek_points: Vec::new(),
+            warnings: Vec::new(),
+            jobs: 0,
+            end: Ok(()),
+        };
+        let mut hash_start = None;
+        loop {
+            let bytes = match decoder.pull() {
+                Ok(Pull::NeedInput) => {
+                    match pushes.next() {
+                        Some(bytes) => decoder.push(Bytes::copy_from_slice(bytes)),
+                        None => decoder.finish(),
+                    }
+                    continue;
+                }
+                Ok(Pull::SeekPoint(seek_point)) => {
+                    if seek_point.plain != super::super::UNCOUNTED {
+                        assert_eq!(seek_point.plain, Plain(offset));
+                    }
+                    let plain = Plain(offset);
+                    outcome.seek_points.push(SeekPoint {
+                        plain,
+                        ..seek_point
+                    });
+                    continue;
+                }
+                Ok(Pull::Plain(bytes)) => {
+                    assert!(!bytes.is_empty());
+                    Ok(bytes)
+                }
+                Ok(Pull::Job(job)) => {
+                    outcome.jobs += 1;
+                    job.run()
+                }
+                Ok(Pull::HashStart) => {
+                    hash_start = Some(outcome.plain.len());
+                    continue;
+                }
+                Ok(Pull::HashEnd { expected, packed }) => {
+                    let hashed = &outcome.plain[hash_start.take().unwrap()..];
+                    let computed = xxhash_rust::xxh32::xxh32(hashed, 0);
+                    if computed == expected {
+                        continue;
+                    }
+                    Err(Error {
+                        compression: Compression::Lz4,
+                        packed,
+                        cause: Cause::Checksum {
+                            what: "content",
+                            expected: expected.into(),
+                            computed: computed.into(),
+                        },
+                    })
+                }
+                Ok(Pull::Warning(text)) => {
+                    outcome.warnings.push(text);
+                    continue;
+                }
+                Ok(Pull::End) => return outcome,
+                Err(error) => {
+                    assert_eq!(decoder.pull().unwrap_err(), error, "errors are fused");
+                    Err(error)
+                }
+            };
+            match bytes {
+                Ok(bytes) => {
+                    offset += bytes.len() as u64;
+                    outcome.plain.extend_from_slice(&bytes);
+                }
+                Err(error) => {
+                    outcome.end = Err(error);
+                    return outcome;
+                }
+            }
+        }
+    }
+
+    /// Decodes the whole of `packed` in several push sizes and from every seek point, and
+    /// expects `plain`; answers the seek points.
+    pub(crate) fn check(compression: Compression, packed: &[u8], plain: &[u8]) -> Vec<SeekPoint> {
+        let mut seek_points = Vec::new();
+        for push_len in [packed.len().max(1), 70_001, 1_000_003] {
+            let outcome = decode(compression, packed, push_len);
+            assert_eq!(outcome.end, Ok(()), "pushed {push_len}");
+            assert!(outcome.plain == plain, "pushed {push_len}");
+            seek_points = outcome.seek_points;
+        }
+        for seek_point in &seek_points {
+            let outcome = decode_from(compression, packed, 100_003, seek_point);
+            assert_eq!(outcome.end, Ok(()), "{seek_point:?}");
+            let rest = &plain[usize::try_from(seek_point.plain.0).unwrap()..];
+            assert!(outcome.plain == rest, "{seek_point:?}");
+        }
+        seek_points
+    }
+
+    /// Cuts the small stream `packed` at every byte: what is decoded is a beginning of `plain`,
+    /// and unless the cut lies at one of `ends`, the end of input is the error.
+    pub(crate) fn check_truncation(
+        compression: Compression,
+        packed: &[u8],
+        plain: &[u8],
+        ends: &[usize],
+    ) {
+        for len in 0..packed.len() {
+            let outcome = decode(compression, &packed[..len], 7);
+            assert!(plain.starts_with(&outcome.plain), "cut at {len}");
+            if ends.contains(&len) {
+                assert_eq!(outcome.end, Ok(()), "cut at {len}");
+            } else {
+                let error = outcome.end.unwrap_err();
+                assert_eq!(error.cause, Cause::Truncated, "cut at {len}");
+                assert_eq!(error.packed, Packed(len as u64));
+            }
+        }
+    }
+
+    /// Flips bits of every byte of `packed`, which checksums protect: the outcome is an error, or
+    /// `plain` after all.
+    pub(crate) fn check_flips(compression: Compression, packed: &[u8], plain: &[u8]) {
+        for at in 0..packed.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut damaged = packed.to_vec();
+                damaged[at] ^= flip;
+                let outcome = decode(compression, &damaged, 1000);
+                assert!(
+                    outcome.end.is_err() || outcome.plain == plain,
+                    "flipped {flip:#x} at {at}"
+                );
+            }
+        }
+    }
+
+    /// `len` bytes that compress to about a half.
+    pub(crate) fn text(len: usize) -> Vec<u8> {
+        let mut state = 88_172_645_463_325_252_u64;
+        let mut bytes = Vec::with_capacity(len + 16);
+        while bytes.len() < len {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let word = state % 4096;
+            bytes.extend_from_slice(format!("{word:x} {:o},", word * word).as_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// `len` bytes that do not compress.
+    pub(crate) fn noise(len: usize) -> Vec<u8> {
+        let mut state = 88_172_645_463_325_252_u64;
+        std::iter::repeat_with(|| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        })
+        .flatten()
+        .take(len)
+        .collect()
+    }
+}
