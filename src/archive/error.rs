@@ -1,6 +1,6 @@
 //! Why an archive cannot be scanned or read.
 
-use crate::{codec, index, source, tar};
+use crate::{codec, source, tar};
 
 /// What went wrong, by layer.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ impl Error {
         match self {
             Self::Source(error) => matches!(error.cause, source::Cause::Truncated),
             Self::Codec(error) => matches!(error.cause, codec::Cause::Truncated),
-            Self::Tar(error) => matches!(error.cause, tar::Cause::Truncated),
+            Self::Tar(error) => matches!(error.cause, tar::Cause::Truncated(_)),
             Self::NotAnArchive | Self::UnsupportedFormat(_) | Self::Interrupted => false,
         }
     }

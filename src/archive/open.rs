@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::error::Error;
-use super::indexing::{Indexing, Never, Spooler};
+use super::indexing::{Indexing, Spooler};
 use super::read::{ReadError, Reader};
 use super::scan::{self, ScanError, Summary};
 use super::workers::Workers;
@@ -161,7 +161,7 @@ fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
     Locator {
-        place: source.location().locator().to_owned(),
+        place: source.locator().to_owned(),
         fingerprint: source.fingerprint().to_string(),
         options: format!(
             "compression={} ignore-zeros={} allow-truncated={}",
@@ -211,7 +211,7 @@ impl Opening<'_> {
             location: self.source.location().to_string(),
         };
         let len = self.source.fingerprint().len;
-        if len.is_some_and(|len| len != index.origin().packed_len) {
+        if len.is_some_and(|len| len != index.origin().packed_bytes) {
             return Err(foreign());
         }
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
@@ -267,9 +267,8 @@ impl Opening<'_> {
         Origin {
             content_id: summary.content_id.unwrap_or_default(),
             compression: summary.compression,
-            packed_len: summary.packed_len,
-            plain_len: summary.plain_len,
-            locator: self.locator.clone(),
+            packed_bytes: summary.packed_len,
+            plain_bytes: summary.plain_len,
         }
     }
 

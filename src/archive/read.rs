@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::Error;
+use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::stats::Stats;
@@ -205,7 +206,11 @@ impl Reader {
         decoder: &mut Resumed,
         packed: &mut PackedBytes,
     ) -> Result<Bytes, ReadError> {
-        let len = usize::try_from(span.plain.len()).map_err(|_| ReadError::Index)?;
+        // An index file may claim any length; no scan makes spans longer than that.
+        let len = usize::try_from(span.plain.len())
+            .ok()
+            .filter(|&len| len as u64 <= LONGEST_SPAN)
+            .ok_or(ReadError::Index)?;
         let bytes = decoder
             .take(len, packed)
             .map_err(|error| self.failed(span, error))?;
@@ -233,7 +238,7 @@ impl Reader {
     fn packed_end(&self, number: u32) -> Packed {
         let next = (number + 1..self.index.span_count())
             .find_map(|number| self.index.seek_offset(number));
-        let len = self.index.origin().packed_len;
+        let len = self.index.origin().packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
     }
 

@@ -251,11 +251,11 @@ impl<S: Sink> Scan<'_, S> {
                 self.sink.member_end(false)
             }
             Event::Warning(warning) => {
-                self.sink.warning(&warning.to_string(), false);
+                self.sink.warning(&warning.text, false);
                 Ok(())
             }
             Event::Damaged(warning) => {
-                self.sink.warning(&warning.to_string(), true);
+                self.sink.warning(&warning.text, true);
                 Ok(())
             }
             Event::NeedInput | Event::End => Ok(()),

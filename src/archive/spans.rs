@@ -12,7 +12,7 @@ use crate::index::Span;
 /// A span without a seek point at its end is cut here, so that none grows without bound: twice
 /// [`MAX_SPAN`], because a checkpoint that is due at `MAX_SPAN` may have to wait for the end of a
 /// compressed block.
-const LONGEST_SPAN: u64 = 2 * MAX_SPAN;
+pub(super) const LONGEST_SPAN: u64 = 2 * MAX_SPAN;
 
 /// The span that is going by.
 pub(super) struct Spans {

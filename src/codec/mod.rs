@@ -27,6 +27,10 @@ use crate::base::extent::{Packed, Plain};
 pub use detect::{Compression, Detected, detect};
 pub use seek_point::SeekPoint;
 
+/// The most memory that one decoder's state may take, in bytes: enough for what the tools make
+/// with their highest ordinary settings, `xz -9` (65 MiB) and `zstd --ultra -22` (128 MiB).
+pub const MEMORY_LIMIT: u64 = 160 << 20;
+
 /// What a decoder needs besides bytes.
 #[derive(Clone, Debug)]
 pub struct Context {

@@ -273,15 +273,27 @@ impl Index {
         u32::try_from(after).ok()?.checked_sub(1)
     }
 
-    /// Span `number`, its window as the codec packed it; `None` past the last or when damaged.
-    pub fn span(&self, number: u32) -> Option<Span> {
+    /// The plain bytes of span `number`; `None` past the last or when damaged.
+    pub fn span_extent(&self, number: u32) -> Option<Extent<Plain>> {
         let spans = &self.arrays.spans;
         let row = spans.get(number as usize)?;
         let next = spans.get(number as usize + 1);
         let end = next.map_or(self.origin.plain_bytes, |next| next.plain.get());
+        Extent::new(Plain(row.plain.get()), Plain(end))
+    }
+
+    /// Where in the packed stream decoding can start for span `number`; `None` when it cannot.
+    pub fn seek_offset(&self, number: u32) -> Option<Packed> {
+        let row = self.arrays.spans.get(number as usize)?;
+        (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
+    }
+
+    /// Span `number`, its window as the codec packed it; `None` past the last or when damaged.
+    pub fn span(&self, number: u32) -> Option<Span> {
+        let row = self.arrays.spans.get(number as usize)?;
         Some(Span {
             number,
-            plain: Extent::new(Plain(row.plain.get()), Plain(end))?,
+            plain: self.span_extent(number)?,
             hash: row.hash.get(),
             seek_point: match row.bit.get() {
                 SpanRow::NO_SEEK_POINT => None,
