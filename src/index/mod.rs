@@ -7,9 +7,12 @@
 mod arrays;
 mod builder;
 mod entry;
+pub mod format;
+mod locator;
 mod names;
 #[cfg(test)]
 pub(crate) mod sample;
+pub mod store;
 mod tree;
 
 use std::cmp::Ordering;
@@ -27,6 +30,8 @@ use entry::{
 };
 
 pub use builder::{Builder, Options, Placed, Problem, Refused};
+pub use locator::Locator;
+pub use store::Store;
 
 /// An entry's number: the order of its first appearance in the archive. The root is 1, implied
 /// directories count when the first member below them appears. Fixed by the index format, so a
@@ -52,6 +57,8 @@ pub struct Index {
 /// What an index was made from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Origin {
+    /// What it is found by.
+    pub locator: Locator,
     /// blake3 of the packed bytes.
     pub content_id: [u8; 32],
     /// How they are packed.
@@ -66,6 +73,7 @@ impl Default for Origin {
     /// An empty source.
     fn default() -> Self {
         Self {
+            locator: Locator::default(),
             content_id: [0; 32],
             compression: Compression::None,
             packed_bytes: 0,

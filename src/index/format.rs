@@ -1,0 +1,594 @@
+#![doc = include_str!("../../docs/index-format.md")]
+
+use std::io::{self, Read, Write};
+
+use xxhash_rust::xxh3::Xxh3;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::arrays::Arrays;
+use super::names::Arena;
+use super::{Index, Ino, Kind, Locator, Origin, Totals};
+use crate::codec::Compression;
+
+/// The version this program writes, and the only one it reads.
+pub const VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"TARFSIDX";
+const END_MAGIC: [u8; 8] = *b"XDISFRAT";
+const SECTIONS: usize = 11;
+const HAS_XATTRS: u32 = 1;
+
+/// Why bytes are not an index that can be used. Whatever it is, the index can be made again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// They are something else.
+    #[error("not a tarfs index")]
+    Foreign,
+    /// Another version of the program wrote them.
+    #[error("index format version {0}, this program reads version {VERSION}")]
+    Version(u32),
+    /// There are more or fewer than were written.
+    #[error("the index is {actual} bytes long and says it has {expected}")]
+    Length {
+        /// By the header.
+        expected: u64,
+        /// In the file.
+        actual: u64,
+    },
+    /// They are not as they were written.
+    #[error("the index is damaged: checksum mismatch")]
+    Checksum,
+    /// They break a rule of the format.
+    #[error("the index is damaged: {0}")]
+    Malformed(&'static str),
+    /// It was made from another source, another version of it, or with other options.
+    #[error("the index belongs to another source")]
+    Mismatch,
+    /// It could be replaced by someone else.
+    #[error("not a regular file of this user")]
+    Untrusted,
+    /// It does not fit into memory.
+    #[error("not enough memory for an index of {0} bytes")]
+    Memory(u64),
+    /// The file could not be read or written.
+    #[error("input or output failed")]
+    Io(#[from] io::Error),
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: U32,
+    section_count: U32,
+    file_bytes: U64,
+    entries: U64,
+    stored_bytes: U64,
+    problems: U64,
+    flags: U32,
+    reserved: U32,
+    sections: [Section; SECTIONS],
+}
+
+/// Where a section lies; sections adjoin.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Section {
+    offset: U64,
+    len: U64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Layer {
+    content_id: [u8; 32],
+    packed_bytes: U64,
+    plain_bytes: U64,
+    compression: U32,
+    reserved: U32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Footer {
+    checksum: U64,
+    magic: [u8; 8],
+}
+
+/// Writes `index` as one that is found by `locator`.
+///
+/// # Errors
+/// When `out` fails.
+pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
+    let layer = Layer::of(&index.origin);
+    let texts = pack_texts(locator);
+    let arrays = &index.arrays;
+    let sections: [&[u8]; SECTIONS] = [
+        layer.as_bytes(),
+        &texts,
+        arrays.records.as_bytes(),
+        arrays.dirents.as_bytes(),
+        &arrays.arena.0,
+        arrays.owners.as_bytes(),
+        arrays.extras.as_bytes(),
+        arrays.xattrs.as_bytes(),
+        arrays.pieces.as_bytes(),
+        arrays.spans.as_bytes(),
+        &arrays.windows.0,
+    ];
+    let mut out = Summed::new(out);
+    out.write(Header::of(&index.totals, &sections).as_bytes())?;
+    for section in sections {
+        out.write(section)?;
+    }
+    let footer = Footer {
+        checksum: out.sum.digest().into(),
+        magic: END_MAGIC,
+    };
+    out.write(footer.as_bytes())?;
+    out.inner.flush()
+}
+
+/// Reads an index from a file of `len` bytes. Nothing is looked at entry by entry; what rows say
+/// is checked when they are used.
+///
+/// # Errors
+/// When the bytes are anything but what [`write()`] wrote.
+pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
+    let mut input = Summed::new(input);
+    let header = Header::read(&mut input, len)?;
+    let [
+        layers,
+        texts,
+        records,
+        dirents,
+        arena,
+        owners,
+        extras,
+        xattrs,
+        pieces,
+        spans,
+        windows,
+    ] = header.sections;
+    let layers = input.rows::<Layer>(layers)?;
+    let [layer] = layers.as_slice() else {
+        return Err(Error::Malformed("not exactly one layer"));
+    };
+    let texts = input.rows::<u8>(texts)?;
+    let arrays = Arrays {
+        records: input.rows(records)?,
+        dirents: input.rows(dirents)?,
+        arena: Arena(input.rows(arena)?),
+        owners: input.rows(owners)?,
+        extras: input.rows(extras)?,
+        xattrs: input.rows(xattrs)?,
+        pieces: input.rows(pieces)?,
+        spans: input.rows(spans)?,
+        windows: Arena(input.rows(windows)?),
+    };
+    let checksum = input.sum.digest();
+    let footer = input.row::<Footer>()?;
+    if footer.magic != END_MAGIC || footer.checksum.get() != checksum {
+        return Err(Error::Checksum);
+    }
+    let index = Index {
+        arrays,
+        origin: layer.origin(unpack_texts(&texts)?)?,
+        totals: header.totals(),
+        problems: Vec::new(),
+    };
+    match index.entry(Ino::ROOT).map(|root| root.kind()) {
+        Some(Kind::Directory) => Ok(index),
+        _ => Err(Error::Malformed("no root directory")),
+    }
+}
+
+impl Header {
+    fn of(totals: &Totals, contents: &[&[u8]; SECTIONS]) -> Self {
+        let mut offset = size_of::<Self>() as u64;
+        let sections = contents.map(|content| {
+            let section = Section {
+                offset: offset.into(),
+                len: (content.len() as u64).into(),
+            };
+            offset += content.len() as u64;
+            section
+        });
+        Self {
+            magic: MAGIC,
+            version: VERSION.into(),
+            section_count: (SECTIONS as u32).into(),
+            file_bytes: (offset + size_of::<Footer>() as u64).into(),
+            entries: totals.entries.into(),
+            stored_bytes: totals.stored_bytes.into(),
+            problems: totals.problems.into(),
+            flags: if totals.has_xattrs { HAS_XATTRS } else { 0 }.into(),
+            reserved: 0.into(),
+            sections,
+        }
+    }
+
+    /// The header of a file of `len` bytes, its sections inside the file.
+    fn read(input: &mut Summed<impl Read>, len: u64) -> Result<Self, Error> {
+        if len < size_of::<Self>() as u64 {
+            return Err(Error::Foreign);
+        }
+        let header = input.row::<Self>()?;
+        if header.magic != MAGIC {
+            return Err(Error::Foreign);
+        }
+        if header.version.get() != VERSION {
+            return Err(Error::Version(header.version.get()));
+        }
+        if header.file_bytes.get() != len {
+            return Err(Error::Length {
+                expected: header.file_bytes.get(),
+                actual: len,
+            });
+        }
+        header.check_sections()?;
+        Ok(header)
+    }
+
+    fn check_sections(&self) -> Result<(), Error> {
+        const GAP: Error = Error::Malformed("the sections do not adjoin");
+        if self.section_count.get() as usize != SECTIONS {
+            return Err(Error::Malformed("an unknown number of sections"));
+        }
+        let mut offset = size_of::<Self>() as u64;
+        for section in &self.sections {
+            if section.offset.get() != offset {
+                return Err(GAP);
+            }
+            offset = offset.checked_add(section.len.get()).ok_or(GAP)?;
+        }
+        if offset.checked_add(size_of::<Footer>() as u64) != Some(self.file_bytes.get()) {
+            return Err(GAP);
+        }
+        Ok(())
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            entries: self.entries.get(),
+            stored_bytes: self.stored_bytes.get(),
+            has_xattrs: self.flags.get() & HAS_XATTRS != 0,
+            problems: self.problems.get(),
+        }
+    }
+}
+
+impl Layer {
+    fn of(origin: &Origin) -> Self {
+        Self {
+            content_id: origin.content_id,
+            packed_bytes: origin.packed_bytes.into(),
+            plain_bytes: origin.plain_bytes.into(),
+            compression: code(origin.compression).into(),
+            reserved: 0.into(),
+        }
+    }
+
+    fn origin(&self, locator: Locator) -> Result<Origin, Error> {
+        Ok(Origin {
+            locator,
+            content_id: self.content_id,
+            compression: compression(self.compression.get())?,
+            packed_bytes: self.packed_bytes.get(),
+            plain_bytes: self.plain_bytes.get(),
+        })
+    }
+}
+
+fn code(compression: Compression) -> u32 {
+    match compression {
+        Compression::None => 0,
+        Compression::Gzip => 1,
+        Compression::Lz4 => 2,
+        Compression::Zstd => 3,
+        Compression::Xz => 4,
+        Compression::Bzip2 => 5,
+    }
+}
+
+fn compression(code: u32) -> Result<Compression, Error> {
+    Ok(match code {
+        0 => Compression::None,
+        1 => Compression::Gzip,
+        2 => Compression::Lz4,
+        3 => Compression::Zstd,
+        4 => Compression::Xz,
+        5 => Compression::Bzip2,
+        _ => return Err(Error::Malformed("an unknown compression")),
+    })
+}
+
+fn pack_texts(locator: &Locator) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for text in locator.texts() {
+        bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(text.as_bytes());
+    }
+    bytes
+}
+
+fn unpack_texts(bytes: &[u8]) -> Result<Locator, Error> {
+    let mut rest = bytes;
+    let mut next = || {
+        let (len, after) = U64::read_from_prefix(rest).ok()?;
+        let (text, after) = after.split_at_checked(usize::try_from(len.get()).ok()?)?;
+        rest = after;
+        String::from_utf8(text.to_vec()).ok()
+    };
+    match (next(), next(), next()) {
+        (Some(canonical), Some(fingerprint), Some(options)) if rest.is_empty() => Ok(Locator {
+            canonical,
+            fingerprint,
+            options,
+        }),
+        _ => Err(Error::Malformed("the locator is cut or not UTF-8")),
+    }
+}
+
+/// A reader or writer, and the hash of what has gone through.
+struct Summed<T> {
+    inner: T,
+    sum: Xxh3,
+}
+
+impl<T> Summed<T> {
+    fn new(inner: T) -> Self {
+        Self {
+            inner,
+            sum: Xxh3::new(),
+        }
+    }
+}
+
+impl<W: Write> Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.sum.update(bytes);
+        self.inner.write_all(bytes)
+    }
+}
+
+impl<R: Read> Summed<R> {
+    fn row<T: FromBytes + IntoBytes>(&mut self) -> Result<T, Error> {
+        let mut row = T::new_zeroed();
+        self.inner.read_exact(row.as_mut_bytes())?;
+        self.sum.update(row.as_mut_bytes());
+        Ok(row)
+    }
+
+    /// A section, straight into its vector. Its length has been checked against the file's.
+    fn rows<T: FromBytes + IntoBytes + FromZeros + Clone>(
+        &mut self,
+        section: Section,
+    ) -> Result<Vec<T>, Error> {
+        let len = section.len.get();
+        let row_bytes = size_of::<T>() as u64;
+        if !len.is_multiple_of(row_bytes) {
+            return Err(Error::Malformed("a section is not a whole number of rows"));
+        }
+        let count = usize::try_from(len / row_bytes).map_err(|_| Error::Memory(len))?;
+        let mut rows = Vec::new();
+        rows.try_reserve_exact(count)
+            .map_err(|_| Error::Memory(len))?;
+        rows.resize(count, T::new_zeroed());
+        self.inner.read_exact(rows.as_mut_bytes())?;
+        self.sum.update(rows.as_mut_bytes());
+        Ok(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{self, directory, file, hard_link, symlink};
+    use super::super::{Builder, Options};
+    use super::*;
+    use crate::base::extent::{Extent, Packed, Plain};
+    use crate::codec::SeekPoint;
+    use crate::tar::{Member, Segment};
+
+    fn locator() -> Locator {
+        Locator {
+            canonical: "https://example.org/a.tar".to_owned(),
+            fingerprint: "len=10 etag=\"x\"".to_owned(),
+            options: "ignore-zeros".to_owned(),
+        }
+    }
+
+    /// Something of everything.
+    fn sample() -> Index {
+        let mut builder = Builder::new(Options::default());
+        let sparse = Member {
+            sparse: Some(vec![
+                Segment { offset: 10, len: 5 },
+                Segment { offset: 90, len: 2 },
+            ]),
+            size: 100,
+            xattrs: vec![(b"user.a".to_vec(), b"1".to_vec())],
+            user: b"root".to_vec(),
+            ..file("d/s", 512..519)
+        };
+        let members = [
+            directory("./", 0o755),
+            directory("d", 0o700),
+            file("d/f", 2048..2100),
+            file("d/f", 4096..4100),
+            symlink("l", "d/f"),
+            hard_link("d/h", "d/f"),
+            sparse,
+        ];
+        for member in &members {
+            builder.member(member).unwrap();
+        }
+        let point = SeekPoint {
+            packed: Packed(5),
+            bit: 3,
+            plain: Plain(4096),
+            state: 1,
+            window: bytes::Bytes::from_static(b"window"),
+        };
+        builder.span(Extent::with_len(Plain(0), 4096), 1, None);
+        builder.span(Extent::with_len(Plain(4096), 4), 2, Some(&point));
+        builder.finish(Origin {
+            locator: locator(),
+            content_id: [7; 32],
+            compression: Compression::Gzip,
+            packed_bytes: 10,
+            plain_bytes: 4100,
+        })
+    }
+
+    fn written(index: &Index) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(index, &index.origin.locator, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn load(bytes: &[u8]) -> Result<Index, Error> {
+        read(bytes, bytes.len() as u64)
+    }
+
+    /// Makes the checksum right again, as a hostile file would have it.
+    fn seal(bytes: &mut [u8]) {
+        let end = bytes.len() - size_of::<Footer>();
+        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[..end]);
+        bytes[end..end + 8].copy_from_slice(&checksum.to_le_bytes());
+    }
+
+    /// Calls every accessor; returns how many things it saw.
+    fn visit(index: &Index) -> usize {
+        let mut seen = 0;
+        for number in 0..=index.last_ino().0.min(100) {
+            let ino = Ino(number);
+            let Some(entry) = index.entry(ino) else {
+                continue;
+            };
+            let _kind = entry.kind();
+            seen += entry.user().len() + entry.group().len();
+            seen += entry.xattrs().take(100).count() + entry.pieces(3, 1000).take(100).count();
+            seen += usize::from(index.path(ino).is_some());
+            seen += usize::from(index.entry(entry.parent()).is_some());
+            seen += usize::try_from(entry.stored_bytes() & 1).unwrap();
+            for child in index.children(ino, 0).take(100) {
+                seen += index
+                    .lookup(ino, child.name)
+                    .map_or(0, |_| child.name.len());
+            }
+        }
+        for offset in [0, 4095, 4096, 4099, 4100, u64::MAX] {
+            seen += index
+                .span_at(Plain(offset))
+                .map_or(0, |number| number as usize);
+        }
+        for number in 0..4 {
+            seen += usize::from(index.span(number).is_some());
+        }
+        seen
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        let index = sample();
+        let bytes = written(&index);
+        let loaded = load(&bytes).unwrap();
+        assert_eq!(written(&loaded), bytes);
+        assert_eq!(loaded.origin(), index.origin());
+        assert_eq!(loaded.totals, index.totals);
+        assert_eq!(visit(&loaded), visit(&index));
+        assert!(loaded.has_xattrs());
+        assert_eq!(loaded.entry_count(), 5);
+    }
+
+    #[test]
+    fn an_empty_archive_is_written_and_read() {
+        let bytes = written(&sample::index(&[]));
+        assert_eq!(load(&bytes).unwrap().entry_count(), 1);
+    }
+
+    #[test]
+    fn every_changed_byte_is_noticed() {
+        let bytes = written(&sample());
+        for position in 0..bytes.len() {
+            for bit in [1, 0x80] {
+                let mut damaged = bytes.clone();
+                damaged[position] ^= bit;
+                assert!(load(&damaged).is_err(), "byte {position}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_any_tail_is_noticed() {
+        let mut bytes = written(&sample());
+        for len in 0..bytes.len() {
+            assert!(load(&bytes[..len]).is_err(), "{len} bytes");
+        }
+        bytes.push(0);
+        assert!(load(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_file_that_shrinks_while_it_is_read_is_an_error() {
+        let bytes = written(&sample());
+        let cut = &bytes[..bytes.len() - 20];
+        assert!(matches!(read(cut, bytes.len() as u64), Err(Error::Io(_))));
+    }
+
+    #[test]
+    fn hostile_rows_with_a_right_checksum_never_panic() {
+        let bytes = written(&sample());
+        for position in 0..bytes.len() - size_of::<Footer>() {
+            for value in [0, 1, 3, 0x40, 0x7f, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[position] = value;
+                seal(&mut damaged);
+                if let Ok(index) = load(&damaged) {
+                    visit(&index);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_inside_itself_is_not_there() {
+        let mut index = sample();
+        let hard_link = index
+            .find(&crate::base::path::ArchivePath::sanitize(b"d/h").path)
+            .unwrap();
+        let ino = hard_link.ino().0;
+        for dirent in &mut index.arrays.dirents {
+            if dirent.ino.get() == ino {
+                dirent.ino = 2.into();
+            }
+        }
+        let directory = index.lookup(Ino::ROOT, b"d").unwrap().ino();
+        assert_eq!(directory, Ino(2));
+        assert!(
+            index
+                .children(directory, 0)
+                .all(|child| child.ino != directory)
+        );
+    }
+
+    #[test]
+    fn another_version_is_told_apart_from_damage() {
+        let mut bytes = written(&sample());
+        bytes[8] = 9;
+        assert!(matches!(load(&bytes), Err(Error::Version(9))));
+        assert!(matches!(load(&[b'x'; 1000]), Err(Error::Foreign)));
+        assert!(matches!(load(b""), Err(Error::Foreign)));
+    }
+
+    #[test]
+    fn an_entry_takes_at_most_96_bytes_and_its_name() {
+        let count = 1000;
+        let names: Vec<String> = (0..count).map(|number| format!("file-{number}")).collect();
+        let members: Vec<Member> = names.iter().map(|name| file(name, 0..1)).collect();
+        let name_bytes: usize = names.iter().map(String::len).sum();
+        assert!(written(&sample::index(&members)).len() <= 96 * count + name_bytes);
+    }
+}
