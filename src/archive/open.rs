@@ -14,8 +14,8 @@ use super::Archive;
 use crate::base::buffer::Pool;
 use crate::base::stats::Stats;
 use crate::cache::{self, Memory, Spool};
-use crate::index::store::{Locator, Store};
-use crate::index::{self, Builder, Index, Origin};
+use crate::index::store::{self, Store};
+use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
@@ -78,7 +78,7 @@ pub enum OpenError {
         path: String,
         /// Why.
         #[source]
-        error: index::store::StoreError,
+        error: store::Error,
     },
     /// The index file that was to be used belongs to another archive, or another version of it.
     #[error("the index {path} does not belong to {location}")]
@@ -161,7 +161,7 @@ fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
     Locator {
-        place: source.locator().to_owned(),
+        canonical: source.locator().to_owned(),
         fingerprint: source.fingerprint().to_string(),
         options: format!(
             "compression={} ignore-zeros={} allow-truncated={}",
@@ -202,7 +202,7 @@ impl Opening<'_> {
 
     fn with_index_file(&self, path: &std::path::Path) -> Result<Archive, OpenError> {
         let named = || path.display().to_string();
-        let index = Store::read(path).map_err(|error| OpenError::Index {
+        let index = store::read(path).map_err(|error| OpenError::Index {
             path: named(),
             error,
         })?;
@@ -265,6 +265,7 @@ impl Opening<'_> {
 
     fn origin(&self, summary: &Summary) -> Origin {
         Origin {
+            locator: self.locator.clone(),
             content_id: summary.content_id.unwrap_or_default(),
             compression: summary.compression,
             packed_bytes: summary.packed_len,
