@@ -10,6 +10,7 @@ mod bzip2;
 mod gzip;
 mod input;
 mod lz4;
+mod piece;
 mod plain;
 pub mod seek_point;
 mod sys;

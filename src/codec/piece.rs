@@ -1,0 +1,59 @@
+//! Plain bytes on their way to becoming a pull, for decoders that make them in order.
+
+use super::Pull;
+use crate::base::buffer::{Buffer, Pool};
+
+/// Pieces have so many bytes, but for those given out early.
+const PIECE_LEN: usize = 1 << 20;
+
+/// A buffer that fills up; taken from the pool when the first byte is about to come.
+#[derive(Debug, Default)]
+pub(super) struct Piece {
+    buffer: Option<Buffer>,
+    filled: usize,
+}
+
+impl Piece {
+    /// Where the next plain bytes go; never empty.
+    pub(super) fn room(&mut self, pool: &Pool) -> &mut [u8] {
+        let buffer = self.buffer.get_or_insert_with(|| pool.take(PIECE_LEN));
+        buffer.get_mut(self.filled..).unwrap_or_default()
+    }
+
+    /// Counts `len` bytes that were written to the room; answers them as a pull when that was
+    /// all the room there was.
+    pub(super) fn advance(&mut self, len: usize) -> Option<Pull> {
+        self.filled += len;
+        let full = self.buffer.as_ref().map_or(0, |buffer| buffer.len()) == self.filled;
+        full.then(|| self.flush()).flatten()
+    }
+
+    /// The bytes so far; the next go to another buffer.
+    pub(super) fn flush(&mut self) -> Option<Pull> {
+        let filled = std::mem::take(&mut self.filled);
+        let buffer = self.buffer.take()?;
+        (filled > 0).then(|| Pull::Plain(buffer.freeze().slice(..filled)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_piece_is_given_out_and_an_empty_one_is_not() {
+        let pool = Pool::new(4 << 20);
+        let mut piece = Piece::default();
+        assert!(piece.flush().is_none());
+        let len = piece.room(&pool).len();
+        assert!(piece.flush().is_none());
+        assert_eq!(pool.taken(), 0);
+        piece.room(&pool);
+        assert!(piece.advance(len - 1).is_none());
+        assert_eq!(piece.room(&pool).len(), 1);
+        let Some(Pull::Plain(bytes)) = piece.advance(1) else {
+            panic!("nothing was given out");
+        };
+        assert_eq!(bytes.len(), len);
+    }
+}
