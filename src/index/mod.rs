@@ -4,10 +4,29 @@
 //! arrays behind accessors that check every offset, so that a damaged file is an error and never
 //! a panic.
 
-use crate::base::extent::{Extent, Plain};
+mod arrays;
+mod builder;
+mod entry;
+mod names;
+#[cfg(test)]
+pub(crate) mod sample;
+mod tree;
+
+use std::cmp::Ordering;
+
+use bytes::Bytes;
+
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
-use crate::codec::SeekPoint;
+use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, Timestamp};
+
+use arrays::Arrays;
+use entry::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, Record, SYMLINK, SpanRow,
+};
+
+pub use builder::{Builder, Options, Placed, Problem, Refused};
 
 /// An entry's number: the order of its first appearance in the archive. The root is 1, implied
 /// directories count when the first member below them appears. Fixed by the index format, so a
@@ -22,13 +41,75 @@ impl Ino {
 
 /// The immutable tree of one archive.
 #[derive(Debug)]
-pub struct Index {}
+pub struct Index {
+    arrays: Arrays,
+    origin: Origin,
+    totals: Totals,
+    /// Those of this run; a saved index remembers only how many there were.
+    problems: Vec<Problem>,
+}
+
+/// What an index was made from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// blake3 of the packed bytes.
+    pub content_id: [u8; 32],
+    /// How they are packed.
+    pub compression: Compression,
+    /// How many they are.
+    pub packed_bytes: u64,
+    /// How many they make.
+    pub plain_bytes: u64,
+}
+
+impl Default for Origin {
+    /// An empty source.
+    fn default() -> Self {
+        Self {
+            content_id: [0; 32],
+            compression: Compression::None,
+            packed_bytes: 0,
+            plain_bytes: 0,
+        }
+    }
+}
+
+/// Sums over all entries, so that nobody has to visit them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Totals {
+    entries: u64,
+    stored_bytes: u64,
+    has_xattrs: bool,
+    problems: u64,
+}
+
+impl Totals {
+    fn of(arrays: &Arrays, problems: u64) -> Self {
+        let mut totals = Self {
+            problems,
+            has_xattrs: !arrays.xattrs.is_empty(),
+            ..Self::default()
+        };
+        for record in arrays
+            .records
+            .iter()
+            .filter(|record| record.mode.get() != 0)
+        {
+            totals.entries += 1;
+            let stored = stored_bytes(arrays, record);
+            totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
+        }
+        totals
+    }
+}
 
 /// One entry, by reference into the index. Accessors never fail: what a damaged index says is
-/// checked when the entry is looked up.
+/// checked when the entry is looked up, or left out of what an iterator yields.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     index: &'a Index,
+    ino: Ino,
+    record: &'a Record,
 }
 
 /// What an entry is.
@@ -84,112 +165,302 @@ pub struct Span {
 impl Index {
     /// Entry `ino`; `None` when there is none, e.g. because a later member replaced it.
     pub fn entry(&self, ino: Ino) -> Option<Entry<'_>> {
-        todo!("{ino:?}")
+        let record = self.arrays.record(ino.0)?;
+        Some(Entry {
+            index: self,
+            ino,
+            record,
+        })
     }
 
     /// The entry called `name` in directory `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Entry<'_>> {
-        todo!("{parent:?} {name:?}")
+        let arrays = &self.arrays;
+        let mut numbers = arrays.child_numbers(parent.0);
+        while !numbers.is_empty() {
+            let middle = numbers.start + (numbers.end - numbers.start) / 2;
+            let (found, ino) = arrays.named(middle)?;
+            match name.cmp(found) {
+                Ordering::Less => numbers.end = middle,
+                Ordering::Greater => numbers.start = middle + 1,
+                Ordering::Equal => return self.entry(Ino(ino)),
+            }
+        }
+        None
     }
 
     /// The entry at `path`, no link followed.
     pub fn find(&self, path: &ArchivePath) -> Option<Entry<'_>> {
-        todo!("{path:?}")
+        let mut components = path.components();
+        components.try_fold(self.entry(Ino::ROOT)?, |entry, name| {
+            self.lookup(entry.ino, name)
+        })
     }
 
     /// Directory `parent`'s names in byte order, from the `from`th on; nothing for other entries.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
-        let _ = (parent, from);
-        std::iter::empty()
+        let numbers = self.arrays.child_numbers(parent.0);
+        let first = numbers.start;
+        (first.saturating_add(from)..numbers.end).filter_map(move |number| {
+            let (name, ino) = self.arrays.named(number)?;
+            Some(Child {
+                name,
+                ino: Ino(ino),
+                number: number - first,
+            })
+        })
     }
 
     /// The path of the name under which `ino` first appeared.
     pub fn path(&self, ino: Ino) -> Option<ArchivePath> {
-        todo!("{ino:?}")
+        self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
+    }
+
+    /// Numbers given out: entries have numbers from 1 (the root) up to here, with gaps where a
+    /// later member replaced one.
+    pub fn last_ino(&self) -> Ino {
+        let count = self.arrays.records.len();
+        Ino(u32::try_from(count).map_or(NONE, |count| count.saturating_sub(1)))
     }
 
     /// Entries alive, the root included.
     pub fn entry_count(&self) -> u64 {
-        todo!()
+        self.totals.entries
     }
 
     /// Whether any entry has an extended attribute or ACL.
     pub fn has_xattrs(&self) -> bool {
-        todo!()
+        self.totals.has_xattrs
     }
 
     /// Bytes of all files, hard links counted once, holes not counted.
     pub fn stored_bytes(&self) -> u64 {
-        todo!()
+        self.totals.stored_bytes
+    }
+
+    /// What the index was made from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// Members that are not in the tree, as far as they were kept; none of a loaded index.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// How many members are not in the tree.
+    pub fn problem_count(&self) -> u64 {
+        self.totals.problems
+    }
+
+    /// What the index holds on to, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.arrays.memory_bytes()
+    }
+
+    /// How many spans the plain stream has.
+    pub fn span_count(&self) -> u32 {
+        u32::try_from(self.arrays.spans.len()).unwrap_or(u32::MAX)
     }
 
     /// The number of the span that holds plain byte `offset`; `None` past the end.
     pub fn span_at(&self, offset: Plain) -> Option<u32> {
-        todo!("{offset:?}")
+        if offset.0 >= self.origin.plain_bytes {
+            return None;
+        }
+        let spans = &self.arrays.spans;
+        let after = spans.partition_point(|span| span.plain.get() <= offset.0);
+        u32::try_from(after).ok()?.checked_sub(1)
     }
 
-    /// Span `number`, its window decompressed; `None` past the last or when damaged.
+    /// Span `number`, its window as the codec packed it; `None` past the last or when damaged.
     pub fn span(&self, number: u32) -> Option<Span> {
-        todo!("{number}")
+        let spans = &self.arrays.spans;
+        let row = spans.get(number as usize)?;
+        let next = spans.get(number as usize + 1);
+        let end = next.map_or(self.origin.plain_bytes, |next| next.plain.get());
+        Some(Span {
+            number,
+            plain: Extent::new(Plain(row.plain.get()), Plain(end))?,
+            hash: row.hash.get(),
+            seek_point: match row.bit.get() {
+                SpanRow::NO_SEEK_POINT => None,
+                bit => Some(self.seek_point(row, u8::try_from(bit).ok()?)?),
+            },
+        })
+    }
+
+    fn seek_point(&self, row: &SpanRow, bit: u8) -> Option<SeekPoint> {
+        let (offset, len) = (row.window_offset.get(), row.window_len.get());
+        let window = self.arrays.windows.stretch(offset, len.into())?;
+        Some(SeekPoint {
+            packed: Packed(row.packed.get()),
+            bit,
+            plain: Plain(row.plain.get()),
+            state: row.state.get(),
+            window: Bytes::copy_from_slice(window),
+        })
     }
 }
 
 impl<'a> Entry<'a> {
     /// Its number.
     pub fn ino(&self) -> Ino {
-        todo!("{:?}", self.index)
+        self.ino
     }
+
     /// What it is.
     pub fn kind(&self) -> Kind<'a> {
-        todo!()
+        match self.record.kind() {
+            DIRECTORY => Kind::Directory,
+            SYMLINK => Kind::Symlink(self.target()),
+            CHAR_DEVICE => Kind::CharDevice(self.record.device()),
+            BLOCK_DEVICE => Kind::BlockDevice(self.record.device()),
+            FIFO => Kind::Fifo,
+            _ => Kind::File,
+        }
     }
+
+    fn target(&self) -> &'a [u8] {
+        let arena = &self.index.arrays.arena;
+        let target = arena.stretch(self.record.data.get(), self.record.size.get());
+        target.unwrap_or_default()
+    }
+
     /// Permission bits, the low twelve.
     pub fn mode(&self) -> u32 {
-        todo!()
+        u32::from(self.record.mode.get() & 0o7777)
     }
+
     /// Owner.
     pub fn uid(&self) -> u32 {
-        todo!()
+        self.record.uid.get()
     }
+
     /// Group.
     pub fn gid(&self) -> u32 {
-        todo!()
+        self.record.gid.get()
     }
+
     /// Owner's name as the archive gives it; empty when it gives none.
     pub fn user(&self) -> &'a [u8] {
-        todo!()
+        self.owner(self.record.user.get())
     }
+
     /// Group's name as the archive gives it; empty when it gives none.
     pub fn group(&self) -> &'a [u8] {
-        todo!()
+        self.owner(self.record.group.get())
     }
-    /// Bytes as a reader sees them; the target's length of a symbolic link.
+
+    fn owner(&self, row: u16) -> &'a [u8] {
+        let arrays = &self.index.arrays;
+        let name = arrays.owners.get(usize::from(row));
+        name.and_then(|&name| arrays.arena.name(name))
+            .unwrap_or_default()
+    }
+
+    /// Bytes as a reader sees them; the target's length of a symbolic link; 0 for all else.
     pub fn size(&self) -> u64 {
-        todo!()
+        match self.record.kind() {
+            FILE | SYMLINK => self.record.size.get(),
+            _ => 0,
+        }
     }
+
     /// Bytes that are stored, holes left out.
     pub fn stored_bytes(&self) -> u64 {
-        todo!()
+        stored_bytes(&self.index.arrays, self.record)
     }
+
     /// Time of last modification.
     pub fn mtime(&self) -> Timestamp {
-        todo!()
+        self.record.mtime()
     }
+
     /// Names of this entry; of a directory 2 and one for every directory in it.
     pub fn link_count(&self) -> u32 {
-        todo!()
+        self.record.links.get()
     }
+
+    /// How many names a directory has; 0 for all else.
+    pub fn child_count(&self) -> u32 {
+        self.index
+            .arrays
+            .child_numbers(self.ino.0)
+            .len()
+            .try_into()
+            .unwrap_or(u32::MAX)
+    }
+
     /// The directory in which it first appeared; the root's is the root.
     pub fn parent(&self) -> Ino {
-        todo!()
+        let dirent = self.index.arrays.dirent(self.record.dirent.get());
+        dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
     }
+
     /// Extended attributes by name; ACLs under their pax keywords, as text (see [`crate::tar::Member::xattrs`]).
     pub fn xattrs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
-        std::iter::empty()
+        self.index.arrays.xattrs(self.record.extra.get())
     }
+
     /// The stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
     pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'a> {
-        let _ = (offset, len);
-        std::iter::empty()
+        let size = self.size();
+        let end = offset.saturating_add(len);
+        let rows = self.rows().map(|(first, rest)| {
+            let after = |row: &PieceRow| row.offset.get().saturating_add(row.len.get()) <= offset;
+            let skipped = rest.partition_point(after);
+            first
+                .into_iter()
+                .chain(rest.get(skipped..).unwrap_or_default().iter().copied())
+        });
+        rows.into_iter()
+            .flatten()
+            .scan(0, move |previous_end, row| {
+                let piece_end = row.offset.get().checked_add(row.len.get())?;
+                row.plain.get().checked_add(row.len.get())?;
+                let ordered = *previous_end <= row.offset.get() && piece_end <= size;
+                *previous_end = piece_end;
+                ordered.then_some(row)
+            })
+            .filter(move |row| {
+                row.len.get() > 0 && row.offset.get().saturating_add(row.len.get()) > offset
+            })
+            .take_while(move |row| row.offset.get() < end)
+            .map(|row| Piece {
+                offset: row.offset.get(),
+                plain: Extent::with_len(Plain(row.plain.get()), row.len.get()),
+            })
+    }
+
+    /// A file's pieces as rows: one of its own making when it is not sparse, or those of its map.
+    fn rows(&self) -> Option<(Option<PieceRow>, &'a [PieceRow])> {
+        if self.record.kind() != FILE {
+            return None;
+        }
+        let map = self.index.arrays.map(self.record.extra.get());
+        Some(match map {
+            Some(map) => (None, map),
+            None => (Some(whole(self.record)), &[]),
+        })
+    }
+}
+
+/// The one piece of a file without a map.
+fn whole(record: &Record) -> PieceRow {
+    PieceRow {
+        offset: 0.into(),
+        plain: record.data,
+        len: record.size,
+    }
+}
+
+fn stored_bytes(arrays: &Arrays, record: &Record) -> u64 {
+    if record.kind() != FILE {
+        return 0;
+    }
+    match arrays.extras.get(record.extra.get() as usize) {
+        Some(extra) if extra.sparse.get() == 1 => extra.stored_bytes.get(),
+        _ => record.size.get(),
     }
 }

@@ -1,0 +1,1173 @@
+//! Members in archive order → the tree that GNU tar would leave on disk.
+//!
+//! Later members replace earlier ones as `tar -x` replaces files: a new entry gets a new number,
+//! its hard-linked siblings keep the old one; a directory over a directory updates it; nothing
+//! replaces a directory that holds something. Unlike GNU tar, a hard link may come before its
+//! target, and a missing parent is made also where a symbolic link leads to it.
+
+use std::hash::{BuildHasher, RandomState};
+use std::mem;
+
+use hashbrown::HashTable;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::entry::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Extra, FIFO, FILE, FORWARD, NONE, PieceRow, Record,
+    SYMLINK, SpanRow, Xattr,
+};
+use super::tree::{Existing, Growing, Missing, ROOT, Tree};
+use super::{Index, Ino, Origin, Totals, names};
+use crate::base::extent::{Extent, Plain};
+use crate::base::path::ArchivePath;
+use crate::base::resolve::{self, Refusal, ResolveError};
+use crate::codec::SeekPoint;
+use crate::tar::{Kind, Member, Segment, Timestamp};
+
+/// Bytes that the path of an entry or of a hard link's target may have.
+const MAX_PATH: usize = 65_535;
+
+/// Bytes that a symbolic link's target may have: what Linux allows.
+const MAX_TARGET: usize = 4095;
+
+/// Bytes that the name of a user or group may have; longer ones count as none. Ours, and generous:
+/// `useradd` takes 32.
+const MAX_OWNER: usize = 1024;
+
+/// Bytes that the name of an extended attribute may have: what Linux allows.
+const MAX_XATTR_NAME: usize = 255;
+
+/// What an archive may cost, beyond what its members' limits already allow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// How many numbers may be given out; what comes later is refused. The default, 2²⁶, is about
+    /// 6 GiB of index. Needed because a member of two kilobytes may imply a thousand directories.
+    pub max_entries: u32,
+    /// How many problems are kept; all are counted.
+    pub max_problems: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_entries: 1 << 26,
+            max_problems: 100,
+        }
+    }
+}
+
+/// Where a member went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placed {
+    /// It is this entry, new or (a directory) updated.
+    Entry(Ino),
+    /// It is another name of this entry.
+    Link(Ino),
+    /// It is another name of an entry that has not been seen; [`Builder::finish`] settles it.
+    Forward,
+}
+
+/// Why a member has no place in the tree; the rest goes on without it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refused {
+    /// Its path leads nowhere inside the root.
+    #[error(transparent)]
+    Unreachable(#[from] Refusal),
+    /// It would replace a directory that holds something.
+    #[error("a directory that is not empty is in its place")]
+    NotEmpty,
+    /// The root is a directory and stays one.
+    #[error("only a directory can take the root's place")]
+    Root,
+    /// A hard link's target is not in the archive, or is itself such a link.
+    #[error("the target of the hard link is missing")]
+    MissingTarget,
+    /// A hard link's target is a directory.
+    #[error("the target of the hard link is a directory")]
+    LinkToDirectory,
+    /// A component is longer than 255 bytes, or the path than 65,535.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// A symbolic link's target is empty or longer than 4,095 bytes.
+    #[error("the target of the symbolic link is empty or too long")]
+    BadTarget,
+    /// [`Options::max_entries`] or a field's width is used up.
+    #[error("the archive has more entries than are allowed")]
+    Full,
+}
+
+impl From<ResolveError<Self>> for Refused {
+    fn from(error: ResolveError<Self>) -> Self {
+        match error {
+            ResolveError::Refused(refusal) => refusal.into(),
+            ResolveError::Tree(refused) => refused,
+        }
+    }
+}
+
+/// Something of the archive that the tree does not show.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The member's path, below the root.
+    pub path: ArchivePath,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// Makes an index in one pass. It needs at most 160 bytes an entry besides the names.
+#[derive(Debug)]
+pub struct Builder {
+    tree: Tree,
+    options: Options,
+    /// Rows of owner names, by name.
+    owners: HashTable<u16>,
+    /// Rows of extras that say nothing but a set of attributes, by that set.
+    attribute_sets: HashTable<u32>,
+    hasher: RandomState,
+    /// Hard links whose targets have not been seen.
+    forward: Vec<u32>,
+    /// Whether any member has been placed.
+    begun: bool,
+    problems: Vec<Problem>,
+    problem_count: u64,
+}
+
+impl Builder {
+    /// A builder of an empty tree: a root, mode 0755, owned by 0:0.
+    pub fn new(options: Options) -> Self {
+        Self {
+            tree: Tree::new(implied(Timestamp::default()), options.max_entries),
+            options,
+            owners: HashTable::new(),
+            attribute_sets: HashTable::new(),
+            hasher: RandomState::new(),
+            forward: Vec::new(),
+            begun: false,
+            problems: Vec::new(),
+            problem_count: 0,
+        }
+    }
+
+    /// Puts the next member in its place.
+    ///
+    /// # Errors
+    /// When it has none. That is noted as a problem, concerns this member only, and leaves what
+    /// was in its place.
+    pub fn member(&mut self, member: &Member) -> Result<Placed, Refused> {
+        if !mem::replace(&mut self.begun, true) {
+            self.tree.record_mut(ROOT).set_mtime(member.mtime);
+        }
+        let name = ArchivePath::sanitize(&member.name);
+        // An old way to say "directory", which GNU tar honours.
+        let says_directory = name.trailing_slash && member.kind == Kind::File;
+        let kind = if says_directory {
+            &Kind::Directory
+        } else {
+            &member.kind
+        };
+        let placed = self.place(&name.path, kind, member);
+        if let Err(refused) = placed {
+            self.problem(name.path, refused.to_string());
+        }
+        placed
+    }
+
+    /// Notes that something of the archive is not in the tree.
+    pub fn problem(&mut self, path: ArchivePath, what: String) {
+        self.problem_count += 1;
+        if self.problems.len() < self.options.max_problems {
+            self.problems.push(Problem { path, what });
+        }
+    }
+
+    /// Appends a span: `hash` is the xxh3-64 of its plain bytes. Spans come in order and adjoin;
+    /// what lies between two belongs to the first.
+    pub fn span(&mut self, plain: Extent<Plain>, hash: u64, seek_point: Option<&SeekPoint>) {
+        let mut row = SpanRow {
+            plain: plain.start().0.into(),
+            hash: hash.into(),
+            packed: 0.into(),
+            window_offset: 0.into(),
+            window_len: 0.into(),
+            state: 0.into(),
+            bit: SpanRow::NO_SEEK_POINT.into(),
+            reserved: 0.into(),
+        };
+        let arrays = &mut self.tree.arrays;
+        if let Some(point) = seek_point
+            && let Ok(window_len) = u32::try_from(point.window.len())
+        {
+            row.packed = point.packed.0.into();
+            row.window_offset = (arrays.windows.push(&point.window) as u64).into();
+            row.window_len = window_len.into();
+            row.state = point.state.into();
+            row.bit = u32::from(point.bit).into();
+        }
+        names::push(&mut arrays.spans, row);
+    }
+
+    /// What the builder holds on to, in bytes: capacities, not lengths.
+    pub fn memory_bytes(&self) -> usize {
+        self.tree.memory_bytes()
+            + self.owners.allocation_size()
+            + self.attribute_sets.allocation_size()
+            + names::capacity_bytes(&self.forward)
+    }
+
+    /// The index; hard links that are still without a target become problems.
+    pub fn finish(mut self, origin: Origin) -> Index {
+        self.settle();
+        let mut index = Index {
+            arrays: self.tree.into_sorted(),
+            origin,
+            totals: Totals::default(),
+            problems: self.problems,
+        };
+        index.arrays.shrink();
+        index.totals = Totals::of(&index.arrays, self.problem_count);
+        index
+    }
+
+    fn place(
+        &mut self,
+        path: &ArchivePath,
+        kind: &Kind,
+        member: &Member,
+    ) -> Result<Placed, Refused> {
+        let Some((directory, name)) = path.split_last() else {
+            return self.place_root(kind, member);
+        };
+        check_len(path)?;
+        let mut growing = Growing {
+            tree: &mut self.tree,
+            implied: implied(member.mtime),
+        };
+        let parent = resolve::directory(&mut growing, directory.components())?;
+        if let Kind::HardLink(target) = kind {
+            return self.place_link(parent, name, &ArchivePath::sanitize(target).path);
+        }
+        let existing = self.tree.find(parent, name);
+        if let Some(number) = existing
+            && *kind == Kind::Directory
+        {
+            let ino = self.tree.dirent(number).ino.get();
+            if self.tree.record(ino).is_directory() {
+                self.update(ino, member);
+                return Ok(Placed::Entry(Ino(ino)));
+            }
+        }
+        let record = self.record(kind, member)?;
+        let ino = match existing {
+            Some(number) => self.tree.replace(number, record)?,
+            None => self.tree.add(parent, name, record)?,
+        };
+        Ok(Placed::Entry(Ino(ino)))
+    }
+
+    fn place_root(&mut self, kind: &Kind, member: &Member) -> Result<Placed, Refused> {
+        if *kind != Kind::Directory {
+            return Err(Refused::Root);
+        }
+        self.update(ROOT, member);
+        Ok(Placed::Entry(Ino::ROOT))
+    }
+
+    /// A name for what lies at `target`. As in GNU tar an existing name is only given up for a
+    /// link that can be made, and a link to what already has this name changes nothing.
+    fn place_link(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        target: &ArchivePath,
+    ) -> Result<Placed, Refused> {
+        check_len(target)?;
+        let existing = self.tree.find(parent, name);
+        let Some(ino) = self.target(target)?.filter(|&ino| !self.is_forward(ino)) else {
+            if existing.is_some() {
+                return Err(Refused::MissingTarget);
+            }
+            return self.place_forward(parent, name, target);
+        };
+        if self.tree.record(ino).is_directory() {
+            return Err(Refused::LinkToDirectory);
+        }
+        match existing {
+            Some(number) if self.tree.dirent(number).ino.get() == ino => {}
+            Some(number) => self.tree.relink(number, ino)?,
+            None => self.tree.link(parent, name, ino)?,
+        }
+        Ok(Placed::Link(Ino(ino)))
+    }
+
+    /// Keeps the place of a link whose target may still come.
+    fn place_forward(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        target: &ArchivePath,
+    ) -> Result<Placed, Refused> {
+        let offset = self.tree.arrays.arena.push(target.as_bytes());
+        let record = Record {
+            mode: FORWARD.into(),
+            data: (offset as u64).into(),
+            size: (target.as_bytes().len() as u64).into(),
+            ..Record::default()
+        };
+        let ino = self.tree.add(parent, name, record)?;
+        names::push(&mut self.forward, ino);
+        Ok(Placed::Forward)
+    }
+
+    fn is_forward(&self, ino: u32) -> bool {
+        self.tree.record(ino).kind() == FORWARD
+    }
+
+    /// What lies at a hard link's target; `None` when nothing does.
+    fn target(&self, path: &ArchivePath) -> Result<Option<u32>, Refused> {
+        let Some((directory, name)) = path.split_last() else {
+            return Ok(Some(ROOT));
+        };
+        let parent = match resolve::directory(&mut Existing(&self.tree), directory.components()) {
+            Ok(parent) => parent,
+            Err(ResolveError::Tree(Missing)) => return Ok(None),
+            Err(ResolveError::Refused(refusal)) => return Err(refusal.into()),
+        };
+        let number = self.tree.find(parent, name);
+        Ok(number.map(|number| self.tree.dirent(number).ino.get()))
+    }
+
+    /// Gives every link that still waits its target, or takes it away.
+    fn settle(&mut self) {
+        for ino in mem::take(&mut self.forward) {
+            let mut chain = Vec::new();
+            let outcome = self.follow(ino, &mut chain);
+            for ino in chain {
+                self.settle_one(ino, outcome);
+            }
+        }
+    }
+
+    /// Where the chain of links that begins with `ino` ends. Puts the links on the way into
+    /// `chain`, none twice.
+    fn follow(&mut self, mut ino: u32, chain: &mut Vec<u32>) -> Result<u32, Refused> {
+        while self.is_forward(ino) {
+            let record = self.tree.record_mut(ino);
+            // A mark against going in circles.
+            if mem::replace(&mut record.reserved, 1.into()).get() == 1 {
+                return Err(Refused::MissingTarget);
+            }
+            let (offset, len) = (record.data.get(), record.size.get());
+            chain.push(ino);
+            let target = self
+                .tree
+                .arrays
+                .arena
+                .stretch(offset, len)
+                .unwrap_or_default();
+            let target = ArchivePath::sanitize(target).path;
+            ino = self.target(&target)?.ok_or(Refused::MissingTarget)?;
+        }
+        match self.tree.record(ino) {
+            record if record.is_directory() => Err(Refused::LinkToDirectory),
+            _ => Ok(ino),
+        }
+    }
+
+    fn settle_one(&mut self, forward: u32, outcome: Result<u32, Refused>) {
+        let number = self.tree.record(forward).dirent.get();
+        let settled = outcome.and_then(|ino| self.tree.relink(number, ino));
+        if let Err(refused) = settled {
+            let path = self.forward_path(number);
+            self.problem(path, refused.to_string());
+            self.tree.unlink(number);
+        }
+    }
+
+    fn forward_path(&self, number: u32) -> ArchivePath {
+        let dirent = self.tree.dirent(number);
+        let directory = self.tree.record(dirent.parent.get()).dirent.get();
+        let mut path = self.tree.arrays.path(directory).unwrap_or_default();
+        path.push(self.tree.arrays.arena.name(dirent.name).unwrap_or_default());
+        path
+    }
+
+    /// Gives directory `ino` the attributes of a later member of that path.
+    fn update(&mut self, ino: u32, member: &Member) {
+        let mut attributes = self.attributes(DIRECTORY, member);
+        let record = self.tree.record_mut(ino);
+        attributes.links = record.links;
+        attributes.children = record.children;
+        attributes.dirent = record.dirent;
+        *record = attributes;
+    }
+
+    /// Everything of a new entry but its name and number.
+    fn record(&mut self, kind: &Kind, member: &Member) -> Result<Record, Refused> {
+        let mut record = self.attributes(type_bits(kind), member);
+        match kind {
+            Kind::File => self.set_content(&mut record, member)?,
+            Kind::Symlink(target) => {
+                if target.is_empty() || target.len() > MAX_TARGET {
+                    return Err(Refused::BadTarget);
+                }
+                record.data = (self.tree.arrays.arena.push(target) as u64).into();
+                record.size = (target.len() as u64).into();
+            }
+            Kind::CharDevice(device) | Kind::BlockDevice(device) => record.set_device(*device),
+            Kind::Directory | Kind::HardLink(_) | Kind::Fifo => {}
+        }
+        Ok(record)
+    }
+
+    fn attributes(&mut self, type_bits: u16, member: &Member) -> Record {
+        let permissions = u16::try_from(member.mode & 0o7777).unwrap_or_default();
+        let mut record = Record {
+            uid: member.uid.into(),
+            gid: member.gid.into(),
+            user: self.owner(&member.user).into(),
+            group: self.owner(&member.group).into(),
+            mode: (type_bits | permissions).into(),
+            extra: self.attribute_set(&member.xattrs).into(),
+            dirent: NONE.into(),
+            ..Record::default()
+        };
+        record.set_mtime(member.mtime);
+        record
+    }
+
+    fn set_content(&mut self, record: &mut Record, member: &Member) -> Result<(), Refused> {
+        record.data = member.payload.start().0.into();
+        record.size = member.size.into();
+        if let Some(map) = &member.sparse {
+            record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
+        }
+        Ok(())
+    }
+
+    /// An extra with `map` and the attributes of row `extra`.
+    fn sparse_map(&mut self, extra: u32, member: &Member, map: &[Segment]) -> Result<u32, Refused> {
+        let arrays = &mut self.tree.arrays;
+        let mut row = arrays
+            .extras
+            .get(extra as usize)
+            .copied()
+            .unwrap_or_default();
+        let first = arrays.pieces.len();
+        let mut plain = member.payload.start().0;
+        for segment in map.iter().filter(|segment| segment.len > 0) {
+            let piece = PieceRow {
+                offset: segment.offset.into(),
+                plain: plain.into(),
+                len: segment.len.into(),
+            };
+            names::push(&mut arrays.pieces, piece);
+            plain = plain.saturating_add(segment.len);
+        }
+        row.sparse = 1.into();
+        row.piece = u32::try_from(first).map_err(|_| Refused::Full)?.into();
+        let count = u32::try_from(arrays.pieces.len() - first).map_err(|_| Refused::Full)?;
+        row.piece_count = count.into();
+        row.stored_bytes = (plain - member.payload.start().0).into();
+        let number = u32::try_from(arrays.extras.len()).map_err(|_| Refused::Full)?;
+        names::push(&mut arrays.extras, row);
+        Ok(number)
+    }
+
+    /// The row of an owner's name; 0, the empty name, when the table is full.
+    fn owner(&mut self, name: &[u8]) -> u16 {
+        if name.is_empty() || name.len() > MAX_OWNER {
+            return 0;
+        }
+        let arrays = &mut self.tree.arrays;
+        let hash = self.hasher.hash_one(name);
+        let same = |row: &u16| {
+            let known = arrays.owners.get(usize::from(*row));
+            known.and_then(|&known| arrays.arena.name(known)) == Some(name)
+        };
+        if let Some(&row) = self.owners.find(hash, same) {
+            return row;
+        }
+        let Ok(row) = u16::try_from(arrays.owners.len()) else {
+            return 0;
+        };
+        let stored = arrays.arena.push_name(name);
+        names::push(&mut arrays.owners, stored);
+        let hasher = &self.hasher;
+        self.owners.insert_unique(hash, row, |&row| {
+            let known = arrays
+                .owners
+                .get(usize::from(row))
+                .copied()
+                .unwrap_or_default();
+            hasher.hash_one(arrays.arena.name(known).unwrap_or_default())
+        });
+        row
+    }
+
+    /// The row of extras for a set of attributes; 0 for none. Equal sets share a row.
+    fn attribute_set(&mut self, xattrs: &[(Vec<u8>, Vec<u8>)]) -> u32 {
+        let set: Vec<(&[u8], &[u8])> = xattrs
+            .iter()
+            .filter(|(name, _)| name.len() <= MAX_XATTR_NAME)
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let arrays = &mut self.tree.arrays;
+        let (Ok(row), Ok(first), Ok(count)) = (
+            u32::try_from(arrays.extras.len()),
+            u32::try_from(arrays.xattrs.len()),
+            u32::try_from(set.len()),
+        ) else {
+            return 0;
+        };
+        if count == 0 {
+            return 0;
+        }
+        let seed = self.hasher.hash_one(0_u8);
+        let hash = hash_set(seed, set.iter().copied());
+        let same = |&row: &u32| arrays.xattrs(row).eq(set.iter().copied());
+        if let Some(&known) = self.attribute_sets.find(hash, same) {
+            return known;
+        }
+        for (name, value) in &set {
+            let xattr = Xattr {
+                name: arrays.arena.push_name(name),
+                value_offset: (arrays.arena.push(value) as u64).into(),
+                value_len: (value.len() as u64).into(),
+            };
+            names::push(&mut arrays.xattrs, xattr);
+        }
+        let extra = Extra {
+            xattr: first.into(),
+            xattr_count: count.into(),
+            ..Extra::default()
+        };
+        names::push(&mut arrays.extras, extra);
+        self.attribute_sets
+            .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
+        row
+    }
+}
+
+/// A directory that only the paths below it speak of. GNU tar would give it the time of
+/// extraction and what the umask leaves of 0777; here it must look the same every time.
+fn implied(mtime: Timestamp) -> Record {
+    let mut record = Record {
+        mode: (DIRECTORY | 0o755).into(),
+        links: 2.into(),
+        dirent: NONE.into(),
+        ..Record::default()
+    };
+    record.set_mtime(mtime);
+    record
+}
+
+fn check_len(path: &ArchivePath) -> Result<(), Refused> {
+    if path.as_bytes().len() > MAX_PATH {
+        return Err(Refused::NameTooLong);
+    }
+    Ok(())
+}
+
+fn type_bits(kind: &Kind) -> u16 {
+    match kind {
+        Kind::File => FILE,
+        Kind::Directory => DIRECTORY,
+        Kind::Symlink(_) => SYMLINK,
+        Kind::HardLink(_) => FORWARD,
+        Kind::CharDevice(_) => CHAR_DEVICE,
+        Kind::BlockDevice(_) => BLOCK_DEVICE,
+        Kind::Fifo => FIFO,
+    }
+}
+
+fn hash_set<'a>(seed: u64, set: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> u64 {
+    let mut hasher = Xxh3::with_seed(seed);
+    for (name, value) in set {
+        for part in [name, value] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+    }
+    hasher.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::sample::{directory, file, hard_link, index, member, symlink};
+    use super::*;
+
+    /// Every name of the tree: path, type letter, mode, number of links, size.
+    fn listing(index: &Index) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut stack = vec![(Ino::ROOT, String::new())];
+        while let Some((directory, prefix)) = stack.pop() {
+            for child in index.children(directory, 0) {
+                let entry = index.entry(child.ino).unwrap();
+                let path = format!("{prefix}{}", String::from_utf8_lossy(child.name));
+                lines.push(format!(
+                    "{path} {} {:o} {} {}",
+                    letter(&entry.kind()),
+                    entry.mode(),
+                    entry.link_count(),
+                    entry.size()
+                ));
+                stack.push((child.ino, format!("{path}/")));
+            }
+        }
+        lines.sort_unstable();
+        lines
+    }
+
+    fn letter(kind: &super::super::Kind<'_>) -> char {
+        use super::super::Kind;
+        match kind {
+            Kind::File => 'f',
+            Kind::Directory => 'd',
+            Kind::Symlink(_) => 'l',
+            Kind::CharDevice(_) => 'c',
+            Kind::BlockDevice(_) => 'b',
+            Kind::Fifo => 'p',
+        }
+    }
+
+    fn problems(index: &Index) -> Vec<String> {
+        let text = |problem: &Problem| format!("{}: {}", problem.path, problem.what);
+        index.problems().iter().map(text).collect()
+    }
+
+    #[test]
+    fn missing_parents_appear() {
+        let index = index(&[Member {
+            mtime: Timestamp {
+                seconds: 7,
+                nanoseconds: 8,
+            },
+            ..file("a/b/c", 512..515)
+        }]);
+        assert_eq!(
+            listing(&index),
+            ["a d 755 3 0", "a/b d 755 2 0", "a/b/c f 644 1 3"]
+        );
+        assert_eq!(index.entry(Ino(2)).unwrap().mtime().seconds, 7);
+        assert_eq!(index.path(Ino(4)).unwrap().to_string(), "a/b/c");
+        assert_eq!(index.entry(Ino(4)).unwrap().parent(), Ino(3));
+    }
+
+    #[test]
+    fn a_later_file_gets_a_new_number_and_its_old_siblings_keep_theirs() {
+        let index = index(&[file("f", 0..1), hard_link("g", "f"), file("f", 5..7)]);
+        assert_eq!(listing(&index), ["f f 644 1 2", "g f 644 1 1"]);
+        assert_eq!(index.lookup(Ino::ROOT, b"f").unwrap().ino(), Ino(3));
+        assert_eq!(index.path(Ino(2)).unwrap().to_string(), "g");
+    }
+
+    #[test]
+    fn a_replaced_number_stays_a_gap() {
+        let index = index(&[file("f", 0..1), file("f", 5..7)]);
+        assert!(index.entry(Ino(2)).is_none());
+        assert_eq!((index.entry_count(), index.last_ino()), (2, Ino(3)));
+    }
+
+    #[test]
+    fn a_directory_over_a_directory_updates_it() {
+        let index = index(&[
+            directory("d", 0o755),
+            file("d/x", 0..1),
+            directory("d", 0o700),
+        ]);
+        assert_eq!(listing(&index), ["d d 700 2 0", "d/x f 644 1 1"]);
+    }
+
+    #[test]
+    fn a_directory_replaces_what_is_no_directory() {
+        for before in [file("d", 0..1), symlink("d", "e"), member("d", Kind::Fifo)] {
+            let index = index(&[
+                directory("e", 0o755),
+                before,
+                directory("d", 0o700),
+                file("d/x", 0..1),
+            ]);
+            assert_eq!(
+                listing(&index),
+                ["d d 700 2 0", "d/x f 644 1 1", "e d 755 2 0"]
+            );
+        }
+    }
+
+    #[test]
+    fn an_empty_directory_gives_way_and_a_full_one_does_not() {
+        let index = index(&[
+            file("f", 0..1),
+            directory("a", 0o755),
+            directory("b", 0o755),
+            directory("c", 0o755),
+            file("d/x", 0..1),
+            file("a", 0..2),
+            symlink("b", "q"),
+            hard_link("c", "f"),
+            file("d", 0..2),
+            hard_link("d", "f"),
+        ]);
+        assert_eq!(
+            listing(&index),
+            [
+                "a f 644 1 2",
+                "b l 644 1 1",
+                "c f 644 2 1",
+                "d d 755 2 0",
+                "d/x f 644 1 1",
+                "f f 644 2 1"
+            ]
+        );
+        assert_eq!(
+            problems(&index),
+            ["d: a directory that is not empty is in its place"; 2]
+        );
+        assert_eq!(index.entry(Ino::ROOT).unwrap().link_count(), 3);
+    }
+
+    #[test]
+    fn a_hard_link_to_itself_changes_nothing() {
+        let index = index(&[
+            file("f", 0..1),
+            hard_link("f", "./f"),
+            hard_link("g", "/f"),
+            hard_link("g", "f"),
+        ]);
+        assert_eq!(listing(&index), ["f f 644 2 1", "g f 644 2 1"]);
+        assert_eq!(index.problem_count(), 0);
+    }
+
+    #[test]
+    fn a_hard_link_to_a_symbolic_link_names_the_link() {
+        let index = index(&[symlink("s", "f"), hard_link("g", "s")]);
+        assert_eq!(listing(&index), ["g l 644 2 1", "s l 644 2 1"]);
+    }
+
+    #[test]
+    fn a_hard_link_is_found_through_a_symbolic_link() {
+        let index = index(&[
+            file("usr/lib/x", 0..1),
+            symlink("lib", "usr/lib"),
+            hard_link("lib/y", "lib/x"),
+        ]);
+        assert_eq!(index.entry(Ino(4)).unwrap().link_count(), 2);
+        assert!(
+            index
+                .find(&ArchivePath::sanitize(b"usr/lib/y").path)
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn a_hard_link_to_a_directory_is_refused_and_what_was_there_stays() {
+        let index = index(&[
+            directory("d", 0o755),
+            file("g", 0..1),
+            hard_link("g", "d"),
+            hard_link("r", "."),
+        ]);
+        assert_eq!(listing(&index), ["d d 755 2 0", "g f 644 1 1"]);
+        assert_eq!(index.problem_count(), 2);
+    }
+
+    #[test]
+    fn forward_links_find_their_targets_in_chains() {
+        let index = index(&[
+            hard_link("a", "b"),
+            hard_link("b", "d/c"),
+            hard_link("never", "nothing"),
+            file("d/c", 0..3),
+            hard_link("also", "a"),
+        ]);
+        assert_eq!(
+            listing(&index),
+            [
+                "a f 644 4 3",
+                "also f 644 4 3",
+                "b f 644 4 3",
+                "d d 755 2 0",
+                "d/c f 644 4 3"
+            ]
+        );
+        assert_eq!(
+            problems(&index),
+            ["never: the target of the hard link is missing"]
+        );
+        assert_eq!(
+            index
+                .path(index.lookup(Ino::ROOT, b"a").unwrap().ino())
+                .unwrap()
+                .to_string(),
+            "d/c"
+        );
+    }
+
+    #[test]
+    fn forward_links_in_a_circle_end() {
+        let index = index(&[
+            hard_link("a", "b"),
+            hard_link("b", "a"),
+            hard_link("c", "a"),
+            hard_link("s", "s"),
+            hard_link("d", "e"),
+            directory("e", 0o755),
+        ]);
+        assert_eq!(listing(&index), ["e d 755 2 0"]);
+        assert_eq!(index.problem_count(), 5);
+        assert_eq!(index.entry(Ino::ROOT).unwrap().link_count(), 3);
+    }
+
+    #[test]
+    fn a_forward_link_gives_way_to_a_member_of_its_name() {
+        let index = index(&[hard_link("a", "b"), file("a", 0..3), file("b", 0..1)]);
+        assert_eq!(listing(&index), ["a f 644 1 3", "b f 644 1 1"]);
+        assert_eq!(index.problem_count(), 0);
+    }
+
+    #[test]
+    fn the_root_takes_attributes_and_nothing_else() {
+        let index = index(&[
+            file("f", 0..1),
+            directory("./", 0o700),
+            symlink(".", "f"),
+            file("..", 0..1),
+        ]);
+        assert_eq!(index.entry(Ino::ROOT).unwrap().mode(), 0o700);
+        assert_eq!(
+            problems(&index),
+            [".: only a directory can take the root's place"; 2]
+        );
+    }
+
+    #[test]
+    fn a_file_whose_name_ends_in_a_slash_is_a_directory() {
+        assert_eq!(listing(&index(&[file("a/", 0..1)])), ["a d 644 2 0"]);
+    }
+
+    #[test]
+    fn members_are_not_led_outside() {
+        let index = index(&[
+            symlink("l", "/etc"),
+            file("l/x", 0..1),
+            file("f", 0..1),
+            file("f/x", 0..1),
+        ]);
+        assert_eq!(
+            problems(&index),
+            [
+                "l/x: a symbolic link on the way leads outside the root",
+                "f/x: something on the way is not a directory"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_linux_cannot_name_is_refused() {
+        let long = "x".repeat(256);
+        let index = index(&[
+            file(&long, 0..1),
+            file(&format!("{long}/y"), 0..1),
+            file(&"a/".repeat(40_000), 0..1),
+            symlink("e", ""),
+            symlink("l", &"y".repeat(4096)),
+        ]);
+        assert_eq!(index.entry_count(), 1);
+        assert_eq!(index.problem_count(), 5);
+    }
+
+    #[test]
+    fn a_deep_path_is_walked_without_recursion() {
+        let path = "a/".repeat(32_000) + "f";
+        let index = index(&[file(&path, 0..1)]);
+        assert_eq!(
+            index.path(index.last_ino()).unwrap().as_bytes(),
+            path.as_bytes()
+        );
+    }
+
+    #[test]
+    fn numbers_run_out_politely() {
+        let options = Options {
+            max_entries: 4,
+            max_problems: 1,
+        };
+        let mut builder = Builder::new(options);
+        assert_eq!(
+            builder.member(&file("a/b", 0..1)),
+            Ok(Placed::Entry(Ino(3)))
+        );
+        assert_eq!(builder.member(&file("c", 0..1)), Err(Refused::Full));
+        assert_eq!(builder.member(&file("a/b", 0..1)), Err(Refused::Full));
+        let index = builder.finish(Origin::default());
+        assert_eq!(listing(&index), ["a d 755 2 0", "a/b f 644 1 1"]);
+        assert_eq!((index.problems().len(), index.problem_count()), (1, 2));
+    }
+
+    #[test]
+    fn equal_attributes_share_a_row() {
+        let with = |name: &str, value: &str| Member {
+            xattrs: vec![(b"user.a".to_vec(), value.as_bytes().to_vec())],
+            user: b"root".to_vec(),
+            group: b"wheel".to_vec(),
+            ..file(name, 0..1)
+        };
+        let index = index(&[
+            with("a", "1"),
+            with("b", "1"),
+            with("c", "2"),
+            file("d", 0..1),
+        ]);
+        let xattrs = |ino| index.entry(Ino(ino)).unwrap().xattrs().collect::<Vec<_>>();
+        assert_eq!(xattrs(3), [(&b"user.a"[..], &b"1"[..])]);
+        assert_eq!(xattrs(4), [(&b"user.a"[..], &b"2"[..])]);
+        assert_eq!(xattrs(5), []);
+        assert_eq!(index.arrays.extras.len(), 3);
+        assert_eq!(index.arrays.owners.len(), 3);
+        let entry = index.entry(Ino(2)).unwrap();
+        assert_eq!((entry.user(), entry.group()), (&b"root"[..], &b"wheel"[..]));
+        assert!(index.has_xattrs());
+    }
+
+    #[test]
+    fn a_sparse_file_has_its_pieces_and_keeps_its_attributes() {
+        let segment = |offset, len| Segment { offset, len };
+        let index = index(&[Member {
+            sparse: Some(vec![segment(10, 5), segment(100, 20), segment(1000, 0)]),
+            size: 1000,
+            xattrs: vec![(b"user.a".to_vec(), b"1".to_vec())],
+            ..file("s", 512..537)
+        }]);
+        let entry = index.entry(Ino(2)).unwrap();
+        let pieces = |offset, len| {
+            let piece = |piece: super::super::Piece| {
+                (piece.offset, piece.plain.start().0, piece.plain.len())
+            };
+            entry.pieces(offset, len).map(piece).collect::<Vec<_>>()
+        };
+        assert_eq!(pieces(0, u64::MAX), [(10, 512, 5), (100, 517, 20)]);
+        assert_eq!(pieces(0, 10), []);
+        assert_eq!(pieces(14, 1), [(10, 512, 5)]);
+        assert_eq!(pieces(15, 86), [(100, 517, 20)]);
+        assert_eq!(pieces(119, 1), [(100, 517, 20)]);
+        assert_eq!(pieces(120, 1000), []);
+        assert_eq!(
+            (entry.size(), entry.stored_bytes(), index.stored_bytes()),
+            (1000, 25, 25)
+        );
+        assert_eq!(entry.xattrs().count(), 1);
+    }
+
+    #[test]
+    fn spans_end_where_the_next_begins() {
+        let mut builder = Builder::new(Options::default());
+        let point = SeekPoint {
+            packed: crate::base::extent::Packed(40),
+            bit: 3,
+            plain: Plain(100),
+            state: 9,
+            window: bytes::Bytes::from_static(b"window"),
+        };
+        builder.span(Extent::with_len(Plain(0), 100), 1, None);
+        builder.span(Extent::with_len(Plain(100), 50), 2, Some(&point));
+        let index = builder.finish(Origin {
+            plain_bytes: 150,
+            ..Origin::default()
+        });
+        let at = |offset| index.span_at(Plain(offset));
+        assert_eq!(
+            [at(0), at(99), at(100), at(149), at(150)],
+            [Some(0), Some(0), Some(1), Some(1), None]
+        );
+        let span = index.span(1).unwrap();
+        assert_eq!(span.plain, Extent::with_len(Plain(100), 50));
+        assert_eq!((span.hash, span.seek_point), (2, Some(point)));
+        assert_eq!(index.span(0).unwrap().seek_point, None);
+        assert_eq!(index.span(2), None);
+    }
+
+    /// Extraction into maps: the same rules, written for clarity.
+    #[derive(Default)]
+    struct Model {
+        /// Path → number of an inode.
+        names: std::collections::BTreeMap<String, usize>,
+        /// (is a directory, size or mode)
+        inodes: Vec<(bool, u64)>,
+    }
+
+    impl Model {
+        fn is_directory(&self, path: &str) -> bool {
+            path.is_empty()
+                || self
+                    .names
+                    .get(path)
+                    .is_some_and(|&inode| self.inodes[inode].0)
+        }
+
+        fn put(&mut self, path: &str, inode: (bool, u64)) {
+            self.names.insert(path.to_owned(), self.inodes.len());
+            self.inodes.push(inode);
+        }
+
+        fn make_parents(&mut self, path: &str) -> bool {
+            for (slash, _) in path.match_indices('/') {
+                let parent = &path[..slash];
+                if !self.names.contains_key(parent) {
+                    self.put(parent, (true, 0o755));
+                }
+                if !self.is_directory(parent) {
+                    return false;
+                }
+            }
+            true
+        }
+
+        fn can_replace(&self, path: &str) -> bool {
+            let inside = format!("{path}/");
+            !self.names.keys().any(|name| name.starts_with(&inside))
+        }
+
+        fn apply(&mut self, step: &Step) -> bool {
+            let path = step.path();
+            if !self.make_parents(path) {
+                return false;
+            }
+            match step {
+                Step::Directory(_, mode) if self.is_directory(path) => {
+                    let inode = self.names[path];
+                    self.inodes[inode].1 = u64::from(*mode);
+                    true
+                }
+                Step::Directory(_, mode) => {
+                    self.put(path, (true, u64::from(*mode)));
+                    true
+                }
+                Step::File(_, size) => {
+                    let fits = self.can_replace(path);
+                    if fits {
+                        self.put(path, (false, *size));
+                    }
+                    fits
+                }
+                Step::Link(_, target) => {
+                    let Some(&inode) = self.names.get(target) else {
+                        return false;
+                    };
+                    let fits = !self.inodes[inode].0 && self.can_replace(path);
+                    if fits {
+                        self.names.insert(path.to_owned(), inode);
+                    }
+                    fits
+                }
+            }
+        }
+
+        fn listing(&self) -> Vec<String> {
+            let line = |(path, &inode): (&String, &usize)| {
+                let inside = format!("{path}/");
+                let (is_directory, number) = self.inodes[inode];
+                if is_directory {
+                    let holds = |name: &&String| {
+                        name.strip_prefix(&inside)
+                            .is_some_and(|rest| !rest.contains('/'))
+                            && self.is_directory(name)
+                    };
+                    let links = 2 + self.names.keys().filter(holds).count();
+                    format!("{path} d {number:o} {links} 0")
+                } else {
+                    let links = self.names.values().filter(|&&other| other == inode).count();
+                    format!("{path} f 644 {links} {number}")
+                }
+            };
+            let mut lines: Vec<String> = self.names.iter().map(line).collect();
+            lines.sort_unstable();
+            lines
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        File(String, u64),
+        Directory(String, u32),
+        Link(String, String),
+    }
+
+    impl Step {
+        fn path(&self) -> &str {
+            match self {
+                Self::File(path, _) | Self::Directory(path, _) | Self::Link(path, _) => path,
+            }
+        }
+
+        fn member(&self) -> Member {
+            match self {
+                Self::File(path, size) => file(path, 0..*size),
+                Self::Directory(path, mode) => directory(path, *mode),
+                Self::Link(path, target) => hard_link(path, target),
+            }
+        }
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let path = || "[ab](/[ab]){0,3}";
+        let step = prop_oneof![
+            (path(), 0..1000_u64).prop_map(|(path, size)| Step::File(path, size)),
+            (path(), 0..0o1000_u32).prop_map(|(path, mode)| Step::Directory(path, mode)),
+            (path(), path()).prop_map(|(path, target)| Step::Link(path, target)),
+        ];
+        prop::collection::vec(step, 0..40)
+    }
+
+    proptest! {
+        #[test]
+        fn the_tree_is_what_extraction_would_leave(steps in steps()) {
+            let mut model = Model::default();
+            let mut builder = Builder::new(Options::default());
+            for step in &steps {
+                // Links to what is not there yet are more than the model knows.
+                if matches!(step, Step::Link(_, target) if !model.names.contains_key(target)) {
+                    continue;
+                }
+                prop_assert_eq!(builder.member(&step.member()).is_ok(), model.apply(step), "{:?}", step);
+            }
+            let index = builder.finish(Origin::default());
+            prop_assert_eq!(listing(&index), model.listing());
+            prop_assert_eq!(index.entry_count(), model.names.values().collect::<std::collections::BTreeSet<_>>().len() as u64 + 1);
+            for number in 1..=index.last_ino().0 {
+                let Some(entry) = index.entry(Ino(number)) else { continue };
+                let path = index.path(entry.ino()).unwrap();
+                prop_assert_eq!(index.find(&path).unwrap().ino(), entry.ino());
+            }
+        }
+    }
+
+    #[test]
+    fn a_hundred_thousand_names_in_one_directory_stay_small() {
+        let count = 100_000_usize;
+        let mut builder = Builder::new(Options::default());
+        let mut name_bytes = 0;
+        for number in (0..count).rev() {
+            let name = format!("file-{number}");
+            name_bytes += name.len();
+            builder.member(&file(&name, 0..1)).unwrap();
+        }
+        let building = builder.memory_bytes();
+        assert!(
+            building <= 160 * count + name_bytes,
+            "{building} bytes for {count} entries"
+        );
+        let index = builder.finish(Origin::default());
+        assert!(index.memory_bytes() <= 81 * count + name_bytes);
+        assert_eq!(index.children(Ino::ROOT, 0).count(), count);
+        assert_eq!(
+            index.lookup(Ino::ROOT, b"file-77").unwrap().ino(),
+            Ino(99_924)
+        );
+        let page: Vec<_> = index
+            .children(Ino::ROOT, 99_999)
+            .map(|child| (child.name, child.number))
+            .collect();
+        assert_eq!(page, [(&b"file-99999"[..], 99_999)]);
+    }
+}

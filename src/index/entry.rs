@@ -1,0 +1,226 @@
+//! The rows of the index, exactly as they lie in the file: little-endian, unpadded, any bits valid.
+//!
+//! Rows are read in place; who reads one checks what it says. The byte tables are in
+//! docs/index-format.md.
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::tar::{Device, Timestamp};
+
+/// Where the number of a dirent or record is expected and there is none.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The type bits of [`Record::mode`], as in `st_mode`.
+pub(super) const TYPE_MASK: u16 = 0o170_000;
+pub(super) const FIFO: u16 = 0o010_000;
+pub(super) const CHAR_DEVICE: u16 = 0o020_000;
+pub(super) const DIRECTORY: u16 = 0o040_000;
+pub(super) const BLOCK_DEVICE: u16 = 0o060_000;
+pub(super) const FILE: u16 = 0o100_000;
+pub(super) const SYMLINK: u16 = 0o120_000;
+/// A hard link whose target has not been seen; only while building, never in a file.
+pub(super) const FORWARD: u16 = TYPE_MASK;
+
+/// An inode. Its number is its place in the array; all zero when nothing has that number.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Record {
+    /// Of a file: where its payload lies in the plain stream. Of a symbolic link: where its
+    /// target lies in the arena. Of a device: its number, major in the upper half. Of a
+    /// directory: its first dirent.
+    pub(super) data: U64,
+    /// Of a file: its size. Of a symbolic link: the target's length.
+    pub(super) size: U64,
+    pub(super) mtime_seconds: I64,
+    pub(super) mtime_nanoseconds: U32,
+    pub(super) uid: U32,
+    pub(super) gid: U32,
+    /// What `st_nlink` says.
+    pub(super) links: U32,
+    /// Of a directory: how many dirents it has.
+    pub(super) children: U32,
+    /// The dirent under which it first appeared; [`NONE`] for the root.
+    pub(super) dirent: U32,
+    /// Its row among the extras; 0 when it needs none.
+    pub(super) extra: U32,
+    /// The owner's row among the owner names; 0 is the empty name.
+    pub(super) user: U16,
+    /// The group's, in the same table.
+    pub(super) group: U16,
+    /// Type and permissions; 0 for a number without an entry.
+    pub(super) mode: U16,
+    /// The layer whose plain stream holds the payload; 0 as long as there is only one.
+    pub(super) layer: U16,
+    pub(super) reserved: U32,
+}
+
+impl Record {
+    /// The type bits.
+    pub(super) fn kind(&self) -> u16 {
+        self.mode.get() & TYPE_MASK
+    }
+
+    pub(super) fn is_directory(&self) -> bool {
+        self.kind() == DIRECTORY
+    }
+
+    pub(super) fn mtime(&self) -> Timestamp {
+        Timestamp {
+            seconds: self.mtime_seconds.get(),
+            nanoseconds: self.mtime_nanoseconds.get().min(999_999_999),
+        }
+    }
+
+    pub(super) fn set_mtime(&mut self, mtime: Timestamp) {
+        self.mtime_seconds = mtime.seconds.into();
+        self.mtime_nanoseconds = mtime.nanoseconds.into();
+    }
+
+    pub(super) fn device(&self) -> Device {
+        let number = self.data.get();
+        Device {
+            major: u32::try_from(number >> 32).unwrap_or_default(),
+            minor: u32::try_from(number & 0xffff_ffff).unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn set_device(&mut self, device: Device) {
+        self.data = (u64::from(device.major) << 32 | u64::from(device.minor)).into();
+    }
+}
+
+/// A short stretch of the arena in eight bytes: offset in the upper 48 bits, length in the lower 16.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Debug,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
+pub(super) struct Name(U64);
+
+impl Name {
+    /// `None` when the stretch does not fit into the bits.
+    pub(super) fn new(offset: usize, len: usize) -> Option<Self> {
+        let offset = u64::try_from(offset)
+            .ok()
+            .filter(|&offset| offset < 1 << 48)?;
+        let len = u16::try_from(len).ok()?;
+        Some(Self((offset << 16 | u64::from(len)).into()))
+    }
+
+    pub(super) fn offset(self) -> u64 {
+        self.0.get() >> 16
+    }
+
+    pub(super) fn len(self) -> u64 {
+        self.0.get() & 0xffff
+    }
+}
+
+/// A name in a directory. In a file, dirents are sorted by parent, then by the name's bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Dirent {
+    pub(super) name: Name,
+    /// The record it names; 0, only while building, when the name is gone.
+    pub(super) ino: U32,
+    /// The directory's record.
+    pub(super) parent: U32,
+}
+
+/// What only few entries have. Files without a map share rows with the same attributes.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Extra {
+    /// The first row of its extended attributes.
+    pub(super) xattr: U32,
+    pub(super) xattr_count: U32,
+    /// The first row of its map.
+    pub(super) piece: U32,
+    pub(super) piece_count: U32,
+    /// 1 when the file is sparse, also when it is one hole: then the map says what is stored.
+    pub(super) sparse: U32,
+    pub(super) reserved: U32,
+    /// Bytes that the map's pieces add up to.
+    pub(super) stored_bytes: U64,
+}
+
+/// One extended attribute; the value lies in the arena.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Xattr {
+    pub(super) name: Name,
+    pub(super) value_offset: U64,
+    pub(super) value_len: U64,
+}
+
+/// A stored piece of a sparse file.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct PieceRow {
+    pub(super) offset: U64,
+    pub(super) plain: U64,
+    pub(super) len: U64,
+}
+
+/// A span; it ends where the next one starts, the last one at the end of the plain stream.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct SpanRow {
+    pub(super) plain: U64,
+    pub(super) hash: U64,
+    pub(super) packed: U64,
+    pub(super) window_offset: U64,
+    pub(super) window_len: U32,
+    pub(super) state: U32,
+    /// Bits of the packed byte that come before; [`SpanRow::NO_SEEK_POINT`] without a seek point.
+    pub(super) bit: U32,
+    pub(super) reserved: U32,
+}
+
+impl SpanRow {
+    pub(super) const NO_SEEK_POINT: u32 = u32::MAX;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_the_sizes_that_the_format_promises() {
+        assert_eq!(size_of::<Record>(), 64);
+        assert_eq!(size_of::<Dirent>(), 16);
+        assert_eq!(size_of::<Extra>(), 32);
+        assert_eq!(size_of::<Xattr>(), 24);
+        assert_eq!(size_of::<PieceRow>(), 24);
+        assert_eq!(size_of::<SpanRow>(), 48);
+    }
+
+    #[test]
+    fn a_name_keeps_offset_and_length_apart() {
+        let name = Name::new((1 << 48) - 1, 0xffff).unwrap();
+        assert_eq!((name.offset(), name.len()), ((1 << 48) - 1, 0xffff));
+        assert_eq!(Name::new(1 << 48, 0), None);
+        assert_eq!(Name::new(0, 1 << 16), None);
+    }
+
+    #[test]
+    fn both_halves_of_a_device_number_survive() {
+        let device = Device {
+            major: u32::MAX,
+            minor: 7,
+        };
+        let mut record = Record::default();
+        record.set_device(device);
+        assert_eq!(record.device(), device);
+    }
+}

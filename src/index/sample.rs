@@ -1,0 +1,61 @@
+//! Members and trees for tests, of this layer and of those above.
+
+use super::{Builder, Index, Options, Origin};
+use crate::base::extent::{Extent, Plain};
+use crate::tar::{Kind, Member, Timestamp};
+
+/// A member called `name`, mode 0644, without content.
+pub(crate) fn member(name: &str, kind: Kind) -> Member {
+    Member {
+        header: Plain(0),
+        payload: Extent::default(),
+        name: name.as_bytes().to_vec(),
+        kind,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        user: Vec::new(),
+        group: Vec::new(),
+        mtime: Timestamp::default(),
+        size: 0,
+        sparse: None,
+        xattrs: Vec::new(),
+    }
+}
+
+/// A file whose payload is `payload`.
+pub(crate) fn file(name: &str, payload: std::ops::Range<u64>) -> Member {
+    Member {
+        payload: Extent::new(Plain(payload.start), Plain(payload.end)).unwrap(),
+        size: payload.end - payload.start,
+        ..member(name, Kind::File)
+    }
+}
+
+/// A directory with these permission bits.
+pub(crate) fn directory(name: &str, mode: u32) -> Member {
+    Member {
+        mode,
+        ..member(name, Kind::Directory)
+    }
+}
+
+/// A symbolic link.
+pub(crate) fn symlink(name: &str, target: &str) -> Member {
+    member(name, Kind::Symlink(target.as_bytes().to_vec()))
+}
+
+/// A hard link.
+pub(crate) fn hard_link(name: &str, target: &str) -> Member {
+    member(name, Kind::HardLink(target.as_bytes().to_vec()))
+}
+
+/// The index of these members.
+pub(crate) fn index(members: &[Member]) -> Index {
+    let mut builder = Builder::new(Options::default());
+    for member in members {
+        // What is refused is among the index's problems.
+        builder.member(member).ok();
+    }
+    builder.finish(Origin::default())
+}

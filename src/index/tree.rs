@@ -1,0 +1,352 @@
+//! The tree under construction: arrays that grow, and a table from names to dirents.
+
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::arrays::Arrays;
+use super::builder::Refused;
+use super::entry::{Dirent, Extra, NONE, Name, Record, SYMLINK};
+use super::names;
+use crate::base::resolve::{self, Step};
+
+/// The root's record.
+pub(super) const ROOT: u32 = 1;
+
+/// Bytes that one name may have: what Linux allows.
+const MAX_NAME: usize = 255;
+
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) arrays: Arrays,
+    /// Dirents by parent and name. It holds numbers only: 4 bytes and a control byte each.
+    by_name: HashTable<u32>,
+    /// Differs from run to run, so that no archive can be made whose names collide.
+    seed: u64,
+    /// How many records there may be.
+    max_records: u32,
+}
+
+impl Tree {
+    /// A tree of a root and nothing else.
+    pub(super) fn new(root: Record, max_records: u32) -> Self {
+        Self {
+            arrays: Arrays {
+                records: vec![Record::default(), root],
+                owners: vec![Name::default()],
+                extras: vec![Extra::default()],
+                ..Arrays::default()
+            },
+            by_name: HashTable::new(),
+            seed: RandomState::new().hash_one(0_u8),
+            max_records,
+        }
+    }
+
+    pub(super) fn record(&self, ino: u32) -> &Record {
+        let record = self.arrays.records.get(ino as usize);
+        record.expect("numbers come from this tree")
+    }
+
+    pub(super) fn record_mut(&mut self, ino: u32) -> &mut Record {
+        let record = self.arrays.records.get_mut(ino as usize);
+        record.expect("numbers come from this tree")
+    }
+
+    pub(super) fn dirent(&self, number: u32) -> &Dirent {
+        let dirent = self.arrays.dirents.get(number as usize);
+        dirent.expect("numbers come from this tree")
+    }
+
+    fn dirent_mut(&mut self, number: u32) -> &mut Dirent {
+        let dirent = self.arrays.dirents.get_mut(number as usize);
+        dirent.expect("numbers come from this tree")
+    }
+
+    /// The dirent called `name` in `parent`.
+    pub(super) fn find(&self, parent: u32, name: &[u8]) -> Option<u32> {
+        let arrays = &self.arrays;
+        let same = |&number: &u32| {
+            arrays.dirent(number).is_some_and(|dirent| {
+                let alive = dirent.ino.get() != 0;
+                alive
+                    && dirent.parent.get() == parent
+                    && arrays.arena.name(dirent.name) == Some(name)
+            })
+        };
+        self.by_name
+            .find(hash(self.seed, parent, name), same)
+            .copied()
+    }
+
+    /// Gives `record` a number and the new name `name` in `parent`.
+    pub(super) fn add(&mut self, parent: u32, name: &[u8], record: Record) -> Result<u32, Refused> {
+        self.check_name(name)?;
+        let ino = self.number(record)?;
+        let dirent = self.name(parent, name, ino);
+        self.settle_in(ino, dirent);
+        Ok(ino)
+    }
+
+    /// Puts `record` under a new number where dirent `number` leads.
+    pub(super) fn replace(&mut self, number: u32, record: Record) -> Result<u32, Refused> {
+        self.check_replaceable(number)?;
+        let ino = self.number(record)?;
+        self.vacate(number);
+        self.dirent_mut(number).ino = ino.into();
+        self.settle_in(ino, number);
+        if record.is_directory() {
+            self.count_link(self.dirent(number).parent.get());
+        }
+        Ok(ino)
+    }
+
+    /// Tells a new entry its only name.
+    fn settle_in(&mut self, ino: u32, dirent: u32) {
+        let record = self.record_mut(ino);
+        record.dirent = dirent.into();
+        record.links = (1 + u32::from(record.is_directory())).into();
+    }
+
+    /// Gives `ino` the new name `name` in `parent`.
+    pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<(), Refused> {
+        self.check_name(name)?;
+        self.name(parent, name, ino);
+        self.count_link(ino);
+        Ok(())
+    }
+
+    /// Makes dirent `number` a name of `ino`, which is not a directory.
+    pub(super) fn relink(&mut self, number: u32, ino: u32) -> Result<(), Refused> {
+        self.check_replaceable(number)?;
+        self.vacate(number);
+        // The dirents of one entry tell their age by their offset in the arena.
+        let name = self
+            .arrays
+            .arena
+            .name(self.dirent(number).name)
+            .unwrap_or_default()
+            .to_vec();
+        let name = self.arrays.arena.push_name(&name);
+        let dirent = self.dirent_mut(number);
+        dirent.name = name;
+        dirent.ino = ino.into();
+        self.count_link(ino);
+        Ok(())
+    }
+
+    /// Takes away dirent `number`, which is not a directory's. It stays in the arrays until they
+    /// are sorted.
+    pub(super) fn unlink(&mut self, number: u32) {
+        self.vacate(number);
+        let parent = self.dirent(number).parent.get();
+        self.dirent_mut(number).ino = 0.into();
+        let parent = self.record_mut(parent);
+        parent.children = parent.children.get().saturating_sub(1).into();
+    }
+
+    fn check_replaceable(&self, number: u32) -> Result<(), Refused> {
+        let record = self.record(self.dirent(number).ino.get());
+        if record.is_directory() && record.children.get() > 0 {
+            return Err(Refused::NotEmpty);
+        }
+        Ok(())
+    }
+
+    /// Forgets what dirent `number` names, which is no directory or an empty one.
+    fn vacate(&mut self, number: u32) {
+        let Dirent { ino, parent, .. } = *self.dirent(number);
+        let record = self.record_mut(ino.get());
+        if record.is_directory() {
+            *record = Record::default();
+            let parent = self.record_mut(parent.get());
+            parent.links = parent.links.get().saturating_sub(1).into();
+        } else {
+            record.links = record.links.get().saturating_sub(1).into();
+            if record.links.get() == 0 {
+                *record = Record::default();
+            }
+        }
+    }
+
+    fn count_link(&mut self, ino: u32) {
+        let record = self.record_mut(ino);
+        record.links = record.links.get().saturating_add(1).into();
+    }
+
+    /// The next number.
+    fn number(&mut self, record: Record) -> Result<u32, Refused> {
+        let ino = u32::try_from(self.arrays.records.len()).unwrap_or(NONE);
+        if ino >= self.max_records {
+            return Err(Refused::Full);
+        }
+        names::push(&mut self.arrays.records, record);
+        Ok(ino)
+    }
+
+    /// Whether there can be another dirent with this name.
+    fn check_name(&self, name: &[u8]) -> Result<(), Refused> {
+        if name.len() > MAX_NAME {
+            return Err(Refused::NameTooLong);
+        }
+        if self.arrays.dirents.len() >= NONE as usize {
+            return Err(Refused::Full);
+        }
+        Ok(())
+    }
+
+    /// A dirent for a name that is not there yet.
+    fn name(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
+        let number = u32::try_from(self.arrays.dirents.len()).expect("checked by check_name");
+        let dirent = Dirent {
+            name: self.arrays.arena.push_name(name),
+            ino: ino.into(),
+            parent: parent.into(),
+        };
+        names::push(&mut self.arrays.dirents, dirent);
+        let (arrays, seed) = (&self.arrays, self.seed);
+        self.by_name
+            .insert_unique(hash(seed, parent, name), number, |&number| {
+                let dirent = arrays
+                    .dirent(number)
+                    .expect("the table holds dirents of this tree");
+                let name = arrays.arena.name(dirent.name).unwrap_or_default();
+                hash(seed, dirent.parent.get(), name)
+            });
+        let is_directory = self.record(ino).is_directory();
+        let parent = self.record_mut(parent);
+        parent.children = parent.children.get().saturating_add(1).into();
+        parent.links = parent
+            .links
+            .get()
+            .saturating_add(u32::from(is_directory))
+            .into();
+        number
+    }
+
+    /// What dirent `number` is to a path that leads through it.
+    fn step(&self, number: u32) -> Step<u32> {
+        let ino = self.dirent(number).ino.get();
+        match self.arrays.record(ino) {
+            Some(record) if record.is_directory() => Step::Directory(ino),
+            Some(record) if record.kind() == SYMLINK => {
+                let target = self
+                    .arrays
+                    .arena
+                    .stretch(record.data.get(), record.size.get());
+                Step::Link(target.unwrap_or_default().to_vec())
+            }
+            _ => Step::Other,
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.arrays.memory_bytes() + self.by_name.allocation_size()
+    }
+
+    /// Drops the table, sorts the dirents in place and tells directories and entries where
+    /// theirs are now.
+    pub(super) fn into_sorted(self) -> Arrays {
+        let mut arrays = self.arrays;
+        drop(self.by_name);
+        arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
+        let arena = &arrays.arena;
+        arrays.dirents.sort_unstable_by(|left, right| {
+            let by_parent = left.parent.get().cmp(&right.parent.get());
+            by_parent.then_with(|| arena.name(left.name).cmp(&arena.name(right.name)))
+        });
+        place_children(&mut arrays);
+        place_first_names(&mut arrays);
+        arrays
+    }
+}
+
+/// Fills in where each directory's dirents are.
+fn place_children(arrays: &mut Arrays) {
+    let mut number = 0_u64;
+    for siblings in arrays
+        .dirents
+        .chunk_by(|left, right| left.parent == right.parent)
+    {
+        let parent = siblings.first().map_or(0, |dirent| dirent.parent.get());
+        if let Some(record) = arrays.records.get_mut(parent as usize) {
+            record.data = number.into();
+            record.children = u32::try_from(siblings.len()).unwrap_or(u32::MAX).into();
+        }
+        number += siblings.len() as u64;
+    }
+}
+
+/// Fills in under which dirent each entry first appeared: names are appended to the arena as they
+/// appear, so it is the one whose name lies first.
+fn place_first_names(arrays: &mut Arrays) {
+    for record in &mut arrays.records {
+        record.dirent = NONE.into();
+    }
+    for (number, dirent) in (0_u32..).zip(&arrays.dirents) {
+        let Some(record) = arrays.records.get_mut(dirent.ino.get() as usize) else {
+            continue;
+        };
+        let first = arrays.dirents.get(record.dirent.get() as usize);
+        if first.is_none_or(|first| dirent.name.offset() < first.name.offset()) {
+            record.dirent = number.into();
+        }
+    }
+}
+
+fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
+    // An odd factor keeps the seeds of different parents different.
+    let parent = u64::from(parent).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    xxh3_64_with_seed(name, seed.wrapping_add(parent))
+}
+
+/// The tree as the way to a new member: makes the directories that are missing.
+pub(super) struct Growing<'a> {
+    pub(super) tree: &'a mut Tree,
+    /// What an implied directory looks like.
+    pub(super) implied: Record,
+}
+
+impl resolve::Tree for Growing<'_> {
+    type Directory = u32;
+    type Error = Refused;
+
+    fn root(&self) -> u32 {
+        ROOT
+    }
+
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Refused> {
+        let number = self.tree.find(*parent, name);
+        Ok(number.map_or(Step::Missing, |number| self.tree.step(number)))
+    }
+
+    fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, Refused> {
+        self.tree.add(*parent, name, self.implied)
+    }
+}
+
+/// The tree as the way to a hard link's target: makes nothing.
+pub(super) struct Existing<'a>(pub(super) &'a Tree);
+
+/// The way to a target ends before the target.
+#[derive(Debug)]
+pub(super) struct Missing;
+
+impl resolve::Tree for Existing<'_> {
+    type Directory = u32;
+    type Error = Missing;
+
+    fn root(&self) -> u32 {
+        ROOT
+    }
+
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Missing> {
+        let number = self.0.find(*parent, name);
+        Ok(number.map_or(Step::Missing, |number| self.0.step(number)))
+    }
+
+    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, Missing> {
+        Err(Missing)
+    }
+}
