@@ -1,5 +1,13 @@
 //! The command line: one file per verb.
 
+pub mod background;
+pub mod control;
+pub mod mount;
+pub mod settings;
+pub mod status;
+pub mod telemetry;
+pub mod umount;
+
 use std::process::ExitCode;
 
 /// Runs the program.

@@ -26,6 +26,8 @@ const HELPER: &str = "fusermount3";
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 /// What mount(8) shows behind `fuse.`.
 const SUBTYPE: &str = "tarfs";
+/// The type of our mounts in the kernel's table.
+pub(super) const FILE_SYSTEM: &str = "fuse.tarfs";
 
 /// Why a mount could not be made.
 #[derive(Debug, thiserror::Error)]

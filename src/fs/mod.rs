@@ -16,6 +16,7 @@ mod failures;
 mod options;
 mod seek;
 mod session;
+mod table;
 mod view;
 mod xattr;
 
@@ -46,7 +47,7 @@ pub use attr::Ownership;
 pub use device::{MountError, UnmountError};
 pub use failures::Failure;
 pub use options::{MountOptions, OptionError};
-pub use session::{Force, Mount};
+pub use session::{Force, Mount, mountpoint, unmount};
 pub use view::{View, ViewError};
 
 /// How long the kernel may believe an answer.

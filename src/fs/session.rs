@@ -14,7 +14,7 @@ use rustix::fs::{major, minor};
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
 use super::options::MountOptions;
-use super::{INodeNo, Tree};
+use super::{INodeNo, Tree, table};
 use crate::base::task::Thread;
 
 /// Threads that take requests. They only look up and copy, so two keep up with the kernel; four
@@ -190,6 +190,31 @@ impl Drop for Mount {
             }
             _ => session.join(),
         }
+    }
+}
+
+/// `path` as a [`Mount`] names its mountpoint: absolute, without symbolic links. Works for a mount
+/// whose process has died, too.
+///
+/// # Errors
+/// When there is nothing there.
+pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
+    table::canonical(path)
+}
+
+/// Takes out whatever archive is mounted on `mountpoint` (see [`mountpoint`]), by whichever
+/// process, and nothing that is not an archive.
+///
+/// # Errors
+/// As [`Mount::unmount`].
+pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
+    match table::is_mounted(mountpoint, device::FILE_SYSTEM) {
+        Ok(true) => device::unmount(mountpoint, force == Force::Yes),
+        Ok(false) => Err(UnmountError::NotMounted(mountpoint.to_owned())),
+        Err(cause) => Err(UnmountError::System {
+            mountpoint: mountpoint.to_owned(),
+            cause,
+        }),
     }
 }
 
