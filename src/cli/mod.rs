@@ -1,4 +1,82 @@
-//! x
+//! The command line: one file per verb, each with its arguments and its run.
+
+mod args;
+mod index;
+mod ls;
+mod materialize;
+mod mount;
+mod open;
+mod output;
+mod settings;
+mod status;
+mod telemetry;
+mod umount;
+
 use std::process::ExitCode;
-/// x
-pub fn run() -> ExitCode { ExitCode::FAILURE }
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// Makes a remote tarball usable before it has been downloaded.
+#[derive(Parser, Debug)]
+#[command(name = "tarfs", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand, Debug)]
+enum Verb {
+    /// Put an archive's tree behind a mount point, read-only
+    Mount(mount::MountArgs),
+    /// Unmount a tarfs mount
+    Umount(umount::UmountArgs),
+    /// Tell how mounts are doing
+    Status(status::StatusArgs),
+    /// Write an archive's tree to disk
+    #[command(visible_alias = "extract")]
+    Materialize(materialize::MaterializeArgs),
+    /// List an archive's entries
+    Ls(ls::LsArgs),
+    /// Build an archive's index, or write it to a file
+    Index(index::IndexArgs),
+}
+
+/// Runs the program with the command line and environment of this process. Exit codes: 0 when
+/// all went well, 2 when something did not, 64 when the command line makes no sense.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    telemetry::start();
+    let result = match cli.verb {
+        Verb::Mount(args) => mount::run(args),
+        Verb::Umount(args) => umount::run(&args),
+        Verb::Status(args) => status::run(&args),
+        Verb::Materialize(args) => materialize::run(&args),
+        Verb::Ls(args) => ls::run(&args),
+        Verb::Index(args) => index::run(&args),
+    };
+    result.unwrap_or_else(|error| output::fail(&error))
+}
+
+/// Shows help where help was asked for, and what is wrong with the command line elsewhere.
+fn explain(error: &clap::Error) -> ExitCode {
+    // A closed terminal is not worth dying for.
+    drop(error.print());
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(output::USAGE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,1 +1,445 @@
 //! FUSE: unpack, call, reply; no decisions.
+//!
+//! A [`Tree`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
+//! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
+//! archive does not change, so names, absences, attributes and links are valid for a year, and
+//! files and directories need no open.
+//!
+//! A read is answered at once or handed to the archive's own threads together with its reply, so
+//! that no thread that takes requests ever waits for bytes.
+
+mod accounts;
+mod attr;
+mod device;
+mod errno;
+mod failures;
+mod options;
+mod seek;
+mod session;
+mod table;
+mod view;
+mod xattr;
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fuser::{
+    AccessFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+};
+use tracing::trace_span;
+
+use crate::archive::{Archive, ReadError};
+use crate::base::stats::Stats;
+use crate::index::{Entry, Index, Ino, Kind};
+
+use accounts::Accounts;
+use failures::Failures;
+use seek::Whence;
+
+pub use attr::Ownership;
+pub use device::{MountError, UnmountError};
+pub use failures::Failure;
+pub use options::{MountOptions, OptionError};
+pub use session::{Force, Mount, mountpoint, unmount};
+pub use view::{View, ViewError};
+
+/// How long the kernel may believe an answer.
+const FOR_EVER: Duration = Duration::from_hours(365 * 24);
+
+/// The largest request the kernel may send. Reads come in pieces of read-ahead, 1 MiB at most
+/// (see [`session`]); larger ones brought nothing.
+const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
+/// Names longer than this make the kernel refuse a whole listing (`FUSE_NAME_MAX`); they can be
+/// looked up no better.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// What an answer to a read is handed to.
+pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
+
+/// The files behind a mount: a tree and its bytes.
+pub trait Content: Send + Sync + fmt::Debug + 'static {
+    /// The tree.
+    fn index(&self) -> &Index;
+
+    /// As [`Archive::try_read`].
+    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
+
+    /// As [`Archive::read`].
+    fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply);
+}
+
+impl Content for Archive {
+    fn index(&self) -> &Index {
+        Self::index(self)
+    }
+
+    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+        Self::try_read(self, ino, offset, len)
+    }
+
+    fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply) {
+        Self::read(self, ino, offset, len, done);
+    }
+}
+
+/// A directory of an archive as a filesystem.
+#[derive(Debug)]
+pub struct Tree {
+    content: Arc<dyn Content>,
+    view: View,
+    ownership: Ownership,
+    checks_permissions: bool,
+    /// Whether anything but "there are none" is to be said about extended attributes.
+    has_xattrs: bool,
+    accounts: Accounts,
+    stats: Arc<Stats>,
+    failures: Arc<Failures>,
+}
+
+impl Tree {
+    /// `content` as `view` and `options` show it; `stats` counts the bytes that readers get.
+    pub fn new(
+        content: Arc<dyn Content>,
+        view: View,
+        options: &MountOptions,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let has_xattrs = content.index().has_xattrs();
+        Self {
+            view,
+            ownership: options.ownership,
+            checks_permissions: options.checks_permissions(),
+            has_xattrs,
+            accounts: if has_xattrs {
+                Accounts::of_this_machine()
+            } else {
+                Accounts::default()
+            },
+            content,
+            stats,
+            failures: Arc::default(),
+        }
+    }
+
+    fn index(&self) -> &Index {
+        self.content.index()
+    }
+
+    fn entry(&self, inode: INodeNo) -> Result<Entry<'_>, Errno> {
+        self.view.entry(self.index(), inode).ok_or(Errno::ENOENT)
+    }
+
+    fn attributes(&self, entry: Entry<'_>) -> FileAttr {
+        attr::attributes(entry, self.view.inode(entry.ino()), &self.ownership)
+    }
+
+    /// Calls `add` for what a listing of `directory` holds from `offset` on, with the offset of
+    /// what follows, until `add` is full: `.` at 0, `..` at 1, then the names.
+    fn list<'a>(
+        &'a self,
+        directory: Entry<'a>,
+        offset: u64,
+        mut add: impl FnMut(Entry<'a>, u64, &[u8]) -> bool,
+    ) {
+        if offset == 0 && add(directory, 1, b".") {
+            return;
+        }
+        let parent = self.entry(self.view.parent(directory)).unwrap_or(directory);
+        if offset <= 1 && add(parent, 2, b"..") {
+            return;
+        }
+        let Ok(from) = u32::try_from(offset.saturating_sub(2)) else {
+            return;
+        };
+        for child in self.index().children(directory.ino(), from) {
+            if child.name.len() > MAX_NAME_BYTES || child.name.contains(&0) {
+                continue;
+            }
+            let Some(entry) = self.index().entry(child.ino) else {
+                continue;
+            };
+            if add(entry, u64::from(child.number) + 3, child.name) {
+                return;
+            }
+        }
+    }
+
+    fn directory(&self, inode: INodeNo) -> Result<Entry<'_>, Errno> {
+        let entry = self.entry(inode)?;
+        match entry.kind() {
+            Kind::Directory => Ok(entry),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
+        let entry = self.entry(inode)?;
+        let whence = Whence::from_raw(whence).ok_or(Errno::EINVAL)?;
+        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
+        let found = seek::seek(pieces, entry.size(), offset, whence).ok_or(Errno::ENXIO)?;
+        i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
+    }
+}
+
+/// A read's reply, and whom to tell what became of it.
+struct Answer {
+    reply: ReplyData,
+    ino: Ino,
+    content: Arc<dyn Content>,
+    stats: Arc<Stats>,
+    failures: Arc<Failures>,
+}
+
+impl Answer {
+    fn give(self, result: Result<Bytes, ReadError>) {
+        match result {
+            Ok(bytes) => {
+                self.stats.served_bytes.add(bytes.len() as u64);
+                self.reply.data(&bytes);
+            }
+            Err(error) => {
+                self.reply.error(errno::of_read(&error));
+                let path = self.content.index().path(self.ino).unwrap_or_default();
+                self.failures.record(path.to_string(), &error);
+            }
+        }
+    }
+}
+
+/// Answers getxattr and listxattr: the length when `size` is 0, the bytes when they fit.
+fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
+    match u32::try_from(bytes.len()) {
+        Ok(len) if size == 0 => reply.size(len),
+        Ok(len) if len <= size => reply.data(bytes),
+        _ => reply.error(Errno::ERANGE),
+    }
+}
+
+impl Filesystem for Tree {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let mut wanted = InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_NO_OPEN_SUPPORT
+            | InitFlags::FUSE_NO_OPENDIR_SUPPORT
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA;
+        if self.checks_permissions {
+            // The kernel refuses the mount when this comes without default_permissions.
+            wanted |= InitFlags::FUSE_ALLOW_IDMAP;
+            if self.has_xattrs {
+                wanted |= InitFlags::FUSE_POSIX_ACL;
+            }
+        }
+        // An older kernel lacks some of them, and loses speed or ACLs, nothing else.
+        let offered = wanted & config.capabilities();
+        if config.add_capabilities(offered).is_err()
+            || config.set_max_write(MAX_REQUEST_BYTES).is_err()
+        {
+            tracing::warn!("the kernel refused a capability that it had offered");
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
+        match self.entry(parent) {
+            Ok(directory) => {
+                let found = self.index().lookup(directory.ino(), name.as_bytes());
+                let attr = found.map_or_else(attr::absent, |entry| self.attributes(entry));
+                reply.entry(&FOR_EVER, &attr, Generation(0));
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let _span = trace_span!("getattr", inode = ino.0).entered();
+        match self.entry(ino) {
+            Ok(entry) => reply.attr(&FOR_EVER, &self.attributes(entry)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        let _span = trace_span!("readlink", inode = ino.0).entered();
+        match self.entry(ino).map(|entry| entry.kind()) {
+            Ok(Kind::Symlink(target)) => reply.data(target),
+            Ok(_) => reply.error(Errno::EINVAL),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Files need no open: this answer keeps the kernel from asking again.
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let _span = trace_span!("read", inode = ino.0, offset, size).entered();
+        let entry = match self.entry(ino) {
+            Ok(entry) => entry,
+            Err(errno) => return reply.error(errno),
+        };
+        if offset >= entry.size() {
+            return reply.data(&[]);
+        }
+        let len = size.min(MAX_REQUEST_BYTES);
+        let answer = Answer {
+            reply,
+            ino: entry.ino(),
+            content: Arc::clone(&self.content),
+            stats: Arc::clone(&self.stats),
+            failures: Arc::clone(&self.failures),
+        };
+        match self.content.try_read(entry.ino(), offset, len) {
+            Some(result) => answer.give(result),
+            None => self.content.read(
+                entry.ino(),
+                offset,
+                len,
+                Box::new(move |result| answer.give(result)),
+            ),
+        }
+    }
+
+    /// Nothing is written, so nothing is flushed: this answer keeps the kernel from asking again.
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// Directories need no open: this answer keeps the kernel from asking again.
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let _span = trace_span!("readdir", inode = ino.0, offset).entered();
+        match self.directory(ino) {
+            Ok(directory) => {
+                self.list(directory, offset, |entry, next, name| {
+                    let inode = self.view.inode(entry.ino());
+                    let file_type = attr::file_type(entry.kind());
+                    reply.add(inode, next, file_type, OsStr::from_bytes(name))
+                });
+                reply.ok();
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
+        match self.directory(ino) {
+            Ok(directory) => {
+                self.list(directory, offset, |entry, next, name| {
+                    let attr = self.attributes(entry);
+                    let name = OsStr::from_bytes(name);
+                    reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
+                });
+                reply.ok();
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let blocks = self
+            .index()
+            .stored_bytes()
+            .div_ceil(u64::from(attr::BLKSIZE));
+        let files = self.index().entry_count();
+        // Full, as a read-only filesystem is; names end where Linux programs expect.
+        reply.statfs(blocks, 0, 0, files, 0, attr::BLKSIZE, 255, attr::BLKSIZE);
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
+        if !self.has_xattrs {
+            return reply.error(Errno::ENOSYS);
+        }
+        match self.entry(ino) {
+            Ok(entry) => match xattr::value(entry.xattrs(), name.as_bytes(), &self.accounts) {
+                Some(value) => reply_xattr(reply, size, &value),
+                None => reply.error(Errno::ENODATA),
+            },
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let _span = trace_span!("listxattr", inode = ino.0).entered();
+        if !self.has_xattrs {
+            return reply.error(Errno::ENOSYS);
+        }
+        match self.entry(ino) {
+            Ok(entry) => {
+                let names = xattr::names(entry.xattrs(), &self.accounts);
+                reply_xattr(reply, size, &names);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    /// Asked only without `default_permissions`, when whoever may enter the mount may read all of
+    /// it: this answer says yes for good.
+    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let _span = trace_span!("lseek", inode = ino.0, offset, whence).entered();
+        match self.seek(ino, offset, whence) {
+            Ok(found) => reply.offset(found),
+            Err(errno) => reply.error(errno),
+        }
+    }
+}

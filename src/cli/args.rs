@@ -1,0 +1,179 @@
+//! Flags that several verbs share, as given; nothing here has an effect.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+
+use crate::codec::Compression;
+
+/// Where the archive is and how to read it.
+#[derive(Args, Clone, Debug)]
+pub struct SourceArgs {
+    /// The archive: a path, file://, http:// or https:// URL
+    #[arg(value_name = "SOURCE")]
+    pub source: OsString,
+
+    /// Send this header with every request to SOURCE's host (never to another)
+    #[arg(long = "header", value_name = "NAME: VALUE", help_heading = "Network")]
+    pub headers: Vec<Header>,
+
+    /// Requests in flight at once
+    #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
+          value_parser = connections, help_heading = "Network")]
+    pub connections: usize,
+
+    /// Bytes of one request, at the most
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Network")]
+    pub chunk_size: Size,
+
+    /// Memory for buffers and cached data; the index comes on top
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    pub memory: Size,
+
+    /// The packed format, instead of recognising it: none, gzip, lz4, zstd, xz, bzip2
+    #[arg(long, value_name = "FORMAT")]
+    pub compression: Option<Compression>,
+
+    /// Read on after zero records, as for concatenated archives
+    #[arg(short = 'i', long)]
+    pub ignore_zeros: bool,
+
+    /// Take the readable part of an archive that ends too early
+    #[arg(long)]
+    pub allow_truncated: bool,
+}
+
+/// Where saved indexes and spools are kept.
+#[derive(Args, Clone, Debug)]
+pub struct CacheArgs {
+    /// Where indexes and spools are kept [default: $XDG_CACHE_HOME/tarfs]
+    #[arg(long, value_name = "DIR", env = "TARFS_CACHE_DIR", help_heading = "Cache")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// Disk that spools may take [default: all but a tenth of the disk]
+    #[arg(long, value_name = "SIZE", env = "TARFS_CACHE_SIZE", help_heading = "Cache")]
+    pub cache_size: Option<Size>,
+
+    /// Keep no plain bytes on disk, even if SOURCE cannot be read from the middle
+    #[arg(long, help_heading = "Cache")]
+    pub no_spool: bool,
+
+    /// Use this index file instead of looking in the cache
+    #[arg(long, value_name = "FILE", help_heading = "Cache")]
+    pub index: Option<PathBuf>,
+}
+
+/// A `NAME: VALUE` pair.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Before the colon.
+    pub name: String,
+    /// After it, without surrounding spaces.
+    pub value: String,
+}
+
+impl FromStr for Header {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text
+            .split_once(':')
+            .ok_or("a header looks like 'Name: value'")?;
+        let valid = |byte: u8| byte.is_ascii_graphic() && byte != b':';
+        if name.is_empty() || !name.bytes().all(valid) {
+            return Err(format!("'{name}' is not a header name"));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            value: value.trim().to_owned(),
+        })
+    }
+}
+
+impl std::fmt::Debug for Header {
+    /// Leaves the value out: it is often a credential.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: …", self.name)
+    }
+}
+
+/// A number of bytes as people write it: `4096`, `64K`, `8MiB`, `1.5GB`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    /// `K`, `M`, `G`, `T`, alone or as `KiB`, are powers of 1024; `KB` and so on of 1000.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is not a size like 4096, 64K, 8MiB or 1.5GB");
+        let end = text
+            .find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let unit = unit.trim().to_ascii_lowercase();
+        let (exponent, base) = match unit.as_str() {
+            "" | "b" => (0, 1024_f64),
+            "k" | "kib" => (1, 1024.0),
+            "m" | "mib" => (2, 1024.0),
+            "g" | "gib" => (3, 1024.0),
+            "t" | "tib" => (4, 1024.0),
+            "kb" => (1, 1000.0),
+            "mb" => (2, 1000.0),
+            "gb" => (3, 1000.0),
+            "tb" => (4, 1000.0),
+            _ => return Err(wrong()),
+        };
+        let bytes = number * base.powi(exponent);
+        if !(0.0..=9e18).contains(&bytes) {
+            return Err(wrong());
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked to lie in range; a fraction of a byte is no byte"
+        )]
+        Ok(Self(bytes as u64))
+    }
+}
+
+fn connections(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=256) => Ok(count),
+        _ => Err("between 1 and 256".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let size = |text: &str| text.parse::<Size>().ok().map(|size| size.0);
+        assert_eq!(size("4096"), Some(4096));
+        assert_eq!(size("64K"), Some(65536));
+        assert_eq!(size("8MiB"), Some(8 << 20));
+        assert_eq!(size("1.5GB"), Some(1_500_000_000));
+        for wrong in ["", "x", "1X", "-1", "1e99T", "99999999999999T"] {
+            assert_eq!(size(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn headers_have_a_name_and_a_value() {
+        let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
+        assert_eq!((header.name.as_str(), header.value.as_str()), ("Authorization", "Bearer a:b"));
+        assert!("no colon".parse::<Header>().is_err());
+        assert!(": x".parse::<Header>().is_err());
+    }
+
+    #[test]
+    fn a_headers_value_is_never_shown() {
+        let header: Header = "Authorization: secret".parse().expect("a header");
+        assert!(!format!("{header:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,102 @@
+//! A process that stays in the background, and the one that waits until it is ready.
+//!
+//! A multithreaded program cannot fork; it starts itself again. The second process inherits the
+//! terminal for its errors and a pipe as its stdout, says `ready` there once there is something
+//! to leave behind, and from then on belongs to nobody. Should it end before, its exit code is
+//! passed on.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+
+use super::{settings, telemetry};
+
+/// What the second process says when it is ready.
+const READY: &str = "ready\n";
+
+/// Starts this program again with the same arguments and returns when that one is ready to be
+/// left alone, or has failed and said why.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn launch() -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let mut child = Command::new(&program)
+        .args(std::env::args_os().skip(1))
+        .env(settings::BACKGROUND, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut said = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut said)?;
+    }
+    if said == READY {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = child.wait()?;
+    match status.code() {
+        Some(0) => bail!("the background process ended before it was ready"),
+        Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(2))),
+        None => bail!(
+            "the background process was ended by signal {}",
+            status.signal().unwrap_or_default()
+        ),
+    }
+}
+
+/// Where a background process writes its log; opened while the terminal can still be told.
+#[derive(Debug)]
+pub struct Log {
+    file: Option<File>,
+}
+
+impl Log {
+    /// The file at `path`, appended to; the system's log without one.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+        let file = path.map(|path| {
+            OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(path)
+                .with_context(|| format!("cannot write the log {}", path.display()))
+        });
+        Ok(Self {
+            file: file.transpose()?,
+        })
+    }
+}
+
+/// Leaves terminal, session and directory, sends events to `log`, and tells the waiting process.
+///
+/// # Errors
+/// When nobody waits any more, because the user has changed their mind; or a system call fails.
+pub fn leave(log: Log) -> io::Result<()> {
+    rustix::process::setsid()?;
+    std::env::set_current_dir("/")?;
+    let nowhere = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    // Panics and the like are written to stderr by whoever they happen to.
+    dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;
+    match log.file {
+        Some(file) => telemetry::write_to_file(file),
+        None => telemetry::write_to_system(),
+    }
+    let mut stdout = io::stdout();
+    stdout.write_all(READY.as_bytes())?;
+    stdout.flush()?;
+    dup2_stdout(&nowhere)?;
+    dup2_stdin(&nowhere)?;
+    Ok(())
+}

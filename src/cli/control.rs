@@ -1,0 +1,424 @@
+//! The socket by which other processes of the same user talk to a mount.
+//!
+//! One directory holds a socket for each mount, named after its process. A connection carries one
+//! question and one answer, each a line of JSON: `{"verb":"status"}` is answered by a [`Status`],
+//! `{"verb":"umount","force":false}` by `{"unmounted":"/mnt"}` or by `{"error":…,"hint":…}`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::base::task::Thread;
+
+/// Longest question: generous for the longest that exists.
+const MAX_QUESTION_BYTES: u64 = 4096;
+/// Longest answer: a status with all its errors takes a tenth of it.
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
+/// How long the other end may be silent.
+const SILENCE: Duration = Duration::from_secs(10);
+/// How long a process may take to end once it has unmounted.
+const END_SECONDS: i64 = 30;
+
+/// What a mount can be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "lowercase")]
+pub enum Question {
+    /// How it is.
+    Status,
+    /// To unmount and end.
+    Umount {
+        /// Also when it is in use.
+        #[serde(default)]
+        force: bool,
+    },
+}
+
+/// What a mount answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Answer {
+    /// How it is.
+    Status(Box<Status>),
+    /// It is no longer mounted, and its process ends.
+    Unmounted {
+        /// Where it was.
+        unmounted: String,
+    },
+    /// It will not.
+    Refused {
+        /// Why.
+        error: String,
+        /// What to do about it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
+    },
+}
+
+/// How a mount is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// The archive, without secrets.
+    pub source: String,
+    /// Where it is mounted.
+    pub mountpoint: String,
+    /// The process that serves it.
+    pub pid: u32,
+    /// When it was mounted, in seconds since 1970.
+    pub since: u64,
+    /// Which version of the source is served.
+    pub version: String,
+    /// Entries in the index.
+    pub entries: u64,
+    /// Memory of the process that is resident, in bytes.
+    pub resident_bytes: u64,
+    /// What it has done so far; each name carries its unit.
+    pub counters: BTreeMap<String, u64>,
+    /// What is not as it could be, in words.
+    pub notes: Vec<String>,
+    /// The last reads that failed, oldest first.
+    pub errors: Vec<FailedRead>,
+}
+
+/// A read that failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FailedRead {
+    /// When last, in seconds since 1970.
+    pub last: u64,
+    /// How many times in a row.
+    pub count: u64,
+    /// The file, by its path in the archive.
+    pub path: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// The socket of this process' mount. Dropping it removes it.
+#[derive(Debug)]
+pub struct Control {
+    path: PathBuf,
+    stopping: Arc<AtomicBool>,
+    thread: Option<Thread<()>>,
+}
+
+impl Control {
+    /// Listens in `directory`, which is made if need be, and answers with `answer`, one
+    /// connection at a time, on a thread of its own.
+    ///
+    /// # Errors
+    /// When the directory is not this user's alone, or the socket cannot be made.
+    pub fn serve(
+        directory: &Path,
+        answer: impl FnMut(Question) -> Answer + Send + 'static,
+    ) -> io::Result<Self> {
+        make_private(directory)?;
+        let path = directory.join(format!("{}.sock", std::process::id()));
+        // A process of the same number has left it behind.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let thread = Thread::spawn("control", {
+            let stopping = Arc::clone(&stopping);
+            move || accept(&listener, &stopping, answer)
+        })?;
+        Ok(Self {
+            path,
+            stopping,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        // Wakes the thread; when it cannot be reached it has ended.
+        drop(UnixStream::connect(&self.path));
+        drop(self.thread.take());
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(%error, "the control socket is gone already");
+        }
+    }
+}
+
+fn accept(
+    listener: &UnixListener,
+    stopping: &AtomicBool,
+    mut answer: impl FnMut(Question) -> Answer,
+) {
+    for stream in listener.incoming() {
+        if stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let answered = stream.and_then(|stream| reply(&stream, &mut answer));
+        if let Err(error) = answered {
+            tracing::debug!(%error, "a question was not answered");
+        }
+    }
+}
+
+fn reply(stream: &UnixStream, answer: &mut impl FnMut(Question) -> Answer) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_write_timeout(Some(SILENCE))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_QUESTION_BYTES)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(question) => answer(question),
+        Err(error) => Answer::Refused {
+            error: format!("not a question: {error}"),
+            hint: None,
+        },
+    };
+    send(stream, &answer)
+}
+
+fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// A directory that only this user can enter.
+fn make_private(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => check_private(directory),
+    }
+}
+
+/// Someone else may have made it first, or put a link there.
+fn check_private(directory: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(directory)?;
+    let closed_to_others = found.mode().trailing_zeros() >= 6;
+    if found.is_dir() && found.uid() == geteuid().as_raw() && closed_to_others {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        ErrorKind::PermissionDenied,
+        format!(
+            "{} is not a directory of this user alone",
+            directory.display()
+        ),
+    ))
+}
+
+/// The status of every mount that has a socket in `directory`, by mountpoint. Sockets whose
+/// process has died are removed.
+///
+/// # Errors
+/// When the directory is there but not this user's alone, or cannot be read.
+pub fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
+    let mut statuses: Vec<_> = sockets(directory)?
+        .iter()
+        .filter_map(|socket| status(socket))
+        .collect();
+    statuses.sort_by(|one, other| one.mountpoint.cmp(&other.mountpoint));
+    Ok(statuses)
+}
+
+/// Asks the process that serves `mountpoint` to unmount, and waits until it has ended. `None`
+/// when no socket in `directory` belongs to it.
+///
+/// # Errors
+/// When the directory cannot be read, or the process does not answer.
+pub fn umount(directory: &Path, mountpoint: &Path, force: bool) -> io::Result<Option<Answer>> {
+    let mountpoint = mountpoint.to_string_lossy();
+    for socket in sockets(directory)? {
+        let Some(status) = status(&socket).filter(|status| status.mountpoint == mountpoint) else {
+            continue;
+        };
+        let process = process(status.pid);
+        let answer = ask(&socket, Question::Umount { force })?;
+        if let (Answer::Unmounted { .. }, Some(process)) = (&answer, process) {
+            await_end(&process)?;
+        }
+        return Ok(Some(answer));
+    }
+    Ok(None)
+}
+
+fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match check_private(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        checked => checked?,
+    }
+    let mut sockets = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "sock")
+        {
+            sockets.push(path);
+        }
+    }
+    Ok(sockets)
+}
+
+/// The status behind a socket; `None` when nobody is there, or somebody else.
+fn status(socket: &Path) -> Option<Status> {
+    match ask(socket, Question::Status) {
+        Ok(Answer::Status(status)) => Some(*status),
+        Ok(_) => None,
+        Err(error) => {
+            if error.kind() == ErrorKind::ConnectionRefused {
+                // Nobody listens any more: the process died without clearing up.
+                drop(fs::remove_file(socket));
+            }
+            tracing::debug!(%error, socket = %socket.display(), "no status");
+            None
+        }
+    }
+}
+
+fn ask(socket: &Path, question: Question) -> io::Result<Answer> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    send(&stream, &question)?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_ANSWER_BYTES)).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// A handle by which to see a process end; `None` when there is none of that number, or in a
+/// container that counts its processes differently.
+fn process(pid: u32) -> Option<rustix::fd::OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+fn await_end(process: &rustix::fd::OwnedFd) -> io::Result<()> {
+    let deadline = Timespec {
+        tv_sec: END_SECONDS,
+        tv_nsec: 0,
+    };
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    match poll(&mut ends, Some(&deadline))? {
+        0 => Err(io::Error::new(
+            ErrorKind::TimedOut,
+            "unmounted, but its process does not end",
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Status {
+        Status {
+            source: "http://host/a.tar".into(),
+            mountpoint: "/mnt".into(),
+            pid: std::process::id(),
+            since: 1,
+            version: "3 bytes".into(),
+            entries: 2,
+            resident_bytes: 3,
+            counters: BTreeMap::from([("scans".into(), 1)]),
+            notes: vec!["spooled".into()],
+            errors: Vec::new(),
+        }
+    }
+
+    fn private_directory() -> tempfile::TempDir {
+        tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir()
+            .expect("a directory")
+    }
+
+    #[test]
+    fn a_mount_tells_its_status() {
+        let directory = private_directory();
+        let control = Control::serve(directory.path(), |_| Answer::Status(Box::new(example())));
+        let control = control.expect("a socket");
+        assert_eq!(statuses(directory.path()).expect("readable"), [example()]);
+        let mode = fs::metadata(&control.path).expect("there").mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(control);
+        assert_eq!(statuses(directory.path()).expect("readable"), []);
+    }
+
+    #[test]
+    fn only_the_mount_that_is_meant_is_asked_to_unmount() {
+        let directory = private_directory();
+        let _control = Control::serve(directory.path(), |question| match question {
+            Question::Status => Answer::Status(Box::new(example())),
+            Question::Umount { .. } => Answer::Refused {
+                error: "in use".into(),
+                hint: None,
+            },
+        })
+        .expect("a socket");
+        let umount = |path: &str| umount(directory.path(), Path::new(path), false);
+        assert_eq!(umount("/elsewhere").expect("readable"), None);
+        assert!(matches!(
+            umount("/mnt").expect("answered"),
+            Some(Answer::Refused { error, .. }) if error == "in use"
+        ));
+    }
+
+    #[test]
+    fn sockets_of_the_dead_are_removed() {
+        let directory = private_directory();
+        let socket = directory.path().join("1.sock");
+        drop(UnixListener::bind(&socket).expect("a socket"));
+        assert!(socket.exists());
+        assert_eq!(statuses(directory.path()).expect("readable"), []);
+        assert!(!socket.exists());
+    }
+
+    #[test]
+    fn nonsense_gets_an_answer_and_the_next_question_too() {
+        let directory = private_directory();
+        let control = Control::serve(directory.path(), |_| Answer::Status(Box::new(example())));
+        let control = control.expect("a socket");
+        let stream = UnixStream::connect(&control.path).expect("listening");
+        (&stream)
+            .write_all(b"{\"verb\":\"dance\"}\n")
+            .expect("read");
+        let mut answer = String::new();
+        (&stream).read_to_string(&mut answer).expect("answered");
+        assert!(
+            answer.starts_with("{\"error\":\"not a question"),
+            "{answer}"
+        );
+        assert_eq!(statuses(directory.path()).expect("readable").len(), 1);
+    }
+
+    #[test]
+    fn a_directory_that_others_can_enter_is_refused() {
+        let directory = private_directory();
+        let open = directory.path().join("open");
+        fs::create_dir(&open).expect("made");
+        fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("set");
+        assert!(Control::serve(&open, |_| Answer::Status(Box::new(example()))).is_err());
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(directory.path(), &link).expect("made");
+        assert!(statuses(&link).is_err());
+        let missing = directory.path().join("missing");
+        assert_eq!(statuses(&missing).expect("nobody there"), []);
+    }
+
+    #[test]
+    fn questions_are_spelled_as_documented() {
+        let question: Question = serde_json::from_str(r#"{"verb":"umount"}"#).expect("known");
+        assert_eq!(question, Question::Umount { force: false });
+        let text = serde_json::to_string(&Question::Status).expect("plain");
+        assert_eq!(text, r#"{"verb":"status"}"#);
+    }
+}

@@ -1,0 +1,52 @@
+//! `tarfs index`: build an archive's index, or write it to a file.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use super::args::{CacheArgs, SourceArgs};
+use super::{open, output};
+use crate::archive::Spooling;
+use crate::base::stats::Stats;
+use crate::index::store::Store;
+
+/// Arguments of `tarfs index`.
+#[derive(clap::Args, Debug)]
+pub(super) struct IndexArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    cache: CacheArgs,
+
+    /// Write the index to this file, for --index
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
+    let network = open::network()?;
+    let stats = Arc::new(Stats::default());
+    let archive = open::archive(
+        &args.source,
+        &args.cache,
+        Spooling::TreeOnly,
+        &network,
+        &stats,
+        args.quiet,
+    )?;
+    for note in archive.notes() {
+        output::complain(note);
+    }
+    if let Some(path) = &args.output {
+        Store::write(path, archive.index())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(output::report_problems(archive.index(), !args.quiet))
+}

@@ -1,0 +1,310 @@
+//! `tarfs mount`: an archive in the filesystem, served in the background.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use super::background::{self, Log};
+use super::control::{Answer, Control, FailedRead, Question, Status};
+use super::settings;
+use crate::base::path::ArchivePath;
+use crate::base::stats::Stats;
+use crate::base::task::Thread;
+use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError, View};
+
+/// Mounts an archive read-only on a directory.
+#[derive(Clone, Debug, Args)]
+pub struct MountArgs {
+    /// The archive: a path, file://, http:// or https://.
+    pub source: String,
+    /// The directory to mount on.
+    pub mountpoint: PathBuf,
+    /// Stay in the foreground instead of returning once the mount answers.
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Mount options: `allow_other`, `default_permissions`, uid=N, gid=N, umask=OCTAL, suid, dev,
+    /// noexec, fsname=NAME. Separated by commas, or repeated.
+    #[arg(short = 'o', value_name = "OPTIONS", value_parser = known_options)]
+    pub options: Vec<String>,
+    /// Show only this directory of the archive.
+    #[arg(long, value_name = "PATH")]
+    pub root: Option<String>,
+    /// Descend this many levels first, each through the only directory there is.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub strip_components: usize,
+    /// Write messages here once in the background, instead of to the journal or syslog.
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+}
+
+/// Lets clap say at once what is wrong with `-o`.
+fn known_options(argument: &str) -> Result<String, crate::fs::OptionError> {
+    MountOptions::default().take(argument)?;
+    Ok(argument.to_owned())
+}
+
+impl MountArgs {
+    fn mount_options(&self) -> anyhow::Result<MountOptions> {
+        let mut options = MountOptions::default();
+        for argument in &self.options {
+            options.take(argument)?;
+        }
+        Ok(options)
+    }
+
+    fn view(&self, content: &dyn Content) -> anyhow::Result<View> {
+        let root = self.root.as_deref().unwrap_or_default();
+        let path = ArchivePath::sanitize(root.as_bytes()).path;
+        Ok(View::new(content.index(), &path, self.strip_components)?)
+    }
+}
+
+/// An archive that is open, and what there is to tell about it.
+pub struct Opened {
+    /// Its tree and bytes.
+    pub content: Arc<dyn Content>,
+    /// What the user calls it, without secrets.
+    pub location: String,
+    /// Which version of it is pinned.
+    pub version: String,
+    /// What has been done so far.
+    pub stats: Arc<Stats>,
+    /// What is not as it could be, in words, e.g. that reads start again from the front because
+    /// the spool was lost; asked for each status.
+    pub notes: Box<dyn Fn() -> Vec<String>>,
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened")
+            .field("location", &self.location)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Mounts what `open_archive` opens. In the process that the user started this returns when the
+/// mount answers; in the one behind it, and with `--foreground`, when it is unmounted.
+///
+/// # Errors
+/// When the archive cannot be opened or mounted; then nothing is mounted.
+pub fn run(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
+) -> anyhow::Result<ExitCode> {
+    if args.foreground {
+        serve(args, open_archive, None)
+    } else if settings::is_background() {
+        let log = Log::open(args.log_file.as_deref())?;
+        serve(args, open_archive, Some(log))
+    } else {
+        background::launch()
+    }
+}
+
+/// Something the serving process has to react to.
+enum Event {
+    /// The user, or the system, wants it to end.
+    Signal,
+    /// Another process asks.
+    Question(Question, SyncSender<Answer>),
+    /// Nothing is mounted any more.
+    Ended,
+}
+
+fn serve(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
+    log: Option<Log>,
+) -> anyhow::Result<ExitCode> {
+    let options = args.mount_options()?;
+    let opened = open_archive(args)?;
+    let view = args.view(&*opened.content)?;
+    let (events, inbox) = mpsc::channel();
+    // Until here a signal ends the process, as there is nothing to clear up.
+    let _signals = SignalWatch::start(events.clone())?;
+    let stats = Arc::clone(&opened.stats);
+    let tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
+    let ended = events.clone();
+    let mount = Mount::start(
+        tree,
+        &opened.location,
+        &args.mountpoint,
+        &options,
+        move || tell(&ended, Event::Ended),
+    )?;
+    let control = Control::serve(&settings::runtime_dir(), move |question| {
+        ask(&events, question)
+    });
+    let _control = control
+        .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
+        .ok();
+    if let Some(log) = log {
+        background::leave(log).context("cannot stay in the background")?;
+    }
+    tracing::info!(
+        source = opened.location,
+        mountpoint = %mount.mountpoint().display(),
+        "mounted"
+    );
+    react(inbox, &mount, &opened);
+    tracing::info!("unmounted");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
+/// it did not come to are refused.
+#[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
+fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened) {
+    let mut force = Force::No;
+    while let Ok(event) = inbox.recv() {
+        let left = match event {
+            Event::Ended => return,
+            Event::Question(Question::Status, answer) => {
+                reply(&answer, Answer::Status(Box::new(status(mount, opened))));
+                continue;
+            }
+            Event::Question(Question::Umount { force }, answer) => {
+                let force = if force { Force::Yes } else { Force::No };
+                let left = mount.unmount(force).map(|()| force);
+                reply(&answer, outcome(mount, &left));
+                left
+            }
+            Event::Signal => mount.unmount(force).map(|()| force).inspect_err(|error| {
+                tracing::warn!(%error, "a second signal unmounts all the same");
+                force = Force::Yes;
+            }),
+        };
+        match left {
+            // By force it may go on for its last user; nobody is to wait for that.
+            Ok(Force::Yes) | Err(UnmountError::NotMounted(_)) => return,
+            // The end of the session arrives as an event, or the user decides.
+            Ok(Force::No) | Err(UnmountError::Busy(_) | UnmountError::System { .. }) => {}
+        }
+    }
+}
+
+fn outcome(mount: &Mount, left: &Result<Force, UnmountError>) -> Answer {
+    match left {
+        Ok(_) => Answer::Unmounted {
+            unmounted: mount.mountpoint().to_string_lossy().into_owned(),
+        },
+        Err(error) => Answer::Refused {
+            hint: error.hint().map(str::to_owned),
+            error: in_one_line(error),
+        },
+    }
+}
+
+/// An error and its causes.
+fn in_one_line(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {}", in_one_line(cause)),
+        None => error.to_string(),
+    }
+}
+
+fn status(mount: &Mount, opened: &Opened) -> Status {
+    Status {
+        source: opened.location.clone(),
+        mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
+        pid: std::process::id(),
+        since: unix_seconds(mount.since()),
+        version: opened.version.clone(),
+        entries: opened.content.index().entry_count(),
+        resident_bytes: resident_bytes().unwrap_or(0),
+        counters: opened
+            .stats
+            .snapshot()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+        notes: (opened.notes)(),
+        errors: mount.failures().into_iter().map(failed_read).collect(),
+    }
+}
+
+fn failed_read(failure: Failure) -> FailedRead {
+    FailedRead {
+        last: unix_seconds(failure.last),
+        count: failure.count,
+        path: failure.path,
+        reason: failure.reason,
+    }
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// Resident memory of this process, as `/proc/self/status` has it (`VmRSS:   12345 kB`).
+fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Hands `question` to the serving thread and waits for its answer.
+fn ask(events: &Sender<Event>, question: Question) -> Answer {
+    let (sender, answer) = mpsc::sync_channel(1);
+    tell(events, Event::Question(question, sender));
+    answer.recv().unwrap_or_else(|_| Answer::Refused {
+        error: "it is being unmounted already".to_owned(),
+        hint: None,
+    })
+}
+
+fn tell(events: &Sender<Event>, event: Event) {
+    if events.send(event).is_err() {
+        tracing::debug!("the serving thread has ended already");
+    }
+}
+
+fn reply(answer: &SyncSender<Answer>, text: Answer) {
+    if answer.send(text).is_err() {
+        tracing::debug!("who asked is gone");
+    }
+}
+
+/// Turns signals into events while it lives.
+struct SignalWatch {
+    handle: Handle,
+    _thread: Thread<()>,
+}
+
+impl SignalWatch {
+    fn start(events: Sender<Event>) -> anyhow::Result<Self> {
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+        let handle = signals.handle();
+        let thread = Thread::spawn("signals", move || {
+            for _ in signals.forever() {
+                tell(&events, Event::Signal);
+            }
+        })
+        .context("cannot watch for signals")?;
+        Ok(Self {
+            handle,
+            _thread: thread,
+        })
+    }
+}
+
+impl Drop for SignalWatch {
+    fn drop(&mut self) {
+        self.handle.close();
+    }
+}

@@ -1,0 +1,97 @@
+//! From flags to a source, a scan's options, or an archive.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::runtime::Runtime;
+
+use super::args::{CacheArgs, SourceArgs};
+use super::output::{Progress, Task};
+use super::settings;
+use crate::archive::{Archive, OpenOptions, Spooling, scan};
+use crate::base::stats::Stats;
+use crate::source::{self, Source};
+use crate::tar;
+
+/// The network's threads; everything else has threads of its own.
+///
+/// # Errors
+/// When the system has no thread left to give.
+pub(super) fn network() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("tarfs-net")
+        .enable_all()
+        .build()
+        .context("cannot start the network's threads")
+}
+
+/// The source that `args` name.
+///
+/// # Errors
+/// When it cannot be reached, or is none.
+pub(super) fn source(
+    args: &SourceArgs,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Arc<dyn Source>> {
+    let options = source::Options {
+        headers: args
+            .headers
+            .iter()
+            .map(|header| (header.name.clone(), header.value.clone()))
+            .collect(),
+        connections: args.connections,
+        stats: Arc::clone(stats),
+        ..source::Options::default()
+    };
+    Ok(network.block_on(source::open(&args.source, options))?)
+}
+
+/// How the archive that `args` name is scanned.
+pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
+    scan::Options {
+        compression: args.compression,
+        tar: tar::Options {
+            ignore_zeros: args.ignore_zeros,
+            ..tar::Options::default()
+        },
+        allow_truncated: args.allow_truncated,
+        spans: false,
+        connections: args.connections,
+        chunk_len: args.chunk_size.0,
+        memory: args.memory.0,
+        workers: settings::processors(),
+    }
+}
+
+/// The archive that the arguments name, with its index; shows progress unless `quiet`.
+///
+/// # Errors
+/// When it cannot be opened.
+pub(super) fn archive(
+    args: &SourceArgs,
+    cache: &CacheArgs,
+    spooling: Spooling,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+    quiet: bool,
+) -> anyhow::Result<Archive> {
+    if args.source == "-" {
+        anyhow::bail!("standard input can only be materialized");
+    }
+    let source = source(args, network, stats)?;
+    let task = Task {
+        verb: "indexing",
+        total_bytes: source.fingerprint().len,
+        stats: Arc::clone(stats),
+    };
+    let _progress = Progress::start(task, quiet);
+    let options = OpenOptions {
+        scan: scan_options(args),
+        cache_dir: cache.cache_dir.clone().or_else(settings::cache_dir),
+        index_file: cache.index.clone(),
+        spooling,
+    };
+    Ok(Archive::open(source, &options, network.handle(), stats)?)
+}

@@ -1,0 +1,150 @@
+//! `tarfs status`: how the mounts of this user are.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use clap::Args;
+
+use super::control::{self, Status};
+use super::settings;
+use crate::fs;
+
+/// Tells how a mount is, or all mounts of this user.
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    /// Only the one mounted here.
+    pub mountpoint: Option<PathBuf>,
+    /// One JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Prints the statuses.
+///
+/// # Errors
+/// When a mountpoint is named at which no process serves an archive.
+pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let directory = settings::runtime_dir();
+    let mut statuses = control::statuses(&directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
+    if let Some(path) = &args.mountpoint {
+        let mountpoint =
+            fs::mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
+        let mountpoint = mountpoint.to_string_lossy();
+        statuses.retain(|status| status.mountpoint == mountpoint);
+        if statuses.is_empty() {
+            bail!("no process of this user serves {mountpoint}");
+        }
+    }
+    let mut stdout = io::stdout().lock();
+    for status in &statuses {
+        let text = if args.json {
+            serde_json::to_string(status)? + "\n"
+        } else {
+            in_words(status, SystemTime::now())
+        };
+        stdout.write_all(text.as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_words(status: &Status, now: SystemTime) -> String {
+    let mut text = format!("{}\n", status.mountpoint);
+    line(&mut text, "source", &status.source);
+    line(&mut text, "version", &status.version);
+    line(&mut text, "process", &status.pid.to_string());
+    line(&mut text, "mounted", &ago(status.since, now));
+    line(&mut text, "entries", &status.entries.to_string());
+    line(&mut text, "memory", &bytes(status.resident_bytes));
+    for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
+        line(&mut text, name, &value.to_string());
+    }
+    for note in &status.notes {
+        line(&mut text, "note", note);
+    }
+    for error in &status.errors {
+        let when = ago(error.last, now);
+        let what = format!(
+            "{}: {} ({}, {} times)",
+            error.path, error.reason, when, error.count
+        );
+        line(&mut text, "error", &what);
+    }
+    text
+}
+
+fn line(text: &mut String, name: &str, value: &str) {
+    text.push_str(&format!("  {name:<18} {value}\n"));
+}
+
+/// How long before `now` the Unix time `seconds` was.
+fn ago(seconds: u64, now: SystemTime) -> String {
+    let then = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
+    let seconds = then
+        .and_then(|then| now.duration_since(then).ok())
+        .map_or(0, |since| since.as_secs());
+    match seconds {
+        0..120 => format!("{seconds} s ago"),
+        120..7200 => format!("{} min ago", seconds / 60),
+        7200..172_800 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86_400),
+    }
+}
+
+fn bytes(count: u64) -> String {
+    match count {
+        0..10_240 => format!("{count} B"),
+        10_240..10_485_760 => format!("{} KiB", count >> 10),
+        _ => format!("{} MiB", count >> 20),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::control::FailedRead;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_status_reads_as_a_list() {
+        let status = Status {
+            source: "http://host/a.tar".into(),
+            mountpoint: "/mnt".into(),
+            pid: 7,
+            since: 1000,
+            version: "3 bytes".into(),
+            entries: 2,
+            resident_bytes: 20 << 20,
+            counters: BTreeMap::from([("scans".into(), 1), ("source_retries".into(), 0)]),
+            notes: vec!["spooled".into()],
+            errors: vec![FailedRead {
+                last: 1000,
+                count: 3,
+                path: "a/b".into(),
+                reason: "cut".into(),
+            }],
+        };
+        let now = UNIX_EPOCH + Duration::from_secs(1300);
+        let text = in_words(&status, now);
+        assert!(
+            text.starts_with("/mnt\n  source             http://host/a.tar\n"),
+            "{text}"
+        );
+        assert!(text.contains("mounted            5 min ago\n"), "{text}");
+        assert!(text.contains("memory             20 MiB\n"), "{text}");
+        assert!(
+            text.contains("error              a/b: cut (5 min ago, 3 times)\n"),
+            "{text}"
+        );
+        assert!(!text.contains("source_retries"), "{text}");
+    }
+
+    #[test]
+    fn a_clock_that_went_back_does_no_harm() {
+        assert_eq!(ago(u64::MAX, UNIX_EPOCH), "0 s ago");
+        assert_eq!(ago(5, UNIX_EPOCH), "0 s ago");
+    }
+}

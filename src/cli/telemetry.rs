@@ -1,0 +1,158 @@
+//! Where log events go: the terminal at first, and once a mount is in the background, a file or
+//! the system's log.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::sync::{Mutex, PoisonError};
+
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+/// Where syslog(3) sends its messages; journald listens there, too.
+const SYSTEM_LOG: &str = "/dev/log";
+/// syslog's facility for background processes, in the place where it belongs.
+const DAEMON: u8 = 3 << 3;
+
+static SINK: Mutex<Sink> = Mutex::new(Sink::Terminal);
+
+/// Where the next event goes.
+#[derive(Debug)]
+enum Sink {
+    Terminal,
+    File(File),
+    System(UnixDatagram),
+    Nowhere,
+}
+
+/// Sends events of `level` and above to stderr, until another sink is chosen. Later calls change
+/// nothing.
+pub fn start(level: Level) {
+    let started = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_target(false)
+        .with_ansi(false)
+        .without_time()
+        .with_writer(Lines)
+        .try_init();
+    if started.is_err() {
+        tracing::debug!("the log was started before");
+    }
+}
+
+/// Sends events to `file` from now on, with the time.
+pub fn write_to_file(file: File) {
+    choose(Sink::File(file));
+}
+
+/// Sends events to the journal or syslog from now on; to nobody where there is neither.
+pub fn write_to_system() {
+    let socket = UnixDatagram::unbound().and_then(|socket| {
+        // A log that is full must not stop a mount.
+        socket.set_nonblocking(true)?;
+        socket.connect(SYSTEM_LOG)?;
+        Ok(socket)
+    });
+    choose(socket.map_or(Sink::Nowhere, Sink::System));
+}
+
+fn choose(sink: Sink) {
+    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+}
+
+/// Makes a line for each event.
+#[derive(Clone, Copy, Debug)]
+struct Lines;
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        Line::new(Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Line {
+        Line::new(*event.level())
+    }
+}
+
+/// One event, sent when complete.
+struct Line {
+    level: Level,
+    text: Vec<u8>,
+}
+
+impl Line {
+    fn new(level: Level) -> Self {
+        Self {
+            level,
+            text: Vec::new(),
+        }
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.text.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = match &*sink {
+            Sink::Terminal => io::stderr().write_all(&self.text),
+            Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
+            Sink::System(socket) => socket.send(&datagram(self.level, &self.text)).map(drop),
+            Sink::Nowhere => Ok(()),
+        };
+        // There is nobody left to tell.
+        drop(sent);
+    }
+}
+
+/// A message as syslog(3) sends it: severity and facility, name and process, text.
+fn datagram(level: Level, text: &[u8]) -> Vec<u8> {
+    let priority = DAEMON | severity(level);
+    let mut message = format!("<{priority}>tarfs[{}]: ", std::process::id()).into_bytes();
+    message.extend_from_slice(text.trim_ascii());
+    message
+}
+
+fn severity(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}
+
+fn now() -> String {
+    let mut text = String::new();
+    match SystemTime.format_time(&mut Writer::new(&mut text)) {
+        Ok(()) => text,
+        Err(_) => String::from("(no time)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_carries_its_priority_and_no_line_end() {
+        let expected = format!("<27>tarfs[{}]: ERROR it broke", std::process::id());
+        assert_eq!(
+            datagram(Level::ERROR, b"ERROR it broke\n"),
+            expected.as_bytes()
+        );
+        assert_eq!(severity(Level::TRACE), 7);
+    }
+}

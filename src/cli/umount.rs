@@ -1,0 +1,53 @@
+//! `tarfs umount`: ends a mount and its process.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+
+use super::control::{self, Answer};
+use super::settings;
+use crate::fs::{self, Force};
+
+/// Unmounts an archive and waits until its process has ended.
+#[derive(Clone, Debug, Args)]
+pub struct UmountArgs {
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// Unmount although it is in use; what its users read next fails.
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// Unmounts. The process that serves the mount is asked first; when none answers, the mount is
+/// taken out from here, so that what a dead process left behind goes away, too.
+///
+/// # Errors
+/// When no archive is mounted there, or it is in use.
+pub fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
+    let mountpoint = fs::mountpoint(&args.mountpoint)
+        .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
+    match control::umount(&settings::runtime_dir(), &mountpoint, args.lazy) {
+        Ok(Some(Answer::Refused { error, hint })) => Err(refusal(error, hint)),
+        Ok(Some(Answer::Unmounted { .. })) => Ok(ExitCode::SUCCESS),
+        Ok(Some(Answer::Status(_)) | None) => from_here(&mountpoint, args.lazy),
+        Err(error) => {
+            tracing::debug!(%error, "the mount's process does not answer");
+            from_here(&mountpoint, args.lazy)
+        }
+    }
+}
+
+fn from_here(mountpoint: &Path, lazy: bool) -> anyhow::Result<ExitCode> {
+    let force = if lazy { Force::Yes } else { Force::No };
+    fs::unmount(mountpoint, force)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refusal(error: String, hint: Option<String>) -> anyhow::Error {
+    match hint {
+        Some(hint) => anyhow!("{error} ({hint})"),
+        None => anyhow!(error),
+    }
+}

@@ -1,0 +1,75 @@
+//! The machine's users and groups by name, for ACLs that name them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use crate::base::acl::Names;
+
+/// Names and numbers from passwd(5) and group(5), read once. Directory services are not asked:
+/// a mount must not wait for a network that may live inside it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Accounts {
+    users: HashMap<Vec<u8>, u32>,
+    groups: HashMap<Vec<u8>, u32>,
+}
+
+impl Accounts {
+    /// What `/etc/passwd` and `/etc/group` say; a file that cannot be read names no one.
+    pub(super) fn of_this_machine() -> Self {
+        let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
+        Self::parse(&read("/etc/passwd"), &read("/etc/group"))
+    }
+
+    fn parse(passwd: &[u8], group: &[u8]) -> Self {
+        Self {
+            users: numbers(passwd),
+            groups: numbers(group),
+        }
+    }
+}
+
+impl Names for Accounts {
+    fn user(&self, name: &[u8]) -> Option<u32> {
+        self.users.get(name).copied()
+    }
+
+    fn group(&self, name: &[u8]) -> Option<u32> {
+        self.groups.get(name).copied()
+    }
+}
+
+/// `name:password:number:…` a line, in both files; the first line of a name counts.
+fn numbers(text: &[u8]) -> HashMap<Vec<u8>, u32> {
+    let mut numbers = HashMap::new();
+    for line in text.split(|&byte| byte == b'\n') {
+        let mut fields = line.split(|&byte| byte == b':');
+        let (Some(name), Some(number)) = (fields.next(), fields.nth(1)) else {
+            continue;
+        };
+        if let Some(number) = std::str::from_utf8(number)
+            .ok()
+            .and_then(|n| n.parse().ok())
+        {
+            numbers.entry(name.to_vec()).or_insert(number);
+        }
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_the_number_of_their_first_line() {
+        let accounts = Accounts::parse(
+            b"root:x:0:0:root:/root:/bin/sh\nlisa:x:1001:100::/:\nlisa:x:5:5::/:\n\n",
+            b"wheel:x:10:lisa\nbroken\nodd:x:ten:\n",
+        );
+        assert_eq!(accounts.user(b"lisa"), Some(1001));
+        assert_eq!(accounts.user(b"wheel"), None);
+        assert_eq!(accounts.group(b"wheel"), Some(10));
+        assert_eq!(accounts.group(b"odd"), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! Entries as the attributes that stat(2) shows; pure.
+
+use std::time::{Duration, SystemTime};
+
+use fuser::{FileAttr, FileType, INodeNo};
+
+use crate::index::{Entry, Kind};
+use crate::tar::{Device, Timestamp};
+
+/// Unit of `st_blocks`, by POSIX.
+const BLOCK_BYTES: u64 = 512;
+/// `st_blksize`. The page size: the kernel derives the inode's block shift from it, and readers
+/// that want larger reads get them from read-ahead.
+pub(super) const BLKSIZE: u32 = 4096;
+
+/// How a mount shows owners and modes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ownership {
+    /// Everything belongs to this user.
+    pub uid: Option<u32>,
+    /// Everything belongs to this group.
+    pub gid: Option<u32>,
+    /// Permission bits taken from every mode.
+    pub umask: u32,
+}
+
+/// The attributes of `entry` under the number `inode`.
+pub(super) fn attributes(entry: Entry<'_>, inode: INodeNo, shown: &Ownership) -> FileAttr {
+    let time = system_time(entry.mtime());
+    let kind = entry.kind();
+    FileAttr {
+        ino: inode,
+        size: size(kind, entry.size()),
+        blocks: entry.stored_bytes().div_ceil(BLOCK_BYTES),
+        atime: time,
+        mtime: time,
+        ctime: time,
+        crtime: time,
+        kind: file_type(kind),
+        perm: permissions(entry.mode(), shown.umask),
+        nlink: entry.link_count(),
+        uid: shown.uid.unwrap_or(entry.uid()),
+        gid: shown.gid.unwrap_or(entry.gid()),
+        rdev: rdev(kind),
+        blksize: BLKSIZE,
+        flags: 0,
+    }
+}
+
+/// What a negative answer to a lookup carries: inode 0 and nothing else.
+pub(super) fn absent() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: SystemTime::UNIX_EPOCH,
+        mtime: SystemTime::UNIX_EPOCH,
+        ctime: SystemTime::UNIX_EPOCH,
+        crtime: SystemTime::UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+pub(super) fn file_type(kind: Kind<'_>) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink(_) => FileType::Symlink,
+        Kind::CharDevice(_) => FileType::CharDevice,
+        Kind::BlockDevice(_) => FileType::BlockDevice,
+        Kind::Fifo => FileType::NamedPipe,
+    }
+}
+
+/// The kernel reads file offsets as signed: a size it cannot address makes the file unreadable
+/// altogether, so it is cut where the addresses end.
+fn size(kind: Kind<'_>, size: u64) -> u64 {
+    match kind {
+        Kind::File | Kind::Symlink(_) => size.min(i64::MAX as u64),
+        Kind::Directory | Kind::CharDevice(_) | Kind::BlockDevice(_) | Kind::Fifo => 0,
+    }
+}
+
+fn permissions(mode: u32, umask: u32) -> u16 {
+    // Umask(2) knows nine bits; set-user-id, set-group-id and sticky stay as they are.
+    let kept = mode & 0o7777 & !(umask & 0o777);
+    u16::try_from(kept).unwrap_or(0)
+}
+
+/// A device number as FUSE carries it, in 32 bits: twelve for the major, twenty for the minor
+/// number, as Linux has them. What does not fit is no device that Linux could have.
+fn rdev(kind: Kind<'_>) -> u32 {
+    let (Kind::CharDevice(device) | Kind::BlockDevice(device)) = kind else {
+        return 0;
+    };
+    let Device { major, minor } = device;
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
+}
+
+/// A time as the standard library has it; one that it cannot hold becomes 1970.
+fn system_time(time: Timestamp) -> SystemTime {
+    let fraction = Duration::from_nanos(u64::from(time.nanoseconds));
+    let whole = Duration::from_secs(time.seconds.unsigned_abs());
+    let seconds = if time.seconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(whole)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(whole)
+    };
+    seconds
+        .and_then(|seconds| seconds.checked_add(fraction))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::makedev;
+
+    #[test]
+    fn device_numbers_are_encoded_as_the_c_library_does() {
+        for (major, minor) in [(1, 3), (8, 0), (259, 70_000), (0xfff, 0xf_ffff)] {
+            let kind = Kind::CharDevice(Device { major, minor });
+            assert_eq!(u64::from(rdev(kind)), makedev(major, minor));
+        }
+        assert_eq!(rdev(Kind::File), 0);
+    }
+
+    #[test]
+    fn fractions_count_forward_before_1970_too() {
+        let time = |seconds, nanoseconds| {
+            system_time(Timestamp {
+                seconds,
+                nanoseconds,
+            })
+        };
+        let half = Duration::from_millis(500);
+        assert_eq!(time(-1, 500_000_000), SystemTime::UNIX_EPOCH - half);
+        assert_eq!(time(0, 500_000_000), SystemTime::UNIX_EPOCH + half);
+    }
+
+    #[test]
+    fn the_ends_of_time_do_no_harm() {
+        for seconds in [i64::MIN, i64::MAX] {
+            let time = system_time(Timestamp {
+                seconds,
+                nanoseconds: 999_999_999,
+            });
+            assert!(time.duration_since(SystemTime::UNIX_EPOCH).is_ok() || seconds < 0);
+        }
+    }
+
+    #[test]
+    fn a_umask_takes_permissions_and_leaves_set_user_id() {
+        assert_eq!(permissions(0o4777, 0o022), 0o4755);
+        assert_eq!(permissions(0o4777, 0o7777), 0o4000);
+        assert_eq!(permissions(0o644, 0), 0o644);
+    }
+
+    #[test]
+    fn sizes_stay_within_what_the_kernel_can_address() {
+        assert_eq!(size(Kind::File, u64::MAX), i64::MAX as u64);
+        assert_eq!(size(Kind::Directory, 7), 0);
+        assert_eq!(size(Kind::Symlink(b"abc"), 3), 3);
+    }
+}

@@ -1,0 +1,398 @@
+//! Putting a filesystem into the tree and taking it out: mount(2) and umount(2), or fusermount3
+//! where these are not for us.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
+};
+use rustix::process::{getgid, getuid};
+
+use super::options::{MountOptions, escape};
+
+const DEVICE: &str = "/dev/fuse";
+/// Mounts for those who may not, setuid root; comes with libfuse 3.
+const HELPER: &str = "fusermount3";
+/// Tells the helper the number of the socket on which to send the device.
+const HELPER_SOCKET: &str = "_FUSE_COMMFD";
+/// What mount(8) shows behind `fuse.`.
+const SUBTYPE: &str = "tarfs";
+/// The type of our mounts in the kernel's table.
+pub(super) const FILE_SYSTEM: &str = "fuse.tarfs";
+
+/// Why a mount could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The kernel has no FUSE, or this container hides it.
+    #[error("cannot mount: {DEVICE} is missing")]
+    NoDevice,
+    /// Not root, and nobody who could mount for us.
+    #[error("cannot mount: not permitted, and {HELPER} is not installed")]
+    NoHelper,
+    /// The helper refused.
+    #[error("cannot mount on {}: {message}", .mountpoint.display())]
+    Helper {
+        /// Where.
+        mountpoint: PathBuf,
+        /// What the helper says.
+        message: String,
+    },
+    /// The place to mount on is missing or out of reach.
+    #[error("cannot mount on {}", .path.display())]
+    Mountpoint {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+    /// The place to mount on is something else.
+    #[error("cannot mount on {}: not a directory", .0.display())]
+    NotADirectory(PathBuf),
+    /// The kernel or the system refused.
+    #[error("cannot mount")]
+    System(#[source] io::Error),
+    /// Mounted, but nothing answers; unmounted again.
+    #[error("the mount did not answer in time")]
+    NotReady,
+}
+
+impl MountError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NoDevice => Some(
+                "load the module (`modprobe fuse`) or give the container the device \
+                 (`--device /dev/fuse --cap-add SYS_ADMIN`); \
+                 `tarfs materialize` works without it",
+            ),
+            Self::NoHelper => Some(
+                "install it (Debian: `apt install fuse3`) or mount as root; \
+                 `tarfs materialize` works without it",
+            ),
+            Self::Helper { message, .. } if message.contains("user_allow_other") => {
+                Some("add the line `user_allow_other` to /etc/fuse.conf, or mount as root")
+            }
+            Self::Helper { message, .. } if message.contains(DEVICE) => {
+                Some("`tarfs materialize` works without it")
+            }
+            Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+                Some("make the directory first")
+            }
+            Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotConnected => {
+                Some("a dead mount is in the way: `umount -l` removes it")
+            }
+            Self::Helper { .. }
+            | Self::Mountpoint { .. }
+            | Self::NotADirectory(_)
+            | Self::System(_)
+            | Self::NotReady => None,
+        }
+    }
+}
+
+/// Why a mount could not be taken out.
+#[derive(Debug, thiserror::Error)]
+pub enum UnmountError {
+    /// Someone has a file open in it, or stands in it.
+    #[error("{} is in use", .0.display())]
+    Busy(PathBuf),
+    /// Nothing of ours is mounted there.
+    #[error("{} is not a tarfs mount", .0.display())]
+    NotMounted(PathBuf),
+    /// The system refused.
+    #[error("cannot unmount {}", .mountpoint.display())]
+    System {
+        /// Where.
+        mountpoint: PathBuf,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+impl UnmountError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Busy(_) => Some("`fuser -vm` names who uses it; `--lazy` unmounts all the same"),
+            Self::NotMounted(_) | Self::System { .. } => None,
+        }
+    }
+}
+
+/// `path` with nothing symbolic in it, if one can mount there. A directory that is not empty is
+/// hidden while mounted, as with every mount(8).
+pub(super) fn mountpoint(path: &Path) -> Result<PathBuf, MountError> {
+    let at = |cause| MountError::Mountpoint {
+        path: path.to_owned(),
+        cause,
+    };
+    let canonical = fs::canonicalize(path).map_err(at)?;
+    if fs::metadata(&canonical).map_err(at)?.is_dir() {
+        Ok(canonical)
+    } else {
+        Err(MountError::NotADirectory(path.to_owned()))
+    }
+}
+
+/// Mounts on `mountpoint` and returns the device on which the kernel will ask.
+pub(super) fn mount(
+    mountpoint: &Path,
+    source: &str,
+    options: &MountOptions,
+) -> Result<OwnedFd, MountError> {
+    match OpenOptions::new().read(true).write(true).open(DEVICE) {
+        Ok(device) => match mount_directly(&device, mountpoint, source, options) {
+            Ok(()) => Ok(device.into()),
+            Err(Errno::PERM) => mount_with_helper(mountpoint, source, options),
+            Err(Errno::NODEV) => Err(MountError::NoDevice),
+            Err(errno) => Err(MountError::System(errno.into())),
+        },
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            mount_with_helper(mountpoint, source, options)
+        }
+        // ENXIO and ENODEV: the node is there, the driver is not.
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound
+                || [Errno::NXIO, Errno::NODEV]
+                    .iter()
+                    .any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) =>
+        {
+            Err(MountError::NoDevice)
+        }
+        Err(error) => Err(MountError::System(error)),
+    }
+}
+
+fn mount_directly(
+    device: &File,
+    mountpoint: &Path,
+    source: &str,
+    options: &MountOptions,
+) -> rustix::io::Result<()> {
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.as_raw_fd(),
+        getuid().as_raw(),
+        getgid().as_raw(),
+    );
+    for word in kernel_words(options) {
+        data.push(',');
+        data.push_str(word);
+    }
+    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
+    let file_system = format!("fuse.{SUBTYPE}");
+    rustix::mount::mount(
+        source,
+        mountpoint,
+        file_system,
+        flags(options),
+        data.as_c_str(),
+    )
+}
+
+/// Options that only FUSE knows.
+fn kernel_words(options: &MountOptions) -> impl Iterator<Item = &'static str> {
+    [
+        (options.allow_other, "allow_other"),
+        (options.checks_permissions(), "default_permissions"),
+    ]
+    .into_iter()
+    .filter_map(|(wanted, word)| wanted.then_some(word))
+}
+
+fn flags(options: &MountOptions) -> MountFlags {
+    let mut flags = MountFlags::RDONLY;
+    flags.set(MountFlags::NOSUID, !options.suid);
+    flags.set(MountFlags::NODEV, !options.dev);
+    flags.set(MountFlags::NOEXEC, options.noexec);
+    flags
+}
+
+/// The helper mounts, and sends the device over a socket that it inherits.
+fn mount_with_helper(
+    mountpoint: &Path,
+    source: &str,
+    options: &MountOptions,
+) -> Result<OwnedFd, MountError> {
+    let system = |errno: Errno| MountError::System(errno.into());
+    // Without close-on-exec, or the helper would not inherit its end.
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::empty(),
+        None,
+    )
+    .map_err(system)?;
+    fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(system)?;
+    let helper = Command::new(HELPER)
+        .arg("-o")
+        .arg(helper_options(source, options))
+        .arg("--")
+        .arg(mountpoint)
+        .env(HELPER_SOCKET, theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => MountError::NoHelper,
+            _ => MountError::System(error),
+        })?;
+    drop(theirs);
+    let device = receive_device(&ours);
+    drop(ours);
+    let output = helper.wait_with_output().map_err(MountError::System)?;
+    match device {
+        Ok(Some(device)) if output.status.success() => {
+            fcntl_setfd(&device, FdFlags::CLOEXEC).map_err(system)?;
+            Ok(device)
+        }
+        _ => Err(MountError::Helper {
+            mountpoint: mountpoint.to_owned(),
+            message: complaint(&output),
+        }),
+    }
+}
+
+fn helper_options(source: &str, options: &MountOptions) -> String {
+    let mut words = vec!["ro".to_owned()];
+    // It mounts nosuid and nodev for users whatever they say, and warns when told otherwise.
+    words.extend(["nosuid".to_owned(), "nodev".to_owned()]);
+    if options.noexec {
+        words.push("noexec".to_owned());
+    }
+    words.extend(kernel_words(options).map(str::to_owned));
+    words.push(format!("fsname={}", escape(source)));
+    words.push(format!("subtype={SUBTYPE}"));
+    words.join(",")
+}
+
+/// The descriptor that comes over `socket`; `None` when it closes without one.
+fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::empty(),
+        ) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => break,
+        }
+    }
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
+}
+
+/// What the helper has to say for itself, in one line and without its name.
+fn complaint(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text
+        .lines()
+        .map(|line| line.trim_start_matches(&format!("{HELPER}: ")).trim())
+        .rfind(|line| !line.is_empty());
+    line.map_or_else(
+        || format!("{HELPER} failed ({})", output.status),
+        str::to_owned,
+    )
+}
+
+/// Takes out what is mounted on `mountpoint`, which must be canonical; `force` does it under the
+/// feet of those who use it.
+pub(super) fn unmount(mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+    let mut flags = UnmountFlags::NOFOLLOW;
+    // FORCE ends the connection, so that nobody keeps waiting for an answer.
+    flags.set(UnmountFlags::FORCE | UnmountFlags::DETACH, force);
+    match rustix::mount::unmount(mountpoint, flags) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(UnmountError::Busy(mountpoint.to_owned())),
+        Err(Errno::INVAL | Errno::NOENT) => Err(UnmountError::NotMounted(mountpoint.to_owned())),
+        Err(Errno::PERM) => unmount_with_helper(mountpoint, force),
+        Err(errno) => Err(UnmountError::System {
+            mountpoint: mountpoint.to_owned(),
+            cause: errno.into(),
+        }),
+    }
+}
+
+fn unmount_with_helper(mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+    let system = |cause| UnmountError::System {
+        mountpoint: mountpoint.to_owned(),
+        cause,
+    };
+    let output = Command::new(HELPER)
+        .arg(if force { "-uz" } else { "-u" })
+        .arg("--")
+        .arg(mountpoint)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(system)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = complaint(&output);
+    if complaint.contains("busy") {
+        Err(UnmountError::Busy(mountpoint.to_owned()))
+    } else if complaint.contains("not found") || complaint.contains("not mounted") {
+        Err(UnmountError::NotMounted(mountpoint.to_owned()))
+    } else {
+        Err(system(io::Error::other(complaint)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_helper_is_told_what_the_kernel_would_be() {
+        let options = MountOptions {
+            allow_other: true,
+            ..MountOptions::default()
+        };
+        assert_eq!(
+            helper_options("http://host/a,b.tar", &options),
+            "ro,nosuid,nodev,allow_other,default_permissions,\
+             fsname=http://host/a\\,b.tar,subtype=tarfs"
+        );
+    }
+
+    #[test]
+    fn a_mount_is_read_only_and_harmless_unless_told_otherwise() {
+        let harmless = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+        assert_eq!(flags(&MountOptions::default()), harmless);
+        let root = MountOptions {
+            suid: true,
+            dev: true,
+            ..MountOptions::default()
+        };
+        assert_eq!(flags(&root), MountFlags::RDONLY);
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_mounted_on_is_named() {
+        let missing = mountpoint(Path::new("/nowhere/at/all")).expect_err("missing");
+        assert_eq!(missing.hint(), Some("make the directory first"));
+        assert!(matches!(
+            mountpoint(Path::new("/etc/passwd")),
+            Err(MountError::NotADirectory(_))
+        ));
+    }
+}

@@ -1,0 +1,92 @@
+//! What went wrong lately, for `status`; bounded, and told to the log once, not once a page.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+/// Failures remembered. Enough to see a pattern, and a status that fits a screen.
+const REMEMBERED: usize = 16;
+
+/// A read that failed, and how often in a row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// When it was seen last.
+    pub last: SystemTime,
+    /// How many times in a row.
+    pub count: u64,
+    /// The file, by its path in the archive.
+    pub path: String,
+    /// Why: the error and its causes.
+    pub reason: String,
+}
+
+/// The last failures, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    recent: Mutex<VecDeque<Failure>>,
+}
+
+impl Failures {
+    /// Remembers that reading `path` failed.
+    pub(super) fn record(&self, path: String, error: &dyn Error) {
+        let reason = chain(error);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = SystemTime::now();
+        if let Some(same) = recent
+            .back_mut()
+            .filter(|back| back.path == path && back.reason == reason)
+        {
+            same.count += 1;
+            same.last = last;
+            return;
+        }
+        tracing::error!(path, reason, "read failed");
+        if recent.len() == REMEMBERED {
+            recent.pop_front();
+        }
+        recent.push_back(Failure {
+            last,
+            count: 1,
+            path,
+            reason,
+        });
+    }
+
+    /// A copy, oldest first.
+    pub(super) fn recent(&self) -> Vec<Failure> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().cloned().collect()
+    }
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn repetitions_are_counted_and_old_failures_forgotten() {
+        let failures = Failures::default();
+        for number in 0..=REMEMBERED {
+            failures.record(format!("file {number}"), &io::Error::other("cut"));
+        }
+        failures.record(format!("file {REMEMBERED}"), &io::Error::other("cut"));
+        let recent = failures.recent();
+        assert_eq!(recent.len(), REMEMBERED);
+        assert_eq!(recent.first().map(|f| f.path.as_str()), Some("file 1"));
+        assert_eq!(recent.last().map(|f| f.count), Some(2));
+    }
+}

@@ -1,0 +1,221 @@
+//! The options of a mount, as `-o` takes them; pure.
+
+use super::attr::Ownership;
+
+/// How an archive is mounted. The default is what mount(8) calls `ro,nosuid,nodev`, for the
+/// mounting user alone, permissions not checked.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of mount(8), in its own word"
+)]
+pub struct MountOptions {
+    /// Other users may enter the mount. Implies `default_permissions`: without it everyone could
+    /// read every file, whatever its mode.
+    pub allow_other: bool,
+    /// The kernel checks modes and ACLs.
+    pub default_permissions: bool,
+    /// Set-user-id, set-group-id and file capabilities count.
+    pub suid: bool,
+    /// Devices can be opened.
+    pub dev: bool,
+    /// Programs cannot be run.
+    pub noexec: bool,
+    /// Owners and modes.
+    pub ownership: Ownership,
+    /// What mount(8) lists as the source; the archive's location otherwise.
+    pub fsname: Option<String>,
+}
+
+/// An option that cannot be taken.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OptionError {
+    /// Not one of ours.
+    #[error("unknown mount option `{0}`")]
+    Unknown(String),
+    /// The value is missing or makes no sense.
+    #[error("mount option `{name}` takes {takes}, not `{value}`")]
+    Value {
+        /// The option.
+        name: &'static str,
+        /// What it takes.
+        takes: &'static str,
+        /// What it was given.
+        value: String,
+    },
+    /// What is asked for is writing.
+    #[error("mount option `rw` asks for writing, but a mount is always read-only")]
+    Writable,
+}
+
+impl MountOptions {
+    /// Takes one argument of `-o`: options separated by commas, a later one overriding an earlier.
+    /// A comma inside a value is written `\,`, a backslash `\\`, as for fusermount3.
+    ///
+    /// # Errors
+    /// At the first option that is unknown or malformed; those before it have been taken.
+    pub fn take(&mut self, argument: &str) -> Result<(), OptionError> {
+        split(argument)
+            .iter()
+            .filter(|option| !option.is_empty())
+            .try_for_each(|option| self.take_one(option))
+    }
+
+    fn take_one(&mut self, option: &str) -> Result<(), OptionError> {
+        match option.split_once('=') {
+            Some((name, value)) => self.take_value(name, value, option),
+            None => self.take_flag(option),
+        }
+    }
+
+    fn take_flag(&mut self, option: &str) -> Result<(), OptionError> {
+        match option {
+            "allow_other" => self.allow_other = true,
+            "default_permissions" => self.default_permissions = true,
+            "suid" => self.suid = true,
+            "nosuid" => self.suid = false,
+            "dev" => self.dev = true,
+            "nodev" => self.dev = false,
+            "exec" => self.noexec = false,
+            "noexec" => self.noexec = true,
+            "rw" => return Err(OptionError::Writable),
+            // True anyway, or meant for mount(8) and systemd, which pass on what they find.
+            "ro" | "defaults" | "nonempty" | "noatime" | "relatime" | "auto" | "noauto"
+            | "user" | "nouser" | "users" | "nofail" | "_netdev" => {}
+            _ if option.starts_with("x-") => {}
+            _ => return Err(OptionError::Unknown(option.to_owned())),
+        }
+        Ok(())
+    }
+
+    fn take_value(&mut self, name: &str, value: &str, option: &str) -> Result<(), OptionError> {
+        match name {
+            "uid" => self.ownership.uid = Some(number("uid", value)?),
+            "gid" => self.ownership.gid = Some(number("gid", value)?),
+            "umask" => self.ownership.umask = umask(value)?,
+            "fsname" => self.fsname = Some(value.to_owned()),
+            _ if name.starts_with("x-") => {}
+            _ => return Err(OptionError::Unknown(option.to_owned())),
+        }
+        Ok(())
+    }
+
+    /// Whether the kernel checks permissions.
+    pub(super) fn checks_permissions(&self) -> bool {
+        self.default_permissions || self.allow_other
+    }
+}
+
+fn number(name: &'static str, value: &str) -> Result<u32, OptionError> {
+    value.parse().map_err(|_| OptionError::Value {
+        name,
+        takes: "a number",
+        value: value.to_owned(),
+    })
+}
+
+fn umask(value: &str) -> Result<u32, OptionError> {
+    u32::from_str_radix(value, 8)
+        .ok()
+        .filter(|&mask| mask <= 0o777)
+        .ok_or_else(|| OptionError::Value {
+            name: "umask",
+            takes: "an octal number up to 777",
+            value: value.to_owned(),
+        })
+}
+
+/// The options between unescaped commas, unescaped.
+fn split(argument: &str) -> Vec<String> {
+    let mut options = vec![String::new()];
+    let mut letters = argument.chars();
+    while let Some(letter) = letters.next() {
+        let letter = match letter {
+            ',' => {
+                options.push(String::new());
+                continue;
+            }
+            '\\' => letters.next().unwrap_or('\\'),
+            other => other,
+        };
+        if let Some(last) = options.last_mut() {
+            last.push(letter);
+        }
+    }
+    options
+}
+
+/// `text` with its commas and backslashes escaped, so that [`split`] and fusermount3 see one value.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(arguments: &[&str]) -> Result<MountOptions, OptionError> {
+        let mut options = MountOptions::default();
+        for argument in arguments {
+            options.take(argument)?;
+        }
+        Ok(options)
+    }
+
+    #[test]
+    fn options_come_in_lists_and_the_last_word_counts() {
+        let options = taken(&["allow_other,suid,dev", "nosuid,,uid=7,umask=027"]);
+        let options = options.expect("all known");
+        assert!(options.allow_other && options.dev && !options.suid);
+        assert_eq!(options.ownership.uid, Some(7));
+        assert_eq!(options.ownership.umask, 0o027);
+    }
+
+    #[test]
+    fn what_mount_and_systemd_pass_on_is_ignored() {
+        let plain = MountOptions::default();
+        assert_eq!(
+            taken(&["defaults,ro,_netdev,nofail,x-systemd.automount,x-a=b"]),
+            Ok(plain)
+        );
+    }
+
+    #[test]
+    fn unknown_and_malformed_options_are_named() {
+        assert_eq!(
+            taken(&["ro,sparkle"]),
+            Err(OptionError::Unknown("sparkle".into()))
+        );
+        assert_eq!(
+            taken(&["size=5"]),
+            Err(OptionError::Unknown("size=5".into()))
+        );
+        assert!(matches!(
+            taken(&["uid=root"]),
+            Err(OptionError::Value { name: "uid", .. })
+        ));
+        assert!(matches!(
+            taken(&["umask=9"]),
+            Err(OptionError::Value { name: "umask", .. })
+        ));
+        assert!(matches!(
+            taken(&["umask=1000"]),
+            Err(OptionError::Value { name: "umask", .. })
+        ));
+        assert_eq!(taken(&["rw"]), Err(OptionError::Writable));
+    }
+
+    #[test]
+    fn an_escaped_comma_belongs_to_the_value() {
+        let argument = format!("fsname={},suid", escape("a,b\\c"));
+        let options = taken(&[&argument]).expect("known");
+        assert_eq!(options.fsname.as_deref(), Some("a,b\\c"));
+        assert!(options.suid);
+    }
+
+    #[test]
+    fn letting_others_in_checks_permissions() {
+        assert!(taken(&["allow_other"]).expect("known").checks_permissions());
+        assert!(!taken(&[]).expect("empty").checks_permissions());
+    }
+}

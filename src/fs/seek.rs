@@ -1,0 +1,115 @@
+//! Where data and holes begin, as lseek(2) answers it; pure.
+
+use crate::index::Piece;
+
+/// What is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Whence {
+    /// Stored bytes: `SEEK_DATA`.
+    Data,
+    /// A hole: `SEEK_HOLE`. Every file ends in one.
+    Hole,
+}
+
+impl Whence {
+    /// From lseek's third argument; `None` for all others, which the kernel answers itself.
+    pub(super) fn from_raw(raw: i32) -> Option<Self> {
+        match raw {
+            3 => Some(Self::Data),
+            4 => Some(Self::Hole),
+            _ => None,
+        }
+    }
+}
+
+/// The first offset at or after `offset` where what `whence` names begins, in a file of `size`
+/// bytes whose stored pieces from there on are `pieces`, ascending. `None` past the end, and
+/// where only a hole follows data that is looked for.
+pub(super) fn seek(
+    mut pieces: impl Iterator<Item = Piece>,
+    size: u64,
+    offset: u64,
+    whence: Whence,
+) -> Option<u64> {
+    if offset >= size {
+        return None;
+    }
+    let end = |piece: &Piece| piece.offset.saturating_add(piece.plain.len());
+    match whence {
+        Whence::Data => pieces
+            .find(|piece| end(piece) > offset && !piece.plain.is_empty())
+            .map(|piece| piece.offset.max(offset))
+            .filter(|&found| found < size),
+        Whence::Hole => {
+            let mut found = offset;
+            for piece in pieces {
+                if piece.offset > found {
+                    break;
+                }
+                found = found.max(end(&piece));
+            }
+            Some(found.min(size))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::extent::{Extent, Plain};
+
+    /// Pieces of a file of 100 bytes: 10..20, 20..30, nothing, 50..60.
+    fn pieces() -> impl Iterator<Item = Piece> {
+        [(10, 10), (20, 10), (30, 0), (50, 10)]
+            .into_iter()
+            .map(|(offset, len)| Piece {
+                offset,
+                plain: Extent::with_len(Plain(1000 + offset), len),
+            })
+    }
+
+    fn data(offset: u64) -> Option<u64> {
+        seek(pieces(), 100, offset, Whence::Data)
+    }
+
+    fn hole(offset: u64) -> Option<u64> {
+        seek(pieces(), 100, offset, Whence::Hole)
+    }
+
+    #[test]
+    fn data_is_found_where_it_begins_or_goes_on() {
+        assert_eq!(data(0), Some(10));
+        assert_eq!(data(15), Some(15));
+        assert_eq!(data(30), Some(50));
+        assert_eq!(data(60), None);
+        assert_eq!(data(100), None);
+    }
+
+    #[test]
+    fn a_hole_is_found_behind_neighbouring_pieces_and_at_the_end() {
+        assert_eq!(hole(0), Some(0));
+        assert_eq!(hole(10), Some(30));
+        assert_eq!(hole(35), Some(35));
+        assert_eq!(hole(55), Some(60));
+        assert_eq!(hole(100), None);
+        let whole = [Piece {
+            offset: 0,
+            plain: Extent::with_len(Plain(0), 100),
+        }];
+        assert_eq!(seek(whole.into_iter(), 100, 0, Whence::Hole), Some(100));
+    }
+
+    #[test]
+    fn a_piece_that_claims_too_much_ends_with_the_file() {
+        let wild = [Piece {
+            offset: 90,
+            plain: Extent::with_len(Plain(0), u64::MAX),
+        }];
+        assert_eq!(seek(wild.into_iter(), 100, 95, Whence::Hole), Some(100));
+        let outside = [Piece {
+            offset: 200,
+            plain: Extent::with_len(Plain(0), 5),
+        }];
+        assert_eq!(seek(outside.into_iter(), 100, 95, Whence::Data), None);
+    }
+}

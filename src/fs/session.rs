@@ -1,0 +1,268 @@
+//! A mount from its beginning to its end.
+
+use std::fs;
+use std::io;
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, SystemTime};
+
+use fuser::{Config, Session, SessionACL};
+use rustix::fs::{major, minor};
+
+use super::device::{self, MountError, UnmountError};
+use super::failures::{Failure, Failures};
+use super::options::MountOptions;
+use super::{INodeNo, Tree, table};
+use crate::base::task::Thread;
+
+/// Threads that take requests. They only look up and copy, so two keep up with the kernel; four
+/// doubled the CPU time and gained nothing. They share one descriptor: one each (`clone_fd`) made
+/// no difference that could be measured.
+const REQUEST_THREADS: usize = 2;
+
+/// How long a fresh mount may take to answer its first stat, which waits for nothing but threads.
+const READY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long a session may take to notice that its connection has ended.
+const END_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Read-ahead of the kernel. FUSE grants 128 KiB when it starts; 1 MiB makes sequential reads
+/// faster and larger values do not.
+const READ_AHEAD_KIB: u32 = 1024;
+
+/// Whether to unmount under the feet of those who use a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Force {
+    /// Not: they come first.
+    No,
+    /// Yes: what they read next fails.
+    Yes,
+}
+
+/// A tree in the filesystem. Dropping it unmounts, by force if need be.
+#[derive(Debug)]
+pub struct Mount {
+    mountpoint: PathBuf,
+    /// `st_dev` of what is mounted, which tells it from whatever is there before or later; `None`
+    /// until it has answered.
+    device: Option<u64>,
+    since: SystemTime,
+    failures: Arc<Failures>,
+    session: Option<Thread<()>>,
+    /// Closes when the session has ended.
+    ended: Receiver<()>,
+}
+
+impl Mount {
+    /// Mounts `tree` on the directory `mountpoint` and returns when the mount answers. `source`
+    /// is what mount(8) lists unless the options say otherwise. `ended` is called on the mount's
+    /// own thread once nothing is mounted any more, whoever unmounted it.
+    ///
+    /// # Errors
+    /// When it cannot be mounted; then nothing is.
+    pub fn start(
+        tree: Tree,
+        source: &str,
+        mountpoint: &Path,
+        options: &MountOptions,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
+        let mountpoint = device::mountpoint(mountpoint)?;
+        let failures = Arc::clone(&tree.failures);
+        let source = options.fsname.as_deref().unwrap_or(source);
+        let descriptor = device::mount(&mountpoint, source, options)?;
+        let session = match Session::from_fd(tree, descriptor, acl(options), config()) {
+            Ok(session) => session,
+            Err(error) => {
+                take_out(&mountpoint);
+                return Err(MountError::System(error));
+            }
+        };
+        let (alive, end) = mpsc::channel();
+        let thread = Thread::spawn("fuse", move || {
+            if let Err(error) = session.run() {
+                tracing::error!(%error, "the FUSE session failed");
+            }
+            drop(alive);
+            ended();
+        });
+        let session = thread.map_err(|error| {
+            take_out(&mountpoint);
+            MountError::System(error)
+        })?;
+        let mut mount = Self {
+            mountpoint,
+            device: None,
+            since: SystemTime::now(),
+            failures,
+            session: Some(session),
+            ended: end,
+        };
+        let device = mount.first_answer()?;
+        mount.device = Some(device);
+        read_ahead(device);
+        Ok(mount)
+    }
+
+    /// Where it is mounted: absolute, without symbolic links.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// When it was mounted.
+    pub fn since(&self) -> SystemTime {
+        self.since
+    }
+
+    /// The last reads that failed, oldest first.
+    pub fn failures(&self) -> Vec<Failure> {
+        self.failures.recent()
+    }
+
+    /// Takes it out of the filesystem. The session ends soon after.
+    ///
+    /// # Errors
+    /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
+    /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
+    pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
+        if !self.is_on_top() {
+            return Err(UnmountError::NotMounted(self.mountpoint.clone()));
+        }
+        device::unmount(&self.mountpoint, force == Force::Yes)
+    }
+
+    /// Waits until nothing is mounted any more.
+    pub fn wait(mut self) {
+        if let Some(session) = self.session.take() {
+            session.join();
+        }
+    }
+
+    /// Whether what a path lookup finds at the mountpoint is this mount.
+    fn is_on_top(&self) -> bool {
+        match fs::symlink_metadata(&self.mountpoint) {
+            Ok(found) => Some(found.st_dev()) == self.device,
+            // A connection that has been cut no longer answers, but is still there.
+            Err(error) => error.kind() == io::ErrorKind::NotConnected,
+        }
+    }
+
+    /// The device number that the mount's first answer carries. Asked from a thread of its own:
+    /// a mount that does not answer must not take its owner with it.
+    fn first_answer(&self) -> Result<u64, MountError> {
+        let (sender, answer) = mpsc::channel();
+        let path = self.mountpoint.clone();
+        let _asking = Thread::spawn("fuse-ready", move || {
+            // Nobody listens any more when the deadline has passed.
+            drop(sender.send(fs::symlink_metadata(path)));
+        })
+        .map_err(MountError::System)?;
+        let error = match answer.recv_timeout(READY_DEADLINE) {
+            Ok(Ok(found)) if found.st_ino() == INodeNo::ROOT.0 => return Ok(found.st_dev()),
+            Ok(Err(error)) => MountError::System(error),
+            Ok(Ok(_)) | Err(_) => MountError::NotReady,
+        };
+        // Cuts the connection, which ends the asking thread's wait.
+        take_out(&self.mountpoint);
+        Err(error)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else {
+            return;
+        };
+        if let Some(device) = self.device {
+            if self.is_on_top() {
+                take_out(&self.mountpoint);
+            }
+            if self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT) {
+                cut(device);
+            }
+        }
+        match self.ended.recv_timeout(END_DEADLINE) {
+            Err(TIMEOUT) => {
+                tracing::warn!("the mount is still in use, and ends with this process");
+                std::mem::forget(session);
+            }
+            _ => session.join(),
+        }
+    }
+}
+
+/// `path` as a [`Mount`] names its mountpoint: absolute, without symbolic links. Works for a mount
+/// whose process has died, too.
+///
+/// # Errors
+/// When there is nothing there.
+pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
+    table::canonical(path)
+}
+
+/// Takes out whatever archive is mounted on `mountpoint` (see [`mountpoint`]), by whichever
+/// process, and nothing that is not an archive.
+///
+/// # Errors
+/// As [`Mount::unmount`].
+pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
+    match table::is_mounted(mountpoint, device::FILE_SYSTEM) {
+        Ok(true) => device::unmount(mountpoint, force == Force::Yes),
+        Ok(false) => Err(UnmountError::NotMounted(mountpoint.to_owned())),
+        Err(cause) => Err(UnmountError::System {
+            mountpoint: mountpoint.to_owned(),
+            cause,
+        }),
+    }
+}
+
+const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
+
+/// Unmounts, if need be by force; where nothing is mounted nothing happens.
+fn take_out(mountpoint: &Path) {
+    let result = device::unmount(mountpoint, false).or_else(|error| match error {
+        UnmountError::NotMounted(_) => Ok(()),
+        UnmountError::Busy(_) | UnmountError::System { .. } => device::unmount(mountpoint, true),
+    });
+    if let Err(error) = result {
+        tracing::warn!(%error, "cannot unmount");
+    }
+}
+
+/// Ends the kernel's side of a connection whose mount was only detached; root's umount(2) has
+/// done so already, others depend on the control filesystem being mounted.
+fn cut(device: u64) {
+    let abort = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
+    if let Err(error) = fs::write(&abort, "1") {
+        tracing::debug!(%error, abort, "cannot cut the connection");
+    }
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.n_threads = Some(REQUEST_THREADS);
+    config
+}
+
+fn acl(options: &MountOptions) -> SessionACL {
+    if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    }
+}
+
+/// Raises the kernel's read-ahead, for which FUSE has no word of its own. Root only; without it
+/// reads are correct and smaller.
+fn read_ahead(device: u64) {
+    let file = format!(
+        "/sys/class/bdi/{}:{}/read_ahead_kb",
+        major(device),
+        minor(device)
+    );
+    if let Err(error) = fs::write(&file, READ_AHEAD_KIB.to_string()) {
+        tracing::debug!(%error, file, "read-ahead stays as it is");
+    }
+}

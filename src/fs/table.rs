@@ -1,0 +1,101 @@
+//! What is mounted where, from the kernel's own table (`/proc/self/mountinfo`); pure but for one
+//! read.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+const TABLE: &str = "/proc/self/mountinfo";
+
+/// Whether what lies on top at `mountpoint`, an absolute path without symbolic links, is a mount
+/// of the type `file_system`.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn is_mounted(mountpoint: &Path, file_system: &str) -> io::Result<bool> {
+    let table = fs::read(TABLE)?;
+    Ok(top(&table, mountpoint) == Some(file_system.as_bytes()))
+}
+
+/// The type of the last mount on `mountpoint`, which hides those before it.
+fn top<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
+    table
+        .rsplit(|&byte| byte == b'\n')
+        .filter_map(mount)
+        .find(|(place, _)| place == mountpoint)
+        .map(|(_, file_system)| file_system)
+}
+
+/// Mountpoint and type: the fifth word, and the first behind the lone hyphen.
+fn mount(line: &[u8]) -> Option<(PathBuf, &[u8])> {
+    let mut words = line.split(|&byte| byte == b' ');
+    let place = unescaped(words.nth(4)?);
+    let file_system = words.skip_while(|&word| word != b"-").nth(1)?;
+    Some((PathBuf::from(OsString::from_vec(place)), file_system))
+}
+
+/// Blanks, tabs, newlines and backslashes stand there as a backslash and three octal digits.
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, tail)) = rest.split_first() {
+        let code = tail.get(..3).and_then(octal).filter(|_| byte == b'\\');
+        text.push(code.unwrap_or(byte));
+        rest = match code {
+            Some(_) => tail.get(3..).unwrap_or_default(),
+            None => tail,
+        };
+    }
+    text
+}
+
+fn octal(digits: &[u8]) -> Option<u8> {
+    let digits = std::str::from_utf8(digits).ok()?;
+    u8::from_str_radix(digits, 8).ok()
+}
+
+/// `path` as the table writes it: absolute, without symbolic links. The last component is not
+/// asked, so that a dead mount can be named.
+///
+/// # Errors
+/// When its parent does not exist.
+pub(super) fn canonical(path: &Path) -> io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Ok(canonical) => Ok(canonical),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+            let absolute = std::path::absolute(path)?;
+            let parent = absolute.parent().unwrap_or(Path::new("/"));
+            let name = absolute.file_name().unwrap_or_default();
+            Ok(fs::canonicalize(parent)?.join(name))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"\
+21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 21 0:25 / /mnt/with\\040blank ro shared:1 master:2 - fuse.tarfs http://host/a.tar ro
+31 21 0:26 / /mnt/twice ro - fuse.tarfs a ro
+32 31 0:27 / /mnt/twice rw - tmpfs tmpfs rw
+broken
+";
+
+    #[test]
+    fn the_last_mount_on_a_place_counts() {
+        let top = |path: &str| top(TABLE, Path::new(path));
+        assert_eq!(top("/mnt/with blank"), Some(&b"fuse.tarfs"[..]));
+        assert_eq!(top("/mnt/twice"), Some(&b"tmpfs"[..]));
+        assert_eq!(top("/mnt"), None);
+    }
+
+    #[test]
+    fn a_backslash_without_digits_is_itself() {
+        assert_eq!(unescaped(b"a\\134b\\9\\"), b"a\\b\\9\\");
+    }
+}

@@ -1,0 +1,96 @@
+//! Which part of the archive a mount shows, and under which inode numbers.
+
+use fuser::INodeNo;
+
+use crate::base::path::ArchivePath;
+use crate::index::{Entry, Index, Ino, Kind};
+
+/// A directory of the archive as the root of a mount. The kernel insists that a root is inode 1,
+/// so the directory's number and 1 stand for each other; every other inode number is the
+/// [`Ino`] of the index, whatever part of the archive is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct View {
+    root: Ino,
+}
+
+/// Why a directory cannot be a mount's root.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ViewError {
+    /// Nothing there.
+    #[error("the archive has no entry {0}")]
+    Missing(ArchivePath),
+    /// Something else there.
+    #[error("{0} is not a directory")]
+    NotADirectory(ArchivePath),
+    /// No directory to descend into there, or more than one.
+    #[error("there is no single directory in {0} to strip")]
+    Ambiguous(ArchivePath),
+}
+
+impl View {
+    /// The whole archive.
+    pub const WHOLE: Self = Self { root: Ino::ROOT };
+
+    /// The directory `path`, and from there `strip` levels down, each through the only directory
+    /// it has; files beside that directory are not shown.
+    ///
+    /// # Errors
+    /// When there is no such directory.
+    pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, ViewError> {
+        let entry = index
+            .find(path)
+            .ok_or_else(|| ViewError::Missing(path.clone()))?;
+        if entry.kind() != Kind::Directory {
+            return Err(ViewError::NotADirectory(path.clone()));
+        }
+        let mut root = entry.ino();
+        let mut directory = path.clone();
+        for _ in 0..strip {
+            let (name, ino) = only_directory(index, root)
+                .ok_or_else(|| ViewError::Ambiguous(directory.clone()))?;
+            directory.push(name);
+            root = ino;
+        }
+        Ok(Self { root })
+    }
+
+    /// The number by which the kernel knows `ino`.
+    pub(super) fn inode(self, ino: Ino) -> INodeNo {
+        if ino == self.root {
+            INodeNo::ROOT
+        } else {
+            INodeNo(u64::from(ino.0))
+        }
+    }
+
+    /// The entry behind the kernel's `inode`; `None` when the index has none.
+    pub(super) fn entry(self, index: &Index, inode: INodeNo) -> Option<Entry<'_>> {
+        if inode == INodeNo::ROOT {
+            return index.entry(self.root);
+        }
+        index.entry(Ino(u32::try_from(inode.0).ok()?))
+    }
+
+    /// What `..` means in `directory`: its parent, but nothing above the root.
+    pub(super) fn parent(self, directory: Entry<'_>) -> INodeNo {
+        if directory.ino() == self.root {
+            INodeNo::ROOT
+        } else {
+            self.inode(directory.parent())
+        }
+    }
+}
+
+/// The directory in directory `parent`, if there is exactly one.
+fn only_directory(index: &Index, parent: Ino) -> Option<(&[u8], Ino)> {
+    let mut directories = index.children(parent, 0).filter(|child| {
+        index
+            .entry(child.ino)
+            .is_some_and(|entry| entry.kind() == Kind::Directory)
+    });
+    let only = directories.next()?;
+    directories
+        .next()
+        .is_none()
+        .then_some((only.name, only.ino))
+}
