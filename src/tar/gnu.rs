@@ -1,1 +1,178 @@
-//! (stub)
+//! The sparse maps that GNU tar (before pax) and star keep in header records.
+
+use super::Segment;
+use super::header::{Dialect, NumberError, Record, size};
+use super::sparse::MapError;
+
+/// Bytes of one piece in a map: offset and length, twelve digits each.
+const PIECE_LEN: usize = 24;
+/// Pieces in a record that continues a map; both dialects share its layout.
+const PIECES_BEHIND: usize = 21;
+/// The byte of such a record that says whether another follows.
+const CONTINUES_BEHIND: usize = PIECES_BEHIND * PIECE_LEN;
+
+/// A map that is being collected from a header of type `S` and the records behind it.
+#[derive(Clone, Debug)]
+pub(super) struct HeaderMap {
+    /// Bytes of the file, holes included.
+    pub(super) size: u64,
+    pub(super) pieces: Vec<Segment>,
+    /// Whether a record with more pieces follows.
+    pub(super) continues: bool,
+}
+
+impl HeaderMap {
+    /// The part of the map that the header itself holds; `None` when its dialect has no maps.
+    pub(super) fn new(record: &Record, dialect: Dialect) -> Option<Result<Self, MapError>> {
+        match dialect {
+            Dialect::Gnu => Some(Self::read(record, 386, 482, 483)),
+            Dialect::Star if has_inline_map(record) => Some(Self::read(record, 356, 355, 452)),
+            Dialect::Star => Some(Self::star_behind(record)),
+            Dialect::V7 | Dialect::Ustar => None,
+        }
+    }
+
+    fn read(record: &Record, map: usize, flag: usize, size: usize) -> Result<Self, MapError> {
+        let mut header_map = Self {
+            size: real_size(record, size)?,
+            pieces: Vec::new(),
+            continues: false,
+        };
+        header_map.pieces(record, map, 4, flag)?;
+        Ok(header_map)
+    }
+
+    /// star's later form: the whole map is behind the header.
+    fn star_behind(record: &Record) -> Result<Self, MapError> {
+        Ok(Self {
+            size: real_size(record, 452)?,
+            pieces: Vec::new(),
+            continues: true,
+        })
+    }
+
+    /// Adds the pieces of a record behind the header.
+    pub(super) fn extend(&mut self, record: &Record) -> Result<(), MapError> {
+        self.pieces(record, 0, PIECES_BEHIND, CONTINUES_BEHIND)
+    }
+
+    /// Adds up to `most` pieces from `offset` on; the first without a length ends the map.
+    fn pieces(
+        &mut self,
+        record: &Record,
+        offset: usize,
+        most: usize,
+        flag: usize,
+    ) -> Result<(), MapError> {
+        self.continues = record.get(flag).is_some_and(|&flag| flag != 0);
+        let map = record.get(offset..offset + most * PIECE_LEN);
+        for piece in map.unwrap_or_default().chunks_exact(PIECE_LEN) {
+            let (offset, len) = piece.split_at(PIECE_LEN / 2);
+            if len.first() == Some(&0) {
+                self.continues = false;
+                break;
+            }
+            let malformed = |_: NumberError| MapError::Malformed;
+            self.pieces.push(Segment {
+                offset: size(offset).map_err(malformed)?,
+                len: size(len).map_err(malformed)?,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn real_size(record: &Record, offset: usize) -> Result<u64, MapError> {
+    let field = record.get(offset..offset + 12).unwrap_or_default();
+    size(field).map_err(|_| MapError::Malformed)
+}
+
+/// Whether a star header holds pieces itself: no prefix, and an offset of eleven digits.
+fn has_inline_map(record: &Record) -> bool {
+    record.get(345) == Some(&0) && record.get(356 + 10).is_some_and(|&digit| digit != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put_piece(record: &mut Record, at: usize, offset: u64, len: u64) {
+        let text = format!("{offset:011o}\0{len:011o}\0");
+        record[at..at + PIECE_LEN].copy_from_slice(text.as_bytes());
+    }
+
+    #[test]
+    fn a_gnu_map_ends_at_the_first_piece_without_a_length() {
+        let mut record = [0; 512];
+        put_piece(&mut record, 386, 1024, 512);
+        put_piece(&mut record, 410, 4096, 0);
+        record[482] = 1;
+        record[483..495].copy_from_slice(b"00000010000\0");
+        let map = HeaderMap::new(&record, Dialect::Gnu)
+            .expect("a map")
+            .expect("sound");
+        assert_eq!(map.size, 4096);
+        let first = Segment {
+            offset: 1024,
+            len: 512,
+        };
+        let last = Segment {
+            offset: 4096,
+            len: 0,
+        };
+        assert_eq!(map.pieces, [first, last]);
+        assert!(!map.continues);
+    }
+
+    #[test]
+    fn a_full_gnu_map_goes_on_behind_the_header() {
+        let mut record = [0; 512];
+        for piece in 0..4 {
+            put_piece(&mut record, 386 + piece * 24, piece as u64 * 1024, 512);
+        }
+        record[482] = 1;
+        let mut map = HeaderMap::new(&record, Dialect::Gnu)
+            .expect("a map")
+            .expect("sound");
+        assert!(map.continues);
+        let mut behind = [0; 512];
+        put_piece(&mut behind, 0, 8192, 512);
+        map.extend(&behind).expect("sound");
+        assert_eq!(map.pieces.len(), 5);
+        assert!(!map.continues);
+    }
+
+    #[test]
+    fn ustar_has_no_map_in_its_header() {
+        assert!(HeaderMap::new(&[0; 512], Dialect::Ustar).is_none());
+    }
+
+    #[test]
+    fn star_maps_lie_in_the_header_or_behind_it() {
+        let mut record = [0; 512];
+        record[452..464].copy_from_slice(b"00000010000 ");
+        let map = HeaderMap::new(&record, Dialect::Star)
+            .expect("a map")
+            .expect("sound");
+        assert!(map.continues && map.pieces.is_empty());
+        put_piece(&mut record, 356, 512, 1);
+        let map = HeaderMap::new(&record, Dialect::Star)
+            .expect("a map")
+            .expect("sound");
+        assert_eq!(
+            map.pieces,
+            [Segment {
+                offset: 512,
+                len: 1
+            }]
+        );
+    }
+
+    #[test]
+    fn a_map_of_letters_is_malformed() {
+        let mut record = [0; 512];
+        record[386..410].fill(b'z');
+        let map = HeaderMap::new(&record, Dialect::Gnu).expect("a map");
+        assert_eq!(map.err(), Some(MapError::Malformed));
+    }
+}

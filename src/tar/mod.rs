@@ -3,18 +3,20 @@
 //! A [`Parser`] is fed plain bytes and pulled for members and their payloads, in the dialects
 //! v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar reads them.
 
-pub mod limits;
-
+mod error;
 mod gnu;
 mod header;
+pub mod limits;
+mod member;
 mod parser;
 mod pax;
 mod sparse;
 
 use crate::base::extent::{Extent, Plain};
 
-pub use limits::Limits;
-pub use parser::{Error, Event, Options, Parser, Warning};
+pub use error::{Cause, Error, Part, Warning};
+pub use limits::{Limit, Limits};
+pub use parser::{Event, Options, Parser};
 
 /// Bytes in a tar record (POSIX calls it that; GNU tar says "block").
 pub const RECORD: u64 = 512;

@@ -1,1 +1,279 @@
-//! (stub)
+//! Sparse files: the map of what is stored, in pax's three forms, and what makes a map sound.
+
+use super::header::Record;
+use super::limits::{Exceeded, Limit};
+use super::{Limits, Segment};
+
+/// What is wrong with a map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum MapError {
+    /// Pieces overlap or go backwards.
+    #[error("its pieces are not in ascending order")]
+    Order,
+    /// A piece lies outside the file.
+    #[error("a piece lies beyond the end of the file")]
+    Outside,
+    /// The pieces are longer than the payload.
+    #[error("its pieces are longer than what is stored")]
+    Payload,
+    /// The map's numbers are none, or there are fewer than announced.
+    #[error("its map is malformed")]
+    Malformed,
+}
+
+/// The pieces, checked: ascending, apart, none of them empty, all inside the file; touching ones
+/// become one. Also their lengths' sum, at most `payload`.
+pub(super) fn checked(
+    pieces: &[Segment],
+    size: u64,
+    payload: u64,
+) -> Result<(Vec<Segment>, u64), MapError> {
+    let mut map: Vec<Segment> = Vec::with_capacity(pieces.len());
+    let (mut stored, mut end) = (0_u64, 0_u64);
+    for &piece in pieces {
+        if piece.offset < end {
+            return Err(MapError::Order);
+        }
+        let piece_end = piece.offset.checked_add(piece.len);
+        let piece_end = piece_end
+            .filter(|&end| end <= size)
+            .ok_or(MapError::Outside)?;
+        match map.last_mut() {
+            _ if piece.len == 0 => {}
+            Some(last) if end == piece.offset => last.len += piece.len,
+            _ => map.push(piece),
+        }
+        end = piece_end;
+        // Pieces are apart and inside the file, so their sum is at most its size.
+        stored += piece.len;
+    }
+    if stored > payload {
+        return Err(MapError::Payload);
+    }
+    map.shrink_to_fit();
+    Ok((map, stored))
+}
+
+/// What pax keywords say about a sparse file.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Keywords {
+    /// `GNU.sparse.major`: from 1 on, the map lies before the payload.
+    pub(super) major: Option<u64>,
+    /// `GNU.sparse.size`, `GNU.sparse.realsize` or `SCHILY.realsize`: with holes.
+    pub(super) size: Option<u64>,
+    /// `GNU.sparse.name`: the file's name; the header's is made up.
+    pub(super) name: Option<Vec<u8>>,
+    /// The map of 0.0 and 0.1.
+    pub(super) map: Vec<Segment>,
+    /// `GNU.sparse.offset` of 0.0 whose length has not come yet.
+    pub(super) offset: Option<u64>,
+}
+
+impl Keywords {
+    /// `GNU.sparse.numbytes` of 0.0; false when no offset came before it.
+    pub(super) fn len(&mut self, len: u64, limits: &Limits) -> Result<bool, Exceeded> {
+        let Some(offset) = self.offset.take() else {
+            return Ok(false);
+        };
+        self.push(Segment { offset, len }, limits)?;
+        Ok(true)
+    }
+
+    /// Whether the map lies before the payload.
+    pub(super) fn is_map_in_payload(&self) -> bool {
+        self.major.is_some_and(|major| major > 0)
+    }
+
+    /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas; false when it
+    /// is malformed.
+    pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<bool, Exceeded> {
+        self.map.clear();
+        let mut numbers = text.split(|&byte| byte == b',').map(decimal);
+        while let Some(offset) = numbers.next() {
+            let (Some(offset), Some(Some(len))) = (offset, numbers.next()) else {
+                return Ok(false);
+            };
+            self.push(Segment { offset, len }, limits)?;
+        }
+        Ok(true)
+    }
+
+    fn push(&mut self, piece: Segment, limits: &Limits) -> Result<(), Exceeded> {
+        Limit::SparseSegments.check(limits, self.map.len() as u64 + 1)?;
+        self.map.push(piece);
+        Ok(())
+    }
+}
+
+/// Decimal digits and nothing else, from 0 up to 2⁶³ − 1.
+pub(super) fn decimal(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    let value = text.iter().try_fold(0_u64, |value, &byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        value.checked_mul(10)?.checked_add(digit)
+    })?;
+    i64::try_from(value).is_ok().then_some(value)
+}
+
+/// Reads the map that 1.0 puts before the payload, record by record: lines of one decimal number
+/// each, first how many pieces follow, then their offsets and lengths in turn.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MapReader {
+    count: Option<u64>,
+    offset: Option<u64>,
+    line: Option<u64>,
+    pieces: Vec<Segment>,
+    /// Bytes read, whole records.
+    pub(super) taken: u64,
+}
+
+impl MapReader {
+    /// The pieces once they are complete, which the rest of the last record is of no concern to.
+    pub(super) fn read(
+        &mut self,
+        record: &Record,
+        limits: &Limits,
+    ) -> Result<Option<Vec<Segment>>, MapFault> {
+        self.taken += record.len() as u64;
+        for &byte in record {
+            match byte {
+                b'0'..=b'9' => self.digit(byte - b'0')?,
+                b'\n' => self.number(limits)?,
+                _ => return Err(MapError::Malformed.into()),
+            }
+            if self.count == Some(self.pieces.len() as u64) {
+                return Ok(Some(std::mem::take(&mut self.pieces)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn digit(&mut self, digit: u8) -> Result<(), MapError> {
+        let value = self.line.unwrap_or(0).checked_mul(10);
+        let value = value.and_then(|value| value.checked_add(digit.into()));
+        let value = value.filter(|&value| i64::try_from(value).is_ok());
+        self.line = Some(value.ok_or(MapError::Malformed)?);
+        Ok(())
+    }
+
+    fn number(&mut self, limits: &Limits) -> Result<(), MapFault> {
+        let number = self.line.take().ok_or(MapError::Malformed)?;
+        if self.count.is_none() {
+            Limit::SparseSegments.check(limits, number)?;
+            self.count = Some(number);
+        } else if let Some(offset) = self.offset.take() {
+            self.pieces.push(Segment {
+                offset,
+                len: number,
+            });
+        } else {
+            self.offset = Some(number);
+        }
+        Ok(())
+    }
+}
+
+/// Why a map cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum MapFault {
+    /// The member is lost.
+    Map(MapError),
+    /// The archive is refused.
+    Exceeded(Exceeded),
+}
+
+impl From<MapError> for MapFault {
+    fn from(error: MapError) -> Self {
+        Self::Map(error)
+    }
+}
+
+impl From<Exceeded> for MapFault {
+    fn from(exceeded: Exceeded) -> Self {
+        Self::Exceeded(exceeded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(numbers: &[(u64, u64)]) -> Vec<Segment> {
+        let piece = |&(offset, len)| Segment { offset, len };
+        numbers.iter().map(piece).collect()
+    }
+
+    #[test]
+    fn a_map_keeps_pieces_that_are_apart_and_joins_those_that_touch() {
+        let map = pieces(&[(0, 10), (10, 5), (20, 0), (30, 5), (100, 0)]);
+        let joined = pieces(&[(0, 15), (30, 5)]);
+        assert_eq!(checked(&map, 100, 20), Ok((joined, 20)));
+    }
+
+    #[test]
+    fn unsound_maps_are_refused() {
+        let overlapping = pieces(&[(0, 10), (9, 5)]);
+        assert_eq!(checked(&overlapping, 100, 15), Err(MapError::Order));
+        let outside = pieces(&[(96, 5)]);
+        assert_eq!(checked(&outside, 100, 5), Err(MapError::Outside));
+        let endless = pieces(&[(u64::MAX, 2)]);
+        assert_eq!(checked(&endless, u64::MAX, 2), Err(MapError::Outside));
+        let longer = pieces(&[(0, 10)]);
+        assert_eq!(checked(&longer, 100, 9), Err(MapError::Payload));
+    }
+
+    #[test]
+    fn a_map_of_0_1_needs_pairs_of_numbers() {
+        let limits = Limits::default();
+        let mut keywords = Keywords::default();
+        assert_eq!(keywords.map(b"0,10,20,5", &limits), Ok(true));
+        assert_eq!(keywords.map, pieces(&[(0, 10), (20, 5)]));
+        for odd in [&b"0,10,20"[..], b"", b"0,", b"0,-1", b"0,1,", b"x,1"] {
+            assert_eq!(keywords.map(odd, &limits), Ok(false), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn a_map_of_1_0_may_break_anywhere_between_records() {
+        let mut text = b"60\n".to_vec();
+        for piece in 0..60 {
+            text.extend_from_slice(format!("{}\n{}\n", piece * 100_000, 7).as_bytes());
+        }
+        text.resize(text.len().next_multiple_of(512), 0);
+        let limits = Limits::default();
+        let mut reader = MapReader::default();
+        let mut found = None;
+        for record in text.as_chunks::<512>().0 {
+            assert_eq!(found, None);
+            found = reader.read(record, &limits).expect("sound");
+        }
+        let found = found.expect("complete");
+        assert_eq!(found.len(), 60);
+        assert_eq!(
+            found.last(),
+            Some(&Segment {
+                offset: 5_900_000,
+                len: 7
+            })
+        );
+        assert_eq!(reader.taken, text.len() as u64);
+    }
+
+    #[test]
+    fn a_map_that_announces_too_many_pieces_is_refused_at_once() {
+        let mut record = [b'\n'; 512];
+        record[..7].copy_from_slice(b"9999999");
+        let fault = MapReader::default().read(&record, &Limits::default());
+        assert!(matches!(fault, Err(MapFault::Exceeded(_))));
+    }
+
+    #[test]
+    fn a_map_of_something_else_than_numbers_is_refused() {
+        let fault = MapReader::default().read(&[0; 512], &Limits::default());
+        assert_eq!(fault, Err(MapFault::Map(MapError::Malformed)));
+        let fault = MapReader::default().read(&[b'9'; 512], &Limits::default());
+        assert_eq!(fault, Err(MapFault::Map(MapError::Malformed)));
+    }
+}

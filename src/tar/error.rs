@@ -1,0 +1,108 @@
+//! What can be wrong with an archive: enough to stop, or only to mention.
+
+use std::fmt;
+
+use super::limits::{Exceeded, Limit};
+use crate::base::extent::Plain;
+
+/// Why an archive cannot be read on.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("tar record at plain byte {offset}")]
+pub struct Error {
+    /// Where: the record at fault, or the end of the bytes when some are missing.
+    pub offset: Plain,
+    /// What.
+    #[source]
+    pub cause: Cause,
+}
+
+/// What stops a parser.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Cause {
+    /// The bytes do not begin with a tar header, or are fewer than one record.
+    #[error("this does not look like a tar archive")]
+    NotTar,
+    /// The bytes end early. What was complete has been reported.
+    #[error("the archive is truncated: it ends in the middle of {0}")]
+    Truncated(Part),
+    /// The archive is refused because it would cost too much.
+    #[error("more {which} than the limit of {limit} allows")]
+    LimitExceeded {
+        /// What there is too much of.
+        which: Limit,
+        /// How much is allowed.
+        limit: u64,
+    },
+}
+
+impl From<Exceeded> for Cause {
+    fn from(Exceeded { which, limit }: Exceeded) -> Self {
+        Self::LimitExceeded { which, limit }
+    }
+}
+
+/// Where an archive was cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Inside a record that should be a header.
+    Header,
+    /// Inside an extension, or between it and the header that it amends.
+    Extension,
+    /// Inside a payload.
+    Payload,
+    /// Inside the zeros that fill a payload's last record.
+    Padding,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Header => "a header",
+            Self::Extension => "an extended header",
+            Self::Payload => "a member's payload",
+            Self::Padding => "a member's padding",
+        })
+    }
+}
+
+/// Something odd.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Warning {
+    /// The record it concerns.
+    pub offset: Plain,
+    /// What, and what was done about it.
+    pub text: String,
+}
+
+/// Something to mention about a member under construction; the parser adds the place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Note {
+    /// Odd, yet nothing is lost that GNU tar would keep.
+    Odd(String),
+    /// Something is lost; GNU tar's exit status is 2.
+    Lost(String),
+}
+
+/// Bytes as a user may see them: lossy, on one line, and of bounded length.
+pub(super) fn shown(bytes: &[u8]) -> String {
+    const MOST: usize = 200;
+    let head = bytes.get(..MOST).unwrap_or(bytes);
+    let dots = if head.len() < bytes.len() { "…" } else { "" };
+    let text = String::from_utf8_lossy(head);
+    let line: String = text
+        .chars()
+        .map(|letter| if letter.is_control() { '?' } else { letter })
+        .collect();
+    line + dots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shown_on_one_line_of_bounded_length() {
+        assert_eq!(shown(b"a\nb\xff"), "a?b\u{fffd}");
+        assert_eq!(shown(&[b'x'; 300]).chars().count(), 201);
+    }
+}

@@ -1,0 +1,142 @@
+//! A header and what amends it become a member.
+
+use super::error::{Note, shown};
+use super::header::{Header, NumberError};
+use super::{Device, Kind, Member, RECORD, Timestamp, pax};
+use crate::base::extent::{Extent, Plain};
+
+/// What came before a header to amend it.
+#[derive(Debug, Default)]
+pub(super) struct Extensions {
+    /// The first of them; `None` when there are none.
+    pub(super) start: Option<Plain>,
+    /// GNU's long name (`L`).
+    pub(super) long_name: Option<Vec<u8>>,
+    /// GNU's long link target (`K`).
+    pub(super) long_link: Option<Vec<u8>>,
+    /// A pax header (`x`), applied on top of the global ones.
+    pub(super) keywords: Option<Box<pax::Keywords>>,
+}
+
+/// The member that the header at `at` and its extensions describe, as if its payload were its
+/// content: `size` bytes right behind the header. Fields that make no sense are noted and get the
+/// values that GNU tar gives them.
+pub(super) fn member(
+    header: Header<'_>,
+    at: Plain,
+    size: u64,
+    mut extensions: Extensions,
+    global: &pax::Keywords,
+    notes: &mut Vec<Note>,
+) -> Member {
+    let keywords = extensions.keywords.take();
+    let keywords = keywords.as_deref().unwrap_or(global);
+    let name = name(header, extensions.long_name, keywords);
+    let kind = kind(header, &name, extensions.long_link, keywords, notes);
+    let size = if kind == Kind::File { size } else { 0 };
+    let user = keywords.user.as_deref();
+    let group = keywords.group.as_deref();
+    Member {
+        header: extensions.start.unwrap_or(at),
+        payload: Extent::with_len(Plain(at.0 + RECORD), size),
+        kind,
+        mode: sensible(header.mode(), 0o7777, "mode", &name, notes),
+        uid: keywords
+            .uid
+            .unwrap_or_else(|| sensible(header.uid(), u32::MAX, "owner", &name, notes)),
+        gid: keywords
+            .gid
+            .unwrap_or_else(|| sensible(header.gid(), u32::MAX, "group", &name, notes)),
+        user: user.unwrap_or_else(|| header.user()).to_vec(),
+        group: group.unwrap_or_else(|| header.group()).to_vec(),
+        mtime: keywords
+            .mtime
+            .unwrap_or_else(|| sensible(header.mtime(), BEFORE_EPOCH, "time", &name, notes)),
+        size,
+        sparse: None,
+        xattrs: keywords.xattrs.clone(),
+        name,
+    }
+}
+
+/// What GNU tar's −1 means as a time.
+const BEFORE_EPOCH: Timestamp = Timestamp {
+    seconds: -1,
+    nanoseconds: 0,
+};
+
+fn name(header: Header<'_>, long: Option<Vec<u8>>, keywords: &pax::Keywords) -> Vec<u8> {
+    let pax = keywords.sparse.name.as_ref().or(keywords.path.as_ref());
+    pax.cloned().or(long).unwrap_or_else(|| header.name())
+}
+
+fn kind(
+    header: Header<'_>,
+    name: &[u8],
+    long_link: Option<Vec<u8>>,
+    keywords: &pax::Keywords,
+    notes: &mut Vec<Note>,
+) -> Kind {
+    let link = || {
+        let long = keywords.link.clone().or(long_link);
+        long.unwrap_or_else(|| header.link().to_vec())
+    };
+    match header.typeflag() {
+        0 | b'0' | b'7' if name.ends_with(b"/") => Kind::Directory,
+        0 | b'0' | b'7' | b'S' => Kind::File,
+        b'1' => Kind::HardLink(link()),
+        b'2' => Kind::Symlink(link()),
+        b'3' => Kind::CharDevice(device(header, name, keywords, notes)),
+        b'4' => Kind::BlockDevice(device(header, name, keywords, notes)),
+        b'5' | b'D' => Kind::Directory,
+        b'6' => Kind::Fifo,
+        unknown => {
+            let (name, flag) = (shown(name), shown(&[unknown]));
+            notes.push(Note::Odd(format!(
+                "{name}: unknown file type '{flag}', taken as a regular file"
+            )));
+            Kind::File
+        }
+    }
+}
+
+fn device(
+    header: Header<'_>,
+    name: &[u8],
+    keywords: &pax::Keywords,
+    notes: &mut Vec<Note>,
+) -> Device {
+    if let (Some(major), Some(minor)) = (keywords.major, keywords.minor) {
+        return Device { major, minor };
+    }
+    let nothing = Device {
+        major: u32::MAX,
+        minor: u32::MAX,
+    };
+    let device = sensible(header.device(), nothing, "device number", name, notes);
+    Device {
+        major: keywords.major.unwrap_or(device.major),
+        minor: keywords.minor.unwrap_or(device.minor),
+    }
+}
+
+/// The field's value, or else a note and what GNU tar takes its −1 for.
+fn sensible<T>(
+    field: Result<T, NumberError>,
+    otherwise: T,
+    what: &str,
+    name: &[u8],
+    notes: &mut Vec<Note>,
+) -> T {
+    field.unwrap_or_else(|error| {
+        let fault = match error {
+            NumberError::NotANumber => "is not a number",
+            NumberError::OutOfRange => "is out of range",
+        };
+        let name = shown(name);
+        notes.push(Note::Lost(format!(
+            "{name}: the {what} in its header {fault}"
+        )));
+        otherwise
+    })
+}
