@@ -1,0 +1,182 @@
+//! Owner, mode, attributes and times of what was just made, in the order the kernel wants: owner
+//! first, because changing it clears set-id bits and capabilities; ACLs after the mode, because
+//! the mode is part of them; times last.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{UTIME_OMIT, chmodat};
+use rustix::io::Errno;
+
+use super::context::Context;
+use super::policy::{ACCESS_ACL, DEFAULT_ACL, Xattr, xattr};
+use super::problem::{Trouble, While};
+use super::root::Directory;
+use crate::base::path::ArchivePath;
+use crate::tar::Timestamp;
+
+/// What attributes are set on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subject<'a> {
+    /// An open file or directory.
+    Open(BorrowedFd<'a>),
+    /// The entry of that name, never what it may point to.
+    Name(BorrowedFd<'a>, &'a [u8]),
+}
+
+impl<'a> Subject<'a> {
+    /// The entry `name` of an open directory.
+    pub(super) fn named(directory: &'a Directory, name: &'a [u8]) -> Self {
+        use std::os::fd::AsFd;
+        Self::Name(directory.as_fd(), name)
+    }
+
+    pub(super) fn chown(self, (user, group): (u32, u32)) -> Result<(), Trouble> {
+        let (user, group) = (valid_user(user), valid_group(group));
+        match self {
+            Self::Open(fd) => rustix::fs::fchown(fd, user, group),
+            Self::Name(directory, name) => {
+                rustix::fs::chownat(directory, name, user, group, AtFlags::SYMLINK_NOFOLLOW)
+            }
+        }
+        .while_trying_to("change the owner")
+    }
+
+    /// Not for symbolic links, which have no mode.
+    pub(super) fn chmod(self, mode: u32) -> Result<(), Trouble> {
+        let mode = Mode::from_raw_mode(mode);
+        match self {
+            Self::Open(fd) => rustix::fs::fchmod(fd, mode),
+            // chmod(2) by name would follow a link that someone else put there meanwhile.
+            Self::Name(directory, name) => {
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                rustix::fs::openat(directory, name, flags, Mode::empty()).and_then(|fd| {
+                    chmodat(CWD, descriptor_path(fd.as_raw_fd()), mode, AtFlags::empty())
+                })
+            }
+        }
+        .while_trying_to("change the mode")
+    }
+
+    pub(super) fn set_mtime(self, mtime: Timestamp) -> Result<(), Trouble> {
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: mtime.seconds,
+                tv_nsec: mtime.nanoseconds.into(),
+            },
+        };
+        match self {
+            Self::Open(fd) => rustix::fs::futimens(fd, &times),
+            Self::Name(directory, name) => {
+                rustix::fs::utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)
+            }
+        }
+        .while_trying_to("change the time of last modification")
+    }
+
+    fn set_xattr(self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        match self {
+            Self::Open(fd) => rustix::fs::fsetxattr(fd, name, value, XattrFlags::empty()),
+            Self::Name(directory, entry) => {
+                let path = entry_path(directory, entry);
+                rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())
+            }
+        }
+    }
+
+    fn remove_xattr(self, name: &str) -> Result<(), Errno> {
+        match self {
+            Self::Open(fd) => rustix::fs::fremovexattr(fd, name),
+            Self::Name(directory, entry) => {
+                rustix::fs::lremovexattr(entry_path(directory, entry), name)
+            }
+        }
+    }
+}
+
+/// A member's extended attributes on their way to an entry. What cannot be set is a warning, as
+/// in GNU tar.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Xattrs<'a> {
+    pub(super) list: &'a [(Vec<u8>, Vec<u8>)],
+    pub(super) path: &'a ArchivePath,
+    pub(super) context: &'a Context,
+}
+
+impl Xattrs<'_> {
+    /// Sets all but ACLs.
+    pub(super) fn set_plain(self, subject: Subject<'_>) {
+        for (name, value) in self.list {
+            if let Xattr::Plain(name, value) = xattr(name, value, &self.context.policy.names)
+                && let Err(errno) = subject.set_xattr(name, value)
+            {
+                self.warn(name, errno);
+            }
+        }
+    }
+
+    /// Sets the ACLs; to be called when the mode is final.
+    pub(super) fn set_acls(self, subject: Subject<'_>) {
+        for (name, value) in self.list {
+            match xattr(name, value, &self.context.policy.names) {
+                Xattr::Plain(..) => {}
+                Xattr::Acl(kernel_name, bytes) => {
+                    if let Err(errno) = subject.set_xattr(kernel_name.as_bytes(), &bytes) {
+                        self.warn(kernel_name.as_bytes(), errno);
+                    }
+                }
+                Xattr::Unreadable(keyword) => self.context.problems.warn(&format!(
+                    "{}: the ACL {} is malformed or names someone unknown here, left out",
+                    self.path,
+                    keyword.escape_ascii()
+                )),
+            }
+        }
+    }
+
+    /// Takes away the ACLs that a new entry inherited from its directory; to be called before the
+    /// mode is set, which they would distort.
+    pub(super) fn drop_inherited(self, subject: Subject<'_>) {
+        for name in [ACCESS_ACL, DEFAULT_ACL] {
+            match subject.remove_xattr(name) {
+                // Removing a default ACL from what is not a directory is refused, and needless.
+                Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
+                Err(errno) => self.warn(name.as_bytes(), errno),
+            }
+        }
+    }
+
+    fn warn(self, name: &[u8], errno: Errno) {
+        self.context.problems.warn(&format!(
+            "{}: cannot set the extended attribute {}: {errno}",
+            self.path,
+            name.escape_ascii()
+        ));
+    }
+}
+
+/// The number that chown(2) takes for "leave it" is nobody's.
+fn valid_user(number: u32) -> Option<Uid> {
+    (number != u32::MAX).then(|| Uid::from_raw(number))
+}
+
+fn valid_group(number: u32) -> Option<Gid> {
+    (number != u32::MAX).then(|| Gid::from_raw(number))
+}
+
+/// A name of the entry for calls that take neither a directory nor a descriptor without a file
+/// behind it; the kernel follows only the descriptor in it.
+fn entry_path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
+    let mut path = descriptor_path(directory.as_raw_fd()).into_bytes();
+    path.push(b'/');
+    path.extend_from_slice(name);
+    path
+}
+
+fn descriptor_path(descriptor: i32) -> String {
+    format!("/proc/self/fd/{descriptor}")
+}

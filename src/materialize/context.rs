@@ -1,0 +1,145 @@
+//! What the scan's thread and the writers share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::fs::{AtFlags, FileType};
+use rustix::io::Errno;
+
+use super::Existing;
+use super::policy::Policy;
+use super::problem::{Error, Problems, Trouble};
+use super::root::{Directory, status};
+use crate::base::path::ArchivePath;
+use crate::base::stats::Stats;
+
+/// How often something in the way is removed before giving up; more than once only when another
+/// process makes it again.
+const ATTEMPTS: usize = 3;
+
+/// Rules, counters and problems of one run.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) policy: Policy,
+    pub(super) existing: Existing,
+    pub(super) stats: Arc<Stats>,
+    pub(super) problems: Problems,
+    /// Links and directories removed to make room; paths through them may lead elsewhere now.
+    pub(super) replacements: AtomicUsize,
+}
+
+/// What became of a name.
+#[derive(Debug)]
+pub(super) enum Made<T> {
+    /// It is new.
+    New(T),
+    /// Something was there and stays.
+    Kept,
+}
+
+impl Context {
+    /// Makes `name` by `attempt`; what is in the way is removed, kept, or an error, as
+    /// [`Existing`] says. Directories go only when they are empty.
+    ///
+    /// # Errors
+    /// Those of `attempt`; "exists" also when what is in the way cannot be removed.
+    pub(super) fn make<T>(
+        &self,
+        directory: &Directory,
+        name: &[u8],
+        mut attempt: impl FnMut() -> Result<T, Errno>,
+    ) -> Result<Made<T>, Errno> {
+        for _ in 0..ATTEMPTS {
+            match attempt() {
+                Ok(made) => return Ok(Made::New(made)),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(errno),
+            }
+            match self.existing {
+                Existing::Replace => self.remove(directory, name)?,
+                Existing::Keep => return Err(Errno::EXIST),
+                Existing::Skip => return Ok(Made::Kept),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// Removes whatever is at `name`, if it is not a directory with something in it.
+    fn remove(&self, directory: &Directory, name: &[u8]) -> Result<(), Errno> {
+        let removed = match status(directory, name) {
+            Err(errno) => Err(errno),
+            Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => {
+                    self.replacements.fetch_add(1, Ordering::Release);
+                    rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
+                }
+                FileType::Symlink => {
+                    self.replacements.fetch_add(1, Ordering::Release);
+                    rustix::fs::unlinkat(directory, name, AtFlags::empty())
+                }
+                _ => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
+            },
+        };
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            // What GNU tar says too: the reason for not making the entry, not for not removing.
+            Err(Errno::NOTEMPTY | Errno::BUSY) => Err(Errno::EXIST),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Notes that an entry could not be made: for the report, or as the end of everything.
+    /// `missing_bytes` is what its content still needed.
+    pub(super) fn fail(
+        &self,
+        path: &ArchivePath,
+        directory: &Directory,
+        trouble: Trouble,
+        missing_bytes: u64,
+    ) {
+        if trouble.is_fatal() {
+            self.problems
+                .stop(self.fatal(path, directory, trouble, missing_bytes));
+        } else {
+            self.problems.add(path, trouble);
+        }
+    }
+
+    fn fatal(
+        &self,
+        path: &ArchivePath,
+        directory: &Directory,
+        trouble: Trouble,
+        missing_bytes: u64,
+    ) -> Error {
+        let path = path.clone();
+        let written_bytes = self.stats.written_bytes.get();
+        match trouble.errno {
+            Errno::DQUOT => Error::Quota {
+                path,
+                missing_bytes,
+                written_bytes,
+            },
+            Errno::NOSPC => match rustix::fs::fstatvfs(directory) {
+                Ok(space) if space.f_favail == 0 && space.f_files > 0 && space.f_bavail > 0 => {
+                    Error::NoInodes {
+                        path,
+                        written_entries: self.stats.written_entries.get(),
+                    }
+                }
+                space => Error::Full {
+                    path,
+                    available_bytes: space
+                        .map_or(0, |space| space.f_bavail.saturating_mul(space.f_frsize)),
+                    missing_bytes,
+                    written_bytes,
+                },
+            },
+            errno => Error::Failing {
+                path,
+                action: trouble.action,
+                errno,
+            },
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Directories get owner, mode, attributes and times when everything in them is made: a read-only
+//! one could not be filled, and filling one changes its time.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+
+use super::attributes::{Subject, Xattrs};
+use super::context::Context;
+use super::policy::Policy;
+use super::problem::{Cause, Trouble, While};
+use super::root::{Directory, Identity, Missing, Root, name_of, parent_of};
+use super::writers::Writers;
+use crate::base::path::ArchivePath;
+use crate::base::resolve::ResolveError;
+use crate::tar::{Member, Timestamp};
+
+/// Directories whose attributes are still to come, in archive order.
+#[derive(Debug, Default)]
+pub(super) struct Directories(Vec<Pending>);
+
+#[derive(Debug)]
+struct Pending {
+    path: ArchivePath,
+    /// Which directory it was; another one in its place is left alone.
+    identity: Identity,
+    /// We made it; what it inherited from its parent is not the archive's.
+    new: bool,
+    mode: u32,
+    owner: Option<(u32, u32)>,
+    mtime: Timestamp,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// How a pending directory was not found.
+enum Lost {
+    /// It is gone, or something else is in its place.
+    Replaced,
+    Trouble(Trouble),
+}
+
+impl Directories {
+    /// Remembers what a directory is to become.
+    pub(super) fn add(
+        &mut self,
+        path: ArchivePath,
+        identity: Identity,
+        new: bool,
+        member: Member,
+        policy: &Policy,
+    ) {
+        self.0.push(Pending {
+            path,
+            identity,
+            new,
+            mode: policy.mode(&member),
+            owner: policy.owner(&member),
+            mtime: member.mtime,
+            xattrs: member.xattrs,
+        });
+    }
+
+    /// Sets it all, what lies deeper first; of several members for one directory the last counts.
+    pub(super) fn restore(self, root: &mut Root, writers: &mut Writers, context: &Context) {
+        let mut made = HashSet::new();
+        let mut pending = self.0;
+        made.extend(
+            pending
+                .iter()
+                .filter(|pending| pending.new)
+                .map(|pending| pending.identity),
+        );
+        let mut seen = HashSet::new();
+        pending.reverse();
+        pending.retain(|pending| seen.insert(pending.identity));
+        // In reverse order of bytes what is below a directory comes before it.
+        pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
+        for mut pending in pending {
+            pending.new = made.contains(&pending.identity);
+            match pending.find(root, writers) {
+                Ok(directory) => {
+                    if let Err(trouble) = pending.apply(&directory, context) {
+                        context.problems.add(&pending.path, trouble);
+                    }
+                }
+                Err(Lost::Replaced) => context.problems.warn(&format!(
+                    "{}: the directory was replaced before it got its attributes, left as it is",
+                    pending.path
+                )),
+                Err(Lost::Trouble(trouble)) => context.problems.add(&pending.path, trouble),
+            }
+        }
+    }
+}
+
+impl Pending {
+    fn find(&self, root: &mut Root, writers: &mut Writers) -> Result<Directory, Lost> {
+        if self.path.is_root() {
+            return Ok(root.top().clone());
+        }
+        let parent = match root.directory(parent_of(&self.path), Missing::Fail, writers) {
+            Ok(parent) => parent,
+            Err(ResolveError::Refused(_)) => return Err(Lost::Replaced),
+            Err(ResolveError::Tree(trouble)) => return Err(lost(trouble)),
+        };
+        let directory = root
+            .open_child(&parent, name_of(&self.path), writers)
+            .while_trying_to("open the directory")
+            .map_err(lost)?;
+        if directory.identity() == self.identity {
+            Ok(directory)
+        } else {
+            Err(Lost::Replaced)
+        }
+    }
+
+    fn apply(&self, directory: &Directory, context: &Context) -> Result<(), Cause> {
+        let subject = Subject::Open(directory.as_fd());
+        let stat = rustix::fs::fstat(directory).while_trying_to("look at the directory")?;
+        let xattrs = Xattrs {
+            list: &self.xattrs,
+            path: &self.path,
+            context,
+        };
+        let owner = self
+            .owner
+            .filter(|&owner| owner != (stat.st_uid, stat.st_gid));
+        let chown = owner.map_or(Ok(()), |owner| subject.chown(owner));
+        xattrs.set_plain(subject);
+        let inherited_acl = self.new && directory.inherits_acl();
+        if inherited_acl {
+            xattrs.drop_inherited(subject);
+        }
+        let mode = self.final_mode(stat.st_mode, context);
+        let chmod = if owner.is_some() || inherited_acl || mode != stat.st_mode & 0o7777 {
+            subject.chmod(mode)
+        } else {
+            Ok(())
+        };
+        xattrs.set_acls(subject);
+        let times = subject.set_mtime(self.mtime);
+        Ok(chown.and(chmod).and(times)?)
+    }
+
+    /// Without the archive's set-id bits a new directory keeps what its parent handed down.
+    fn final_mode(&self, current: u32, context: &Context) -> u32 {
+        if self.new && !context.policy.same_permissions {
+            self.mode | current & 0o2000
+        } else {
+            self.mode
+        }
+    }
+}
+
+fn lost(trouble: Trouble) -> Lost {
+    match trouble.errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Lost::Replaced,
+        _ => Lost::Trouble(trouble),
+    }
+}

@@ -1,0 +1,347 @@
+//! Directories, links and special files: made on the scan's thread, at once.
+
+use rustix::fs::{AtFlags, FileType, Mode, makedev};
+use rustix::io::Errno;
+
+use super::attributes::{Subject, Xattrs};
+use super::context::Made;
+use super::file::Job;
+use super::policy::Policy;
+use super::problem::{Cause, Trouble, While};
+use super::root::{Directory, Identity, Missing, Ownership, name_of, parent_of, status};
+use super::{Existing, Materializer};
+use crate::base::path::ArchivePath;
+use crate::base::resolve::ResolveError;
+use crate::tar::{Device, Kind};
+
+/// Passes over late links: each makes at least one more link of a chain, usually all.
+const LATE_LINK_PASSES: usize = 40;
+
+/// Hard links whose targets had not come yet.
+#[derive(Debug, Default)]
+pub(super) struct Links(Vec<LateLink>);
+
+#[derive(Debug)]
+struct LateLink {
+    path: ArchivePath,
+    target: ArchivePath,
+}
+
+/// Why a link is not there.
+enum LinkFailure {
+    /// Its target is not there.
+    NoTarget,
+    Cause(Cause),
+    Trouble(Trouble),
+}
+
+impl From<Trouble> for LinkFailure {
+    fn from(trouble: Trouble) -> Self {
+        Self::Trouble(trouble)
+    }
+}
+
+impl From<ResolveError<Trouble>> for LinkFailure {
+    fn from(error: ResolveError<Trouble>) -> Self {
+        match error {
+            ResolveError::Refused(refusal) => Self::Cause(Cause::Refused(refusal)),
+            ResolveError::Tree(Trouble {
+                errno: Errno::NOENT,
+                ..
+            }) => Self::NoTarget,
+            ResolveError::Tree(trouble) => Self::Trouble(trouble),
+        }
+    }
+}
+
+impl Materializer {
+    /// Makes an entry that is not a regular file.
+    pub(super) fn make_entry(&mut self, job: Job) {
+        self.writers
+            .settle(job.directory.identity(), name_of(&job.path));
+        let made = match &job.member.kind {
+            Kind::Directory => {
+                self.make_directory(job);
+                return;
+            }
+            Kind::HardLink(target) => {
+                let target = target.clone();
+                self.make_link(&job, &target);
+                return;
+            }
+            Kind::Symlink(target) => self.make_symlink(&job, target),
+            Kind::CharDevice(device) => self.make_node(
+                &job,
+                FileType::CharacterDevice,
+                *device,
+                "create the device",
+            ),
+            Kind::BlockDevice(device) => {
+                self.make_node(&job, FileType::BlockDevice, *device, "create the device")
+            }
+            Kind::Fifo => {
+                self.make_node(&job, FileType::Fifo, Device::default(), "create the FIFO")
+            }
+            Kind::File => return,
+        };
+        match made {
+            Ok(Made::New(())) => self.context.stats.written_entries.increment(),
+            Ok(Made::Kept) => {}
+            Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+        }
+    }
+
+    fn make_symlink(&self, job: &Job, target: &[u8]) -> Result<Made<()>, Trouble> {
+        let (directory, name) = (&job.directory, name_of(&job.path));
+        let made = self
+            .context
+            .make(directory, name, || {
+                rustix::fs::symlinkat(target, directory, name)
+            })
+            .while_trying_to("create the symbolic link")?;
+        if let Made::New(()) = made {
+            self.dress(job, None)?;
+        }
+        Ok(made)
+    }
+
+    fn make_node(
+        &self,
+        job: &Job,
+        kind: FileType,
+        device: Device,
+        action: &'static str,
+    ) -> Result<Made<()>, Trouble> {
+        let (directory, name) = (&job.directory, name_of(&job.path));
+        let mode = self.context.policy.mode(&job.member);
+        let first = self
+            .context
+            .policy
+            .first_mode(mode, !self.is_ours(job), false);
+        let number = makedev(device.major, device.minor);
+        let made = self
+            .context
+            .make(directory, name, || {
+                let mode = Mode::from_raw_mode(first.mode);
+                rustix::fs::mknodat(directory, name, kind, mode, number)
+            })
+            .while_trying_to(action)?;
+        if let Made::New(()) = made {
+            let again = first.again || directory.inherits_acl();
+            self.dress(job, again.then_some(mode))?;
+        }
+        Ok(made)
+    }
+
+    /// Gives a new link or special file its owner, mode, attributes and time.
+    fn dress(&self, job: &Job, chmod: Option<u32>) -> Result<(), Trouble> {
+        let subject = Subject::named(&job.directory, name_of(&job.path));
+        let xattrs = Xattrs {
+            list: &job.member.xattrs,
+            path: &job.path,
+            context: &self.context,
+        };
+        let owner = self
+            .context
+            .policy
+            .owner(&job.member)
+            .filter(|_| !self.is_ours(job));
+        let chown = owner.map_or(Ok(()), |owner| subject.chown(owner));
+        xattrs.set_plain(subject);
+        if chmod.is_some() && job.directory.inherits_acl() {
+            xattrs.drop_inherited(subject);
+        }
+        let chmod = chmod.map_or(Ok(()), |mode| subject.chmod(mode));
+        xattrs.set_acls(subject);
+        let times = subject.set_mtime(job.member.mtime);
+        chown.and(chmod).and(times)
+    }
+
+    /// Whether an entry made by us needs no other owner.
+    fn is_ours(&self, job: &Job) -> bool {
+        let owner = self.context.policy.owner(&job.member);
+        let known = owner.is_none() || job.directory.ownership() == Ownership::Ours;
+        known && self.context.policy.is_ours(owner)
+    }
+
+    fn make_directory(&mut self, job: Job) {
+        match self.try_make_directory(&job) {
+            Ok(Some((directory, new))) => {
+                let identity = directory.identity();
+                self.root.remember(job.path.as_bytes(), directory);
+                self.context.stats.written_entries.increment();
+                let policy: &Policy = &self.context.policy;
+                self.directories
+                    .add(job.path, identity, new, *job.member, policy);
+            }
+            Ok(None) => {}
+            Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+        }
+    }
+
+    /// The directory and whether it is new; `None` when something else keeps its place.
+    fn try_make_directory(&mut self, job: &Job) -> Result<Option<(Directory, bool)>, Trouble> {
+        const OPEN: &str = "open the directory";
+        let (parent, name) = (&job.directory, name_of(&job.path));
+        // Nobody else gets in before it has its owner and mode; we always do.
+        let mode = Mode::from_raw_mode(0o700);
+        let make = || rustix::fs::mkdirat(parent, name, mode);
+        let new = match make() {
+            Ok(()) => true,
+            Err(Errno::EXIST) if self.context.existing != Existing::Replace => return Ok(None),
+            Err(Errno::EXIST) if is_directory(parent, name) => false,
+            Err(Errno::EXIST) => {
+                self.root.forget(job.path.as_bytes());
+                let made = self.context.make(parent, name, make);
+                made.while_trying_to("create the directory")?;
+                true
+            }
+            Err(errno) => return Err(errno).while_trying_to("create the directory"),
+        };
+        let directory = self.root.open_child(parent, name, &mut self.writers);
+        Ok(Some((directory.while_trying_to(OPEN)?, new)))
+    }
+
+    fn make_link(&mut self, job: &Job, target: &[u8]) {
+        let target = ArchivePath::sanitize(target).path;
+        let Some(target) = self
+            .selection
+            .place(target)
+            .filter(|target| !target.is_root())
+        else {
+            self.context.problems.add(&job.path, Cause::EmptyTarget);
+            return;
+        };
+        match self.try_make_link(&job.directory, &job.path, &target) {
+            Ok(()) => {}
+            Err(LinkFailure::NoTarget) => self.put_off(job, target),
+            Err(failure) => self.report_link(&job.path, &job.directory, target, failure),
+        }
+    }
+
+    /// Keeps a link for the end. What is in its place goes now, so that what is there then was
+    /// made by a later member and stays.
+    fn put_off(&mut self, job: &Job, target: ArchivePath) {
+        let name = name_of(&job.path);
+        let cleared = self.context.make(&job.directory, name, || {
+            match status(&job.directory, name) {
+                Err(Errno::NOENT) => Ok(()),
+                Ok(_) => Err(Errno::EXIST),
+                Err(errno) => Err(errno),
+            }
+        });
+        match cleared.while_trying_to("create the hard link") {
+            Ok(Made::New(())) => self.links.0.push(LateLink {
+                path: job.path.clone(),
+                target,
+            }),
+            Ok(Made::Kept) => {}
+            Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+        }
+    }
+
+    fn try_make_link(
+        &mut self,
+        directory: &Directory,
+        path: &ArchivePath,
+        target: &ArchivePath,
+    ) -> Result<(), LinkFailure> {
+        let name = name_of(path);
+        let parent = parent_of(target);
+        let target_directory = self
+            .root
+            .directory(parent, Missing::Fail, &mut self.writers)?;
+        let target_name = name_of(target);
+        self.writers
+            .settle(target_directory.identity(), target_name);
+        let link = || {
+            let flags = AtFlags::empty();
+            rustix::fs::linkat(&target_directory, target_name, directory, name, flags)
+        };
+        // A link to what has this name already must not remove it first.
+        let made = match link() {
+            Err(Errno::EXIST) if is_same(&target_directory, target_name, directory, name) => {
+                Ok(Made::New(()))
+            }
+            Err(Errno::EXIST) => self.context.make(directory, name, link),
+            result => result.map(Made::New),
+        };
+        match made {
+            Ok(Made::New(())) => self.context.stats.written_entries.increment(),
+            Ok(Made::Kept) => {}
+            Err(Errno::NOENT) => return Err(LinkFailure::NoTarget),
+            Err(errno) => Err(errno).while_trying_to("create the hard link")?,
+        }
+        Ok(())
+    }
+
+    fn report_link(
+        &self,
+        path: &ArchivePath,
+        directory: &Directory,
+        target: ArchivePath,
+        failure: LinkFailure,
+    ) {
+        match failure {
+            LinkFailure::NoTarget => self.context.problems.add(path, Cause::NoTarget { target }),
+            LinkFailure::Cause(cause) => self.context.problems.add(path, cause),
+            LinkFailure::Trouble(trouble) => self.context.fail(path, directory, trouble, 0),
+        }
+    }
+
+    /// Makes the links that were put off, the last first: a link that comes before its target
+    /// often is a chain's first.
+    pub(super) fn make_late_links(&mut self) {
+        let mut links = std::mem::take(&mut self.links.0);
+        for _ in 0..LATE_LINK_PASSES {
+            let before = links.len();
+            links = links
+                .into_iter()
+                .rev()
+                .filter(|link| matches!(self.make_late_link(link), Err(LinkFailure::NoTarget)))
+                .collect();
+            if links.is_empty() || links.len() == before {
+                break;
+            }
+        }
+        for link in links {
+            let top = self.root.top().clone();
+            self.report_link(&link.path, &top, link.target, LinkFailure::NoTarget);
+        }
+    }
+
+    /// Tries once more; only a missing target comes back as a failure, others are reported.
+    fn make_late_link(&mut self, link: &LateLink) -> Result<(), LinkFailure> {
+        let parent = parent_of(&link.path);
+        let result = match self
+            .root
+            .directory(parent, Missing::Make, &mut self.writers)
+        {
+            Ok(directory) if status(&directory, name_of(&link.path)).is_ok() => Ok(()),
+            Ok(directory) => self.try_make_link(&directory, &link.path, &link.target),
+            Err(error) => Err(error.into()),
+        };
+        match result {
+            Err(LinkFailure::NoTarget) => Err(LinkFailure::NoTarget),
+            Err(failure) => {
+                let top = self.root.top().clone();
+                self.report_link(&link.path, &top, link.target.clone(), failure);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+fn is_directory(directory: &Directory, name: &[u8]) -> bool {
+    status(directory, name)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Whether two names are links to one file.
+fn is_same(one: &Directory, one_name: &[u8], other: &Directory, other_name: &[u8]) -> bool {
+    match (status(one, one_name), status(other, other_name)) {
+        (Ok(one), Ok(other)) => Identity::of(&one) == Identity::of(&other),
+        _ => false,
+    }
+}

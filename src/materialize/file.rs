@@ -1,0 +1,205 @@
+//! One regular file, from its creation to its last attribute.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::attributes::{Subject, Xattrs};
+use super::context::{Context, Made};
+use super::problem::{Cause, Trouble, While};
+use super::root::{Directory, Ownership, name_of};
+use crate::base::path::ArchivePath;
+use crate::tar::{Member, Segment};
+
+/// A file to write.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) directory: Directory,
+    /// Where the archive puts it; the last component is its name in `directory`.
+    pub(super) path: ArchivePath,
+    pub(super) member: Box<Member>,
+}
+
+/// A file being written.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    job: Job,
+    fd: OwnedFd,
+    /// The owner to set at the end.
+    chown: Option<(u32, u32)>,
+    /// The mode to set at the end.
+    chmod: Option<u32>,
+    /// Payload bytes written.
+    written: u64,
+    /// The piece of a sparse file at hand, and how much of it is written.
+    segment: usize,
+    within: u64,
+}
+
+impl OpenFile {
+    /// Creates the file; `None` when another one keeps its place, or it failed, which is noted.
+    pub(super) fn create(job: Job, context: &Context) -> Option<Self> {
+        match Self::try_create(&job, context) {
+            Ok(Made::New((fd, chown, chmod))) => Some(Self {
+                job,
+                fd,
+                chown,
+                chmod,
+                written: 0,
+                segment: 0,
+                within: 0,
+            }),
+            Ok(Made::Kept) => None,
+            Err(trouble) => {
+                let missing_bytes = job.member.payload.len();
+                context.fail(&job.path, &job.directory, trouble, missing_bytes);
+                None
+            }
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "three values for one call")]
+    fn try_create(
+        job: &Job,
+        context: &Context,
+    ) -> Result<Made<(OwnedFd, Option<(u32, u32)>, Option<u32>)>, Trouble> {
+        let policy = &context.policy;
+        let directory = &job.directory;
+        let owner = policy.owner(&job.member);
+        let mode = policy.mode(&job.member);
+        let ours = policy.is_ours(owner) && directory.ownership() != Ownership::Other;
+        let first = policy.first_mode(mode, !ours, !job.member.xattrs.is_empty());
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = name_of(&job.path);
+        let made = context.make(directory, name, || {
+            rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(first.mode))
+        });
+        let Made::New(fd) = made.while_trying_to("create the file")? else {
+            return Ok(Made::Kept);
+        };
+        let ours = ours && is_really_ours(directory, &fd, context)?;
+        let again = first.again || directory.inherits_acl();
+        Ok(Made::New((
+            fd,
+            owner.filter(|_| !ours),
+            again.then_some(mode),
+        )))
+    }
+
+    /// Writes the next piece of the payload; a failure is noted, and gives the file up.
+    pub(super) fn write(mut self, bytes: &[u8], context: &Context) -> Option<Self> {
+        match self.try_write(bytes) {
+            Ok(()) => {
+                context.stats.written_bytes.add(bytes.len() as u64);
+                Some(self)
+            }
+            Err(trouble) => {
+                let missing_bytes = self.job.member.payload.len().saturating_sub(self.written);
+                context.fail(&self.job.path, &self.job.directory, trouble, missing_bytes);
+                None
+            }
+        }
+    }
+
+    fn try_write(&mut self, mut bytes: &[u8]) -> Result<(), Trouble> {
+        if self.job.member.sparse.is_none() {
+            return self.write_all(bytes, None);
+        }
+        while let Some(segment) = self.current_segment() {
+            let left = segment.len - self.within;
+            let len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+            if len == 0 {
+                break;
+            }
+            let (now, later) = bytes.split_at(len);
+            self.write_all(now, Some(segment.offset.saturating_add(self.within)))?;
+            self.within += len as u64;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// The segment that the next byte belongs to.
+    fn current_segment(&mut self) -> Option<Segment> {
+        let segments = self.job.member.sparse.as_deref().unwrap_or_default();
+        while let Some(segment) = segments.get(self.segment) {
+            if self.within < segment.len {
+                return Some(*segment);
+            }
+            self.segment += 1;
+            self.within = 0;
+        }
+        None
+    }
+
+    /// Writes at `offset`, or where the last write ended.
+    fn write_all(&mut self, mut bytes: &[u8], mut offset: Option<u64>) -> Result<(), Trouble> {
+        while !bytes.is_empty() {
+            let written = match offset {
+                Some(offset) => rustix::io::pwrite(&self.fd, bytes, offset),
+                None => rustix::io::write(&self.fd, bytes),
+            };
+            let len = match written {
+                Err(Errno::INTR) => continue,
+                Ok(0) => Err(Errno::IO),
+                result => result,
+            }
+            .while_trying_to("write to the file")?;
+            bytes = bytes.get(len..).unwrap_or_default();
+            offset = offset.map(|offset| offset.saturating_add(len as u64));
+            self.written += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Sets size and attributes and closes; a file that was `cut` keeps what it got.
+    pub(super) fn finish(self, cut: bool, context: &Context) {
+        if cut {
+            context.problems.add(&self.job.path, Cause::Cut);
+        }
+        match self.try_finish(cut, context) {
+            Ok(()) => context.stats.written_entries.increment(),
+            Err(trouble) => context.fail(&self.job.path, &self.job.directory, trouble, 0),
+        }
+    }
+
+    fn try_finish(&self, cut: bool, context: &Context) -> Result<(), Trouble> {
+        let member = &self.job.member;
+        if member.sparse.is_some() && !cut {
+            rustix::fs::ftruncate(&self.fd, member.size)
+                .while_trying_to("set the size of the sparse file")?;
+        }
+        let subject = Subject::Open(self.fd.as_fd());
+        let xattrs = Xattrs {
+            list: &member.xattrs,
+            path: &self.job.path,
+            context,
+        };
+        // What fails for one attribute must not cost the others: the first failure is told.
+        let chown = self.chown.map_or(Ok(()), |owner| subject.chown(owner));
+        xattrs.set_plain(subject);
+        if self.job.directory.inherits_acl() {
+            xattrs.drop_inherited(subject);
+        }
+        let chmod = self.chmod.map_or(Ok(()), |mode| subject.chmod(mode));
+        xattrs.set_acls(subject);
+        let times = subject.set_mtime(member.mtime);
+        chown.and(chmod).and(times)
+    }
+}
+
+/// Whether what we make in this directory belongs to our user and group; the first file tells.
+fn is_really_ours(directory: &Directory, fd: &OwnedFd, context: &Context) -> Result<bool, Trouble> {
+    if directory.ownership() == Ownership::Unknown && context.policy.same_owner {
+        let stat = rustix::fs::fstat(fd).while_trying_to("look at the new file")?;
+        let ours = (stat.st_uid, stat.st_gid) == (context.policy.user, context.policy.group);
+        directory.learn_ownership(if ours {
+            Ownership::Ours
+        } else {
+            Ownership::Other
+        });
+    }
+    Ok(directory.ownership() != Ownership::Other)
+}

@@ -1,0 +1,274 @@
+//! Shell patterns as `--exclude` and `--include` mean them: those of fnmatch(3) the way GNU tar
+//! calls it for exclusion.
+//!
+//! A pattern matches a path when it matches a run of whole components, wherever that run starts
+//! (unanchored), and then everything below is matched as well. `*`, `?` and brackets match slashes
+//! and leading dots too. Paths are compared without a leading `./`, so a pattern loses its own.
+//! `?` takes one UTF-8 character, or one byte where the name is not UTF-8.
+
+/// A pattern, ready to be matched.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Glob {
+    tokens: Vec<Token>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Token {
+    /// This byte.
+    Byte(u8),
+    /// `?`
+    One,
+    /// `*`
+    Any,
+    /// `[…]`
+    Set(Set),
+}
+
+/// A bracket expression.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Set {
+    /// `[!…]`: everything but the items.
+    negated: bool,
+    ranges: Vec<(char, char)>,
+    classes: Vec<fn(&char) -> bool>,
+}
+
+impl Set {
+    fn contains(&self, character: char) -> bool {
+        let listed = self
+            .ranges
+            .iter()
+            .any(|&(low, high)| (low..=high).contains(&character))
+            || self.classes.iter().any(|class| class(&character));
+        listed != self.negated
+    }
+}
+
+impl Glob {
+    /// Reads a pattern; every sequence of bytes is one: an unclosed bracket means itself.
+    pub fn new(pattern: &[u8]) -> Self {
+        let mut rest = pattern;
+        while let Some(shorter) = rest.strip_prefix(b"./") {
+            rest = shorter;
+        }
+        let mut tokens = Vec::new();
+        while let Some((&byte, after)) = rest.split_first() {
+            rest = after;
+            tokens.push(match byte {
+                // Several stars in a row mean one.
+                b'*' if tokens.last() == Some(&Token::Any) => continue,
+                b'*' => Token::Any,
+                b'?' => Token::One,
+                b'\\' => match after.split_first() {
+                    Some((&escaped, after)) => {
+                        rest = after;
+                        Token::Byte(escaped)
+                    }
+                    None => Token::Byte(b'\\'),
+                },
+                b'[' => match set(after) {
+                    Some((set, after)) => {
+                        rest = after;
+                        Token::Set(set)
+                    }
+                    None => Token::Byte(b'['),
+                },
+                other => Token::Byte(other),
+            });
+        }
+        Self { tokens }
+    }
+
+    /// Whether the pattern matches `path`, part of it, or a directory above it.
+    pub fn matches(&self, path: &[u8]) -> bool {
+        let starts = path.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
+        std::iter::once(0)
+            .chain(starts.map(|(slash, _)| slash + 1))
+            .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default()))
+    }
+
+    /// Matches all tokens against the whole of `text` or against what precedes one of its slashes.
+    ///
+    /// Only the last star met is ever taken back: whatever an earlier one could still take, a
+    /// later one can take too. So the time is at most pattern times text.
+    fn matches_at_start(&self, text: &[u8]) -> bool {
+        let (mut token, mut at) = (0, 0);
+        let mut star: Option<(usize, usize)> = None;
+        loop {
+            let rest = text.get(at..).unwrap_or_default();
+            let step = match self.tokens.get(token) {
+                None if rest.is_empty() || rest.first() == Some(&b'/') => return true,
+                None => None,
+                Some(Token::Any) => {
+                    star = Some((token, at));
+                    token += 1;
+                    continue;
+                }
+                Some(single) => single.take(rest),
+            };
+            if let Some(len) = step {
+                token += 1;
+                at += len;
+            } else {
+                let Some((star_token, star_at)) = star.filter(|&(_, at)| at < text.len()) else {
+                    return false;
+                };
+                star = Some((star_token, star_at + 1));
+                (token, at) = (star_token + 1, star_at + 1);
+            }
+        }
+    }
+}
+
+impl Token {
+    /// How many bytes at the start of `text` this token matches; stars are not asked.
+    fn take(&self, text: &[u8]) -> Option<usize> {
+        match self {
+            Self::Byte(byte) => (text.first() == Some(byte)).then_some(1),
+            Self::One => character(text).map(|(_, len)| len),
+            Self::Set(set) => character(text)
+                .filter(|&(character, _)| set.contains(character))
+                .map(|(_, len)| len),
+            Self::Any => None,
+        }
+    }
+}
+
+/// The character at the start of `text` and its length; a byte that is not UTF-8 stands for the
+/// character of the same number.
+fn character(text: &[u8]) -> Option<(char, usize)> {
+    let first = *text.first()?;
+    let longest = text.get(..text.len().min(4))?;
+    let valid = match std::str::from_utf8(longest) {
+        Ok(valid) => valid,
+        Err(error) => std::str::from_utf8(longest.get(..error.valid_up_to())?).unwrap_or_default(),
+    };
+    Some(
+        valid
+            .chars()
+            .next()
+            .map_or((char::from(first), 1), |c| (c, c.len_utf8())),
+    )
+}
+
+/// Reads a bracket expression behind its `[`; what follows it comes back too. `None` when it is
+/// never closed.
+fn set(text: &[u8]) -> Option<(Set, &[u8])> {
+    let mut set = Set::default();
+    let mut rest = text;
+    if let Some((b'!' | b'^', after)) = rest.split_first() {
+        set.negated = true;
+        rest = after;
+    }
+    let mut first = true;
+    loop {
+        if !first && let Some(after) = rest.strip_prefix(b"]") {
+            return Some((set, after));
+        }
+        first = false;
+        if let Some((class, after)) = class(rest) {
+            set.classes.push(class);
+            rest = after;
+            continue;
+        }
+        let (low, after) = member(rest)?;
+        let (high, after) = match after.strip_prefix(b"-") {
+            Some(behind) if behind.first() != Some(&b']') => member(behind)?,
+            _ => (low, after),
+        };
+        set.ranges.push((low, high));
+        rest = after;
+    }
+}
+
+/// One character of a bracket expression, perhaps escaped.
+fn member(text: &[u8]) -> Option<(char, &[u8])> {
+    let text = match text.strip_prefix(b"\\") {
+        Some(escaped) if !escaped.is_empty() => escaped,
+        _ => text,
+    };
+    let (character, len) = character(text)?;
+    Some((character, text.get(len..)?))
+}
+
+/// A character class such as `[:digit:]`.
+fn class(text: &[u8]) -> Option<(fn(&char) -> bool, &[u8])> {
+    const CLASSES: [(&[u8], fn(&char) -> bool); 12] = [
+        (b"[:alnum:]", |c| c.is_alphanumeric()),
+        (b"[:alpha:]", |c| c.is_alphabetic()),
+        (b"[:blank:]", |c| matches!(c, ' ' | '\t')),
+        (b"[:cntrl:]", |c| c.is_control()),
+        (b"[:digit:]", char::is_ascii_digit),
+        (b"[:graph:]", |c| !c.is_control() && !c.is_whitespace()),
+        (b"[:lower:]", |c| c.is_lowercase()),
+        (b"[:print:]", |c| !c.is_control()),
+        (b"[:punct:]", char::is_ascii_punctuation),
+        (b"[:space:]", |c| c.is_whitespace()),
+        (b"[:upper:]", |c| c.is_uppercase()),
+        (b"[:xdigit:]", char::is_ascii_hexdigit),
+    ];
+    CLASSES
+        .iter()
+        .find_map(|&(name, class)| Some((class, text.strip_prefix(name)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, path: &str) -> bool {
+        Glob::new(pattern.as_bytes()).matches(path.as_bytes())
+    }
+
+    #[test]
+    fn a_pattern_matches_any_run_of_components_and_everything_below() {
+        assert!(matches("b", "a/b/c"));
+        assert!(matches("a/b", "a/b/c"));
+        assert!(matches("b/c", "a/b/c"));
+        assert!(matches("./a", "a/x"));
+        assert!(!matches("b", "ab/c"));
+        assert!(!matches("b", "a/bc"));
+        assert!(!matches("/a", "a"));
+        assert!(!matches("a/", "a/b"));
+    }
+
+    #[test]
+    fn wildcards_match_slashes_and_leading_dots() {
+        assert!(matches("*.o", "a/.hidden.o"));
+        assert!(matches("a*c", "a/b/c"));
+        assert!(matches("a*c", "a/b/c/f.o"));
+        assert!(matches("a?b", "a/b"));
+        assert!(!matches("a*c", "a/x.d"));
+    }
+
+    #[test]
+    fn brackets_know_ranges_classes_and_negation() {
+        assert!(matches("[a-c]x", "bx"));
+        assert!(!matches("[!a-c]x", "bx"));
+        assert!(matches("[[:digit:]_]", "7"));
+        assert!(matches("[]]", "]"));
+        assert!(matches("[a-]", "-"));
+        assert!(matches("[a", "[a"));
+        assert!(matches("[\\]]", "]"));
+    }
+
+    #[test]
+    fn escapes_take_the_meaning_away() {
+        assert!(matches("\\*", "*"));
+        assert!(!matches("\\*", "x"));
+        assert!(matches("\\", "\\"));
+    }
+
+    #[test]
+    fn one_question_mark_is_one_character() {
+        assert!(matches("caf?", "café"));
+        assert!(Glob::new(b"caf?").matches(b"caf\xe9"));
+        assert!(!matches("caf??", "café"));
+    }
+
+    #[test]
+    fn many_stars_end_soon() {
+        let pattern = "*a".repeat(200) + "b";
+        assert!(!matches(&pattern, &"a".repeat(2000)));
+    }
+}

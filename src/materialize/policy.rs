@@ -1,0 +1,202 @@
+//! What a new file may carry over from the archive: owner and mode, by GNU tar's rules. Pure.
+
+use super::names::HostNames;
+use crate::base::acl::{self, Names};
+use crate::tar::Member;
+
+/// Read, write and execute for owner, group and others.
+const PERMISSIONS: u32 = 0o777;
+
+/// The rules of one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Policy {
+    /// Files get the archive's owners.
+    pub(super) same_owner: bool,
+    /// Files get the archive's modes, set-id and sticky bits included, and the umask counts not.
+    pub(super) same_permissions: bool,
+    /// Numbers count, names do not.
+    pub(super) numeric_owner: bool,
+    /// The process' umask.
+    pub(super) umask: u32,
+    /// Who we are: what a new file belongs to without further ado.
+    pub(super) user: u32,
+    /// Our group.
+    pub(super) group: u32,
+    /// This host's users and groups.
+    pub(super) names: HostNames,
+}
+
+impl Policy {
+    /// The mode that the member's entry gets.
+    pub(super) fn mode(&self, member: &Member) -> u32 {
+        if self.same_permissions {
+            member.mode & 0o7777
+        } else {
+            member.mode & PERMISSIONS & !self.umask
+        }
+    }
+
+    /// The owner and group that the member's entry gets; `None` when it stays ours.
+    pub(super) fn owner(&self, member: &Member) -> Option<(u32, u32)> {
+        if !self.same_owner {
+            return None;
+        }
+        if self.numeric_owner {
+            return Some((member.uid, member.gid));
+        }
+        Some((
+            self.names.user(&member.user).unwrap_or(member.uid),
+            self.names.group(&member.group).unwrap_or(member.gid),
+        ))
+    }
+
+    /// Whether a file that we just made already has the owner it needs.
+    pub(super) fn is_ours(&self, owner: Option<(u32, u32)>) -> bool {
+        owner.is_none_or(|owner| owner == (self.user, self.group))
+    }
+
+    /// The mode to make a file with, and whether it must be set once more when all is written.
+    ///
+    /// Until it has its owner, a file lets nobody in whom it would not let in afterwards; and its
+    /// maker may write attributes to it.
+    pub(super) fn first_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> FirstMode {
+        let others_may_what_the_group_may = (mode >> 3) & 0o7 == mode & 0o7;
+        let writable = mode & 0o200 != 0 || !has_xattrs;
+        let final_at_once = mode & !PERMISSIONS == 0
+            && mode & self.umask == 0
+            && writable
+            && (!chown || others_may_what_the_group_may);
+        if final_at_once {
+            FirstMode { mode, again: false }
+        } else {
+            FirstMode {
+                mode: mode & 0o700 | 0o600,
+                again: true,
+            }
+        }
+    }
+}
+
+/// See [`Policy::first_mode`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct FirstMode {
+    /// What to create with.
+    pub(super) mode: u32,
+    /// Whether the final mode is still to be set.
+    pub(super) again: bool,
+}
+
+/// An extended attribute as the kernel takes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Xattr<'a> {
+    /// To be set under this name.
+    Plain(&'a [u8], &'a [u8]),
+    /// An ACL, which may change the mode and so comes after it.
+    Acl(&'static str, Vec<u8>),
+    /// An ACL's text that makes no sense here: malformed, or with unknown names.
+    Unreadable(&'a [u8]),
+}
+
+/// What the archive calls an ACL and what Linux calls it.
+const ACLS: [(&[u8], &str); 2] = [
+    (b"SCHILY.acl.access", ACCESS_ACL),
+    (b"SCHILY.acl.default", DEFAULT_ACL),
+];
+/// Linux's name of a file's ACL.
+pub(super) const ACCESS_ACL: &str = "system.posix_acl_access";
+/// Linux's name of the ACL that new entries of a directory inherit.
+pub(super) const DEFAULT_ACL: &str = "system.posix_acl_default";
+
+/// A member's attribute in the kernel's terms.
+pub(super) fn xattr<'a>(name: &'a [u8], value: &'a [u8], names: &impl Names) -> Xattr<'a> {
+    match ACLS.iter().find(|(keyword, _)| *keyword == name) {
+        None => Xattr::Plain(name, value),
+        Some((_, kernel_name)) => match acl::xattr_from_text(value, names) {
+            Some(bytes) => Xattr::Acl(kernel_name, bytes),
+            None => Xattr::Unreadable(name),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::acl::NoNames;
+    use crate::materialize::testing::member;
+    use crate::tar::Kind;
+
+    fn owned(mode: u32) -> Member {
+        Member {
+            mode,
+            uid: 4242,
+            gid: 77,
+            user: b"daemon".to_vec(),
+            group: b"nosuch".to_vec(),
+            ..member(b"f", Kind::File)
+        }
+    }
+
+    #[test]
+    fn modes_are_the_archives_or_go_through_the_umask() {
+        let mut policy = Policy {
+            umask: 0o027,
+            ..Policy::default()
+        };
+        assert_eq!(policy.mode(&owned(0o6777)), 0o750);
+        policy.same_permissions = true;
+        assert_eq!(policy.mode(&owned(0o6777)), 0o6777);
+    }
+
+    #[test]
+    fn a_name_known_here_beats_its_number() {
+        let mut policy = Policy {
+            names: HostNames::new(b"daemon:x:1:1\n", b""),
+            ..Policy::default()
+        };
+        assert_eq!(policy.owner(&owned(0o644)), None);
+        policy.same_owner = true;
+        assert_eq!(policy.owner(&owned(0o644)), Some((1, 77)));
+        policy.numeric_owner = true;
+        assert_eq!(policy.owner(&owned(0o644)), Some((4242, 77)));
+    }
+
+    #[test]
+    fn the_mode_is_set_at_once_when_nobody_gains_by_it() {
+        let policy = Policy {
+            umask: 0o022,
+            ..Policy::default()
+        };
+        let at_once = |mode, chown, xattrs| !policy.first_mode(mode, chown, xattrs).again;
+        assert!(at_once(0o644, false, false));
+        assert!(at_once(0o755, true, true));
+        assert!(at_once(0o640, false, false));
+        assert!(
+            !at_once(0o640, true, false),
+            "our group could read before the chown"
+        );
+        assert!(!at_once(0o664, false, false), "the umask would take a bit");
+        assert!(!at_once(0o4755, false, false), "chown and write clear it");
+        assert!(
+            !at_once(0o444, false, true),
+            "user attributes need a writable file"
+        );
+        assert_eq!(policy.first_mode(0o4755, true, false).mode, 0o700);
+    }
+
+    #[test]
+    fn acls_become_the_kernels() {
+        let text = b"user::rw-,group::r--,other::r--";
+        assert!(matches!(
+            xattr(b"SCHILY.acl.access", text, &NoNames),
+            Xattr::Acl(ACCESS_ACL, _)
+        ));
+        assert_eq!(
+            xattr(b"SCHILY.acl.default", b"?", &NoNames),
+            Xattr::Unreadable(b"SCHILY.acl.default")
+        );
+        assert_eq!(
+            xattr(b"user.a", b"b", &NoNames),
+            Xattr::Plain(b"user.a", b"b")
+        );
+    }
+}

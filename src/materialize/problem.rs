@@ -1,0 +1,243 @@
+//! What went wrong: with one entry, or with the whole destination.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::base::path::ArchivePath;
+use crate::base::resolve::Refusal;
+
+/// Problems kept for the summary; further ones are counted and told to the [`Reporter`] only.
+const KEPT_PROBLEMS: usize = 100;
+
+/// Hears of things as they happen, on any thread.
+pub trait Reporter: Send + Sync + fmt::Debug {
+    /// An entry is about to be written, or would be.
+    fn entry(&self, path: &ArchivePath) {
+        let _ = path;
+    }
+
+    /// An entry could not be written, or not wholly.
+    fn problem(&self, problem: &Problem);
+
+    /// Something is odd and nothing is lost.
+    fn warning(&self, text: &str);
+}
+
+/// Why one entry is missing or incomplete.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{path}: {cause}")]
+pub struct Problem {
+    /// Which entry.
+    pub path: ArchivePath,
+    /// Why.
+    // Not `#[source]`: its text is already in ours, and its own source is what comes next.
+    pub cause: Cause,
+}
+
+/// Why, without saying which entry.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Cause {
+    /// The operating system refused a step.
+    #[error("cannot {action}: {errno}")]
+    System {
+        /// The step, as an infinitive: `create the file`.
+        action: &'static str,
+        /// The system's reason.
+        errno: Errno,
+    },
+    /// The entry would lie outside the destination.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// The member is not a directory and its name leads to the destination itself.
+    #[error("refused: the name is that of the destination itself")]
+    IsTheRoot,
+    /// A hard link whose target is not there, even at the end.
+    #[error("cannot link to {target}: no such file")]
+    NoTarget {
+        /// The target.
+        target: ArchivePath,
+    },
+    /// A hard link whose target lost all its components, or has none.
+    #[error("cannot link: nothing is left of the target's name")]
+    EmptyTarget,
+    /// The archive ends inside the member.
+    #[error("the archive ends in the middle of this file, what is there was kept")]
+    Cut,
+    /// A path that was asked for.
+    #[error("not found in archive")]
+    NotFound,
+}
+
+/// Why nothing can be written any more, or could not in the first place.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The destination cannot be opened.
+    #[error("{}: cannot open the destination directory", path.display())]
+    Destination {
+        /// Which.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
+    /// No thread to write with.
+    #[error("cannot start a writer thread")]
+    Thread(#[source] Arc<std::io::Error>),
+    /// No space left.
+    #[error(
+        "{path}: no space left: {available_bytes} bytes are free, this file alone needs \
+         {missing_bytes} more; {written_bytes} bytes were written, free space or choose another \
+         destination"
+    )]
+    Full {
+        /// The entry that did not fit.
+        path: ArchivePath,
+        /// Bytes free for us on the destination.
+        available_bytes: u64,
+        /// Bytes of the entry's content not yet written.
+        missing_bytes: u64,
+        /// Bytes written so far by the whole run.
+        written_bytes: u64,
+    },
+    /// No inode left, though bytes are.
+    #[error("{path}: no inode left on the destination ({written_entries} entries were written)")]
+    NoInodes {
+        /// The entry that did not fit.
+        path: ArchivePath,
+        /// Entries written so far.
+        written_entries: u64,
+    },
+    /// The user's quota is used up.
+    #[error(
+        "{path}: the disk quota is used up: this file alone needs {missing_bytes} bytes more; \
+         {written_bytes} bytes were written"
+    )]
+    Quota {
+        /// The entry that did not fit.
+        path: ArchivePath,
+        /// Bytes of the entry's content not yet written.
+        missing_bytes: u64,
+        /// Bytes written so far by the whole run.
+        written_bytes: u64,
+    },
+    /// The destination cannot be written to, or fails.
+    #[error("{path}: the destination fails, cannot {action}")]
+    Failing {
+        /// The entry at hand.
+        path: ArchivePath,
+        /// The step, as an infinitive.
+        action: &'static str,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
+    /// The output that file contents go to fails.
+    #[error("cannot write to the output")]
+    Output(#[source] Arc<std::io::Error>),
+}
+
+/// A step that the operating system refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Trouble {
+    /// The step, as an infinitive.
+    pub(super) action: &'static str,
+    pub(super) errno: Errno,
+}
+
+impl Trouble {
+    /// Whether the destination as a whole is at fault and the next entry would fail as well.
+    pub(super) fn is_fatal(self) -> bool {
+        matches!(
+            self.errno,
+            Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO
+        )
+    }
+}
+
+impl From<Trouble> for Cause {
+    fn from(trouble: Trouble) -> Self {
+        Self::System {
+            action: trouble.action,
+            errno: trouble.errno,
+        }
+    }
+}
+
+/// Names the step that an error belongs to.
+pub(super) trait While<T> {
+    /// `action` is an infinitive: `create the file`.
+    fn while_trying_to(self, action: &'static str) -> Result<T, Trouble>;
+}
+
+impl<T> While<T> for rustix::io::Result<T> {
+    fn while_trying_to(self, action: &'static str) -> Result<T, Trouble> {
+        self.map_err(|errno| Trouble { action, errno })
+    }
+}
+
+/// Everyone's problems, and the one error that stops all.
+#[derive(Debug, Default)]
+pub(super) struct Problems {
+    reporter: Option<Arc<dyn Reporter>>,
+    kept: Mutex<Vec<Problem>>,
+    count: AtomicU64,
+    fatal: OnceLock<Error>,
+}
+
+impl Problems {
+    pub(super) fn new(reporter: Option<Arc<dyn Reporter>>) -> Self {
+        Self {
+            reporter,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn add(&self, path: &ArchivePath, cause: impl Into<Cause>) {
+        let problem = Problem {
+            path: path.clone(),
+            cause: cause.into(),
+        };
+        if let Some(reporter) = &self.reporter {
+            reporter.problem(&problem);
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < KEPT_PROBLEMS {
+            kept.push(problem);
+        }
+    }
+
+    pub(super) fn warn(&self, text: &str) {
+        if let Some(reporter) = &self.reporter {
+            reporter.warning(text);
+        }
+    }
+
+    pub(super) fn entry(&self, path: &ArchivePath) {
+        if let Some(reporter) = &self.reporter {
+            reporter.entry(path);
+        }
+    }
+
+    /// Stops everything; the first one stays.
+    pub(super) fn stop(&self, error: Error) {
+        drop(self.fatal.set(error));
+    }
+
+    /// Why everything must stop, if it must.
+    pub(super) fn fatal(&self) -> Option<&Error> {
+        self.fatal.get()
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take_kept(&self) -> Vec<Problem> {
+        std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,421 @@
+//! The confined destination: directories opened one component at a time, never through a link
+//! that the kernel follows.
+//!
+//! A [`Directory`] is an open descriptor, so whatever happens to the names above it, what is made
+//! in it stays where it was resolved. Consecutive members of one directory cost no resolution.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Resource;
+
+use super::policy::DEFAULT_ACL;
+use super::problem::{Trouble, While};
+use super::writers::Writers;
+use crate::base::path::ArchivePath;
+use crate::base::resolve::{self, ResolveError, Step, Tree};
+
+/// Directories kept open for members to come, in each of the two generations of the cache. Trees
+/// come depth first, so the last few matter most; the rest of the descriptors is the queues'.
+const CACHED_DIRECTORIES: usize = 128;
+/// Longer paths are walked each time rather than kept.
+const LONGEST_CACHED_PATH_BYTES: usize = 4096;
+
+/// An open directory; clones share the descriptor.
+#[derive(Clone, Debug)]
+pub(super) struct Directory(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    fd: OwnedFd,
+    identity: Identity,
+    /// New entries inherit an ACL, which changes modes.
+    inherits_acl: bool,
+    /// What a new file's owner was seen to be; see [`Directory::ownership`].
+    ownership: AtomicU8,
+    /// All open directories of this root.
+    open: Arc<AtomicUsize>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Which directory it is, however it was reached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    pub(super) fn of(stat: &rustix::fs::Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        }
+    }
+}
+
+/// Who owns what we make in a directory: not always ourselves (set-group-id directories, `grpid`
+/// and identity-mapping mounts), so the first file tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ownership {
+    /// No file has been made yet.
+    Unknown,
+    /// The process' user and group.
+    Ours,
+    /// Someone else.
+    Other,
+}
+
+impl Directory {
+    pub(super) fn identity(&self) -> Identity {
+        self.0.identity
+    }
+
+    pub(super) fn inherits_acl(&self) -> bool {
+        self.0.inherits_acl
+    }
+
+    pub(super) fn ownership(&self) -> Ownership {
+        match self.0.ownership.load(Ordering::Relaxed) {
+            1 => Ownership::Ours,
+            2 => Ownership::Other,
+            _ => Ownership::Unknown,
+        }
+    }
+
+    pub(super) fn learn_ownership(&self, ownership: Ownership) {
+        let number = match ownership {
+            Ownership::Unknown => 0,
+            Ownership::Ours => 1,
+            Ownership::Other => 2,
+        };
+        self.0.ownership.store(number, Ordering::Relaxed);
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}
+
+/// The destination directory and those below it that are open.
+#[derive(Debug)]
+pub(super) struct Root {
+    root: Directory,
+    cache: Cache,
+    /// The directory that was asked for last.
+    last: Option<(Vec<u8>, Directory)>,
+    open: Arc<AtomicUsize>,
+    /// Open directories at which the queues are emptied before another one is opened.
+    open_limit: usize,
+    /// How many links and directories had been replaced when the cache was last true.
+    seen_replacements: usize,
+}
+
+impl Root {
+    /// Opens the destination; links in its own path are followed, it is the user's.
+    ///
+    /// # Errors
+    /// When it is not a directory that can be opened.
+    pub(super) fn open(path: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+        let open = Arc::new(AtomicUsize::new(0));
+        let files = rustix::process::getrlimit(Resource::Nofile)
+            .current
+            .unwrap_or(u64::MAX);
+        Ok(Self {
+            root: directory(fd, &open)?,
+            cache: Cache::default(),
+            last: None,
+            open,
+            open_limit: usize::try_from(files / 2)
+                .unwrap_or(usize::MAX)
+                .clamp(32, 4096),
+            seen_replacements: 0,
+        })
+    }
+
+    /// The destination itself.
+    pub(super) fn top(&self) -> &Directory {
+        &self.root
+    }
+
+    /// The directory at `path`; missing ones are made when `missing` says so.
+    ///
+    /// # Errors
+    /// When the path leads outside or through something else than directories, or a step fails.
+    pub(super) fn directory(
+        &mut self,
+        path: &[u8],
+        missing: Missing,
+        writers: &mut Writers,
+    ) -> Result<Directory, ResolveError<Trouble>> {
+        if path.is_empty() {
+            return Ok(self.root.clone());
+        }
+        self.forget_replaced(writers);
+        if let Some((last, directory)) = &self.last
+            && last == path
+        {
+            return Ok(directory.clone());
+        }
+        let directory = match self.cache.get(path) {
+            Some(directory) => directory,
+            None => self.walk(path, missing, writers)?,
+        };
+        self.last = Some((path.to_vec(), directory.clone()));
+        Ok(directory)
+    }
+
+    /// Keeps a directory that was just made or found at `path`.
+    pub(super) fn remember(&mut self, path: &[u8], directory: Directory) {
+        self.cache.insert(path, directory);
+    }
+
+    /// Says that `path` is about to become something else than a directory.
+    pub(super) fn forget(&mut self, path: &[u8]) {
+        if self.cache.forget(path) {
+            self.last = None;
+        }
+    }
+
+    fn forget_replaced(&mut self, writers: &Writers) {
+        let replacements = writers.replacements();
+        if self.seen_replacements != replacements {
+            self.seen_replacements = replacements;
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.cache = Cache::default();
+        self.last = None;
+    }
+
+    /// Walks down from the deepest directory that is open, and from the root as soon as there is
+    /// a link, because `..` behind it needs all that lies above.
+    fn walk(
+        &mut self,
+        path: &[u8],
+        missing: Missing,
+        writers: &mut Writers,
+    ) -> Result<Directory, ResolveError<Trouble>> {
+        let (mut here, mut depth) = self.deepest(path);
+        while depth < path.len() {
+            let rest = path.get(depth..).unwrap_or_default();
+            let name = rest.split(|&byte| byte == b'/').next().unwrap_or_default();
+            let step = self
+                .way(missing, writers)
+                .step(&here, name)
+                .map_err(ResolveError::Tree)?;
+            here = match step {
+                Step::Directory(directory) => directory,
+                Step::Missing => self
+                    .way(missing, writers)
+                    .imply(&here, name)
+                    .map_err(ResolveError::Tree)?,
+                Step::Other => {
+                    return Err(ResolveError::Refused(resolve::Refusal::NotADirectory));
+                }
+                Step::Link(_) => return self.walk_links(path, missing, writers),
+            };
+            depth += name.len();
+            self.cache
+                .insert(path.get(..depth).unwrap_or_default(), here.clone());
+            depth += 1;
+        }
+        Ok(here)
+    }
+
+    fn walk_links(
+        &mut self,
+        path: &[u8],
+        missing: Missing,
+        writers: &mut Writers,
+    ) -> Result<Directory, ResolveError<Trouble>> {
+        let components = path.split(|&byte| byte == b'/');
+        let directory = resolve::directory(&mut self.way(missing, writers), components)?;
+        self.cache.insert(path, directory.clone());
+        Ok(directory)
+    }
+
+    /// The deepest open directory on the way to `path`, and where the rest of the path begins.
+    fn deepest(&mut self, path: &[u8]) -> (Directory, usize) {
+        let mut end = path.len().min(LONGEST_CACHED_PATH_BYTES);
+        while let Some(slash) = path.iter().take(end).rposition(|&byte| byte == b'/') {
+            if let Some(directory) = self.cache.get(path.get(..slash).unwrap_or_default()) {
+                return (directory, slash + 1);
+            }
+            end = slash;
+        }
+        (self.root.clone(), 0)
+    }
+
+    fn way<'a>(&'a mut self, missing: Missing, writers: &'a mut Writers) -> Way<'a> {
+        Way {
+            root: self,
+            missing,
+            writers,
+        }
+    }
+
+    /// Opens `name` in `parent` when it is a directory.
+    pub(super) fn open_child(
+        &mut self,
+        parent: &Directory,
+        name: &[u8],
+        writers: &mut Writers,
+    ) -> Result<Directory, Errno> {
+        if self.open.load(Ordering::Relaxed) >= self.open_limit {
+            self.clear();
+            writers.settle_all();
+        }
+        directory(open_directory(parent, name)?, &self.open)
+    }
+}
+
+/// What to do about directories that a path names and that are not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Missing {
+    /// Make them.
+    Make,
+    /// Fail.
+    Fail,
+}
+
+/// The real directories as the resolver sees them.
+struct Way<'a> {
+    root: &'a mut Root,
+    missing: Missing,
+    writers: &'a mut Writers,
+}
+
+impl Tree for Way<'_> {
+    type Directory = Directory;
+    type Error = Trouble;
+
+    fn root(&self) -> Directory {
+        self.root.root.clone()
+    }
+
+    fn step(&mut self, parent: &Directory, name: &[u8]) -> Result<Step<Directory>, Trouble> {
+        self.writers.settle(parent.identity(), name);
+        match self.root.open_child(parent, name, self.writers) {
+            Ok(directory) => return Ok(Step::Directory(directory)),
+            Err(Errno::NOENT) => return Ok(Step::Missing),
+            Err(Errno::NOTDIR | Errno::LOOP) => {}
+            Err(errno) => return Err(errno).while_trying_to("open a directory on the way"),
+        }
+        match rustix::fs::readlinkat(parent, name, Vec::new()) {
+            Ok(target) => Ok(Step::Link(target.into_bytes())),
+            Err(Errno::INVAL) => Ok(Step::Other),
+            Err(Errno::NOENT) => Ok(Step::Missing),
+            Err(errno) => Err(errno).while_trying_to("read a link on the way"),
+        }
+    }
+
+    fn imply(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, Trouble> {
+        const ACTION: &str = "create a parent directory";
+        if self.missing == Missing::Fail {
+            return Err(Errno::NOENT).while_trying_to("open a directory on the way");
+        }
+        let permissions = Mode::from_raw_mode(0o777);
+        rustix::fs::mkdirat(parent, name, permissions).while_trying_to(ACTION)?;
+        let made = self.root.open_child(parent, name, self.writers);
+        made.while_trying_to("open a parent directory")
+    }
+}
+
+fn open_directory(parent: &Directory, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(parent, name, flags | OFlags::RDONLY, Mode::empty()) {
+        // Not ours to read; but entries can be made in it when its mode says so.
+        Err(Errno::ACCESS) => rustix::fs::openat(parent, name, flags | OFlags::PATH, Mode::empty()),
+        result => result,
+    }
+}
+
+fn directory(fd: OwnedFd, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {
+    let identity = Identity::of(&rustix::fs::fstat(&fd)?);
+    let inherits_acl = rustix::fs::fgetxattr_query(&fd, DEFAULT_ACL).is_ok();
+    open.fetch_add(1, Ordering::Relaxed);
+    Ok(Directory(Arc::new(Handle {
+        fd,
+        identity,
+        inherits_acl,
+        ownership: AtomicU8::new(0),
+        open: Arc::clone(open),
+    })))
+}
+
+/// What is at `name` itself, without following it.
+pub(super) fn status(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
+    rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Open directories by path. When the young are many they become the old, and the old are closed:
+/// what was used lately stays, without a list to keep in order.
+#[derive(Debug, Default)]
+struct Cache {
+    young: HashMap<Vec<u8>, Directory>,
+    old: HashMap<Vec<u8>, Directory>,
+}
+
+impl Cache {
+    fn get(&mut self, path: &[u8]) -> Option<Directory> {
+        if let Some(directory) = self.young.get(path) {
+            return Some(directory.clone());
+        }
+        let directory = self.old.remove(path)?;
+        self.insert(path, directory.clone());
+        Some(directory)
+    }
+
+    fn insert(&mut self, path: &[u8], directory: Directory) {
+        if path.len() > LONGEST_CACHED_PATH_BYTES {
+            return;
+        }
+        if self.young.len() >= CACHED_DIRECTORIES {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(path.to_vec(), directory);
+    }
+
+    /// Forgets `path` and what lies below it; whether there was anything.
+    fn forget(&mut self, path: &[u8]) -> bool {
+        if !self.young.contains_key(path) && !self.old.contains_key(path) {
+            return false;
+        }
+        let below = |key: &[u8]| {
+            key.strip_prefix(path)
+                .is_some_and(|rest| matches!(rest.first(), None | Some(b'/')))
+        };
+        self.young.retain(|key, _| !below(key));
+        self.old.retain(|key, _| !below(key));
+        true
+    }
+}
+
+/// The last component of a path; empty for the root.
+pub(super) fn name_of(path: &ArchivePath) -> &[u8] {
+    path.components().next_back().unwrap_or_default()
+}
+
+/// The path of the directory above; empty for the root and what lies directly in it.
+pub(super) fn parent_of(path: &ArchivePath) -> &[u8] {
+    let bytes = path.as_bytes();
+    let slash = bytes.iter().rposition(|&byte| byte == b'/');
+    bytes.get(..slash.unwrap_or(0)).unwrap_or_default()
+}

@@ -1,0 +1,52 @@
+//! Members built in code, for the tests of this layer.
+
+use bytes::Bytes;
+
+use crate::archive::scan::MemberSink;
+use crate::base::extent::{Extent, Plain};
+use crate::tar::{Kind, Member, Timestamp};
+
+/// A member with plain attributes.
+pub(super) fn member(name: &[u8], kind: Kind) -> Member {
+    Member {
+        header: Plain(0),
+        payload: Extent::default(),
+        name: name.to_vec(),
+        kind,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        user: Vec::new(),
+        group: Vec::new(),
+        mtime: Timestamp::default(),
+        size: 0,
+        sparse: None,
+        xattrs: Vec::new(),
+    }
+}
+
+/// A regular file.
+pub(super) fn file<'a>(name: &[u8], content: &'a [u8]) -> (Member, &'a [u8]) {
+    let len = content.len() as u64;
+    let member = Member {
+        payload: Extent::with_len(Plain(512), len),
+        size: len,
+        ..member(name, Kind::File)
+    };
+    (member, content)
+}
+
+/// Hands members and payloads to a sink.
+pub(super) fn feed<'a, S: MemberSink>(
+    sink: &mut S,
+    members: impl IntoIterator<Item = (Member, &'a [u8])>,
+) {
+    for (member, payload) in members {
+        sink.member(member).expect("a member");
+        if !payload.is_empty() {
+            sink.payload(Bytes::copy_from_slice(payload))
+                .expect("a payload");
+        }
+        sink.member_end(false).expect("an end");
+    }
+}
