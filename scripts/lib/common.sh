@@ -6,7 +6,10 @@ export DEBIAN_FRONTEND=noninteractive
 # Debian keeps nginx and debootstrap out of an ordinary user's path, rustup cargo out of root's.
 export PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"
 
+# The top of the working tree; scripts leave the current directory alone, as arguments are
+# relative to it.
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export project
 
 say() { printf '%s\n' "$*" >&2; }
 

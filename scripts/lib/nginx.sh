@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # nginx_url is for the scripts that source this.
 # A private nginx on a free port of 127.0.0.1: own configuration, own temporary directory.
 
 # Serves the directory $1 and sets nginx_url. One server a script.
