@@ -1,0 +1,33 @@
+# shellcheck shell=bash
+# Debian packages: installs those that are missing, and only those.
+
+is_installed() {
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+apt_install() {
+    local package missing=()
+    for package; do
+        is_installed "$package" || missing+=("$package")
+    done
+    [[ ${#missing[@]} -gt 0 ]] || return 0
+    say "installing ${missing[*]}"
+    as_root apt-get update -qq </dev/null >&2
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >&2
+}
+
+# The package starts a server on port 80, which nobody asked for: a fresh one is stopped again.
+apt_install_nginx() {
+    if command -v nginx >/dev/null; then return; fi
+    apt_install nginx-light
+    as_root systemctl disable --now nginx >/dev/null 2>&1 ||
+        as_root service nginx stop >/dev/null 2>&1 || true
+}
+
+# Prints the base address of the mirror that the system's own configuration has for the suite $1.
+apt_mirror() {
+    # shellcheck disable=SC2016 # The dollars are apt's.
+    apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
+        awk -v suite="$1" '$1 == suite && $2 == "main" && !found { print $3; found = 1 }'
+}

@@ -1,0 +1,47 @@
+# shellcheck shell=bash
+# What every script here needs; sourced, never run.
+
+export LC_ALL=C
+export DEBIAN_FRONTEND=noninteractive
+# Debian keeps nginx and debootstrap out of an ordinary user's path, rustup cargo out of root's.
+export PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"
+
+# The top of the working tree; scripts leave the current directory alone, as arguments are
+# relative to it.
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+export project
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "${0##*/}: $*"
+    exit 1
+}
+
+as_root() {
+    if [[ $EUID -eq 0 ]]; then "$@"; else sudo "$@"; fi
+}
+
+# Starts the calling script again as root, keeping which binary it shall use.
+become_root() {
+    [[ $EUID -eq 0 ]] || exec sudo env TARFS="${TARFS:-}" TMPDIR="${TMPDIR:-/tmp}" "$0" "$@"
+}
+
+# Seconds and hundredths since the time $1, a value of EPOCHREALTIME.
+seconds_since() {
+    local micros=$((${EPOCHREALTIME/./} - ${1/./}))
+    printf '%d.%02d' $((micros / 1000000)) $((micros / 10000 % 100))
+}
+
+# Runs a command and says on stderr, under the name $1, how long it took.
+timed() {
+    local name=$1 start=$EPOCHREALTIME
+    shift
+    "$@"
+    say "$name: $(seconds_since "$start") s"
+}
+
+mib() { echo $(($1 / 1048576)); }
+
+# Deletes a directory that may still hold a mount: whatever is mounted there stays untouched.
+remove_tree() { rm -rf --one-file-system -- "$@"; }

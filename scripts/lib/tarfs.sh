@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# The program itself: where its binary is, and what it needs of the machine.
+
+need_cargo() {
+    command -v cargo >/dev/null || fail "cargo is missing: install Rust 1.95 or later with rustup"
+}
+
+# Sets TARFS to the release binary, building it unless the caller named one.
+find_tarfs() {
+    if [[ -z ${TARFS:-} ]]; then
+        need_cargo
+        (cd "$project" && cargo build --release --locked)
+        TARFS=$(cd "$project" && realpath "${CARGO_TARGET_DIR:-target}")/release/tarfs
+    fi
+    [[ -x $TARFS ]] || fail "TARFS=$TARFS is not a program"
+    TARFS=$(realpath "$TARFS")
+    export TARFS
+}
+
+need_fuse() {
+    [[ -c /dev/fuse ]] || as_root modprobe fuse 2>/dev/null || true
+    [[ -c /dev/fuse ]] ||
+        fail "/dev/fuse is missing and 'modprobe fuse' did not bring it: tarfs cannot mount here." \
+            "In a container, start it with --device /dev/fuse --cap-add SYS_ADMIN."
+    # The file can be there and yet be closed to this container.
+    (: <>/dev/fuse) 2>/dev/null || as_root bash -c ': <>/dev/fuse' 2>/dev/null ||
+        fail "/dev/fuse is there, but opening it is not permitted"
+}
+
+# Unmounts $1 however its daemon fares; nothing to do when it is no mount.
+release_mount() {
+    mountpoint -q "$1" 2>/dev/null || [[ $(stat "$1" 2>&1) == *'not connected'* ]] || return 0
+    "${TARFS:-tarfs}" umount "$1" 2>/dev/null || fusermount3 -u -z "$1" 2>/dev/null ||
+        as_root umount -l "$1" 2>/dev/null || true
+}
