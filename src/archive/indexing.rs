@@ -3,7 +3,6 @@
 use bytes::Bytes;
 
 use super::scan::Sink;
-use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Spool};
 use crate::index::{Builder, Span};
@@ -55,10 +54,7 @@ impl Sink for Indexing<'_> {
         Ok(())
     }
 
-    fn warning(&mut self, text: &str, lost: bool) {
-        if lost {
-            self.builder.problem(ArchivePath::root(), text.to_owned());
-        }
+    fn warning(&mut self, text: &str) {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(text.to_owned());
         }

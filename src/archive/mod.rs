@@ -18,7 +18,7 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use error::Error;
-pub use open::{OpenError, OpenOptions, Spooling};
+pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use read::ReadError;
 
 /// An archive whose index is complete: any byte of any file, from memory, from a spool, or from

@@ -12,6 +12,7 @@ use super::scan::{self, ScanError, Summary};
 use super::workers::Workers;
 use super::Archive;
 use crate::base::buffer::Pool;
+use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::cache::{self, Memory, Spool};
 use crate::index::store::{self, Store};
@@ -248,11 +249,15 @@ impl Opening<'_> {
                 ScanError::Sink(never) => match never {},
             })?;
         let Indexing {
-            builder,
+            mut builder,
             spooler,
             warnings: mut notes,
             ..
         } = sink;
+        if summary.damages > 0 {
+            let what = format!("members may be lost at {} damaged places", summary.damages);
+            builder.problem(ArchivePath::root(), what);
+        }
         let index = builder.finish(self.origin(&summary));
         let spool = self.settle_spool(spooler, &summary, &mut notes)?;
         if let Some(store) = &self.store

@@ -44,9 +44,8 @@ pub trait Sink {
     /// When the scan must stop.
     fn member_end(&mut self, cut: bool) -> Result<(), Self::Error>;
 
-    /// Something is odd, and `text` says what and where. When `lost`, members were lost that the
-    /// archive should hold, and the scan cannot be called a success.
-    fn warning(&mut self, text: &str, lost: bool);
+    /// Something is odd, and `text` says what and where.
+    fn warning(&mut self, text: &str);
 
     /// The next bytes of the span that is going by, member or not.
     fn span_piece(&mut self, _bytes: &Bytes) {}
@@ -92,6 +91,9 @@ pub struct Summary {
     pub content_id: Option<[u8; 32]>,
     /// The archive ends too early, which was allowed.
     pub truncated: bool,
+    /// Places where headers were unreadable and members may have been lost; the scan cannot be
+    /// called a success unless this is 0.
+    pub damages: u64,
 }
 
 /// Why a scan ended before the archive.
@@ -125,6 +127,7 @@ pub fn scan<S: Sink>(
         parser: Parser::new(options.tar.clone()),
         spans: options.spans.then(Spans::new),
         plain_len: 0,
+        damages: 0,
         member: None,
         stats,
         sink,
@@ -139,7 +142,7 @@ pub fn scan<S: Sink>(
                 return Err(ScanError::Archive { error, member });
             }
             scan.sink
-                .warning("the archive is truncated; this is its readable part", false);
+                .warning("the archive is truncated; this is its readable part");
             true
         }
         Err(error) => return Err(error),
@@ -153,6 +156,7 @@ pub fn scan<S: Sink>(
         plain_len: scan.plain_len,
         content_id: finished.content_id,
         truncated,
+        damages: scan.damages,
     })
 }
 
@@ -189,6 +193,7 @@ struct Scan<'a, S> {
     parser: Parser,
     spans: Option<Spans>,
     plain_len: u64,
+    damages: u64,
     /// The name of the member whose payload is going by.
     member: Option<Vec<u8>>,
     stats: &'a Stats,
@@ -231,7 +236,7 @@ impl<S: Sink> Scan<'_, S> {
                         spans.seek_point(seek_point, self.sink);
                     }
                 }
-                Item::Warning(text) => self.sink.warning(&text, false),
+                Item::Warning(text) => self.sink.warning(&text),
                 Item::End => self.end_spans(),
             }
         }
@@ -251,11 +256,12 @@ impl<S: Sink> Scan<'_, S> {
                 self.sink.member_end(false)
             }
             Event::Warning(warning) => {
-                self.sink.warning(&warning.text, false);
+                self.sink.warning(&warning.text);
                 Ok(())
             }
             Event::Damaged(warning) => {
-                self.sink.warning(&warning.text, true);
+                self.damages += 1;
+                self.sink.warning(&warning.text);
                 Ok(())
             }
             Event::NeedInput | Event::End => Ok(()),

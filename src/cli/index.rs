@@ -10,7 +10,7 @@ use super::args::{CacheArgs, SourceArgs};
 use super::{open, output};
 use crate::archive::Spooling;
 use crate::base::stats::Stats;
-use crate::index::store::Store;
+use crate::index::store;
 
 /// Arguments of `tarfs index`.
 #[derive(clap::Args, Debug)]
@@ -45,7 +45,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         output::complain(note);
     }
     if let Some(path) = &args.output {
-        Store::write(path, archive.index())
+        store::write(path, archive.index())
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(output::report_problems(archive.index(), !args.quiet))

@@ -1,6 +1,8 @@
 //! The command line: one file per verb, each with its arguments and its run.
 
 mod args;
+mod background;
+mod control;
 mod index;
 mod ls;
 mod materialize;
@@ -49,9 +51,9 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
-    telemetry::start();
+    telemetry::start(tracing::Level::WARN);
     let result = match cli.verb {
-        Verb::Mount(args) => mount::run(args),
+        Verb::Mount(args) => mount::run(&args),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),

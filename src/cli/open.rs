@@ -45,7 +45,8 @@ pub(super) fn source(
         stats: Arc::clone(stats),
         ..source::Options::default()
     };
-    Ok(network.block_on(source::open(&args.source, options))?)
+    let spec = args.source.to_str().context("SOURCE is not UTF-8; rename it")?;
+    Ok(network.block_on(source::open(spec, options))?)
 }
 
 /// How the archive that `args` name is scanned.
@@ -89,7 +90,10 @@ pub(super) fn archive(
     let _progress = Progress::start(task, quiet);
     let options = OpenOptions {
         scan: scan_options(args),
-        cache_dir: cache.cache_dir.clone().or_else(settings::cache_dir),
+        cache_dir: match &cache.cache_dir {
+            Some(directory) => Some(directory.clone()),
+            None => settings::cache_dir().ok(),
+        },
         index_file: cache.index.clone(),
         spooling,
     };

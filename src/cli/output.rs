@@ -1,6 +1,6 @@
 //! What the user sees: errors told once, progress, exit codes.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::io::{IsTerminal, Write, stderr};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, Progres
 
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
+use crate::index::Index;
 
 /// The exit code of a run in which something went wrong, as tar's.
 pub const FAILURE: u8 = 2;
@@ -37,6 +38,11 @@ pub fn fail(error: &anyhow::Error) -> ExitCode {
 
 /// An error and its causes on one line, each told once.
 pub fn chain(error: &anyhow::Error) -> String {
+    chain_of(&**error)
+}
+
+/// As [`chain`], for any error.
+pub fn chain_of(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -49,6 +55,33 @@ pub fn chain(error: &anyhow::Error) -> String {
         cause = error.source();
     }
     text.replace('\n', " ")
+}
+
+/// Tells what of an archive is not in its tree, one line each when `aloud`; the exit code that
+/// this amounts to.
+pub fn report_problems(index: &Index, aloud: bool) -> ExitCode {
+    if index.problem_count() == 0 {
+        return ExitCode::SUCCESS;
+    }
+    if aloud {
+        for problem in index.problems() {
+            complain(format_args!("{}: {}", problem.path, problem.what));
+        }
+    }
+    complain(format_args!(
+        "{} members are not in the tree",
+        index.problem_count()
+    ));
+    ExitCode::from(FAILURE)
+}
+
+/// Prints every counter that counted something, a line each.
+pub fn show_counters(stats: &Stats) {
+    for (name, value) in stats.snapshot() {
+        if value > 0 {
+            complain(format_args!("{name}: {value}"));
+        }
+    }
 }
 
 /// Shows how a scan goes on, until dropped: a bar on a terminal, now and then a line elsewhere.

@@ -54,6 +54,11 @@ pub fn cache_dir() -> anyhow::Result<PathBuf> {
     .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
 }
 
+/// Processors that this process may use, at least one.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 fn cache_dir_from(
     own: Option<PathBuf>,
     xdg: Option<PathBuf>,

@@ -205,6 +205,3 @@ pub fn resume(
         Compression::Bzip2 => Box::new(bzip2::Decoder::resume(context, seek_point)?),
     })
 }
-
-/// The offset of the beginning of a stream, in both coordinate systems.
-pub(crate) const ORIGIN: (Packed, Plain) = (Packed(0), Plain(0));

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::problem::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
-use crate::archive::scan::MemberSink;
+use crate::archive::scan::Sink;
 use crate::base::path::ArchivePath;
 use crate::tar::{Kind, Member, Segment};
 
@@ -120,7 +120,7 @@ impl Reading {
     }
 }
 
-impl<W: Write> MemberSink for Contents<W> {
+impl<W: Write> Sink for Contents<W> {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {

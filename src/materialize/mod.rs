@@ -1,6 +1,6 @@
 //! Parallel writer: a scan's members become a tree on disk.
 //!
-//! A [`Materializer`] is a [`MemberSink`]. On the scan's thread it resolves directories and makes
+//! A [`Materializer`] is a [`Sink`]. On the scan's thread it resolves directories and makes
 //! directories, links and special files; regular files go to writer threads, piece by piece as
 //! they come. Directories get their owner, mode and times at the very end. Everything stays below
 //! the destination, whatever the archive says and whatever lies there already: the kernel is never
@@ -42,7 +42,7 @@ use self::policy::Policy;
 use self::problem::Problems;
 use self::root::{Missing, Root, parent_of};
 use self::writers::Writers;
-use crate::archive::scan::MemberSink;
+use crate::archive::scan::Sink;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::tar::{Kind, Member};
@@ -291,7 +291,7 @@ impl Materializer {
     }
 }
 
-impl MemberSink for Materializer {
+impl Sink for Materializer {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {

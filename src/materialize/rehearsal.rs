@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::problem::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
-use crate::archive::scan::MemberSink;
+use crate::archive::scan::Sink;
 use crate::tar::{Kind, Member};
 
 /// Tells a reporter which entries a [`super::Materializer`] would make.
@@ -43,7 +43,7 @@ impl Rehearsal {
     }
 }
 
-impl MemberSink for Rehearsal {
+impl Sink for Rehearsal {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::archive::scan::MemberSink;
+use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member, Timestamp};
 
@@ -37,7 +37,7 @@ pub(super) fn file<'a>(name: &[u8], content: &'a [u8]) -> (Member, &'a [u8]) {
 }
 
 /// Hands members and payloads to a sink.
-pub(super) fn feed<'a, S: MemberSink>(
+pub(super) fn feed<'a, S: Sink>(
     sink: &mut S,
     members: impl IntoIterator<Item = (Member, &'a [u8])>,
 ) {

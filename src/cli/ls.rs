@@ -1,0 +1,1 @@
+//! `tarfs ls`: list an archive's entries.

@@ -1,0 +1,264 @@
+//! `tarfs materialize`: write an archive's tree to disk.
+
+use std::ffi::OsString;
+use std::io::{Write, stdout};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::runtime::Runtime;
+
+use super::args::SourceArgs;
+use super::open;
+use super::output::{self, Progress, Task};
+use crate::archive::scan::{self, ScanError, Sink};
+use crate::base::path::ArchivePath;
+use crate::base::stats::Stats;
+use crate::materialize::{
+    Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter, Selection,
+    Summary, Wanted,
+};
+use crate::source::Source;
+
+/// Arguments of `tarfs materialize`.
+#[derive(clap::Args, Debug)]
+pub(super) struct MaterializeArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// Write below this directory, which must exist
+    #[arg(short = 'C', long = "directory", value_name = "DIR", default_value = ".")]
+    directory: PathBuf,
+
+    /// Take only these members, and what lies below them
+    #[arg(value_name = "PATH")]
+    paths: Vec<OsString>,
+
+    /// Drop this many leading components of each name
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    strip_components: usize,
+
+    /// Leave out members that match this pattern, as GNU tar's
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<OsString>,
+
+    /// Take only members that match this pattern
+    #[arg(long, value_name = "PATTERN")]
+    include: Vec<OsString>,
+
+    /// Leave existing files alone, and count each as an error
+    #[arg(short = 'k', long, conflicts_with = "skip_old_files")]
+    keep_old_files: bool,
+
+    /// Leave existing files alone, silently
+    #[arg(long)]
+    skip_old_files: bool,
+
+    /// Look at the numbers of owners, not at their names
+    #[arg(long)]
+    numeric_owner: bool,
+
+    /// Do not give files their owners (root's default is to)
+    #[arg(long)]
+    no_same_owner: bool,
+
+    /// Give files their owners (the default for root)
+    #[arg(long, conflicts_with = "no_same_owner")]
+    same_owner: bool,
+
+    /// Take the umask from modes (root's default is not to)
+    #[arg(long)]
+    no_same_permissions: bool,
+
+    /// Give files exactly their modes (the default for root)
+    #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
+    same_permissions: bool,
+
+    /// Write the contents of files to standard output, and nothing to disk
+    #[arg(short = 'O', long)]
+    to_stdout: bool,
+
+    /// Say what would be written, and write nothing
+    #[arg(long, conflicts_with = "to_stdout")]
+    dry_run: bool,
+
+    /// List each entry as it is written
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Show counters at the end
+    #[arg(long)]
+    stats: bool,
+}
+
+pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
+    let network = open::network()?;
+    let stats = Arc::new(Stats::default());
+    let source = open::source(&args.source, &network, &stats)?;
+    let run = Run {
+        args,
+        network: &network,
+        stats: &stats,
+        source: &source,
+        reporter: Arc::new(Terminal {
+            entries: args.verbose || args.dry_run,
+        }),
+    };
+    let outcome = if args.to_stdout {
+        run.to_stdout()
+    } else if args.dry_run {
+        Ok(run.rehearse())
+    } else {
+        run.to_disk()
+    };
+    if args.stats {
+        output::show_counters(&stats);
+    }
+    outcome
+}
+
+impl MaterializeArgs {
+    fn selection(&self) -> Selection {
+        let globs = |patterns: &[OsString]| {
+            patterns
+                .iter()
+                .map(|pattern| Glob::new(pattern.as_bytes()))
+                .collect()
+        };
+        Selection {
+            strip_components: self.strip_components,
+            exclude: globs(&self.exclude),
+            include: globs(&self.include),
+            paths: self
+                .paths
+                .iter()
+                .map(|path| Wanted::new(path.as_bytes()))
+                .collect(),
+        }
+    }
+
+    fn options(&self, reporter: Arc<dyn Reporter>) -> Options {
+        let defaults = Options::for_this_user();
+        Options {
+            selection: self.selection(),
+            existing: match (self.keep_old_files, self.skip_old_files) {
+                (true, _) => Existing::Keep,
+                (_, true) => Existing::Skip,
+                _ => Existing::Replace,
+            },
+            same_owner: (defaults.same_owner || self.same_owner) && !self.no_same_owner,
+            same_permissions: (defaults.same_permissions || self.same_permissions)
+                && !self.no_same_permissions,
+            numeric_owner: self.numeric_owner,
+            reporter: Some(reporter),
+            ..defaults
+        }
+    }
+}
+
+/// One run, whatever it writes to.
+struct Run<'a> {
+    args: &'a MaterializeArgs,
+    network: &'a Runtime,
+    stats: &'a Arc<Stats>,
+    source: &'a Arc<dyn Source>,
+    reporter: Arc<dyn Reporter>,
+}
+
+impl Run<'_> {
+    fn to_disk(&self) -> anyhow::Result<ExitCode> {
+        let options = self.args.options(Arc::clone(&self.reporter));
+        let mut sink =
+            Materializer::new(&self.args.directory, options, Arc::clone(self.stats))?;
+        let scanned = self.scan(&mut sink);
+        // Directories get their attributes even if the archive ended badly.
+        let finished = sink.finish();
+        let complete = self.report(scanned);
+        Ok(exit_code(complete, &finished?))
+    }
+
+    fn to_stdout(&self) -> anyhow::Result<ExitCode> {
+        let selection = self.args.selection();
+        let mut sink = Contents::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
+        let scanned = self.scan(&mut sink);
+        let finished = sink.finish();
+        let complete = self.report(scanned);
+        Ok(exit_code(complete, &finished?))
+    }
+
+    fn rehearse(&self) -> ExitCode {
+        let selection = self.args.selection();
+        let mut sink = Rehearsal::new(selection, Some(Arc::clone(&self.reporter)));
+        let scanned = self.scan(&mut sink);
+        let complete = self.report(scanned);
+        exit_code(complete, &sink.finish())
+    }
+
+    fn scan<S: Sink>(&self, sink: &mut S) -> Result<scan::Summary, ScanError<S::Error>> {
+        let task = Task {
+            verb: "materializing",
+            total_bytes: self.source.fingerprint().len,
+            stats: Arc::clone(self.stats),
+        };
+        let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
+        let options = open::scan_options(&self.args.source);
+        scan::scan(self.source, &options, self.network.handle(), self.stats, sink)
+    }
+
+    /// Tells why a scan ended early; whether it did not. What stopped a sink it tells itself.
+    fn report<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
+        match scanned {
+            Ok(summary) => summary.damages == 0,
+            Err(ScanError::Sink(_)) => false,
+            Err(ScanError::Archive { error, member }) => {
+                let mut place = self.source.location().to_owned();
+                if let Some(name) = member {
+                    place.push_str(&format!(": in member '{}'", name.escape_ascii()));
+                }
+                output::complain(output::chain(&anyhow::Error::new(error).context(place)));
+                false
+            }
+        }
+    }
+}
+
+fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
+    if complete && summary.errors == 0 {
+        return ExitCode::SUCCESS;
+    }
+    if summary.errors > 0 {
+        output::complain(format_args!(
+            "{} entries are missing or incomplete, for the reasons above",
+            summary.errors
+        ));
+    }
+    ExitCode::from(output::FAILURE)
+}
+
+/// Tells the user at once.
+#[derive(Debug)]
+struct Terminal {
+    entries: bool,
+}
+
+impl Reporter for Terminal {
+    fn entry(&self, path: &ArchivePath) {
+        if self.entries {
+            // Names as they are, for pipes; a closed pipe is not worth dying for.
+            drop(stdout().write_all(&[path.as_bytes(), b"\n"].concat()));
+        }
+    }
+
+    fn problem(&self, problem: &Problem) {
+        output::complain(output::chain_of(problem));
+    }
+
+    fn warning(&self, text: &str) {
+        output::complain(text);
+    }
+}
