@@ -46,7 +46,12 @@ impl Names for NoNames {
 pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
     let mut entries = text
         .split(|byte| matches!(byte, b',' | b'\n'))
-        .map(|line| line.split(|&byte| byte == b'#').next().unwrap_or_default().trim_ascii())
+        .map(|line| {
+            line.split(|&byte| byte == b'#')
+                .next()
+                .unwrap_or_default()
+                .trim_ascii()
+        })
         .filter(|line| !line.is_empty())
         .map(|line| entry(line, names))
         .collect::<Option<Vec<_>>>()?;
@@ -78,12 +83,16 @@ fn entry(line: &[u8], names: &impl Names) -> Option<(Tag, u16, u32)> {
         b"user" | b"u" if qualifier.is_empty() => (Tag::UserObject, UNDEFINED_ID),
         b"user" | b"u" => (
             Tag::User,
-            numeric.or_else(|| names.user(qualifier)).or_else(|| number(qualifier))?,
+            numeric
+                .or_else(|| names.user(qualifier))
+                .or_else(|| number(qualifier))?,
         ),
         b"group" | b"g" if qualifier.is_empty() => (Tag::GroupObject, UNDEFINED_ID),
         b"group" | b"g" => (
             Tag::Group,
-            numeric.or_else(|| names.group(qualifier)).or_else(|| number(qualifier))?,
+            numeric
+                .or_else(|| names.group(qualifier))
+                .or_else(|| number(qualifier))?,
         ),
         b"mask" | b"m" => (Tag::Mask, UNDEFINED_ID),
         b"other" | b"o" => (Tag::Other, UNDEFINED_ID),
@@ -98,13 +107,15 @@ fn number(text: &[u8]) -> Option<u32> {
 
 fn permission_bits(text: &[u8]) -> Option<u16> {
     text.iter().try_fold(0, |bits, letter| {
-        Some(bits | match letter {
-            b'r' => 4,
-            b'w' => 2,
-            b'x' => 1,
-            b'-' => 0,
-            _ => return None,
-        })
+        Some(
+            bits | match letter {
+                b'r' => 4,
+                b'w' => 2,
+                b'x' => 1,
+                b'-' => 0,
+                _ => return None,
+            },
+        )
     })
 }
 

@@ -177,7 +177,10 @@ mod tests {
     #[test]
     fn components_are_stripped_from_the_front() {
         let path = ArchivePath::sanitize(b"a/b/c").path;
-        assert_eq!(path.strip_components(2).map(|p| p.to_string()), Some("c".to_owned()));
+        assert_eq!(
+            path.strip_components(2).map(|p| p.to_string()),
+            Some("c".to_owned())
+        );
         assert_eq!(path.strip_components(3), None);
         assert_eq!(path.strip_components(0), Some(path.clone()));
     }

@@ -25,13 +25,21 @@ pub trait Tree {
     ///
     /// # Errors
     /// Only when the tree cannot be asked; a missing name is [`Step::Missing`].
-    fn step(&mut self, parent: &Self::Directory, name: &[u8]) -> Result<Step<Self::Directory>, Self::Error>;
+    fn step(
+        &mut self,
+        parent: &Self::Directory,
+        name: &[u8],
+    ) -> Result<Step<Self::Directory>, Self::Error>;
 
     /// Makes the directory `name` in `parent`, because a member below it implies it.
     ///
     /// # Errors
     /// When it cannot be made.
-    fn imply(&mut self, parent: &Self::Directory, name: &[u8]) -> Result<Self::Directory, Self::Error>;
+    fn imply(
+        &mut self,
+        parent: &Self::Directory,
+        name: &[u8],
+    ) -> Result<Self::Directory, Self::Error>;
 }
 
 /// What one name in one directory is.
@@ -200,7 +208,11 @@ mod tests {
 
     #[test]
     fn a_link_inside_the_root_is_followed() {
-        let mut toy = Toy::with(&[("/lib", Some("usr/lib")), ("/usr", None), ("/usr/lib", None)]);
+        let mut toy = Toy::with(&[
+            ("/lib", Some("usr/lib")),
+            ("/usr", None),
+            ("/usr/lib", None),
+        ]);
         assert_eq!(toy.lead("lib/x"), Ok("/usr/lib/x".to_owned()));
     }
 

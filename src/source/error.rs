@@ -1,23 +1,180 @@
 //! Why bytes cannot be had.
 
-/// (stub)
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{location}")]
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A source's bytes could not be had: where, how hard it was tried, and why.
+///
+/// The cause is not part of the text; it is the error's `source()`.
+#[derive(Clone, Debug)]
 pub struct Error {
     /// Where, without secrets.
     pub location: String,
-    /// Why.
-    #[source]
+    /// How many times it was tried; at least one.
+    pub attempts: u32,
+    /// From the first attempt to the end of the last.
+    pub elapsed: Duration,
+    /// Why the last attempt failed.
     pub cause: Cause,
 }
 
-/// (stub)
+impl Error {
+    /// `cause` met at the first attempt and at once.
+    pub fn new(location: impl Into<String>, cause: Cause) -> Self {
+        Self {
+            location: location.into(),
+            attempts: 1,
+            elapsed: Duration::ZERO,
+            cause,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot read {}", self.location)?;
+        if self.attempts > 1 {
+            let seconds = self.elapsed.as_secs_f64();
+            write!(f, " ({} attempts in {seconds:.1} s)", self.attempts)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
+/// Why, by what the caller can do about it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
-    /// The bytes are those of another version.
-    #[error("the source changed")]
+    /// There is nothing of that name: correct it.
+    #[error("not found")]
+    NotFound,
+    /// The server wants to know who asks, or refuses that person (401, 403): bring credentials.
+    #[error("the server refuses access (status {0})")]
+    Unauthorized(u16),
+    /// The bytes are those of another version than the one opened: open again.
+    #[error("it has changed since it was opened")]
     Changed,
-    /// The source ends before its length.
-    #[error("the source ends early")]
+    /// The source ends before its length: wait, or fetch it anew.
+    #[error("it ends before its length")]
     Truncated,
+    /// Nobody answers: look at the network.
+    #[error("{obstacle}: {detail}")]
+    Unreachable {
+        /// What is in the way.
+        obstacle: Obstacle,
+        /// In the words of the system, without secrets.
+        detail: String,
+    },
+    /// The server answers with a status that helps nobody.
+    #[error("the server answers with status {0}")]
+    Http(u16),
+    /// The server breaks the rules of HTTP, or uses one that cannot be supported.
+    #[error("{0}")]
+    Protocol(String),
+    /// The system refuses.
+    #[error("{0}")]
+    Io(Arc<io::Error>),
+    /// No source reads this: the scheme of a URL, or what stands at a path.
+    #[error("{0} is not supported as a source")]
+    Unsupported(String),
+    /// What the user gave cannot be understood: a URL, a header.
+    #[error("{0}")]
+    Malformed(String),
+    /// A source that gives its bytes once was asked for them again.
+    #[error("it can be read only once, from the front")]
+    Spent,
+    /// The reading was given up from this side.
+    #[error("the reading was cancelled")]
+    Cancelled,
+}
+
+impl Cause {
+    /// Whether the same request may succeed in a moment.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
+            Self::Http(status) => matches!(status, 408 | 425 | 429 | 500..),
+            Self::Truncated => true,
+            _ => false,
+        }
+    }
+}
+
+impl From<io::Error> for Cause {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NotFound,
+            _ => Self::Io(Arc::new(error)),
+        }
+    }
+}
+
+/// What stands between us and a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Obstacle {
+    /// The name has no address.
+    Dns,
+    /// The host is there, nobody listens.
+    Refused,
+    /// No trust between the two sides.
+    Tls,
+    /// Silence.
+    Timeout,
+    /// The connection broke, or never came to be.
+    Connection,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dns => "the host's name cannot be resolved",
+            Self::Refused => "nobody listens there",
+            Self::Tls => "no secure connection",
+            Self::Timeout => "the server is silent",
+            Self::Connection => "the connection broke",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn the_text_says_where_and_how_hard_and_leaves_why_to_the_chain() {
+        let mut error = Error::new("http://host/a", Cause::Http(500));
+        assert_eq!(error.to_string(), "cannot read http://host/a");
+        error.attempts = 3;
+        error.elapsed = Duration::from_millis(2_140);
+        assert_eq!(
+            error.to_string(),
+            "cannot read http://host/a (3 attempts in 2.1 s)"
+        );
+        let cause = error.source().map(ToString::to_string);
+        assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
+    }
+
+    #[test]
+    fn what_may_pass_is_told_from_what_will_not() {
+        for status in [408, 429, 500, 503] {
+            assert!(Cause::Http(status).is_transient(), "{status}");
+        }
+        for cause in [
+            Cause::Http(400),
+            Cause::NotFound,
+            Cause::Changed,
+            Cause::Unauthorized(403),
+        ] {
+            assert!(!cause.is_transient(), "{cause}");
+        }
+    }
 }

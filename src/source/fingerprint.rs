@@ -1,5 +1,174 @@
 //! Identity of the bytes.
 
-/// (stub)
-#[derive(Clone, Debug)]
-pub struct Fingerprint {}
+use std::fmt;
+
+/// Length and strongest validator of a source: pins one version of it while it is read.
+///
+/// The text of `Display` is stable and complete, so that saved state can be found by it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Fingerprint {
+    /// Bytes of the whole source; `None` when only reading to the end tells.
+    pub len: Option<u64>,
+    /// What else tells versions apart.
+    pub validator: Validator,
+}
+
+/// What tells one version of a source from another of the same length.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Validator {
+    /// An entity tag that promises identical bytes, with its quotes.
+    StrongEtag(String),
+    /// What a server says that promises less; at least one is there.
+    Weak {
+        /// A weak entity tag, with its prefix and quotes.
+        etag: Option<String>,
+        /// The date as it came.
+        last_modified: Option<String>,
+    },
+    /// A local file's state.
+    File {
+        /// Device.
+        dev: u64,
+        /// Inode.
+        ino: u64,
+        /// Time of last modification, in ns since the epoch.
+        mtime_ns: i128,
+        /// Time of last status change, in ns since the epoch.
+        ctime_ns: i128,
+    },
+    /// Nothing.
+    None,
+}
+
+impl Fingerprint {
+    /// Whether equal fingerprints can be taken for equal bytes without looking at any.
+    pub fn is_strong(&self) -> bool {
+        matches!(
+            self.validator,
+            Validator::StrongEtag(_) | Validator::File { .. }
+        )
+    }
+
+    /// Whether `other` can be of the same version: validators equal, and lengths wherever both
+    /// are known.
+    pub fn matches(&self, other: &Self) -> bool {
+        let lens_agree = match (self.len, other.len) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => true,
+        };
+        lens_agree && self.validator == other.validator
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.len {
+            Some(len) => write!(f, "len={len}")?,
+            None => f.write_str("len=?")?,
+        }
+        match &self.validator {
+            Validator::StrongEtag(etag) => write!(f, " etag={etag}"),
+            Validator::Weak {
+                etag,
+                last_modified,
+            } => {
+                if let Some(etag) = etag {
+                    write!(f, " etag={etag}")?;
+                }
+                if let Some(date) = last_modified {
+                    write!(f, " last-modified={date}")?;
+                }
+                Ok(())
+            }
+            Validator::File {
+                dev,
+                ino,
+                mtime_ns,
+                ctime_ns,
+            } => {
+                write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")
+            }
+            Validator::None => Ok(()),
+        }
+    }
+}
+
+impl Validator {
+    /// The strongest that a server's `ETag` and `Last-Modified` amount to.
+    pub fn from_http(etag: Option<&str>, last_modified: Option<&str>) -> Self {
+        match etag {
+            Some(etag) if is_strong_etag(etag) => Self::StrongEtag(etag.to_owned()),
+            None if last_modified.is_none() => Self::None,
+            _ => Self::Weak {
+                etag: etag.map(str::to_owned),
+                last_modified: last_modified.map(str::to_owned),
+            },
+        }
+    }
+}
+
+/// `"…"` without `W/` before it; what lacks its quotes promises nothing.
+fn is_strong_etag(etag: &str) -> bool {
+    etag.len() > 2 && etag.starts_with('"') && etag.ends_with('"')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn http(len: u64, etag: Option<&str>, date: Option<&str>) -> Fingerprint {
+        Fingerprint {
+            len: Some(len),
+            validator: Validator::from_http(etag, date),
+        }
+    }
+
+    #[test]
+    fn only_quoted_tags_without_a_weakness_mark_are_strong() {
+        assert!(http(1, Some("\"a\""), None).is_strong());
+        for etag in ["W/\"a\"", "a", "\"\"", "\""] {
+            assert!(!http(1, Some(etag), None).is_strong(), "{etag}");
+        }
+        assert!(!http(1, None, Some("Sat, 01 Jan 2000 00:00:00 GMT")).is_strong());
+    }
+
+    #[test]
+    fn a_strong_tag_makes_the_date_irrelevant() {
+        let pinned = http(5, Some("\"a\""), Some("Monday"));
+        assert!(pinned.matches(&http(5, Some("\"a\""), Some("Tuesday"))));
+        assert!(!pinned.matches(&http(5, Some("\"b\""), Some("Monday"))));
+    }
+
+    #[test]
+    fn weak_validators_must_agree_in_everything() {
+        let pinned = http(5, Some("W/\"a\""), Some("Monday"));
+        assert!(pinned.matches(&http(5, Some("W/\"a\""), Some("Monday"))));
+        assert!(!pinned.matches(&http(5, Some("W/\"a\""), Some("Tuesday"))));
+        assert!(!pinned.matches(&http(5, Some("W/\"a\""), None)));
+        assert!(!pinned.matches(&http(6, Some("W/\"a\""), Some("Monday"))));
+    }
+
+    #[test]
+    fn an_unknown_length_agrees_with_any() {
+        let known = http(5, None, Some("Monday"));
+        let unknown = Fingerprint {
+            len: None,
+            ..known.clone()
+        };
+        assert!(known.matches(&unknown) && unknown.matches(&known));
+        assert!(!known.matches(&http(6, None, Some("Monday"))));
+    }
+
+    #[test]
+    fn different_fingerprints_have_different_texts() {
+        let texts = [
+            http(5, Some("\"a\""), None).to_string(),
+            http(5, Some("W/\"a\""), None).to_string(),
+            http(5, None, Some("Monday")).to_string(),
+            http(5, None, None).to_string(),
+            http(6, None, None).to_string(),
+        ];
+        let distinct: std::collections::BTreeSet<_> = texts.iter().collect();
+        assert_eq!(distinct.len(), texts.len());
+    }
+}

@@ -3,30 +3,46 @@
 //! A source is one version of something: its [`Fingerprint`] pins it, and bytes of another
 //! version are an error, never an answer.
 
+mod answer;
 mod error;
 mod file;
 mod fingerprint;
 mod http;
 mod location;
 mod memory;
-mod stdin;
+mod pipe;
+mod retry;
 
 use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use url::Url;
 
-use crate::base::buffer::Buffer;
+use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::Packed;
+use crate::base::stats::Stats;
 
-pub use error::{Cause, Error};
-pub use fingerprint::Fingerprint;
+pub use error::{Cause, Error, Obstacle};
+pub use file::File;
+pub use fingerprint::{Fingerprint, Validator};
+pub use http::Http;
+pub use location::Location;
+pub use memory::Memory;
+pub use pipe::Pipe;
+pub use retry::Retry;
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {
     /// What the user calls it, without secrets.
     fn location(&self) -> &str;
+
+    /// What saved state is found by, together with the fingerprint: the same for the same place.
+    fn locator(&self) -> &str;
 
     /// Which version of the bytes this is, and how many there are.
     fn fingerprint(&self) -> &Fingerprint;
@@ -35,7 +51,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     fn access(&self) -> Access;
 
     /// Fills `buffer` with the bytes at `offset` and returns it frozen. All of it: a source that
-    /// ends earlier is [`Cause::Changed`] or [`Cause::Truncated`].
+    /// ends earlier is [`Cause::Changed`] or [`Cause::Truncated`]. Only where the fingerprint has
+    /// no length, fewer bytes, or none, say that the source ends there.
     ///
     /// # Errors
     /// When the bytes cannot be had, or belong to another version.
@@ -56,4 +73,100 @@ pub enum Access {
     Ranges,
     /// Once, from the front.
     Stream,
+}
+
+/// How to open a source.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Names and values to send to the host of the URL, and to no other.
+    pub headers: Vec<(String, String)>,
+    /// Connections kept for reuse.
+    pub connections: usize,
+    /// How long to wait for a connection to be there.
+    pub connect_timeout: Duration,
+    /// How long a server may be silent: before its answer, and between any two bytes of it.
+    pub idle_timeout: Duration,
+    /// How often to try again.
+    pub retry: Retry,
+    /// What counts requests and bytes.
+    pub stats: Arc<Stats>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            headers: Vec::new(),
+            connections: 8,
+            connect_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(30),
+            retry: Retry::default(),
+            stats: Arc::default(),
+        }
+    }
+}
+
+/// Opens `spec`: a URL (`http://`, `https://`, `file://`), a path, or `-` for standard input.
+///
+/// A name with `://` is a URL; a file of such a name is opened as `./name`.
+///
+/// # Errors
+/// When it cannot be understood, does not exist, cannot be reached, or is no kind of source.
+pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error> {
+    if spec == "-" {
+        return Ok(Arc::new(Pipe::stdin(options.stats)));
+    }
+    if !spec.contains("://") {
+        return open_path(PathBuf::from(spec), options.stats).await;
+    }
+    // A URL that cannot be parsed cannot be cleaned of secrets either, and is not repeated.
+    let malformed = |text: String| Error::new("the URL", Cause::Malformed(text));
+    let url = Url::parse(spec).map_err(|error| malformed(error.to_string()))?;
+    match url.scheme() {
+        "http" | "https" => Ok(Arc::new(Http::open(url, options).await?)),
+        "file" => match url.to_file_path() {
+            Ok(path) => open_path(path, options.stats).await,
+            Err(()) => Err(malformed("a file URL names no other host".to_owned())),
+        },
+        scheme => Err(Error::new(
+            Location::from_url(&url).as_str(),
+            Cause::Unsupported(format!("{scheme}://")),
+        )),
+    }
+}
+
+async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
+    let name = path.to_string_lossy().into_owned();
+    // The task ends without a result only when the runtime goes away.
+    let done = tokio::task::spawn_blocking(move || file::open(&path, stats)).await;
+    done.unwrap_or(Err(Cause::Cancelled))
+        .map_err(|cause| Error::new(name, cause))
+}
+
+/// Bytes of one piece of [`pieces`].
+const PIECE_LEN: u64 = 1 << 20;
+
+/// A source with ranges from the front, one range after the other.
+fn pieces<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
+    let pool = Pool::new(2 * PIECE_LEN);
+    let len = source.fingerprint().len.unwrap_or(u64::MAX);
+    stream::unfold(Some(0), move |offset| {
+        let pool = pool.clone();
+        async move {
+            let offset: u64 = offset?;
+            let wanted = usize::try_from(len.saturating_sub(offset).min(PIECE_LEN)).ok()?;
+            if wanted == 0 {
+                return None;
+            }
+            let buffer = pool.take_async(wanted).await;
+            match source.read_at(Packed(offset), buffer).await {
+                Ok(bytes) if bytes.is_empty() => None,
+                Ok(bytes) => {
+                    let next = (bytes.len() == wanted).then_some(offset + wanted as u64);
+                    Some((Ok(bytes), next))
+                }
+                Err(error) => Some((Err(error), None)),
+            }
+        }
+    })
+    .boxed()
 }

@@ -1,0 +1,269 @@
+//! What a server's answer says about the bytes it carries; pure.
+
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use reqwest::header::{self, HeaderMap, HeaderName};
+
+use super::{Cause, Fingerprint, Validator};
+
+/// The part of an answer that matters, before its body.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Answer {
+    /// Status code.
+    pub(super) status: u16,
+    /// Which part of the whole the body is, when the answer says so.
+    pub(super) range: Option<ContentRange>,
+    /// Bytes of the body, when the answer says so.
+    pub(super) content_len: Option<u64>,
+    /// What tells versions apart.
+    pub(super) validator: Validator,
+    /// Where to ask instead.
+    pub(super) redirect: Option<String>,
+    /// How long to wait before asking again.
+    pub(super) retry_after: Option<Duration>,
+    /// How the body is wrapped, when it is.
+    encoding: Option<String>,
+}
+
+impl Answer {
+    pub(super) fn new(status: StatusCode, headers: &HeaderMap) -> Self {
+        let number = |name| text(headers, name).and_then(|text| digits(text.trim()));
+        Self {
+            status: status.as_u16(),
+            range: text(headers, header::CONTENT_RANGE).and_then(ContentRange::parse),
+            content_len: number(header::CONTENT_LENGTH),
+            validator: Validator::from_http(
+                text(headers, header::ETAG),
+                text(headers, header::LAST_MODIFIED),
+            ),
+            redirect: status
+                .is_redirection()
+                .then(|| text(headers, header::LOCATION).map(str::to_owned))
+                .flatten(),
+            retry_after: number(header::RETRY_AFTER).map(Duration::from_secs),
+            encoding: text(headers, header::CONTENT_ENCODING)
+                .map(|encoding| encoding.trim().to_ascii_lowercase())
+                .filter(|encoding| !encoding.is_empty() && encoding != "identity"),
+        }
+    }
+
+    /// The fingerprint of the whole that this answer is a part of.
+    pub(super) fn fingerprint(&self) -> Fingerprint {
+        let len = match self.range {
+            Some(ContentRange::Part { total, .. } | ContentRange::Unsatisfied { total }) => total,
+            None if self.status == 200 => self.content_len,
+            None => None,
+        };
+        Fingerprint {
+            len,
+            validator: self.validator.clone(),
+        }
+    }
+
+    /// The part of the whole that a 206 carries: half-open, never empty.
+    pub(super) fn part(&self) -> Result<(u64, u64), Cause> {
+        match self.range {
+            Some(ContentRange::Part { start, end, .. }) => Ok((start, end)),
+            _ => Err(Cause::Protocol(
+                "the server sends a part without saying which (no Content-Range)".to_owned(),
+            )),
+        }
+    }
+
+    /// The body is the bytes themselves, as was asked.
+    pub(super) fn check_encoding(&self) -> Result<(), Cause> {
+        match &self.encoding {
+            None => Ok(()),
+            Some(encoding) => Err(Cause::Protocol(format!(
+                "the server sends Content-Encoding: {encoding} although identity was asked for"
+            ))),
+        }
+    }
+
+    /// Why this answer is none, by its status alone.
+    pub(super) fn refusal(&self) -> Cause {
+        match self.status {
+            401 | 403 => Cause::Unauthorized(self.status),
+            404 | 410 => Cause::NotFound,
+            412 => Cause::Changed,
+            status => Cause::Http(status),
+        }
+    }
+
+    /// Whether a resolved URL may have run out while the original one still works.
+    pub(super) fn may_be_stale(&self) -> bool {
+        matches!(self.status, 401 | 403 | 404 | 410)
+    }
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Decimal digits and nothing else.
+fn digits(text: &str) -> Option<u64> {
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| text.parse().ok()).flatten()
+}
+
+/// The value of `Content-Range`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ContentRange {
+    /// `bytes 0-9/100`
+    Part {
+        /// The first byte's offset.
+        start: u64,
+        /// The offset after the last byte; greater than `start`.
+        end: u64,
+        /// Bytes of the whole, at least `end`; `None` where the server does not know.
+        total: Option<u64>,
+    },
+    /// `bytes */100`: nothing of what was asked for exists.
+    Unsatisfied {
+        /// Bytes of the whole.
+        total: Option<u64>,
+    },
+}
+
+impl ContentRange {
+    /// `None` for other units and for whatever contradicts itself.
+    pub(super) fn parse(value: &str) -> Option<Self> {
+        let (unit, rest) = value.trim().split_once(' ')?;
+        let (range, total) = rest.trim().split_once('/')?;
+        let total = match total {
+            "*" => None,
+            total => Some(digits(total)?),
+        };
+        if !unit.eq_ignore_ascii_case("bytes") {
+            return None;
+        }
+        if range == "*" {
+            return Some(Self::Unsatisfied { total });
+        }
+        let (first, last) = range.split_once('-')?;
+        let (start, end) = (digits(first)?, digits(last)?.checked_add(1)?);
+        (start < end && total.is_none_or(|total| end <= total)).then_some(Self::Part {
+            start,
+            end,
+            total,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::header::HeaderValue;
+
+    use super::*;
+
+    fn answer(status: u16, headers: &[(&'static str, &'static str)]) -> Answer {
+        let headers = headers
+            .iter()
+            .map(|&(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect();
+        Answer::new(StatusCode::from_u16(status).expect("a status"), &headers)
+    }
+
+    #[test]
+    fn a_part_names_its_place_in_the_whole() {
+        assert_eq!(
+            ContentRange::parse("bytes 5-9/100"),
+            Some(ContentRange::Part {
+                start: 5,
+                end: 10,
+                total: Some(100)
+            })
+        );
+        assert_eq!(
+            ContentRange::parse("Bytes 0-0/*"),
+            Some(ContentRange::Part {
+                start: 0,
+                end: 1,
+                total: None
+            })
+        );
+        assert_eq!(
+            ContentRange::parse("bytes */7"),
+            Some(ContentRange::Unsatisfied { total: Some(7) })
+        );
+    }
+
+    #[test]
+    fn parts_that_contradict_themselves_are_none() {
+        for value in [
+            "",
+            "bytes",
+            "bytes 5-4/100",
+            "bytes 0-100/100",
+            "bytes -5/100",
+            "bytes 0-/100",
+            "bytes 0-9",
+            "lines 0-9/100",
+            "bytes +0-9/100",
+            "bytes 0-18446744073709551615/*",
+        ] {
+            assert_eq!(ContentRange::parse(value), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_the_whole_is_never_the_length_of_a_part() {
+        let part = answer(
+            206,
+            &[("content-length", "10"), ("content-range", "bytes 0-9/*")],
+        );
+        assert_eq!(part.fingerprint().len, None);
+        let part = answer(
+            206,
+            &[("content-length", "10"), ("content-range", "bytes 0-9/55")],
+        );
+        assert_eq!(part.fingerprint().len, Some(55));
+        assert_eq!(
+            answer(200, &[("content-length", "10")]).fingerprint().len,
+            Some(10)
+        );
+        assert_eq!(
+            answer(416, &[("content-length", "10")]).fingerprint().len,
+            None
+        );
+    }
+
+    #[test]
+    fn only_bytes_as_they_are_pass() {
+        assert!(answer(200, &[]).check_encoding().is_ok());
+        assert!(
+            answer(200, &[("content-encoding", "Identity")])
+                .check_encoding()
+                .is_ok()
+        );
+        assert!(
+            answer(200, &[("content-encoding", "gzip")])
+                .check_encoding()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn statuses_become_what_the_caller_can_do() {
+        assert!(matches!(
+            answer(403, &[]).refusal(),
+            Cause::Unauthorized(403)
+        ));
+        assert!(matches!(answer(410, &[]).refusal(), Cause::NotFound));
+        assert!(matches!(answer(412, &[]).refusal(), Cause::Changed));
+        assert!(matches!(answer(500, &[]).refusal(), Cause::Http(500)));
+    }
+
+    #[test]
+    fn a_server_that_asks_for_patience_is_understood_in_seconds_only() {
+        let after = |value| answer(503, &[("retry-after", value)]).retry_after;
+        assert_eq!(after("7"), Some(Duration::from_secs(7)));
+        assert_eq!(after("Fri, 31 Dec 1999 23:59:59 GMT"), None);
+    }
+}

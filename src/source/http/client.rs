@@ -1,0 +1,242 @@
+//! One request at a time: who is asked, with which headers, along which redirects.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
+use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
+use reqwest::redirect::Policy;
+use reqwest::{ClientBuilder, Response};
+use url::Url;
+
+use super::super::answer::Answer;
+use super::super::{Cause, Obstacle, Options};
+use crate::base::stats::Stats;
+
+/// Redirects followed for one request; browsers follow twenty, curl's own limit is fifty, and
+/// nobody needs more than a few.
+const MAX_REDIRECTS: usize = 10;
+
+/// Asks servers on behalf of one URL.
+#[derive(Debug)]
+pub(super) struct Client {
+    client: reqwest::Client,
+    /// The URL as the user gave it, with user and password.
+    original: Url,
+    /// The user's, for the original's origin only.
+    headers: HeaderMap,
+    stats: Arc<Stats>,
+}
+
+/// An answer whose body is still to be read.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) answer: Answer,
+    pub(super) response: Response,
+    /// Where the redirects led.
+    pub(super) url: Url,
+}
+
+impl Client {
+    pub(super) fn new(url: Url, options: &Options) -> Result<Self, Cause> {
+        Ok(Self {
+            client: connector(&url, options)?,
+            headers: user_headers(&options.headers)?,
+            stats: Arc::clone(&options.stats),
+            original: url,
+        })
+    }
+
+    /// The URL that the user gave.
+    pub(super) fn original(&self) -> &Url {
+        &self.original
+    }
+
+    /// Asks for bytes `start..end` at `from`, of the version with the entity tag `etag`, and
+    /// follows redirects. Any status but a redirect is a reply.
+    pub(super) async fn get(
+        &self,
+        from: &Url,
+        (start, end): (u64, u64),
+        etag: Option<&str>,
+    ) -> Result<Reply, Cause> {
+        let mut conditions = HeaderMap::new();
+        let last = end.saturating_sub(1);
+        conditions.insert(
+            header::RANGE,
+            header_value(&format!("bytes={start}-{last}"))?,
+        );
+        conditions.insert(
+            header::ACCEPT_ENCODING,
+            HeaderValue::from_static("identity"),
+        );
+        if let Some(etag) = etag {
+            conditions.insert(header::IF_MATCH, header_value(etag)?);
+        }
+        let mut url = from.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let response = self.send(&url, &conditions).await?;
+            let answer = Answer::new(response.status(), response.headers());
+            let Some(target) = &answer.redirect else {
+                return Ok(Reply {
+                    answer,
+                    response,
+                    url,
+                });
+            };
+            url = redirected(&url, target)?;
+        }
+        Err(Cause::Protocol(format!(
+            "more than {MAX_REDIRECTS} redirects"
+        )))
+    }
+
+    async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<Response, Cause> {
+        self.stats.source_requests.increment();
+        let mut url = url.clone();
+        let mut headers = HeaderMap::new();
+        if url.origin() == self.original.origin() {
+            // Turned into an Authorization header before it is sent. Fails only for URLs that
+            // have no host.
+            url.set_username(self.original.username()).ok();
+            url.set_password(self.original.password()).ok();
+            headers.clone_from(&self.headers);
+        }
+        headers.extend(conditions.clone());
+        let sent = self.client.get(url).headers(headers).send().await;
+        sent.map_err(|error| cause_of(&error))
+    }
+}
+
+fn connector(url: &Url, options: &Options) -> Result<reqwest::Client, Cause> {
+    // An error says that the process has a provider already, which serves as well.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    match builder(options).build() {
+        Ok(client) => Ok(client),
+        // A machine without any trusted certificate can still speak plain HTTP.
+        Err(_) if url.scheme() == "http" => {
+            let built = builder(options).tls_certs_only([]).build();
+            built.map_err(|error| cause_of(&error))
+        }
+        Err(error) => Err(Cause::Unreachable {
+            obstacle: Obstacle::Tls,
+            detail: innermost(&error).to_string(),
+        }),
+    }
+}
+
+/// HTTP/1.1, which moves more bytes per CPU second than HTTP/2; bodies as they come, and
+/// redirects left to [`Client::get`], which knows whose headers are whose.
+fn builder(options: &Options) -> ClientBuilder {
+    reqwest::Client::builder()
+        .http1_only()
+        .redirect(Policy::none())
+        .referer(false)
+        .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(options.connect_timeout)
+        .read_timeout(options.idle_timeout)
+        .pool_max_idle_per_host(options.connections)
+}
+
+fn user_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| Cause::Malformed(format!("{name:?} is no name of a header")))?;
+        // The value may be a secret: it is not repeated.
+        let mut value = header_value(value).map_err(|_| {
+            Cause::Malformed(format!("the value of the header {name} is malformed"))
+        })?;
+        value.set_sensitive(true);
+        map.append(name, value);
+    }
+    Ok(map)
+}
+
+fn header_value(text: &str) -> Result<HeaderValue, Cause> {
+    HeaderValue::from_str(text)
+        .map_err(|_| Cause::Protocol("a header's value cannot be sent".to_owned()))
+}
+
+fn redirected(from: &Url, target: &str) -> Result<Url, Cause> {
+    let nowhere = || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
+    let url = from.join(target).map_err(|_| nowhere())?;
+    match url.scheme() {
+        "http" | "https" if url.has_host() => Ok(url),
+        _ => Err(nowhere()),
+    }
+}
+
+/// What a failed request means; never with the URL, which may carry secrets.
+pub(super) fn cause_of(error: &reqwest::Error) -> Cause {
+    let obstacle = if error.is_timeout() {
+        Obstacle::Timeout
+    } else if error.is_dns() {
+        Obstacle::Dns
+    } else if chain(error).any(|link| link.is::<rustls::Error>()) {
+        Obstacle::Tls
+    } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {
+        Obstacle::Refused
+    } else if (error.is_body() || error.is_decode()) && io_kind(error).is_none() {
+        return Cause::Truncated;
+    } else {
+        Obstacle::Connection
+    };
+    Cause::Unreachable {
+        obstacle,
+        detail: innermost(error).to_string(),
+    }
+}
+
+fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
+    chain(error)
+        .filter_map(|link| link.downcast_ref::<io::Error>())
+        .last()
+        .map(io::Error::kind)
+}
+
+fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
+    chain(error).last().unwrap_or(error)
+}
+
+/// The error and its causes, those included that an [`io::Error`] wraps and skips itself.
+fn chain<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&link| {
+        let wrapped = link
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        match wrapped {
+            Some(wrapped) => Some(wrapped as &(dyn StdError + 'static)),
+            None => link.source(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_stay_on_the_web() {
+        let from = Url::parse("http://host/a/b.tar").expect("well-formed");
+        let to = |target| redirected(&from, target).map(String::from).ok();
+        assert_eq!(to("../c"), Some("http://host/c".to_owned()));
+        assert_eq!(to("https://other/d"), Some("https://other/d".to_owned()));
+        assert_eq!(to("file:///etc/passwd"), None);
+        assert_eq!(to("http://"), None);
+    }
+
+    #[test]
+    fn malformed_headers_are_refused_without_their_value() {
+        let refusal = |name: &str, value: &str| {
+            user_headers(&[(name.to_owned(), value.to_owned())])
+                .err()
+                .map(|cause| cause.to_string())
+        };
+        assert_eq!(refusal("X-Key", "fine"), None);
+        assert!(refusal("X Key", "fine").is_some_and(|text| text.contains("X Key")));
+        assert!(refusal("X-Key", "hid\nden").is_some_and(|text| !text.contains("hid")));
+    }
+}

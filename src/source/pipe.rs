@@ -1,0 +1,128 @@
+//! Bytes that pass by once: standard input, FIFOs, character devices.
+
+use std::fmt;
+use std::io::Read;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
+
+use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
+use crate::base::buffer::{Buffer, Pool};
+use crate::base::extent::Packed;
+use crate::base::stats::Stats;
+
+/// Bytes asked for at a time: four times what a Linux pipe holds by default.
+const PIECE_LEN: usize = 256 << 10;
+/// Pieces that may wait for the reader.
+const PIECES: u64 = 4;
+
+/// A source that can only be read from the front, once.
+pub struct Pipe {
+    reader: Mutex<Option<Reader>>,
+    location: Location,
+    fingerprint: Fingerprint,
+    stats: Arc<Stats>,
+}
+
+type Reader = Box<dyn Read + Send>;
+
+impl Pipe {
+    /// Everything that `reader` gives, shown to the user as `name`.
+    pub fn new(name: &str, reader: impl Read + Send + 'static, stats: Arc<Stats>) -> Self {
+        Self {
+            reader: Mutex::new(Some(Box::new(reader))),
+            location: Location::from_name(name),
+            fingerprint: Fingerprint {
+                len: None,
+                validator: Validator::None,
+            },
+            stats,
+        }
+    }
+
+    /// Standard input.
+    pub fn stdin(stats: Arc<Stats>) -> Self {
+        Self::new("standard input", std::io::stdin(), stats)
+    }
+
+    fn error(&self, cause: Cause) -> Error {
+        Error::new(self.location(), cause)
+    }
+}
+
+/// Blocks until the next piece is there; `None` at the end.
+fn next(mut reader: Reader, mut buffer: Buffer) -> Result<Option<(Bytes, Reader)>, Cause> {
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(None),
+            Ok(len) => {
+                buffer.truncate(len);
+                return Ok(Some((buffer.freeze(), reader)));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Source for Pipe {
+    fn location(&self) -> &str {
+        self.location.as_str()
+    }
+
+    fn locator(&self) -> &str {
+        self.location.locator()
+    }
+
+    fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    fn access(&self) -> Access {
+        Access::Stream
+    }
+
+    fn read_at(&self, _offset: Packed, _buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        std::future::ready(Err(self.error(Cause::Spent))).boxed()
+    }
+
+    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
+        let taken = self
+            .reader
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(reader) = taken else {
+            return stream::iter([Err(self.error(Cause::Spent))]).boxed();
+        };
+        let pool = Pool::new(PIECES * PIECE_LEN as u64);
+        stream::unfold(Some(reader), move |reader| {
+            let pool = pool.clone();
+            async move {
+                let reader = reader?;
+                let buffer = pool.take_async(PIECE_LEN).await;
+                // The task ends without a result only when the runtime goes away.
+                let done = tokio::task::spawn_blocking(|| next(reader, buffer)).await;
+                match done.unwrap_or(Err(Cause::Cancelled)) {
+                    Ok(None) => None,
+                    Ok(Some((bytes, reader))) => {
+                        self.stats.source_read_bytes.add(bytes.len() as u64);
+                        Some((Ok(bytes), Some(reader)))
+                    }
+                    Err(cause) => Some((Err(self.error(cause)), None)),
+                }
+            }
+        })
+        .boxed()
+    }
+}
+
+impl fmt::Debug for Pipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipe")
+            .field("location", &self.location)
+            .finish_non_exhaustive()
+    }
+}
