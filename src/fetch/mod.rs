@@ -41,7 +41,11 @@ pub fn read(
     // Longer than memory is longer than any source.
     let len = usize::try_from(extent.len())
         .map_err(|_| Error::new(source.location(), Cause::Truncated))?;
-    if source.fingerprint().len.is_some_and(|len| extent.end().0 > len) {
+    if source
+        .fingerprint()
+        .len
+        .is_some_and(|len| extent.end().0 > len)
+    {
         return Err(Error::new(source.location(), Cause::Truncated));
     }
     let buffer = pool.take(len);

@@ -35,7 +35,11 @@ impl Iterator for Plan {
     type Item = Extent<Packed>;
 
     fn next(&mut self) -> Option<Extent<Packed>> {
-        let left = self.end.0.checked_sub(self.next.0).filter(|&left| left > 0)?;
+        let left = self
+            .end
+            .0
+            .checked_sub(self.next.0)
+            .filter(|&left| left > 0)?;
         let chunk = Extent::with_len(self.next, left.min(self.chunk_len));
         self.next = chunk.end();
         self.chunk_len = self.chunk_len.saturating_mul(2).min(self.max_chunk_len);
@@ -54,12 +58,17 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn lens(start: u64, end: u64, max_chunk_len: u64) -> Vec<u64> {
-        Plan::new(Packed(start), Packed(end), max_chunk_len).map(|chunk| chunk.len()).collect()
+        Plan::new(Packed(start), Packed(end), max_chunk_len)
+            .map(|chunk| chunk.len())
+            .collect()
     }
 
     #[test]
     fn chunks_double_up_to_the_limit_and_end_at_the_end() {
-        assert_eq!(lens(0, 20 * MIB + 5, 8 * MIB), [MIB, 2 * MIB, 4 * MIB, 8 * MIB, 5 * MIB + 5]);
+        assert_eq!(
+            lens(0, 20 * MIB + 5, 8 * MIB),
+            [MIB, 2 * MIB, 4 * MIB, 8 * MIB, 5 * MIB + 5]
+        );
     }
 
     #[test]
@@ -77,7 +86,10 @@ mod tests {
     #[test]
     fn an_end_that_nobody_knows_is_never_reached() {
         let mut plan = Plan::new(Packed(0), Packed(u64::MAX), u64::MAX);
-        assert_eq!(plan.by_ref().last().map(|chunk| chunk.end()), Some(Packed(u64::MAX)));
+        assert_eq!(
+            plan.by_ref().last().map(|chunk| chunk.end()),
+            Some(Packed(u64::MAX))
+        );
         assert_eq!(plan.next(), None);
     }
 

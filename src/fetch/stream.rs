@@ -132,7 +132,12 @@ impl Stream {
     }
 }
 
-async fn drive(source: Arc<dyn Source>, start: Packed, config: Config, sender: mpsc::Sender<Flight>) {
+async fn drive(
+    source: Arc<dyn Source>,
+    start: Packed,
+    config: Config,
+    sender: mpsc::Sender<Flight>,
+) {
     // An error here says that nobody receives any more, and so does nobody miss the rest.
     drop(match source.access() {
         Access::Ranges => fetch(source, start, config, &sender).await,
@@ -160,7 +165,10 @@ async fn fetch(
         };
         let buffer = config.pool.take_async(len).await;
         let (done, bytes) = oneshot::channel();
-        let flight = Flight::Chunk { len: chunk.len(), bytes };
+        let flight = Flight::Chunk {
+            len: chunk.len(),
+            bytes,
+        };
         let source = Arc::clone(&source);
         requests.spawn(async move {
             let read = source.read_at(chunk.start(), buffer).await;
@@ -234,7 +242,8 @@ impl Tap<'_> {
     /// Drops the next `count` bytes, or as many as there are.
     async fn skip(&mut self, mut count: u64) -> Result<(), Error> {
         while count > 0 && self.draw().await? {
-            let len = usize::try_from(count).map_or(self.rest.len(), |count| count.min(self.rest.len()));
+            let len =
+                usize::try_from(count).map_or(self.rest.len(), |count| count.min(self.rest.len()));
             drop(self.rest.split_to(len));
             count -= len as u64;
         }

@@ -143,7 +143,11 @@ impl ContentRange {
         }
         let (first, last) = range.split_once('-')?;
         let (start, end) = (digits(first)?, digits(last)?.checked_add(1)?);
-        (start < end && total.is_none_or(|total| end <= total)).then_some(Self::Part { start, end, total })
+        (start < end && total.is_none_or(|total| end <= total)).then_some(Self::Part {
+            start,
+            end,
+            total,
+        })
     }
 }
 
@@ -156,7 +160,12 @@ mod tests {
     fn answer(status: u16, headers: &[(&'static str, &'static str)]) -> Answer {
         let headers = headers
             .iter()
-            .map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .map(|&(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
             .collect();
         Answer::new(StatusCode::from_u16(status).expect("a status"), &headers)
     }
@@ -165,11 +174,19 @@ mod tests {
     fn a_part_names_its_place_in_the_whole() {
         assert_eq!(
             ContentRange::parse("bytes 5-9/100"),
-            Some(ContentRange::Part { start: 5, end: 10, total: Some(100) })
+            Some(ContentRange::Part {
+                start: 5,
+                end: 10,
+                total: Some(100)
+            })
         );
         assert_eq!(
             ContentRange::parse("Bytes 0-0/*"),
-            Some(ContentRange::Part { start: 0, end: 1, total: None })
+            Some(ContentRange::Part {
+                start: 0,
+                end: 1,
+                total: None
+            })
         );
         assert_eq!(
             ContentRange::parse("bytes */7"),
@@ -180,8 +197,16 @@ mod tests {
     #[test]
     fn parts_that_contradict_themselves_are_none() {
         for value in [
-            "", "bytes", "bytes 5-4/100", "bytes 0-100/100", "bytes -5/100", "bytes 0-/100",
-            "bytes 0-9", "lines 0-9/100", "bytes +0-9/100", "bytes 0-18446744073709551615/*",
+            "",
+            "bytes",
+            "bytes 5-4/100",
+            "bytes 0-100/100",
+            "bytes -5/100",
+            "bytes 0-/100",
+            "bytes 0-9",
+            "lines 0-9/100",
+            "bytes +0-9/100",
+            "bytes 0-18446744073709551615/*",
         ] {
             assert_eq!(ContentRange::parse(value), None, "{value}");
         }
@@ -189,24 +214,47 @@ mod tests {
 
     #[test]
     fn the_length_of_the_whole_is_never_the_length_of_a_part() {
-        let part = answer(206, &[("content-length", "10"), ("content-range", "bytes 0-9/*")]);
+        let part = answer(
+            206,
+            &[("content-length", "10"), ("content-range", "bytes 0-9/*")],
+        );
         assert_eq!(part.fingerprint().len, None);
-        let part = answer(206, &[("content-length", "10"), ("content-range", "bytes 0-9/55")]);
+        let part = answer(
+            206,
+            &[("content-length", "10"), ("content-range", "bytes 0-9/55")],
+        );
         assert_eq!(part.fingerprint().len, Some(55));
-        assert_eq!(answer(200, &[("content-length", "10")]).fingerprint().len, Some(10));
-        assert_eq!(answer(416, &[("content-length", "10")]).fingerprint().len, None);
+        assert_eq!(
+            answer(200, &[("content-length", "10")]).fingerprint().len,
+            Some(10)
+        );
+        assert_eq!(
+            answer(416, &[("content-length", "10")]).fingerprint().len,
+            None
+        );
     }
 
     #[test]
     fn only_bytes_as_they_are_pass() {
         assert!(answer(200, &[]).check_encoding().is_ok());
-        assert!(answer(200, &[("content-encoding", "Identity")]).check_encoding().is_ok());
-        assert!(answer(200, &[("content-encoding", "gzip")]).check_encoding().is_err());
+        assert!(
+            answer(200, &[("content-encoding", "Identity")])
+                .check_encoding()
+                .is_ok()
+        );
+        assert!(
+            answer(200, &[("content-encoding", "gzip")])
+                .check_encoding()
+                .is_err()
+        );
     }
 
     #[test]
     fn statuses_become_what_the_caller_can_do() {
-        assert!(matches!(answer(403, &[]).refusal(), Cause::Unauthorized(403)));
+        assert!(matches!(
+            answer(403, &[]).refusal(),
+            Cause::Unauthorized(403)
+        ));
         assert!(matches!(answer(410, &[]).refusal(), Cause::NotFound));
         assert!(matches!(answer(412, &[]).refusal(), Cause::Changed));
         assert!(matches!(answer(500, &[]).refusal(), Cause::Http(500)));

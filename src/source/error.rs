@@ -155,7 +155,10 @@ mod tests {
         assert_eq!(error.to_string(), "cannot read http://host/a");
         error.attempts = 3;
         error.elapsed = Duration::from_millis(2_140);
-        assert_eq!(error.to_string(), "cannot read http://host/a (3 attempts in 2.1 s)");
+        assert_eq!(
+            error.to_string(),
+            "cannot read http://host/a (3 attempts in 2.1 s)"
+        );
         let cause = error.source().map(ToString::to_string);
         assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
     }
@@ -165,7 +168,12 @@ mod tests {
         for status in [408, 429, 500, 503] {
             assert!(Cause::Http(status).is_transient(), "{status}");
         }
-        for cause in [Cause::Http(400), Cause::NotFound, Cause::Changed, Cause::Unauthorized(403)] {
+        for cause in [
+            Cause::Http(400),
+            Cause::NotFound,
+            Cause::Changed,
+            Cause::Unauthorized(403),
+        ] {
             assert!(!cause.is_transient(), "{cause}");
         }
     }

@@ -43,7 +43,10 @@ pub enum Validator {
 impl Fingerprint {
     /// Whether equal fingerprints can be taken for equal bytes without looking at any.
     pub fn is_strong(&self) -> bool {
-        matches!(self.validator, Validator::StrongEtag(_) | Validator::File { .. })
+        matches!(
+            self.validator,
+            Validator::StrongEtag(_) | Validator::File { .. }
+        )
     }
 
     /// Whether `other` can be of the same version: validators equal, and lengths wherever both
@@ -65,7 +68,10 @@ impl fmt::Display for Fingerprint {
         }
         match &self.validator {
             Validator::StrongEtag(etag) => write!(f, " etag={etag}"),
-            Validator::Weak { etag, last_modified } => {
+            Validator::Weak {
+                etag,
+                last_modified,
+            } => {
                 if let Some(etag) = etag {
                     write!(f, " etag={etag}")?;
                 }
@@ -74,7 +80,12 @@ impl fmt::Display for Fingerprint {
                 }
                 Ok(())
             }
-            Validator::File { dev, ino, mtime_ns, ctime_ns } => {
+            Validator::File {
+                dev,
+                ino,
+                mtime_ns,
+                ctime_ns,
+            } => {
                 write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")
             }
             Validator::None => Ok(()),
@@ -140,7 +151,10 @@ mod tests {
     #[test]
     fn an_unknown_length_agrees_with_any() {
         let known = http(5, None, Some("Monday"));
-        let unknown = Fingerprint { len: None, ..known.clone() };
+        let unknown = Fingerprint {
+            len: None,
+            ..known.clone()
+        };
         assert!(known.matches(&unknown) && unknown.matches(&known));
         assert!(!known.matches(&http(6, None, Some("Monday"))));
     }

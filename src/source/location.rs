@@ -7,9 +7,28 @@ use url::Url;
 /// Query parameters that sign a request or carry a credential, in lower case: they differ from
 /// one day to the next for the same bytes.
 const SECRETS: [&str; 22] = [
-    "access_token", "awsaccesskeyid", "expires", "googleaccessid", "key-pair-id", "policy", "se",
-    "ses", "sig", "signature", "sip", "ske", "skoid", "sks", "skt", "sktid", "skv", "sp", "spr",
-    "sr", "st", "sv",
+    "access_token",
+    "awsaccesskeyid",
+    "expires",
+    "googleaccessid",
+    "key-pair-id",
+    "policy",
+    "se",
+    "ses",
+    "sig",
+    "signature",
+    "sip",
+    "ske",
+    "skoid",
+    "sks",
+    "skt",
+    "sktid",
+    "skv",
+    "sp",
+    "spr",
+    "sr",
+    "st",
+    "sv",
 ];
 /// Beginnings of such parameters, in lower case.
 const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
@@ -90,16 +109,22 @@ fn display(url: &Url) -> String {
 fn without_user(url: &Url) -> Url {
     let mut url = url.clone();
     // Fails only for URLs that cannot have a user to begin with.
-    drop(url.set_username(""));
-    drop(url.set_password(None));
+    url.set_username("").ok();
+    url.set_password(None).ok();
     url
 }
 
 fn is_secret(pair: &str) -> bool {
-    let name = pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
+    let name = pair
+        .split('=')
+        .next()
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     SECRETS.contains(&name.as_str())
         || name == "token"
-        || SECRET_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || SECRET_PREFIXES
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -112,22 +137,36 @@ mod tests {
 
     #[test]
     fn a_signed_url_is_found_by_what_it_names() {
-        let today = at("https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260101T0&X-Amz-Signature=abc");
-        let tomorrow = at("https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260102T0&X-Amz-Signature=def");
+        let today = at(
+            "https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260101T0&X-Amz-Signature=abc",
+        );
+        let tomorrow = at(
+            "https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260102T0&X-Amz-Signature=def",
+        );
         assert_eq!(today.locator(), tomorrow.locator());
-        assert_eq!(today.locator(), "https://b.s3.amazonaws.com/a.tar?versionId=7");
-        let azure = at("https://x.blob.core.windows.net/c/a.tar?sv=2020&se=2026&sr=b&sp=r&sig=abc%3D");
+        assert_eq!(
+            today.locator(),
+            "https://b.s3.amazonaws.com/a.tar?versionId=7"
+        );
+        let azure =
+            at("https://x.blob.core.windows.net/c/a.tar?sv=2020&se=2026&sr=b&sp=r&sig=abc%3D");
         assert_eq!(azure.locator(), "https://x.blob.core.windows.net/c/a.tar");
     }
 
     #[test]
     fn parameters_that_name_the_bytes_stay_in_their_order() {
-        assert_eq!(at("http://h/d?id=2&b=1&a=3").locator(), "http://h/d?id=2&b=1&a=3");
+        assert_eq!(
+            at("http://h/d?id=2&b=1&a=3").locator(),
+            "http://h/d?id=2&b=1&a=3"
+        );
     }
 
     #[test]
     fn the_way_a_url_is_written_does_not_matter() {
-        assert_eq!(at("HTTP://me:secret@Host:80/a/../b#part").locator(), "http://host/b");
+        assert_eq!(
+            at("HTTP://me:secret@Host:80/a/../b#part").locator(),
+            "http://host/b"
+        );
     }
 
     #[test]

@@ -138,7 +138,8 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
     let name = path.to_string_lossy().into_owned();
     // The task ends without a result only when the runtime goes away.
     let done = tokio::task::spawn_blocking(move || file::open(&path, stats)).await;
-    done.unwrap_or(Err(Cause::Cancelled)).map_err(|cause| Error::new(name, cause))
+    done.unwrap_or(Err(Cause::Cancelled))
+        .map_err(|cause| Error::new(name, cause))
 }
 
 /// Bytes of one piece of [`pieces`].

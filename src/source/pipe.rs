@@ -89,7 +89,11 @@ impl Source for Pipe {
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        let taken = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = self
+            .reader
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         let Some(reader) = taken else {
             return stream::iter([Err(self.error(Cause::Spent))]).boxed();
         };
@@ -117,6 +121,8 @@ impl Source for Pipe {
 
 impl fmt::Debug for Pipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pipe").field("location", &self.location).finish_non_exhaustive()
+        f.debug_struct("Pipe")
+            .field("location", &self.location)
+            .finish_non_exhaustive()
     }
 }

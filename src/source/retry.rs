@@ -58,9 +58,14 @@ mod tests {
             first_pause: Duration::from_millis(100),
             longest_pause: Duration::from_millis(500),
         };
-        let pauses: Vec<_> = (1..=6).map(|attempts| retry.pause(attempts, None)).collect();
+        let pauses: Vec<_> = (1..=6)
+            .map(|attempts| retry.pause(attempts, None))
+            .collect();
         let expected = [Some(100), Some(200), Some(400), Some(500), Some(500), None];
-        assert_eq!(pauses, expected.map(|pause| pause.map(Duration::from_millis)));
+        assert_eq!(
+            pauses,
+            expected.map(|pause| pause.map(Duration::from_millis))
+        );
     }
 
     #[test]
@@ -68,7 +73,10 @@ mod tests {
         let retry = Retry::default();
         let asked = Some(Duration::from_secs(2));
         assert_eq!(retry.pause(1, asked), asked);
-        assert_eq!(retry.pause(1, Some(Duration::from_secs(86_400))), Some(retry.longest_pause));
+        assert_eq!(
+            retry.pause(1, Some(Duration::from_secs(86_400))),
+            Some(retry.longest_pause)
+        );
     }
 
     #[test]

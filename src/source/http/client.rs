@@ -62,8 +62,14 @@ impl Client {
     ) -> Result<Reply, Cause> {
         let mut conditions = HeaderMap::new();
         let last = end.saturating_sub(1);
-        conditions.insert(header::RANGE, header_value(&format!("bytes={start}-{last}"))?);
-        conditions.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        conditions.insert(
+            header::RANGE,
+            header_value(&format!("bytes={start}-{last}"))?,
+        );
+        conditions.insert(
+            header::ACCEPT_ENCODING,
+            HeaderValue::from_static("identity"),
+        );
         if let Some(etag) = etag {
             conditions.insert(header::IF_MATCH, header_value(etag)?);
         }
@@ -72,11 +78,17 @@ impl Client {
             let response = self.send(&url, &conditions).await?;
             let answer = Answer::new(response.status(), response.headers());
             let Some(target) = &answer.redirect else {
-                return Ok(Reply { answer, response, url });
+                return Ok(Reply {
+                    answer,
+                    response,
+                    url,
+                });
             };
             url = redirected(&url, target)?;
         }
-        Err(Cause::Protocol(format!("more than {MAX_REDIRECTS} redirects")))
+        Err(Cause::Protocol(format!(
+            "more than {MAX_REDIRECTS} redirects"
+        )))
     }
 
     async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<Response, Cause> {
@@ -86,8 +98,8 @@ impl Client {
         if url.origin() == self.original.origin() {
             // Turned into an Authorization header before it is sent. Fails only for URLs that
             // have no host.
-            drop(url.set_username(self.original.username()));
-            drop(url.set_password(self.original.password()));
+            url.set_username(self.original.username()).ok();
+            url.set_password(self.original.password()).ok();
             headers.clone_from(&self.headers);
         }
         headers.extend(conditions.clone());
@@ -132,8 +144,9 @@ fn user_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
         let name = HeaderName::from_bytes(name.as_bytes())
             .map_err(|_| Cause::Malformed(format!("{name:?} is no name of a header")))?;
         // The value may be a secret: it is not repeated.
-        let mut value = header_value(value)
-            .map_err(|_| Cause::Malformed(format!("the value of the header {name} is malformed")))?;
+        let mut value = header_value(value).map_err(|_| {
+            Cause::Malformed(format!("the value of the header {name} is malformed"))
+        })?;
         value.set_sensitive(true);
         map.append(name, value);
     }
@@ -176,7 +189,10 @@ pub(super) fn cause_of(error: &reqwest::Error) -> Cause {
 }
 
 fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
-    chain(error).filter_map(|link| link.downcast_ref::<io::Error>()).last().map(io::Error::kind)
+    chain(error)
+        .filter_map(|link| link.downcast_ref::<io::Error>())
+        .last()
+        .map(io::Error::kind)
 }
 
 fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
@@ -188,7 +204,9 @@ fn chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&link| {
-        let wrapped = link.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let wrapped = link
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
         match wrapped {
             Some(wrapped) => Some(wrapped as &(dyn StdError + 'static)),
             None => link.source(),
@@ -213,7 +231,9 @@ mod tests {
     #[test]
     fn malformed_headers_are_refused_without_their_value() {
         let refusal = |name: &str, value: &str| {
-            user_headers(&[(name.to_owned(), value.to_owned())]).err().map(|cause| cause.to_string())
+            user_headers(&[(name.to_owned(), value.to_owned())])
+                .err()
+                .map(|cause| cause.to_string())
         };
         assert_eq!(refusal("X-Key", "fine"), None);
         assert!(refusal("X Key", "fine").is_some_and(|text| text.contains("X Key")));

@@ -57,15 +57,16 @@ impl Http {
     /// When the server cannot be reached, refuses, or answers what cannot be used.
     pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
         let location = Location::from_url(&url);
-        let client = Client::new(url, &options)
-            .map_err(|cause| Error::new(location.as_str(), cause))?;
+        let client =
+            Client::new(url, &options).map_err(|cause| Error::new(location.as_str(), cause))?;
         let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
         let (reply, body) = loop {
             match probe(&client, &options.stats).await {
                 Ok(found) => break found,
-                Err(failure) => effort.failed(failure).await.map_err(|cause| {
-                    effort.error(location.as_str(), cause)
-                })?,
+                Err(failure) => effort
+                    .failed(failure)
+                    .await
+                    .map_err(|cause| effort.error(location.as_str(), cause))?,
             }
         };
         Ok(Self {
@@ -91,9 +92,10 @@ impl Http {
                 Err(failure) => {
                     // The node that failed may be out of service: let the original choose anew.
                     self.remember(self.client.original().clone());
-                    effort.failed(failure).await.map_err(|cause| {
-                        effort.error(self.location(), cause)
-                    })?;
+                    effort
+                        .failed(failure)
+                        .await
+                        .map_err(|cause| effort.error(self.location(), cause))?;
                 }
             }
         }
@@ -105,11 +107,16 @@ impl Http {
         let Body::Prefix(prefix) = &self.body else {
             return Err(Cause::Spent);
         };
-        let end = offset.checked_add(buffer.len() as u64).ok_or(Cause::Truncated)?;
+        let end = offset
+            .checked_add(buffer.len() as u64)
+            .ok_or(Cause::Truncated)?;
         if self.fingerprint.len.is_some_and(|len| end > len) {
             return Err(Cause::Truncated);
         }
-        let known = usize::try_from(offset).ok().and_then(|start| prefix.get(start..)).unwrap_or_default();
+        let known = usize::try_from(offset)
+            .ok()
+            .and_then(|start| prefix.get(start..))
+            .unwrap_or_default();
         Ok(copy(known, buffer))
     }
 
@@ -122,13 +129,23 @@ impl Http {
     ) -> Result<Asked, Failure> {
         // Neither overflows: `copy_prefix` has added them up.
         let wanted = (offset + *filled as u64, offset + buffer.len() as u64);
-        let Reply { answer, mut response, url } = self.send(wanted).await?;
+        let Reply {
+            answer,
+            mut response,
+            url,
+        } = self.send(wanted).await?;
         match answer.status {
             206 => {}
             416 if self.fingerprint.len.is_none() => return Ok(Asked::End),
             416 => return Err(Cause::Changed.into()),
-            200 if !self.fingerprint.matches(&answer.fingerprint()) => return Err(Cause::Changed.into()),
-            200 => return Err(Cause::Protocol("the server stopped answering with ranges".to_owned()).into()),
+            200 if !self.fingerprint.matches(&answer.fingerprint()) => {
+                return Err(Cause::Changed.into());
+            }
+            200 => {
+                return Err(
+                    Cause::Protocol("the server stopped answering with ranges".to_owned()).into(),
+                );
+            }
             _ => return Err(Failure::refused(&answer)),
         }
         if !self.fingerprint.matches(&answer.fingerprint()) {
@@ -142,7 +159,11 @@ impl Http {
         let result = receive(&mut response, target, &mut received, &self.stats).await;
         *filled += received;
         result?;
-        Ok(if *filled < buffer.len() { Asked::End } else { Asked::All })
+        Ok(if *filled < buffer.len() {
+            Asked::End
+        } else {
+            Asked::All
+        })
     }
 
     /// Asks where the redirects led last, and, should that have run out, the original URL.
@@ -194,7 +215,10 @@ impl Failure {
 
 impl From<Cause> for Failure {
     fn from(cause: Cause) -> Self {
-        Self { cause, retry_after: None }
+        Self {
+            cause,
+            retry_after: None,
+        }
     }
 }
 
@@ -242,11 +266,19 @@ impl Effort {
 /// The first request.
 async fn probe(client: &Client, stats: &Stats) -> Result<((Answer, Url), Body), Failure> {
     let wanted = (0, PREFIX_LEN);
-    let Reply { answer, mut response, url } = client.get(client.original(), wanted, None).await?;
+    let Reply {
+        answer,
+        mut response,
+        url,
+    } = client.get(client.original(), wanted, None).await?;
     let empty = Body::Prefix(Bytes::new());
     let body = match (answer.status, answer.range) {
         (206, _) => {
-            let len = answer.fingerprint().len.unwrap_or(PREFIX_LEN).min(PREFIX_LEN);
+            let len = answer
+                .fingerprint()
+                .len
+                .unwrap_or(PREFIX_LEN)
+                .min(PREFIX_LEN);
             let len = part_len(&answer, (0, len))?;
             let mut prefix = vec![0; len];
             receive(&mut response, &mut prefix, &mut 0, stats).await?;
@@ -285,7 +317,10 @@ async fn receive(
     stats: &Stats,
 ) -> Result<(), Cause> {
     while *received < target.len() {
-        let piece = response.chunk().await.map_err(|error| client::cause_of(&error))?;
+        let piece = response
+            .chunk()
+            .await
+            .map_err(|error| client::cause_of(&error))?;
         let piece = piece.ok_or(Cause::Truncated)?;
         stats.source_read_bytes.add(piece.len() as u64);
         *received += copy(&piece, target.get_mut(*received..).unwrap_or_default());
@@ -335,7 +370,10 @@ impl Source for Http {
             return super::pieces(self);
         };
         let error = |cause| Error::new(self.location(), cause);
-        let taken = response.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = response
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         let Some(response) = taken else {
             return stream::iter([Err(error(Cause::Spent))]).boxed();
         };
