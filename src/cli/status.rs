@@ -77,7 +77,8 @@ fn in_words(status: &Status, now: SystemTime) -> String {
 }
 
 fn line(text: &mut String, name: &str, value: &str) {
-    text.push_str(&format!("  {name:<18} {value}\n"));
+    let line = format!("  {name:<18} {value}\n");
+    text.push_str(&line);
 }
 
 /// How long before `now` the Unix time `seconds` was.

@@ -1,0 +1,306 @@
+//! `tarfs mount` as a process: into the background, and out of it again.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// An archive, a place to mount it on, and a runtime directory of their own.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("a.tar"), archive()).expect("written");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        Self { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, verb: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tarfs"));
+        command
+            .arg(verb)
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TARFS_CACHE_DIR", self.path("cache"));
+        command
+    }
+
+    fn mount_command(&self) -> Command {
+        let mut command = self.tarfs("mount");
+        command.arg(self.path("a.tar")).arg(self.path("mnt"));
+        command
+    }
+
+    fn mount(&self) {
+        let output = self.mount_command().output().expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+        assert_eq!(told(&output), "");
+        assert!(self.path("mnt/file").exists());
+    }
+
+    fn umount(&self, more: &[&str]) -> Output {
+        let mut command = self.tarfs("umount");
+        command.args(more).arg(self.path("mnt"));
+        command.output().expect("started")
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let output = self.tarfs("status").arg("--json").output();
+        let output = output.expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+        serde_json::from_slice(&output.stdout).expect("one mount")
+    }
+
+    /// The process that serves the mount, and a handle to see it end.
+    fn server(&self) -> (Pid, OwnedFd) {
+        let pid = self.status().get("pid").and_then(serde_json::Value::as_i64);
+        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.expect("a number");
+        (pid, pidfd_open(pid, PidfdFlags::empty()).expect("running"))
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+        table.contains(&*self.path("mnt").to_string_lossy())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            drop(self.umount(&["--lazy"]));
+        }
+    }
+}
+
+/// A tar of one empty file called `file`.
+fn archive() -> Vec<u8> {
+    let mut record = [0_u8; 512];
+    let mut put = |offset: usize, bytes: &[u8]| {
+        record
+            .get_mut(offset..offset + bytes.len())
+            .expect("inside")
+            .copy_from_slice(bytes);
+    };
+    put(0, b"file");
+    put(100, b"0000644\0");
+    put(108, b"0000000\0");
+    put(116, b"0000000\0");
+    put(124, b"00000000000\0");
+    put(136, b"00000000000\0");
+    put(148, b"        ");
+    put(156, b"0");
+    put(257, b"ustar\x0000");
+    let sum: u32 = record.iter().map(|&byte| u32::from(byte)).sum();
+    let sum = format!("{sum:06o}\0 ");
+    record
+        .get_mut(148..156)
+        .expect("inside")
+        .copy_from_slice(sum.as_bytes());
+    [&record[..], &[0; 1024]].concat()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn ends(process: &OwnedFd) -> bool {
+    let deadline = Timespec {
+        tv_sec: 10,
+        tv_nsec: 0,
+    };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&deadline)) == Ok(1)
+}
+
+/// Waits until `condition` holds, ten seconds at most.
+fn comes_true(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(10) {
+        if condition() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn umount_unmounts_and_leaves_no_process() {
+    let place = Place::new();
+    place.mount();
+    let (_, process) = place.server();
+    let output = place.umount(&[]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(ends(&process));
+    assert!(!place.is_mounted());
+    let sockets = fs::read_dir(place.path("tarfs")).expect("there");
+    assert_eq!(sockets.count(), 0);
+}
+
+#[test]
+fn signals_unmount_and_leave_no_process() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        place.mount();
+        let (pid, process) = place.server();
+        kill_process(pid, signal).expect("running");
+        assert!(ends(&process));
+        assert!(!place.is_mounted());
+    }
+}
+
+#[test]
+fn unmounting_by_other_means_leaves_no_process() {
+    for helper in ["fusermount3 -u", "umount"] {
+        let place = Place::new();
+        place.mount();
+        let (_, process) = place.server();
+        let mut words = helper.split(' ');
+        let helped = Command::new(words.next().expect("a word"))
+            .args(words)
+            .arg(place.path("mnt"))
+            .status();
+        assert!(helped.expect("installed").success());
+        assert!(ends(&process));
+    }
+}
+
+#[test]
+fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
+    let place = Place::new();
+    place.mount();
+    let (pid, process) = place.server();
+    let user = fs::File::open(place.path("mnt/file")).expect("there");
+    let refused = place.umount(&[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(told(&refused).contains("in use"), "{}", told(&refused));
+    assert!(place.is_mounted());
+    kill_process(pid, Signal::TERM).expect("running");
+    // The first signal has been taken when the process answers again.
+    place.status();
+    kill_process(pid, Signal::TERM).expect("running");
+    assert!(ends(&process));
+    assert!(!place.is_mounted());
+    drop(user);
+
+    let place = Place::new();
+    place.mount();
+    let user = fs::File::open(place.path("mnt/file")).expect("there");
+    let output = place.umount(&["--lazy"]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(!place.is_mounted());
+    drop(user);
+}
+
+#[test]
+fn what_a_killed_process_leaves_can_be_unmounted() {
+    let place = Place::new();
+    place.mount();
+    let (pid, process) = place.server();
+    kill_process(pid, Signal::KILL).expect("running");
+    assert!(ends(&process));
+    assert!(place.is_mounted());
+    let output = place.umount(&[]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn nothing_but_our_mounts_is_unmounted() {
+    let place = Place::new();
+    let output = place.umount(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(told(&output).contains("is not a tarfs mount"), "{}", told(&output));
+    let proc = place.tarfs("umount").arg("/proc").output().expect("started");
+    assert_eq!(proc.status.code(), Some(2));
+    assert!(Path::new("/proc/self").exists());
+}
+
+#[test]
+fn errors_before_readiness_reach_the_terminal() {
+    let place = Place::new();
+    let mut missing = place.tarfs("mount");
+    missing.arg(place.path("a.tar")).arg(place.path("missing"));
+    let output = missing.output().expect("started");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(told(&output).contains("missing"), "{}", told(&output));
+    let output = place.mount_command().args(["-o", "sparkle"]).output();
+    let output = output.expect("started");
+    assert!(!output.status.success());
+    assert!(told(&output).contains("unknown mount option `sparkle`"));
+    let output = place.mount_command().args(["--root", "nowhere"]).output();
+    let output = output.expect("started");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(told(&output).contains("no entry nowhere"), "{}", told(&output));
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn status_tells_of_every_mount_or_of_one() {
+    let place = Place::new();
+    place.mount();
+    let status = place.status();
+    let text = |name: &str| status.get(name).and_then(serde_json::Value::as_str);
+    assert!(text("source").is_some_and(|source| source.contains("a.tar")));
+    assert_eq!(text("mountpoint"), place.path("mnt").to_str());
+    assert!(status.pointer("/counters/served_bytes").is_some());
+    assert!(status.get("resident_bytes").and_then(serde_json::Value::as_u64) > Some(0));
+    let words = place.tarfs("status").arg(place.path("mnt")).output();
+    let words = words.expect("started");
+    assert!(String::from_utf8_lossy(&words.stdout).contains("entries"));
+    let other = place.tarfs("status").arg(place.directory.path()).output();
+    assert_eq!(other.expect("started").status.code(), Some(2));
+}
+
+#[test]
+fn a_silent_connection_does_not_stop_an_unmount() {
+    let place = Place::new();
+    place.mount();
+    let (pid, process) = place.server();
+    let socket = place.path(&format!("tarfs/{}.sock", pid.as_raw_nonzero()));
+    let mut silent = UnixStream::connect(socket).expect("listening");
+    silent.write_all(b"{\"verb\":").expect("taken");
+    kill_process(pid, Signal::TERM).expect("running");
+    assert!(comes_true(|| !place.is_mounted()));
+    drop(silent);
+    assert!(ends(&process));
+}
+
+#[test]
+fn in_the_foreground_it_stays_and_ends_with_the_mount() {
+    let place = Place::new();
+    let mut server: Child = place
+        .mount_command()
+        .arg("--foreground")
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
+    assert!(comes_true(|| place.path("mnt/file").exists()));
+    let output = place.umount(&[]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(server.wait().expect("a child").success());
+}
+
+#[test]
+fn messages_of_the_background_go_to_the_log_file() {
+    let place = Place::new();
+    let log = place.path("log");
+    let mut command = place.mount_command();
+    command.arg("--log-file").arg(&log);
+    assert!(command.status().expect("started").success());
+    assert!(place.umount(&[]).status.success());
+    let text = fs::read_to_string(&log).expect("written");
+    assert!(text.contains("mounted") && text.contains("unmounted"), "{text}");
+}

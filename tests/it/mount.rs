@@ -1,0 +1,558 @@
+//! Trees of every kind, mounted by the kernel.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::fs::{SeekFrom as Sparse, XattrFlags, getxattr, getxattr_query, listxattr, makedev, seek, setxattr};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use tarfs::archive::ReadError;
+use tarfs::base::extent::{Extent, Plain};
+use tarfs::base::path::ArchivePath;
+use tarfs::base::stats::Stats;
+use tarfs::base::task::Thread;
+use tarfs::fs::{Content, Force, Mount, MountOptions, ReadReply, Tree, UnmountError, View};
+use tarfs::index::{Builder, Index, Ino, Options, Origin};
+use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
+
+/// An archive in memory.
+#[derive(Debug)]
+struct Memory {
+    index: Index,
+    plain: Vec<u8>,
+    speed: Speed,
+}
+
+/// How an archive answers reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Speed {
+    /// At once.
+    AtOnce,
+    /// From another thread.
+    Later,
+    /// Never: the reply is dropped.
+    Never,
+}
+
+impl Memory {
+    fn bytes(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        let entry = self.index.entry(ino).ok_or(ReadError::NotAFile)?;
+        let end = entry.size().min(offset + u64::from(len));
+        let mut bytes = vec![0; usize::try_from(end.saturating_sub(offset)).expect("small")];
+        for piece in entry.pieces(offset, u64::from(len)) {
+            for number in 0..piece.plain.len() {
+                let target = (piece.offset + number).checked_sub(offset);
+                let target = target.and_then(|target| usize::try_from(target).ok());
+                let source = usize::try_from(piece.plain.start().0 + number).expect("small");
+                let slot = target.and_then(|target| bytes.get_mut(target));
+                if let (Some(slot), Some(byte)) = (slot, self.plain.get(source)) {
+                    *slot = *byte;
+                }
+            }
+        }
+        Ok(bytes.into())
+    }
+}
+
+impl Content for Memory {
+    fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+        (self.speed == Speed::AtOnce).then(|| self.bytes(ino, offset, len))
+    }
+
+    fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply) {
+        if self.speed == Speed::Later {
+            let bytes = self.bytes(ino, offset, len);
+            Thread::spawn("later", move || done(bytes))
+                .expect("a thread")
+                .join();
+        }
+    }
+}
+
+/// Members and the plain bytes of their payloads.
+#[derive(Default)]
+struct Sample {
+    members: Vec<Member>,
+    plain: Vec<u8>,
+}
+
+impl Sample {
+    fn add(&mut self, name: &str, kind: Kind) -> &mut Member {
+        self.members.push(Member {
+            header: Plain(self.members.len() as u64 * 512),
+            payload: Extent::with_len(Plain(self.plain.len() as u64), 0),
+            name: name.as_bytes().to_vec(),
+            mode: if kind == Kind::Directory {
+                0o755
+            } else {
+                0o644
+            },
+            kind,
+            uid: 0,
+            gid: 0,
+            user: Vec::new(),
+            group: Vec::new(),
+            mtime: Timestamp::default(),
+            size: 0,
+            sparse: None,
+            xattrs: Vec::new(),
+        });
+        self.members.last_mut().expect("just pushed")
+    }
+
+    fn file(&mut self, name: &str, content: &[u8]) -> &mut Member {
+        let payload = Extent::with_len(Plain(self.plain.len() as u64), content.len() as u64);
+        self.plain.extend_from_slice(content);
+        let member = self.add(name, Kind::File);
+        member.payload = payload;
+        member.size = content.len() as u64;
+        member
+    }
+
+    fn content(self, speed: Speed) -> Memory {
+        let mut builder = Builder::new(Options::default());
+        for member in &self.members {
+            builder.member(member).expect("well-formed");
+        }
+        Memory {
+            index: builder.finish(Origin::default()),
+            plain: self.plain,
+            speed,
+        }
+    }
+
+    fn mount(self) -> Mounted {
+        Mounted::new(self.content(Speed::AtOnce), View::WHOLE, "")
+    }
+}
+
+/// A mount in a directory of its own; goes away when dropped.
+struct Mounted {
+    mount: Option<Mount>,
+    stats: Arc<Stats>,
+    ended: mpsc::Receiver<()>,
+    directory: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn new(content: Memory, view: View, options: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut taken = MountOptions::default();
+        taken.take(options).expect("known options");
+        let stats = Arc::new(Stats::default());
+        let tree = Tree::new(Arc::new(content), view, &taken, Arc::clone(&stats));
+        let (sender, ended) = mpsc::channel();
+        let mount = Mount::start(tree, "sample.tar", directory.path(), &taken, move || {
+            drop(sender);
+        })
+        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+        Self {
+            mount: Some(mount),
+            stats,
+            ended,
+            directory,
+        }
+    }
+
+    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn stat(&self, name: &str) -> fs::Metadata {
+        fs::symlink_metadata(self.path(name)).expect("there")
+    }
+
+    fn mount(&self) -> &Mount {
+        self.mount.as_ref().expect("mounted")
+    }
+
+    /// Whether the session ends, and the directory is an empty one again.
+    fn is_gone(&self) -> bool {
+        let ended = self.ended.recv_timeout(Duration::from_secs(10));
+        ended == Err(mpsc::RecvTimeoutError::Disconnected)
+            && fs::read_dir(self.directory.path())
+                .expect("readable")
+                .next()
+                .is_none()
+    }
+}
+
+fn one_file() -> Sample {
+    let mut sample = Sample::default();
+    sample.file("file", b"content");
+    sample
+}
+
+#[test]
+fn every_kind_of_entry_is_what_it_was() {
+    let mut sample = Sample::default();
+    let file = sample.file("dir/file", b"content");
+    (file.mode, file.uid, file.gid) = (0o4750, 1234, 5678);
+    file.mtime = Timestamp {
+        seconds: -2,
+        nanoseconds: 123_456_789,
+    };
+    sample.add("link", Kind::Symlink(b"dir/file".to_vec()));
+    let (major, minor) = (259, 70_000);
+    sample.add("char", Kind::CharDevice(Device { major: 1, minor: 3 }));
+    sample.add("block", Kind::BlockDevice(Device { major, minor }));
+    sample.add("fifo", Kind::Fifo).mode = 0o600;
+    let mounted = sample.mount();
+
+    let file = mounted.stat("dir/file");
+    assert!(file.is_file());
+    assert_eq!(file.mode() & 0o7777, 0o4750);
+    assert_eq!((file.uid(), file.gid(), file.size()), (1234, 5678, 7));
+    assert_eq!((file.mtime(), file.mtime_nsec()), (-2, 123_456_789));
+    assert_eq!((file.ctime(), file.atime_nsec()), (-2, 123_456_789));
+    assert!(mounted.stat("dir").is_dir());
+    assert_eq!(mounted.stat("dir").nlink(), 2);
+    assert_eq!(mounted.stat("").nlink(), 3);
+    let target = fs::read_link(mounted.path("link")).expect("a link");
+    assert_eq!(target, Path::new("dir/file"));
+    assert_eq!(mounted.stat("link").size(), 8);
+    assert!(mounted.stat("char").file_type().is_char_device());
+    assert_eq!(mounted.stat("char").rdev(), makedev(1, 3));
+    assert!(mounted.stat("block").file_type().is_block_device());
+    assert_eq!(mounted.stat("block").rdev(), makedev(major, minor));
+    assert!(mounted.stat("fifo").file_type().is_fifo());
+    let missing = fs::metadata(mounted.path("missing")).expect_err("absent");
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn names_need_not_be_utf8() {
+    let mut sample = Sample::default();
+    sample.add("name", Kind::File).name = b"caf\xe9".to_vec();
+    let mounted = sample.mount();
+    let names: Vec<_> = fs::read_dir(mounted.path(""))
+        .expect("readable")
+        .map(|entry| entry.expect("readable").file_name())
+        .collect();
+    assert_eq!(names, [OsStr::from_bytes(b"caf\xe9")]);
+    assert!(mounted.path(OsStr::from_bytes(b"caf\xe9")).exists());
+}
+
+#[test]
+fn hard_links_share_an_inode_and_count_each_other() {
+    let mut sample = one_file();
+    sample.add("again", Kind::HardLink(b"file".to_vec()));
+    let mounted = sample.mount();
+    assert_eq!(mounted.stat("file").ino(), mounted.stat("again").ino());
+    assert_eq!(mounted.stat("again").nlink(), 2);
+    assert_eq!(
+        fs::read(mounted.path("again")).expect("readable"),
+        b"content"
+    );
+}
+
+#[test]
+fn content_is_the_same_at_once_and_later() {
+    let content: Vec<u8> = (0..3_000_000_u32)
+        .map(|number| (number % 251) as u8)
+        .collect();
+    for speed in [Speed::AtOnce, Speed::Later] {
+        let mut sample = one_file();
+        sample.file("large", &content);
+        let mounted = Mounted::new(sample.content(speed), View::WHOLE, "");
+        let file = File::open(mounted.path("large")).expect("there");
+        let mut bytes = [0; 1000];
+        file.read_exact_at(&mut bytes, 1_234_567).expect("inside");
+        assert_eq!(Some(&bytes[..]), content.get(1_234_567..1_235_567));
+        assert_eq!(file.read_at(&mut bytes, 2_999_990).expect("at the end"), 10);
+        assert_eq!(file.read_at(&mut bytes, 5_000_000).expect("past it"), 0);
+        assert_eq!(fs::read(mounted.path("large")).expect("readable"), content);
+        assert_eq!(
+            fs::read(mounted.path("file")).expect("readable"),
+            b"content"
+        );
+        assert!(mounted.stats.served_bytes.get() >= 3_000_007);
+    }
+}
+
+#[test]
+fn holes_are_found_and_take_no_blocks() {
+    const MIB: u64 = 1 << 20;
+    let mut sample = Sample::default();
+    let file = sample.file("sparse", &[7; 8192]);
+    file.size = 3 * MIB;
+    file.sparse = Some(vec![
+        Segment {
+            offset: MIB,
+            len: 4096,
+        },
+        Segment {
+            offset: 2 * MIB,
+            len: 4096,
+        },
+    ]);
+    sample.file("dense", &[1; 513]);
+    let mounted = sample.mount();
+    assert_eq!(mounted.stat("sparse").blocks(), 16);
+    assert_eq!(mounted.stat("dense").blocks(), 2);
+    let mut file = File::open(mounted.path("sparse")).expect("there");
+    assert_eq!(seek(&file, Sparse::Data(0)), Ok(MIB));
+    assert_eq!(seek(&file, Sparse::Hole(MIB)), Ok(MIB + 4096));
+    assert_eq!(seek(&file, Sparse::Data(MIB + 4096)), Ok(2 * MIB));
+    assert_eq!(seek(&file, Sparse::Data(2 * MIB + 4096)), Err(Errno::NXIO));
+    assert_eq!(seek(&file, Sparse::Hole(0)), Ok(0));
+    file.seek(SeekFrom::Start(MIB - 1)).expect("inside");
+    let mut bytes = [9; 3];
+    file.read_exact(&mut bytes).expect("inside");
+    assert_eq!(bytes, [0, 7, 7]);
+    let dense = File::open(mounted.path("dense")).expect("there");
+    assert_eq!(seek(&dense, Sparse::Hole(0)), Ok(513));
+}
+
+#[test]
+fn extended_attributes_are_listed_and_given() {
+    let mut sample = one_file();
+    sample.file("tagged", b"").xattrs = vec![
+        (b"user.comment".to_vec(), b"hello".to_vec()),
+        (b"trusted.note".to_vec(), b"\0\x01".to_vec()),
+        (
+            b"SCHILY.acl.access".to_vec(),
+            b"user::rw-,user:1000:r--,group::r--,mask::r--,other::---".to_vec(),
+        ),
+    ];
+    let mounted = sample.mount();
+    let tagged = mounted.path("tagged");
+    let mut buffer = [0; 512];
+    let len = listxattr(&tagged, &mut buffer[..]).expect("listed");
+    let names: HashSet<_> = buffer
+        .get(..len)
+        .expect("inside")
+        .split(|&b| b == 0)
+        .collect();
+    assert!(names.contains(&b"user.comment"[..]));
+    assert!(names.contains(&b"system.posix_acl_access"[..]));
+    // Its length, its bytes, too little room, and none of that name.
+    assert_eq!(getxattr_query(&tagged, "user.comment"), Ok(5));
+    assert_eq!(getxattr(&tagged, "user.comment", &mut buffer[..]), Ok(5));
+    assert_eq!(buffer.get(..5), Some(&b"hello"[..]));
+    let small = &mut [0; 3][..];
+    assert_eq!(getxattr(&tagged, "user.comment", small), Err(Errno::RANGE));
+    assert_eq!(
+        getxattr(&tagged, "user.missing", &mut buffer[..]),
+        Err(Errno::NODATA)
+    );
+    let len = getxattr(&tagged, "system.posix_acl_access", &mut buffer[..]).expect("an ACL");
+    assert_eq!(len, 4 + 5 * 8);
+    assert_eq!(buffer.get(..4), Some(&[2, 0, 0, 0][..]));
+    assert_eq!(buffer.get(16..20), Some(&1000_u32.to_le_bytes()[..]));
+    assert_eq!(listxattr(mounted.path("file"), &mut buffer[..]), Ok(0));
+}
+
+#[test]
+fn an_archive_without_extended_attributes_says_so_for_good() {
+    let mounted = one_file().mount();
+    let mut buffer = [0; 16];
+    let refused = getxattr(mounted.path("file"), "user.comment", &mut buffer[..]);
+    assert_eq!(refused, Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn a_large_directory_is_listed_in_order_and_once() {
+    const COUNT: usize = 50_000;
+    let mut sample = Sample::default();
+    for number in 0..COUNT {
+        sample.add(&format!("many/{number:05}"), Kind::File);
+    }
+    let mounted = sample.mount();
+    for _cold_then_cached in 0..2 {
+        let names: Vec<_> = fs::read_dir(mounted.path("many"))
+            .expect("readable")
+            .map(|entry| entry.expect("readable").file_name().into_string())
+            .collect::<Result<_, _>>()
+            .expect("digits");
+        let expected = (0..COUNT).map(|number| format!("{number:05}"));
+        assert!(names.into_iter().eq(expected));
+    }
+}
+
+#[test]
+fn nothing_can_be_written() {
+    let mut sample = one_file();
+    sample.file("tagged", b"").xattrs = vec![(b"user.a".to_vec(), b"b".to_vec())];
+    let mounted = sample.mount();
+    let file = mounted.path("file");
+    let is_refused = |result: io::Result<()>| {
+        result.expect_err("refused").kind() == ErrorKind::ReadOnlyFilesystem
+    };
+    assert!(is_refused(
+        OpenOptions::new().write(true).open(&file).map(drop)
+    ));
+    assert!(is_refused(fs::write(mounted.path("new"), b"x")));
+    assert!(is_refused(fs::create_dir(mounted.path("new"))));
+    assert!(is_refused(fs::remove_file(&file)));
+    assert!(is_refused(fs::rename(&file, mounted.path("other"))));
+    assert!(is_refused(fs::hard_link(&file, mounted.path("other"))));
+    assert!(is_refused(std::os::unix::fs::symlink(
+        "a",
+        mounted.path("b")
+    )));
+    let set = setxattr(&file, "user.x", b"y", XattrFlags::empty());
+    assert_eq!(set, Err(Errno::ROFS));
+}
+
+#[test]
+fn a_read_that_cannot_be_answered_fails_and_the_rest_goes_on() {
+    let mounted = Mounted::new(one_file().content(Speed::Never), View::WHOLE, "");
+    let error = fs::read(mounted.path("file")).expect_err("not answered");
+    assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    assert_eq!(mounted.stat("file").size(), 7);
+}
+
+#[test]
+fn the_filesystem_counts_its_entries_and_is_full() {
+    let mounted = one_file().mount();
+    let found = rustix::fs::statvfs(mounted.directory.path()).expect("answered");
+    assert_eq!((found.f_files, found.f_ffree), (2, 0));
+    assert_eq!((found.f_blocks, found.f_bfree), (1, 0));
+    assert_eq!(found.f_namemax, 255);
+}
+
+#[test]
+fn owners_and_modes_are_shown_as_asked() {
+    let content = one_file().content(Speed::AtOnce);
+    let mounted = Mounted::new(content, View::WHOLE, "uid=7,gid=8,umask=077");
+    let file = mounted.stat("file");
+    assert_eq!(
+        (file.uid(), file.gid(), file.mode() & 0o7777),
+        (7, 8, 0o600)
+    );
+}
+
+#[test]
+fn a_part_of_the_archive_is_shown_under_its_own_root() {
+    let mut sample = Sample::default();
+    sample.file("top/README", b"");
+    sample.file("top/src/lib/deep", b"deep");
+    let content = sample.content(Speed::AtOnce);
+    let path = ArchivePath::sanitize(b"top/src").path;
+    let view = View::new(&content.index, &path, 0).expect("a directory");
+    assert_eq!(View::new(&content.index, &ArchivePath::root(), 2), Ok(view));
+    assert!(View::new(&content.index, &ArchivePath::root(), 4).is_err());
+    let file = ArchivePath::sanitize(b"top/README").path;
+    assert!(View::new(&content.index, &file, 0).is_err());
+    let deep = content
+        .index
+        .find(&ArchivePath::sanitize(b"top/src/lib/deep").path)
+        .map(|entry| u64::from(entry.ino().0));
+
+    let mounted = Mounted::new(content, view, "");
+    assert_eq!(mounted.stat("").ino(), 1);
+    assert_eq!(Some(mounted.stat("lib/deep").ino()), deep);
+    assert_eq!(mounted.stat("lib/..").ino(), 1);
+    assert_eq!(
+        fs::read(mounted.path("lib/deep")).expect("readable"),
+        b"deep"
+    );
+    assert!(!mounted.path("README").exists());
+}
+
+#[test]
+fn default_permissions_enforces_modes_and_acls() {
+    let mut sample = Sample::default();
+    sample.file("secret", b"secret").mode = 0o600;
+    let shared = sample.file("shared", b"shared");
+    shared.mode = 0o640;
+    shared.xattrs = vec![(
+        b"SCHILY.acl.access".to_vec(),
+        b"user::rw-,user:65534:r--,group::---,mask::r--,other::---".to_vec(),
+    )];
+    let mounted = Mounted::new(sample.content(Speed::AtOnce), View::WHOLE, "allow_other");
+    let as_nobody = |name: &str| {
+        Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])
+            .arg(mounted.path(name))
+            .output()
+            .expect("setpriv, from util-linux")
+            .stdout
+    };
+    assert_eq!(as_nobody("secret"), b"");
+    assert_eq!(as_nobody("shared"), b"shared");
+}
+
+#[test]
+fn whoever_unmounts_it_the_session_ends() {
+    let mounted = one_file().mount();
+    mounted.mount().unmount(Force::No).expect("not in use");
+    assert!(mounted.is_gone());
+
+    let mounted = one_file().mount();
+    rustix::mount::unmount(mounted.directory.path(), UnmountFlags::empty()).expect("root");
+    assert!(mounted.is_gone());
+
+    let mounted = one_file().mount();
+    let helped = Command::new("fusermount3")
+        .arg("-u")
+        .arg(mounted.directory.path())
+        .status();
+    assert!(helped.expect("fusermount3, from fuse3").success());
+    assert!(mounted.is_gone());
+    let gone = mounted.mount().unmount(Force::No);
+    assert!(matches!(gone, Err(UnmountError::NotMounted(_))));
+}
+
+#[test]
+fn a_mount_in_use_goes_only_by_force() {
+    let mounted = one_file().mount();
+    let mut file = File::open(mounted.path("file")).expect("there");
+    let busy = mounted.mount().unmount(Force::No);
+    assert!(matches!(busy, Err(UnmountError::Busy(_))));
+    mounted.mount().unmount(Force::Yes).expect("by force");
+    assert!(mounted.is_gone());
+    let cut = file.read(&mut [0; 4]).expect_err("cut off");
+    assert_eq!(cut.kind(), ErrorKind::NotConnected);
+}
+
+#[test]
+fn what_is_mounted_on_top_is_not_taken_for_the_mount() {
+    let lower = one_file().mount();
+    let options = MountOptions::default();
+    let content = Arc::new(one_file().content(Speed::AtOnce));
+    let tree = Tree::new(content, View::WHOLE, &options, Arc::default());
+    let upper = Mount::start(tree, "upper", lower.directory.path(), &options, || {});
+    let upper = upper.expect("stacked");
+    assert!(matches!(
+        lower.mount().unmount(Force::No),
+        Err(UnmountError::NotMounted(_))
+    ));
+    drop(upper);
+    assert!(lower.path("file").exists());
+}
+
+#[test]
+fn a_dropped_mount_is_gone() {
+    let mut mounted = one_file().mount();
+    drop(mounted.mount.take());
+    assert!(mounted.is_gone());
+}
+
+#[test]
+fn where_nothing_can_be_mounted_nothing_is() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let missing = file.path().with_extension("missing");
+    for place in [file.path(), &missing] {
+        let options = MountOptions::default();
+        let content = Arc::new(one_file().content(Speed::AtOnce));
+        let tree = Tree::new(content, View::WHOLE, &options, Arc::default());
+        let error = Mount::start(tree, "sample", place, &options, || {}).expect_err("refused");
+        assert!(error.to_string().contains(&*place.to_string_lossy()));
+    }
+}
