@@ -53,7 +53,7 @@ pub fn run() -> ExitCode {
     };
     telemetry::start(tracing::Level::WARN);
     let result = match cli.verb {
-        Verb::Mount(args) => mount::run(&args),
+        Verb::Mount(args) => mount::run(&args, open::for_mount),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),

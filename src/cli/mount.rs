@@ -12,7 +12,9 @@ use anyhow::Context;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
+use tokio::runtime::Runtime;
 
+use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
 use super::control::{Answer, Control, FailedRead, Question, Status};
 use super::settings;
@@ -24,8 +26,10 @@ use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
 pub struct MountArgs {
-    /// The archive: a path, file://, http:// or https://.
-    pub source: String,
+    #[command(flatten)]
+    pub source: SourceArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
     /// Stay in the foreground instead of returning once the mount answers.
@@ -81,6 +85,8 @@ pub struct Opened {
     /// What is not as it could be, in words, e.g. that reads start again from the front because
     /// the spool was lost; asked for each status.
     pub notes: Box<dyn Fn() -> Vec<String>>,
+    /// The threads that its reads need; last, because they must outlive it.
+    pub network: Runtime,
 }
 
 impl fmt::Debug for Opened {

@@ -6,6 +6,7 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SourceArgs};
+use super::mount::{MountArgs, Opened};
 use super::output::{Progress, Task};
 use super::settings;
 use crate::archive::{Archive, OpenOptions, Spooling, scan};
@@ -64,6 +65,33 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         memory: args.memory.0,
         workers: settings::processors(),
     }
+}
+
+/// The archive that a mount serves.
+///
+/// # Errors
+/// When it cannot be opened.
+pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
+    let network = network()?;
+    let stats = Arc::new(Stats::default());
+    let spooling = if args.cache.no_spool {
+        Spooling::Refused
+    } else {
+        Spooling::ToDisk {
+            limit_bytes: args.cache.cache_size.map(|size| size.0),
+        }
+    };
+    let quiet = !args.foreground;
+    let archive = archive(&args.source, &args.cache, spooling, &network, &stats, quiet)?;
+    let notes = archive.notes().to_vec();
+    Ok(Opened {
+        location: archive.source().location().to_owned(),
+        version: archive.source().fingerprint().to_string(),
+        content: Arc::new(archive),
+        stats,
+        notes: Box::new(move || notes.clone()),
+        network,
+    })
 }
 
 /// The archive that the arguments name, with its index; shows progress unless `quiet`.

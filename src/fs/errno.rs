@@ -9,6 +9,9 @@ use crate::archive::ReadError;
 pub(super) fn of_read(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,
+        // The handle is good, what it stood for is gone: NFS' word for the same thing.
+        ReadError::Changed(_) => Errno::ESTALE,
+        ReadError::Unreachable(_) | ReadError::Damaged { .. } | ReadError::Index => Errno::EIO,
     }
 }
 
