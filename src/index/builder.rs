@@ -409,6 +409,8 @@ impl Builder {
                 if target.is_empty() || target.len() > MAX_TARGET {
                     return Err(Refused::BadTarget);
                 }
+                // Whatever the archive says: Linux knows no other for a link.
+                record.mode = (SYMLINK | 0o777).into();
                 record.data = (self.tree.arrays.arena.push(target) as u64).into();
                 record.size = (target.len() as u64).into();
             }
@@ -713,7 +715,7 @@ mod tests {
             listing(&index),
             [
                 "a f 644 1 2",
-                "b l 644 1 1",
+                "b l 777 1 1",
                 "c f 644 2 1",
                 "d d 755 2 0",
                 "d/x f 644 1 1",
@@ -742,7 +744,7 @@ mod tests {
     #[test]
     fn a_hard_link_to_a_symbolic_link_names_the_link() {
         let index = index(&[symlink("s", "f"), hard_link("g", "s")]);
-        assert_eq!(listing(&index), ["g l 644 2 1", "s l 644 2 1"]);
+        assert_eq!(listing(&index), ["g l 777 2 1", "s l 777 2 1"]);
     }
 
     #[test]
