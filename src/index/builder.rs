@@ -665,6 +665,13 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_became_a_link_is_younger_than_the_name_it_links_to() {
+        let index = index(&[file("x", 0..1), file("y", 0..2), hard_link("x", "y")]);
+        assert_eq!(index.path(Ino(3)).unwrap().to_string(), "y");
+        assert_eq!(listing(&index), ["x f 644 2 2", "y f 644 2 2"]);
+    }
+
+    #[test]
     fn a_replaced_number_stays_a_gap() {
         let index = index(&[file("f", 0..1), file("f", 5..7)]);
         assert!(index.entry(Ino(2)).is_none());
