@@ -409,6 +409,8 @@ impl Builder {
                 if target.is_empty() || target.len() > MAX_TARGET {
                     return Err(Refused::BadTarget);
                 }
+                // Whatever the archive says: Linux knows no other for a link.
+                record.mode = (SYMLINK | 0o777).into();
                 record.data = (self.tree.arrays.arena.push(target) as u64).into();
                 record.size = (target.len() as u64).into();
             }
@@ -663,6 +665,13 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_became_a_link_is_younger_than_the_name_it_links_to() {
+        let index = index(&[file("x", 0..1), file("y", 0..2), hard_link("x", "y")]);
+        assert_eq!(index.path(Ino(3)).unwrap().to_string(), "y");
+        assert_eq!(listing(&index), ["x f 644 2 2", "y f 644 2 2"]);
+    }
+
+    #[test]
     fn a_replaced_number_stays_a_gap() {
         let index = index(&[file("f", 0..1), file("f", 5..7)]);
         assert!(index.entry(Ino(2)).is_none());
@@ -713,7 +722,7 @@ mod tests {
             listing(&index),
             [
                 "a f 644 1 2",
-                "b l 644 1 1",
+                "b l 777 1 1",
                 "c f 644 2 1",
                 "d d 755 2 0",
                 "d/x f 644 1 1",
@@ -742,7 +751,7 @@ mod tests {
     #[test]
     fn a_hard_link_to_a_symbolic_link_names_the_link() {
         let index = index(&[symlink("s", "f"), hard_link("g", "s")]);
-        assert_eq!(listing(&index), ["g l 644 2 1", "s l 644 2 1"]);
+        assert_eq!(listing(&index), ["g l 777 2 1", "s l 777 2 1"]);
     }
 
     #[test]

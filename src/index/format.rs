@@ -16,7 +16,7 @@ pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
-const SECTIONS: usize = 11;
+const SECTIONS: u32 = 11;
 const HAS_XATTRS: u32 = 1;
 
 /// Why bytes are not an index that can be used. Whatever it is, the index can be made again.
@@ -68,7 +68,7 @@ struct Header {
     problems: U64,
     flags: U32,
     reserved: U32,
-    sections: [Section; SECTIONS],
+    sections: [Section; SECTIONS as usize],
 }
 
 /// Where a section lies; sections adjoin.
@@ -104,7 +104,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     let layer = Layer::of(&index.origin);
     let texts = pack_texts(locator);
     let arrays = &index.arrays;
-    let sections: [&[u8]; SECTIONS] = [
+    let sections: [&[u8]; SECTIONS as usize] = [
         layer.as_bytes(),
         &texts,
         arrays.records.as_bytes(),
@@ -185,7 +185,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
 }
 
 impl Header {
-    fn of(totals: &Totals, contents: &[&[u8]; SECTIONS]) -> Self {
+    fn of(totals: &Totals, contents: &[&[u8]; SECTIONS as usize]) -> Self {
         let mut offset = size_of::<Self>() as u64;
         let sections = contents.map(|content| {
             let section = Section {
@@ -198,7 +198,7 @@ impl Header {
         Self {
             magic: MAGIC,
             version: VERSION.into(),
-            section_count: (SECTIONS as u32).into(),
+            section_count: SECTIONS.into(),
             file_bytes: (offset + size_of::<Footer>() as u64).into(),
             entries: totals.entries.into(),
             stored_bytes: totals.stored_bytes.into(),
@@ -233,7 +233,7 @@ impl Header {
 
     fn check_sections(&self) -> Result<(), Error> {
         const GAP: Error = Error::Malformed("the sections do not adjoin");
-        if self.section_count.get() as usize != SECTIONS {
+        if self.section_count.get() != SECTIONS {
             return Err(Error::Malformed("an unknown number of sections"));
         }
         let mut offset = size_of::<Self>() as u64;

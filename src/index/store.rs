@@ -14,7 +14,7 @@ use super::format::{self, Error as Cause};
 use super::{Index, Locator};
 
 /// How old a temporary file must be to be someone's who died.
-const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+const ABANDONED: Duration = Duration::from_hours(24);
 
 /// How temporary files begin.
 const TEMPORARY: &str = ".tmp-";

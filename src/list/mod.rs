@@ -1,1 +1,14 @@
 //! `ls` as iterators over an index; pure.
+//!
+//! [`walk`] descends in byte order with a stack of its own, [`Columns`] makes `ls -l` lines,
+//! [`json::object`] makes one JSON object an entry. Who calls decides where the bytes go.
+
+pub mod json;
+mod long;
+mod quote;
+mod time;
+mod walk;
+
+pub use long::{Columns, mode_string};
+pub use quote::escape;
+pub use walk::{Walk, walk};

@@ -1,0 +1,56 @@
+//! Names that a terminal can bear.
+
+use std::fmt::Write;
+
+/// `name` as `ls --escape` writes it: backslash, space, what controls a terminal and what is not
+/// UTF-8 become C escapes or `\ooo`. The result is one line, and tells all names apart.
+pub fn escape(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            push(&mut text, character);
+        }
+        push_octal(&mut text, chunk.invalid());
+    }
+    text
+}
+
+fn push(text: &mut String, character: char) {
+    match character {
+        '\\' => text.push_str("\\\\"),
+        ' ' => text.push_str("\\ "),
+        '\n' => text.push_str("\\n"),
+        '\r' => text.push_str("\\r"),
+        '\t' => text.push_str("\\t"),
+        _ if character.is_control() => {
+            push_octal(text, character.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+        _ => text.push(character),
+    }
+}
+
+fn push_octal(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        write!(text, "\\{byte:03o}").expect("a String takes everything");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_move_a_cursor_is_escaped() {
+        assert_eq!(
+            escape(b"a b\\c\nd\x1b[31m\x7f"),
+            "a\\ b\\\\c\\nd\\033[31m\\177"
+        );
+        assert_eq!(escape("\u{9b}".as_bytes()), "\\302\\233");
+    }
+
+    #[test]
+    fn letters_stay_and_stray_bytes_show() {
+        assert_eq!(escape("grün".as_bytes()), "grün");
+        assert_eq!(escape(b"gr\xfcn"), "gr\\374n");
+    }
+}

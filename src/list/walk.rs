@@ -1,0 +1,151 @@
+//! Ordered descent.
+
+use crate::base::path::ArchivePath;
+use crate::index::{Child, Entry, Index, Ino, Kind};
+
+/// The names in directory `from`, in byte order, and when `recursive` what each directory holds
+/// right after it. Of anything but a directory: itself. Of a number without an entry: nothing.
+pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
+    let mut walk = Walk {
+        index,
+        recursive,
+        directory: index.path(from).unwrap_or_default(),
+        levels: Vec::new(),
+        single: None,
+    };
+    match index.entry(from) {
+        Some(entry) if entry.kind() == Kind::Directory => walk.levels.push(Level::top(from)),
+        single => walk.single = single,
+    }
+    walk
+}
+
+/// Iterates over paths and entries; made by [`walk()`]. It needs memory for one path and a few
+/// bytes a level, however many entries there are.
+#[derive(Debug)]
+pub struct Walk<'a> {
+    index: &'a Index,
+    recursive: bool,
+    /// The path of the last of the levels.
+    directory: ArchivePath,
+    levels: Vec<Level>,
+    single: Option<Entry<'a>>,
+}
+
+/// A directory that is being listed.
+#[derive(Debug)]
+struct Level {
+    ino: Ino,
+    /// The number of the next child.
+    next: u32,
+}
+
+impl Level {
+    fn top(ino: Ino) -> Self {
+        Self { ino, next: 0 }
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn next_child(&mut self) -> Option<Child<'a>> {
+        let level = self.levels.last_mut()?;
+        let child = self.index.children(level.ino, level.next).next()?;
+        level.next = child.number.saturating_add(1);
+        Some(child)
+    }
+
+    fn leave(&mut self) {
+        self.levels.pop();
+        if let Some((above, _)) = self.directory.split_last() {
+            self.directory = above;
+        }
+    }
+}
+
+impl<'a> Iterator for Walk<'a> {
+    type Item = (ArchivePath, Entry<'a>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(entry) = self.single.take() {
+            return Some((self.directory.clone(), entry));
+        }
+        while !self.levels.is_empty() {
+            let Some(child) = self.next_child() else {
+                self.leave();
+                continue;
+            };
+            let Some(entry) = self.index.entry(child.ino) else {
+                continue;
+            };
+            let mut path = self.directory.clone();
+            path.push(child.name);
+            if self.recursive && entry.kind() == Kind::Directory {
+                self.levels.push(Level::top(child.ino));
+                self.directory = path.clone();
+            }
+            return Some((path, entry));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::sample::{directory, file, hard_link, index};
+
+    fn paths(index: &Index, from: Ino, recursive: bool) -> Vec<String> {
+        walk(index, from, recursive)
+            .map(|(path, _)| path.to_string())
+            .collect()
+    }
+
+    fn tree() -> Index {
+        index(&[
+            file("b/c/d", 0..1),
+            file("b/a", 0..1),
+            directory("empty", 0o755),
+            file("a", 0..1),
+            file("b.txt", 0..1),
+            hard_link("z", "a"),
+        ])
+    }
+
+    #[test]
+    fn names_come_in_byte_order_and_what_is_inside_right_after() {
+        assert_eq!(
+            paths(&tree(), Ino::ROOT, true),
+            ["a", "b", "b/a", "b/c", "b/c/d", "b.txt", "empty", "z"]
+        );
+    }
+
+    #[test]
+    fn without_recursion_only_one_directory_is_listed() {
+        assert_eq!(
+            paths(&tree(), Ino::ROOT, false),
+            ["a", "b", "b.txt", "empty", "z"]
+        );
+    }
+
+    #[test]
+    fn a_walk_that_starts_below_keeps_paths_from_the_root() {
+        let tree = tree();
+        let b = tree.lookup(Ino::ROOT, b"b").unwrap().ino();
+        assert_eq!(paths(&tree, b, true), ["b/a", "b/c", "b/c/d"]);
+    }
+
+    #[test]
+    fn a_file_lists_as_itself_and_nothing_as_nothing() {
+        let tree = tree();
+        let a = tree.lookup(Ino::ROOT, b"a").unwrap().ino();
+        assert_eq!(paths(&tree, a, true), ["a"]);
+        assert!(paths(&tree, Ino(999), true).is_empty());
+        assert!(paths(&index(&[]), Ino::ROOT, true).is_empty());
+    }
+
+    #[test]
+    fn a_deep_tree_is_walked_to_its_end() {
+        let tree = index(&[file(&("a/".repeat(2000) + "f"), 0..1)]);
+        assert_eq!(walk(&tree, Ino::ROOT, true).count(), 2001);
+    }
+}
