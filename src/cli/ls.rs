@@ -1,8 +1,20 @@
-//! `tarfs ls`: list an archive's entries.
+//! `tarfs ls`: list an archive's entries, by its index alone.
 
+use std::ffi::OsString;
+use std::io::{self, BufWriter, IsTerminal, Write, stdout};
+use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
 
 use super::args::{CacheArgs, SourceArgs};
+use super::{open, output};
+use crate::archive::Spooling;
+use crate::base::path::ArchivePath;
+use crate::base::stats::Stats;
+use crate::index::{Entry, Index, Ino};
+use crate::list::{self, Columns, json};
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
@@ -12,8 +24,98 @@ pub(super) struct LsArgs {
 
     #[command(flatten)]
     cache: CacheArgs,
+
+    /// List this entry, or what is in this directory
+    #[arg(value_name = "PATH")]
+    path: Option<OsString>,
+
+    /// One line with type, mode, links, owner, size and time for each entry
+    #[arg(short, long)]
+    long: bool,
+
+    /// Descend into directories; entries are shown by their whole path
+    #[arg(short = 'R', long)]
+    recursive: bool,
+
+    /// One JSON object a line for each entry
+    #[arg(long, conflicts_with = "long")]
+    json: bool,
+
+    /// Show owners by number
+    #[arg(short, long)]
+    numeric_uid_gid: bool,
 }
 
 pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("{args:?}")
+    let network = open::network()?;
+    let stats = Arc::new(Stats::default());
+    let quiet = !io::stderr().is_terminal();
+    let archive = open::archive(
+        &args.source,
+        &args.cache,
+        Spooling::TreeOnly,
+        &network,
+        &stats,
+        quiet,
+    )?;
+    let index = archive.index();
+    let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
+    let from = index
+        .find(&path)
+        .with_context(|| format!("{path}: no such entry in the archive"))?
+        .ino();
+    let listing = Listing { args, index, from };
+    let mut output = BufWriter::new(stdout().lock());
+    match listing.write(&mut output).and_then(|()| output.flush()) {
+        // Whoever read along has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        result => {
+            result.context("cannot write the listing")?;
+            Ok(output::report_problems(index, false))
+        }
+    }
+}
+
+struct Listing<'a> {
+    args: &'a LsArgs,
+    index: &'a Index,
+    from: Ino,
+}
+
+impl Listing<'_> {
+    fn write(&self, output: &mut impl Write) -> io::Result<()> {
+        let escaped = stdout().is_terminal();
+        let mut columns = Columns::new(self.args.numeric_uid_gid, escaped);
+        if self.args.long {
+            // Widths first: a second walk is cheaper than keeping what the first one saw.
+            self.entries().for_each(|(_, entry)| columns.measure(&entry));
+        }
+        for (path, entry) in self.entries() {
+            let name = self.name(&path);
+            let line = if self.args.json {
+                json::object(&path, &entry).into_bytes()
+            } else if self.args.long {
+                columns.line(name, &entry)
+            } else if escaped {
+                list::escape(name).into_bytes()
+            } else {
+                name.to_vec()
+            };
+            output.write_all(&line)?;
+            output.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (ArchivePath, Entry<'_>)> {
+        list::walk(self.index, self.from, self.args.recursive)
+    }
+
+    /// What to call the entry at `path`.
+    fn name<'p>(&self, path: &'p ArchivePath) -> &'p [u8] {
+        if self.args.recursive {
+            return path.as_bytes();
+        }
+        path.components().next_back().unwrap_or(b".")
+    }
 }

@@ -108,7 +108,7 @@ impl Progress {
     pub fn start(task: Task, quiet: bool) -> Self {
         let (stop, stopped) = channel();
         let show = move || {
-            let mut view = View::new(task);
+            let view = View::new(task);
             while stopped.recv_timeout(view.every) == Err(RecvTimeoutError::Timeout) {
                 view.draw();
             }
