@@ -22,7 +22,7 @@ use bytes::Bytes;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Packed, Plain};
 
-pub use detect::{Compression, Detected, detect};
+pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
 
 /// What a decoder needs besides bytes.
