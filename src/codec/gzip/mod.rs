@@ -549,37 +549,32 @@ mod tests {
 
     #[test]
     fn long_members_get_checkpoints_that_decoding_can_start_from() {
-        // At level 1 zlib-rs hardly ever ends a block, so there are fewer.
-        for (level, least) in [(1, 2), (6, 5), (9, 5)] {
-            let plain = text(24 << 20, u64::from(level));
+        let plain = text(26 << 20, 1);
+        let packed = member(&plain, 6);
+        let first = whole(&packed, 1 << 20);
+        assert!(first.plain == plain);
+        resumes_everywhere(&packed, &first, 777_777);
+
+        let seek_points = &first.seek_points;
+        assert!(seek_points.len() >= 6, "{}", seek_points.len());
+        let windows = seek_points.iter().map(|seek_point| seek_point.window.len());
+        assert!(windows.sum::<usize>() * 100 <= packed.len());
+        let bits: HashSet<u8> = seek_points
+            .iter()
+            .map(|seek_point| seek_point.bit)
+            .collect();
+        assert!(bits.len() >= 3, "{bits:?}");
+    }
+
+    #[test]
+    fn every_level_is_read() {
+        for level in [1, 9] {
+            let plain = text(5 << 20, level.into());
             let packed = member(&plain, level);
             let first = whole(&packed, 1 << 20);
             assert!(first.plain == plain);
-            let count = first.seek_points.len();
-            assert!(count >= least, "{count} at level {level}");
             resumes_everywhere(&packed, &first, 777_777);
         }
-    }
-
-    #[test]
-    fn windows_are_at_most_one_percent_of_the_packed_bytes() {
-        let packed = member(&text(40 << 20, 3), 6);
-        let first = whole(&packed, 1 << 20);
-        let windows = first
-            .seek_points
-            .iter()
-            .map(|seek_point| seek_point.window.len());
-        assert!(windows.sum::<usize>() * 100 <= packed.len());
-        assert!(first.seek_points.len() >= 5);
-    }
-
-    #[test]
-    fn checkpoints_fall_on_any_bit_of_a_byte() {
-        let packed = member(&text(40 << 20, 1), 6);
-        let first = whole(&packed, usize::MAX);
-        let bits: HashSet<u8> = first.seek_points.iter().map(|point| point.bit).collect();
-        assert!(bits.len() >= 4, "{bits:?}");
-        resumes_everywhere(&packed, &first, usize::MAX);
     }
 
     #[test]
