@@ -30,7 +30,8 @@ struct Member {
 
 impl Group {
     /// The BGZF members that lie whole at the start of `input`, up to the one that makes their
-    /// plain bytes `wanted_len` or more. `None` when there are none, or none with plain bytes.
+    /// plain bytes `wanted_len` or more. `None` when there are none, or the first is empty, so
+    /// that a long row of empty members is looked at only once.
     ///
     /// Their lengths are what they say, which only [`Group::decode`] can find wrong.
     pub(super) fn cut(input: &[u8], wanted_len: usize) -> Option<Self> {
@@ -45,6 +46,9 @@ impl Group {
             };
             group.packed_len = len;
             group.plain_len += member.plain_len();
+            if group.plain_len == 0 {
+                break;
+            }
             group.members.push(member);
         }
         (group.plain_len > 0).then_some(group)

@@ -165,46 +165,52 @@ impl Decoder {
         let State::Header { header, follows } = &mut self.state else {
             return Ok(Step::Done);
         };
-        let follows = *follows;
-        if self.input.is_empty() {
-            return match header.len() {
-                0 if follows && self.finished => Ok(Step::End),
-                1 if follows && self.finished => Ok(self.garbage(1)),
-                _ => self.starve(),
-            };
-        }
-        if follows && header.len() == 0 && self.input.first() == Some(&0) {
-            self.state = State::Zeros;
+        let (seen, follows) = (header.len(), *follows);
+        if seen == 0 && self.begin_otherwise(follows) {
             return Ok(Step::Done);
         }
-        if header.len() == 0
-            && let Some(group) = Group::cut(&self.input, BUFFER_LEN)
-        {
-            // First whatever holds buffers: the job's own may have to wait for them.
-            if self.output.is_drained() {
-                self.begin_job(group);
-            } else {
-                self.output.flush();
-            }
+        let State::Header { header, .. } = &mut self.state else {
             return Ok(Step::Done);
-        }
-        let len = match header.push(&self.input) {
-            Ok(len) => len,
-            Err(Flaw::NoMagic) if follows => {
-                let seen = header.len();
-                return Ok(self.garbage(seen));
-            }
-            Err(Flaw::NoMagic) => {
-                return self.fail(Cause::Malformed("no gzip member begins here".to_owned()));
-            }
-            Err(Flaw::Bad(cause)) => return self.fail(cause),
         };
-        let (header_len, done) = (header.len(), header.is_done());
-        self.consume(len);
-        if done {
-            self.begin_member(Packed(self.packed.0.saturating_sub(header_len)));
+        match header.push(&self.input) {
+            Err(Flaw::NoMagic) if follows => Ok(self.garbage(seen)),
+            Err(Flaw::NoMagic) => {
+                self.fail(Cause::Malformed("no gzip member begins here".to_owned()))
+            }
+            Err(Flaw::Bad(cause)) => self.fail(cause),
+            Ok(len) if header.is_done() => {
+                let header_len = header.len();
+                self.consume(len);
+                self.begin_member(Packed(self.packed.0.saturating_sub(header_len)));
+                Ok(Step::Done)
+            }
+            // The header goes on, or the stream ends, with a lone first byte of a magic at most.
+            Ok(0) if follows && self.finished && seen == 0 => Ok(Step::End),
+            Ok(0) if follows && self.finished && seen == 1 => Ok(self.garbage(seen)),
+            Ok(0) => self.starve(),
+            Ok(len) => {
+                self.consume(len);
+                Ok(Step::Done)
+            }
         }
-        Ok(Step::Done)
+    }
+
+    /// Looks, where a member may begin, for what is not read member by member.
+    fn begin_otherwise(&mut self, follows: bool) -> bool {
+        if follows && self.input.first() == Some(&0) {
+            self.state = State::Zeros;
+            return true;
+        }
+        let Some(group) = Group::cut(&self.input, BUFFER_LEN) else {
+            return false;
+        };
+        // First whatever holds buffers: the job's own may have to wait for them.
+        if self.output.is_drained() {
+            self.begin_job(group);
+        } else {
+            self.output.flush();
+        }
+        true
     }
 
     /// Begins the deflate stream of the member whose header was at `packed`.
@@ -656,6 +662,25 @@ mod tests {
             assert!((3..=5).contains(&count), "{count}");
             resumes_everywhere(&packed, &first, step);
         }
+    }
+
+    #[test]
+    fn bgzf_members_shorter_than_they_say_are_refused() {
+        let mut packed = bgzf_member(b"hello");
+        packed.splice(packed.len() - 8..packed.len() - 8, [0]);
+        packed[16] += 1;
+        let error = whole(&packed, usize::MAX).end;
+        assert!(matches!(
+            error.map(|error| error.cause),
+            Some(Cause::Malformed(_))
+        ));
+    }
+
+    #[test]
+    fn a_long_row_of_empty_bgzf_members_is_no_work() {
+        let packed = bgzf_member(b"").repeat(30_000);
+        let run = whole(&packed, usize::MAX);
+        assert_eq!((run.plain.len(), run.end), (0, None));
     }
 
     #[test]

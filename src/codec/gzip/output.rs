@@ -46,9 +46,9 @@ impl Output {
         self.pool.take(len)
     }
 
-    /// Whether nothing is filled or ready that is not pulled.
+    /// Whether no buffer is held, neither to be filled nor to be pulled.
     pub(super) fn is_drained(&self) -> bool {
-        self.filled == 0 && self.ready.is_empty()
+        self.buffer.is_none() && self.ready.is_empty()
     }
 
     /// Says that the first `len` bytes of the last [`Output::room`] are filled.
