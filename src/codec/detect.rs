@@ -108,17 +108,19 @@ pub fn detect(first: &[u8]) -> Detected {
 /// What the frame behind a skippable one is, of which `rest` lacks the magic. lz4 and zstd share
 /// skippable frames; where the next frame is out of sight zstd is assumed, as pzstd begins its
 /// files with one and nothing that is known to write lz4 does.
-fn behind_skippable_frame(rest: &[u8]) -> Detected {
-    let next = rest.split_first_chunk().and_then(|(len, rest)| {
-        let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
-        rest.get(len..)
-    });
-    match next {
-        Some([0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..]) => behind_skippable_frame(rest),
-        Some([0x04, 0x22, 0x4d, 0x18, ..] | [0x02, 0x21, 0x4c, 0x18, ..]) => {
-            Detected::Supported(Compression::Lz4)
+fn behind_skippable_frame(mut rest: &[u8]) -> Detected {
+    loop {
+        let next = rest.split_first_chunk().and_then(|(len, rest)| {
+            let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
+            rest.get(len..)
+        });
+        match next {
+            Some([0x50..=0x5f, 0x2a, 0x4d, 0x18, behind @ ..]) => rest = behind,
+            Some([0x04, 0x22, 0x4d, 0x18, ..] | [0x02, 0x21, 0x4c, 0x18, ..]) => {
+                return Detected::Supported(Compression::Lz4);
+            }
+            _ => return Detected::Supported(Compression::Zstd),
         }
-        _ => Detected::Supported(Compression::Zstd),
     }
 }
 

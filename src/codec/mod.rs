@@ -25,7 +25,7 @@ use bytes::Bytes;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Packed, Plain};
 
-pub use detect::{Compression, Detected, detect};
+pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
 
 /// The most memory that one decoder's state may take, in bytes: enough for what the tools make

@@ -147,7 +147,12 @@ impl Inflate {
         };
         // SAFETY: the stream is initialised; its input is readable and its output writable for
         // the lengths given, as both are live slices, and neither is null, as slices never are.
-        let code = unsafe { inflate(&raw mut *stream, flush) };
+        let mut code = unsafe { inflate(&raw mut *stream, flush) };
+        if stop == Stop::AtBlockEnd && is_ok(code) && stream.data_type & AT_END == AT_END {
+            // The last block's end is of no interest; what follows it is the stream's.
+            // SAFETY: as before; zlib has moved pointers and lengths on together.
+            code = unsafe { inflate(&raw mut *stream, Z_NO_FLUSH) };
+        }
         let progress = Progress {
             consumed: (input_len - stream.avail_in) as usize,
             produced: (output_len - stream.avail_out) as usize,
@@ -175,25 +180,33 @@ impl Inflate {
     }
 }
 
+/// `z_stream::data_type`: how many bits of the input are consumed but not used.
+const UNUSED_BITS: c_int = 63;
+/// `z_stream::data_type`: inside the last block.
+const LAST_BLOCK: c_int = 64;
+/// `z_stream::data_type`: at the end of a block.
+const BLOCK_END: c_int = 128;
+/// `z_stream::data_type`: at the end of the last block.
+const AT_END: c_int = LAST_BLOCK | BLOCK_END;
+
+/// Whether decoding can go on. `Z_BUF_ERROR` says that nothing moved, also when a block's end
+/// was among bits consumed earlier.
+fn is_ok(code: c_int) -> bool {
+    matches!(code, Z_OK | Z_BUF_ERROR)
+}
+
 /// What `inflate` means by `code` and the state it left in `stream`.
 fn reason(stream: &z_stream, code: c_int, stop: Stop) -> Reason {
-    /// Bits of `data_type`: the count of unused bits, "in the last block", "at a block's end".
-    const UNUSED_BITS: c_int = 63;
-    const LAST_BLOCK: c_int = 64;
-    const BLOCK_END: c_int = 128;
     match code {
         Z_STREAM_END => Reason::StreamEnd,
-        // Z_BUF_ERROR: nothing moved, which is also said when a block's end was among bits
-        // consumed earlier.
-        Z_OK | Z_BUF_ERROR => {
-            let at_block_end = stream.data_type & (BLOCK_END | LAST_BLOCK) == BLOCK_END;
-            match u8::try_from(stream.data_type & UNUSED_BITS) {
-                Ok(unused_bits) if stop == Stop::AtBlockEnd && at_block_end && unused_bits < 8 => {
-                    Reason::BlockEnd { unused_bits }
-                }
-                _ => Reason::Exhausted,
+        _ if is_ok(code) => match u8::try_from(stream.data_type & UNUSED_BITS) {
+            Ok(unused_bits @ 0..8)
+                if stop == Stop::AtBlockEnd && stream.data_type & AT_END == BLOCK_END =>
+            {
+                Reason::BlockEnd { unused_bits }
             }
-        }
+            _ => Reason::Exhausted,
+        },
         _ if stream.msg.is_null() => Reason::Damaged(format!("inflate fails with code {code}")),
         _ => {
             // SAFETY: when not null, `msg` is a constant of zlib-rs that ends with a zero byte.
@@ -214,5 +227,103 @@ impl Drop for Inflate {
 impl fmt::Debug for Inflate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Inflate")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A raw deflate stream of several blocks, and what it holds.
+    fn blocks() -> (Vec<u8>, Vec<u8>) {
+        let level = flate2::Compression::new(6);
+        let mut writer = flate2::write::DeflateEncoder::new(Vec::new(), level);
+        let mut plain = Vec::new();
+        for number in 0_u32..6 {
+            let part = number.to_string().repeat(40) + "and something that comes again";
+            writer
+                .write_all(part.as_bytes())
+                .expect("a vector takes all");
+            // Ends a block, on a byte.
+            writer.flush().expect("a vector takes all");
+            plain.extend_from_slice(part.as_bytes());
+        }
+        (writer.finish().expect("a vector takes all"), plain)
+    }
+
+    #[test]
+    fn decoding_can_be_taken_up_at_every_block() {
+        let (packed, plain) = blocks();
+        let mut inflate = Inflate::new();
+        let mut output = vec![0; 1000];
+        let (mut consumed, mut produced, mut ends) = (0, 0, 0);
+        loop {
+            let output = &mut output[produced..];
+            let progress = inflate.decode(&packed[consumed..], output, Stop::AtBlockEnd);
+            consumed += progress.consumed;
+            produced += progress.produced;
+            let Reason::BlockEnd { unused_bits } = progress.reason else {
+                assert_eq!(progress.reason, Reason::StreamEnd);
+                break;
+            };
+            ends += 1;
+            let window = inflate.window();
+            assert_eq!(window, plain[..produced]);
+            let first = (unused_bits > 0).then(|| (packed[consumed - 1], 8 - unused_bits));
+            let mut resumed = Inflate::new();
+            resumed.resume(&window, first);
+            let mut rest = vec![0; 1000];
+            let progress = resumed.decode(&packed[consumed..], &mut rest, Stop::AtEnd);
+            assert_eq!(progress.reason, Reason::StreamEnd);
+            assert_eq!(rest[..progress.produced], plain[produced..]);
+        }
+        assert_eq!((consumed, &output[..produced]), (packed.len(), &plain[..]));
+        assert!(ends >= 6, "{ends}");
+    }
+
+    #[test]
+    fn input_and_output_may_come_by_the_byte() {
+        let (packed, plain) = blocks();
+        let mut inflate = Inflate::new();
+        let (mut consumed, mut decoded) = (0, Vec::new());
+        loop {
+            let mut byte = [0];
+            let input = packed.get(consumed..=consumed).unwrap_or_default();
+            let progress = inflate.decode(input, &mut byte, Stop::AtEnd);
+            consumed += progress.consumed;
+            decoded.extend_from_slice(&byte[..progress.produced]);
+            match progress.reason {
+                Reason::Exhausted => {}
+                reason => break assert_eq!(reason, Reason::StreamEnd),
+            }
+        }
+        assert_eq!(decoded, plain);
+    }
+
+    #[test]
+    fn damage_is_told_and_a_reset_forgets_it() {
+        let (packed, plain) = blocks();
+        let mut inflate = Inflate::new();
+        let mut output = vec![0; 1000];
+        let progress = inflate.decode(&[0b111], &mut output, Stop::AtEnd);
+        assert_eq!(
+            progress.reason,
+            Reason::Damaged("invalid block type".to_owned())
+        );
+        inflate.reset();
+        assert!(inflate.window().is_empty());
+        let progress = inflate.decode(&packed, &mut output, Stop::AtEnd);
+        assert_eq!(output[..progress.produced], plain);
+    }
+
+    #[test]
+    fn only_the_last_32_kib_of_a_window_count() {
+        let mut inflate = Inflate::new();
+        let mut window = vec![1; 10];
+        window.resize(10 + WINDOW_LEN, 2);
+        inflate.resume(&window, None);
+        assert_eq!(inflate.window(), window[10..]);
     }
 }

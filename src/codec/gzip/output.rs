@@ -32,18 +32,23 @@ impl Output {
         }
     }
 
-    /// Where the next plain bytes go, never empty; a new buffer has `len` bytes.
+    /// Where the next plain bytes go, never empty; a new buffer has `len` bytes, at least one.
+    ///
+    /// May wait for buffers to come back; all that is ready must have been pulled.
     pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
-        if self
-            .buffer
-            .as_ref()
-            .is_some_and(|buffer| self.filled >= buffer.len())
-        {
-            self.flush();
-        }
         let pool = &self.pool;
         let buffer = self.buffer.get_or_insert_with(|| pool.take(len.max(1)));
         buffer.get_mut(self.filled..).unwrap_or_default()
+    }
+
+    /// A buffer of `len` bytes for a job. Waits as [`Output::room`] does.
+    pub(super) fn take(&self, len: usize) -> Buffer {
+        self.pool.take(len)
+    }
+
+    /// Whether no buffer is held, neither to be filled nor to be pulled.
+    pub(super) fn is_drained(&self) -> bool {
+        self.buffer.is_none() && self.ready.is_empty()
     }
 
     /// Says that the first `len` bytes of the last [`Output::room`] are filled.

@@ -1,0 +1,144 @@
+//! BGZF: gzip members of at most 64 KiB that say how long they are (SAM format specification,
+//! section 4.1), so that they can be decoded apart from each other.
+
+use bytes::Bytes;
+
+use super::header::Header;
+use super::trailer::{Check, Trailer};
+use crate::base::buffer::Buffer;
+use crate::base::extent::{Packed, Plain};
+use crate::codec::sys::{Inflate, Reason, Stop};
+use crate::codec::{Cause, Compression, Error};
+
+/// The most plain bytes that a BGZF member holds.
+const MAX_PLAIN_LEN: usize = 64 << 10;
+
+/// Whole members, one after the other.
+#[derive(Debug)]
+pub(super) struct Group {
+    members: Vec<Member>,
+    packed_len: usize,
+    plain_len: usize,
+}
+
+#[derive(Debug)]
+struct Member {
+    /// Where the deflate stream lies in the input the group was cut from.
+    deflate: std::ops::Range<usize>,
+    trailer: Trailer,
+}
+
+impl Group {
+    /// The BGZF members that lie whole at the start of `input`, up to the one that makes their
+    /// plain bytes `wanted_len` or more. `None` when there are none, or the first is empty, so
+    /// that a long row of empty members is looked at only once.
+    ///
+    /// Their lengths are what they say, which only [`Group::decode`] can find wrong.
+    pub(super) fn cut(input: &[u8], wanted_len: usize) -> Option<Self> {
+        let mut group = Self {
+            members: Vec::new(),
+            packed_len: 0,
+            plain_len: 0,
+        };
+        while group.plain_len < wanted_len {
+            let Some((member, len)) = Member::at(input, group.packed_len) else {
+                break;
+            };
+            group.packed_len = len;
+            group.plain_len += member.plain_len();
+            if group.plain_len == 0 {
+                break;
+            }
+            group.members.push(member);
+        }
+        (group.plain_len > 0).then_some(group)
+    }
+
+    /// How many bytes of the input belong to the group.
+    pub(super) fn packed_len(&self) -> usize {
+        self.packed_len
+    }
+
+    /// How many bytes it decodes to.
+    pub(super) fn plain_len(&self) -> usize {
+        self.plain_len
+    }
+
+    /// Decodes into `buffer`, which has [`Group::plain_len`] bytes; `input` is what the group
+    /// was cut from, and begins at `packed`.
+    ///
+    /// # Errors
+    /// When a member is malformed, its checksum is wrong, or it is not as long as it says.
+    pub(super) fn decode(
+        self,
+        input: &[u8],
+        packed: Packed,
+        mut buffer: Buffer,
+    ) -> Result<Bytes, Error> {
+        let mut inflate = Inflate::new();
+        let mut plain_len = 0;
+        for member in &self.members {
+            let rest = buffer.get_mut(plain_len..).unwrap_or_default();
+            plain_len += member
+                .decode(&mut inflate, input, rest)
+                .map_err(|cause| Error {
+                    compression: Compression::Gzip,
+                    packed: Packed(packed.0.saturating_add(member.deflate.start as u64)),
+                    cause,
+                })?;
+        }
+        Ok(buffer.freeze())
+    }
+}
+
+impl Member {
+    /// The member at `start` and where it ends; `None` when it is not BGZF or not whole.
+    fn at(input: &[u8], start: usize) -> Option<(Self, usize)> {
+        let rest = input.get(start..)?;
+        let mut header = Header::default();
+        let header_len = header.push(rest).ok()?;
+        let len = header.member_len().filter(|_| header.is_done())?;
+        let (deflate, bytes) = rest.get(header_len..len)?.split_last_chunk::<8>()?;
+        let mut trailer = Trailer::default();
+        trailer.push(bytes);
+        let member = Self {
+            deflate: start + header_len..start + header_len + deflate.len(),
+            trailer,
+        };
+        // Where something else follows, the length is not what BGZF means by it.
+        let plausible = rest
+            .get(len..len + 2)
+            .is_none_or(|next| next == b"\x1f\x8b");
+        (plausible && member.plain_len() <= MAX_PLAIN_LEN).then_some((member, start + len))
+    }
+
+    fn plain_len(&self) -> usize {
+        self.trailer.plain_len() as usize
+    }
+
+    /// Decodes to the start of `output`; answers how many bytes.
+    fn decode(
+        &self,
+        inflate: &mut Inflate,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<usize, Cause> {
+        let deflate = input.get(self.deflate.clone()).unwrap_or_default();
+        inflate.reset();
+        let progress = inflate.decode(deflate, output, Stop::AtEnd);
+        match progress.reason {
+            Reason::StreamEnd if progress.consumed == deflate.len() => {}
+            Reason::Damaged(text) => return Err(Cause::Malformed(text)),
+            _ => {
+                let text = "a BGZF member is not as long as it says";
+                return Err(Cause::Malformed(text.to_owned()));
+            }
+        }
+        let mut check = Check::new(Plain(0));
+        check.update(output.get(..progress.produced).unwrap_or_default());
+        match check.disagreement(&self.trailer, Plain(progress.produced as u64)) {
+            Some(cause) => Err(cause),
+            None => Ok(progress.produced),
+        }
+    }
+}
