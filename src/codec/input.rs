@@ -69,6 +69,15 @@ impl Input {
         self.slices.front().map_or(&[], |slice| slice)
     }
 
+    /// The bytes at hand from `distance` ahead on, slice by slice.
+    pub(super) fn from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
+        self.slices.iter().map(move |slice| {
+            let rest = slice.get(distance..).unwrap_or_default();
+            distance = distance.saturating_sub(slice.len());
+            rest
+        })
+    }
+
     /// Fills `target` from `distance` bytes ahead; false when not so many bytes are at hand.
     pub(super) fn peek_into(&self, mut distance: usize, mut target: &mut [u8]) -> bool {
         for slice in &self.slices {
@@ -194,6 +203,15 @@ mod tests {
         assert_eq!(input.peek_at::<5>(3), None);
         assert_eq!(input.peek_at::<1>(9), None);
         assert_eq!((input.offset(), input.len()), (Packed(100), 7));
+    }
+
+    #[test]
+    fn bytes_from_anywhere_on_are_those_that_peeking_finds() {
+        let input = input();
+        for distance in 0..8 {
+            let found = input.from(distance).collect::<Vec<_>>().concat();
+            assert_eq!(found, b"abcdefg"[distance.min(7)..]);
+        }
     }
 
     #[test]

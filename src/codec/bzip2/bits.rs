@@ -1,0 +1,122 @@
+//! Bits, from the most significant of each byte on.
+
+/// Reads bits off bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Bits read so far.
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Starts `bit` bits into `bytes`.
+    pub(super) fn new(bytes: &'a [u8], bit: usize) -> Self {
+        Self { bytes, at: bit }
+    }
+
+    /// The next bit.
+    pub(super) fn bit(&mut self) -> Option<bool> {
+        let byte = self.bytes.get(self.at / 8)?;
+        let bit = byte >> (7 - self.at % 8) & 1;
+        self.at += 1;
+        Some(bit != 0)
+    }
+
+    /// The next `count` bits as a number; `count` is at most 64.
+    pub(super) fn number(&mut self, count: usize) -> Option<u64> {
+        let mut number = 0;
+        for _ in 0..count {
+            number = number << 1 | u64::from(self.bit()?);
+        }
+        Some(number)
+    }
+}
+
+/// Appends bits to bytes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    bytes: Vec<u8>,
+    /// Bits that wait for more to make a byte, in the low end.
+    waiting: u8,
+    /// How many, 0 to 7.
+    count: u8,
+}
+
+impl Writer {
+    /// Behind `bytes`.
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes,
+            waiting: 0,
+            count: 0,
+        }
+    }
+
+    /// Appends one bit.
+    pub(super) fn bit(&mut self, bit: bool) {
+        self.waiting = self.waiting << 1 | u8::from(bit);
+        self.count += 1;
+        if self.count == 8 {
+            self.bytes.push(self.waiting);
+            self.count = 0;
+        }
+    }
+
+    /// Appends the low `count` bits of `number`; `count` is at most 64.
+    pub(super) fn number(&mut self, number: u64, count: u32) {
+        for shift in (0..count).rev() {
+            self.bit(number >> shift & 1 != 0);
+        }
+    }
+
+    /// Appends zeros up to a whole byte, and ends.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        while self.count > 0 {
+            self.bit(false);
+        }
+        self.bytes
+    }
+}
+
+/// The bytes that begin `bit` bits into `bytes`: one fewer, unless `bit` is zero.
+pub(super) fn shift(bytes: &[u8], bit: u8) -> impl Iterator<Item = u8> {
+    let skipped = usize::from(bit == 0);
+    let next = bytes.iter().skip(1).copied().chain((0..skipped).map(|_| 0));
+    bytes.iter().copied().zip(next).map(move |(this, next)| {
+        let both = u16::from_be_bytes([this, next]) << bit;
+        both.to_be_bytes()[0]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(numbers in proptest::collection::vec((any::<u64>(), 1..65_u32), 0..20)) {
+            let mut writer = Writer::new(vec![0xa5]);
+            for (number, count) in &numbers {
+                writer.number(*number, *count);
+            }
+            let bytes = writer.finish();
+            let mut reader = Reader::new(&bytes, 8);
+            for (number, count) in &numbers {
+                let low = u64::MAX >> (64 - count);
+                prop_assert_eq!(reader.number(*count as usize), Some(number & low));
+            }
+        }
+
+        #[test]
+        fn shifting_moves_every_bit(bytes in proptest::collection::vec(any::<u8>(), 0..20), bit in 0..8_u8) {
+            let shifted = shift(&bytes, bit).collect::<Vec<_>>();
+            let len = bytes.len().saturating_sub(usize::from(bit > 0));
+            prop_assert_eq!(shifted.len(), len);
+            let mut reader = Reader::new(&bytes, bit.into());
+            for byte in shifted {
+                prop_assert_eq!(reader.number(8), Some(byte.into()));
+            }
+        }
+    }
+}

@@ -1,0 +1,872 @@
+//! xz.
+//!
+//! Streams, block headers, the LZMA2 chunks inside blocks and the index are walked here. Each
+//! block is decoded as if it were the only one of its stream: liblzma gets a header made for it,
+//! the block, and an index and footer made for it, and so checks all there is to check. Blocks
+//! that say how long they are, and are not too long, are decoded by jobs.
+
+mod header;
+
+use std::fmt;
+
+use bytes::Bytes;
+use flate2::Crc;
+use liblzma::stream::{Action, Error as Refusal, Status, Stream};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::input::{Input, Pieces};
+use super::piece::Piece;
+use super::seek_point::Spacing;
+use super::walk::{Results, Step, Walk, Walker, error};
+use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
+use crate::base::buffer::{Buffer, Pool};
+use crate::base::extent::{Packed, Plain};
+use header::{
+    Block, CHUNK_HEADER_LEN, Check, Chunk, MAX_INTEGER_LEN, STREAM_HEADER_LEN, block_header_len,
+    padding_len, put_integer, take_integer,
+};
+
+/// A block is a job when its packed and plain bytes and its dictionary are together at most one
+/// part in so many of the buffer budget, so that several are alive at once.
+const JOB_SHARE: u64 = 4;
+
+/// Decodes xz.
+pub(super) type Decoder = Walker<Streams>;
+
+impl Decoder {
+    pub(super) fn start(context: Context) -> Self {
+        let spacing = Spacing::start(&context);
+        let streams = Streams {
+            context,
+            spacing,
+            plain: Plain(0),
+            first: true,
+            state: State::Between,
+        };
+        Self::new(streams, Packed(0))
+    }
+
+    /// [`SeekPoint::state`] is the number of the stream's check.
+    pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
+        let [number, zeros @ ..] = seek_point.state.to_le_bytes();
+        let own = zeros == [0; 3] && seek_point.bit == 0;
+        let Some(check) = Check::new(number).filter(|_| own) else {
+            let text = "a seek point that is not of xz".to_owned();
+            return Err(error::<Streams>(seek_point.packed, Cause::Malformed(text)));
+        };
+        let streams = Streams {
+            spacing: Spacing::resume(&context, seek_point),
+            context,
+            plain: seek_point.plain,
+            first: false,
+            state: State::Blocks(Records::new(check, false)),
+        };
+        Ok(Self::new(streams, seek_point.packed))
+    }
+}
+
+/// A file of streams.
+#[derive(Debug)]
+pub(super) struct Streams {
+    context: Context,
+    spacing: Spacing,
+    plain: Plain,
+    /// No stream has begun yet.
+    first: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Before a stream, in the padding behind one, or at the end.
+    Between,
+    /// Before a block or the index.
+    Blocks(Records),
+    /// In a block that is decoded in order.
+    Serial(Records, Box<Serial>),
+    /// In the index.
+    Index(Box<Index>),
+    /// Before the footer of a stream whose index has so many bytes.
+    Footer(Check, u64),
+}
+
+/// What the index must say of the blocks that went by, boiled down.
+struct Records {
+    check: Check,
+    /// Whether all blocks of the stream went by.
+    whole: bool,
+    count: u64,
+    hash: Xxh3Default,
+}
+
+impl Records {
+    fn new(check: Check, whole: bool) -> Self {
+        Self {
+            check,
+            whole,
+            count: 0,
+            hash: Xxh3Default::new(),
+        }
+    }
+
+    /// Adds a block: its bytes without padding, and its plain bytes.
+    fn add(&mut self, unpadded_len: u64, plain_len: u64) {
+        self.count += 1;
+        self.hash.update(&unpadded_len.to_le_bytes());
+        self.hash.update(&plain_len.to_le_bytes());
+    }
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records")
+            .field("check", &self.check)
+            .field("whole", &self.whole)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Walk for Streams {
+    const COMPRESSION: Compression = Compression::Xz;
+
+    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+        let packed = input.offset();
+        let stepped = match &mut self.state {
+            State::Between => self.stream_start(input),
+            State::Blocks(_) => self.block_start(input, results),
+            State::Serial(records, serial) => {
+                let len = self.plain.0;
+                match serial.step(input, &self.context.pool, &mut self.plain, results) {
+                    Ok(Step::End) => {
+                        results.extend(serial.piece.flush());
+                        records.add(serial.unpadded_len(), serial.plain_len);
+                        let next = Records::new(records.check, records.whole);
+                        self.state = State::Blocks(std::mem::replace(records, next));
+                        Ok(Step::Moved)
+                    }
+                    Ok(Step::Hungry) if self.plain.0 > len => Ok(Step::Moved),
+                    other => other,
+                }
+            }
+            State::Index(index) => match index.step(input) {
+                Ok(Some(len)) => {
+                    self.state = State::Footer(index.expected.check, len);
+                    Ok(Step::Moved)
+                }
+                Ok(None) if input.offset() > packed => Ok(Step::Moved),
+                Ok(None) => Ok(Step::Hungry),
+                Err(cause) => Err(cause),
+            },
+            State::Footer(check, index_len) => {
+                let expected = check.stream_footer(*index_len);
+                self.stream_end(input, &expected)
+            }
+        };
+        stepped.map_err(|cause| error::<Self>(packed, cause))
+    }
+
+    fn flush(&mut self, results: &mut Results) {
+        if let State::Serial(_, serial) = &mut self.state {
+            results.extend(serial.piece.flush());
+        }
+    }
+}
+
+impl Streams {
+    fn stream_start(&mut self, input: &mut Input) -> Result<Step, Cause> {
+        if input.is_over() && !self.first {
+            return Ok(Step::End);
+        }
+        if !self.first && input.peek() == Some([0; 4]) {
+            input.skip(4);
+            return Ok(Step::Moved);
+        }
+        let Some(magic) = input.peek() else {
+            return Ok(Step::Hungry);
+        };
+        if magic != header::MAGIC {
+            let what = if self.first {
+                "this is no xz stream"
+            } else {
+                "bytes that are no xz stream follow the last stream"
+            };
+            return Err(Cause::Malformed(what.to_owned()));
+        }
+        let Some(header) = input.peek::<STREAM_HEADER_LEN>() else {
+            return Ok(Step::Hungry);
+        };
+        let check = Check::of_stream(header)?;
+        input.skip(STREAM_HEADER_LEN as u64);
+        self.first = false;
+        self.state = State::Blocks(Records::new(check, true));
+        Ok(Step::Moved)
+    }
+
+    fn block_start(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Cause> {
+        let State::Blocks(records) = &mut self.state else {
+            return Ok(Step::Moved);
+        };
+        let check = records.check;
+        let Some([first]) = input.peek() else {
+            return Ok(Step::Hungry);
+        };
+        if first == 0 {
+            input.skip(1);
+            let next = Records::new(check, records.whole);
+            let records = std::mem::replace(records, next);
+            self.state = State::Index(Box::new(Index::new(records)));
+            return Ok(Step::Moved);
+        }
+        let mut header = vec![0; block_header_len(first)];
+        if !input.peek_into(0, &mut header) {
+            return Ok(Step::Hungry);
+        }
+        let block = Block::parse(&header)?;
+        let limit_bytes = self.context.memory_limit;
+        if block.needed_bytes > limit_bytes {
+            return Err(Cause::Memory {
+                needed_bytes: block.needed_bytes,
+                limit_bytes,
+            });
+        }
+        let packed = input.offset();
+        let job = job_len(&block, check, self.context.pool.budget());
+        // A block of which not everything will come is decoded as far as it goes.
+        let job = job.filter(|len| *len <= input.len() || !input.is_ended());
+        let serial = if let Some(len) = job {
+            let Some(pieces) = input.take(len) else {
+                return Ok(Step::Hungry);
+            };
+            Err((pieces, block.plain_len.unwrap_or_default()))
+        } else {
+            Ok(Serial::new(check, block.header_len)?)
+        };
+        if self.spacing.frame(self.plain) {
+            results.push_back(Pull::SeekPoint(SeekPoint {
+                packed,
+                bit: 0,
+                plain: self.plain,
+                state: check.number().into(),
+                window: Bytes::new(),
+            }));
+        }
+        match serial {
+            Ok(serial) => {
+                let next = Records::new(check, records.whole);
+                let records = std::mem::replace(records, next);
+                self.state = State::Serial(records, Box::new(serial));
+            }
+            Err((pieces, plain_len)) => {
+                let unpadded_len = unpadded_len(&block, check);
+                records.add(unpadded_len, plain_len);
+                let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
+                let buffer = self.context.pool.take(len);
+                self.plain.0 = self.plain.0.saturating_add(plain_len);
+                results.push_back(Pull::Job(Job::new(move || {
+                    decode_block(&pieces, check, unpadded_len, buffer)
+                        .map_err(|cause| error::<Self>(packed, cause))
+                })));
+            }
+        }
+        Ok(Step::Moved)
+    }
+
+    fn stream_end(&mut self, input: &mut Input, expected: &[u8]) -> Result<Step, Cause> {
+        let Some(footer) = input.peek::<STREAM_HEADER_LEN>() else {
+            return Ok(Step::Hungry);
+        };
+        if footer != expected {
+            let text = "the stream footer does not fit the stream";
+            return Err(Cause::Malformed(text.to_owned()));
+        }
+        input.skip(STREAM_HEADER_LEN as u64);
+        self.state = State::Between;
+        Ok(Step::Moved)
+    }
+}
+
+/// The length of the block as a whole, when it is to be a job.
+fn job_len(block: &Block, check: Check, budget: u64) -> Option<usize> {
+    let len = block
+        .rest_len(check)?
+        .checked_add(block.header_len as u64)?;
+    let plain_len = block.plain_len?;
+    let all = len
+        .checked_add(plain_len)?
+        .checked_add(block.needed_bytes)?;
+    (all <= budget / JOB_SHARE).then(|| usize::try_from(len).ok())?
+}
+
+/// What the index says of the length of `block`, which says it itself.
+fn unpadded_len(block: &Block, check: Check) -> u64 {
+    let packed_len = block.packed_len.unwrap_or_default();
+    packed_len.saturating_add((block.header_len + check.len()) as u64)
+}
+
+/// Decodes a whole block into a buffer as long as its plain bytes.
+fn decode_block(
+    pieces: &Pieces,
+    check: Check,
+    unpadded_len: u64,
+    mut buffer: Buffer,
+) -> Result<Bytes, Cause> {
+    let mut decoder = decoder()?;
+    let before = Bytes::from(check.stream_header());
+    let after = Bytes::from(stream_rest(check, unpadded_len, buffer.len() as u64));
+    let mut filled = 0;
+    for slice in [&before].into_iter().chain(pieces.slices()).chain([&after]) {
+        let mut slice = slice.as_ref();
+        while !slice.is_empty() {
+            let target = buffer.get_mut(filled..).unwrap_or_default();
+            let ran = run(&mut decoder, slice, target)?;
+            if ran.ended {
+                return Ok(buffer.freeze());
+            }
+            if ran.read == 0 && ran.made == 0 {
+                let text = "a block is longer than its header says";
+                return Err(Cause::Malformed(text.to_owned()));
+            }
+            slice = slice.get(ran.read..).unwrap_or_default();
+            filled += ran.made;
+        }
+    }
+    let text = "a block is shorter than its header says";
+    Err(Cause::Malformed(text.to_owned()))
+}
+
+/// Index and footer of a stream of a single block.
+fn stream_rest(check: Check, unpadded_len: u64, plain_len: u64) -> Vec<u8> {
+    let mut index = vec![0, 1];
+    put_integer(&mut index, unpadded_len);
+    put_integer(&mut index, plain_len);
+    let padding = padding_len(index.len() as u64);
+    index.extend((0..padding).map(|_| 0));
+    index.extend(header::crc32(&index).to_le_bytes());
+    let len = index.len() as u64;
+    index.extend(check.stream_footer(len));
+    index
+}
+
+fn decoder() -> Result<Stream, Cause> {
+    // The limit was held against the dictionary's length, which is what takes the memory.
+    Stream::new_stream_decoder(u64::MAX, 0).map_err(cause)
+}
+
+fn cause(refusal: Refusal) -> Cause {
+    match refusal {
+        Refusal::Options | Refusal::UnsupportedCheck | Refusal::NoCheck => {
+            Cause::Unsupported("a filter or an option of a block".to_owned())
+        }
+        Refusal::Mem | Refusal::MemLimit => {
+            Cause::Unsupported("liblzma could not allocate a decoder".to_owned())
+        }
+        Refusal::Data | Refusal::Format | Refusal::Program => {
+            let text = "a block does not decode, or not to what its check says";
+            Cause::Malformed(text.to_owned())
+        }
+    }
+}
+
+/// What liblzma did.
+#[derive(Clone, Copy, Debug)]
+struct Ran {
+    read: usize,
+    made: usize,
+    ended: bool,
+}
+
+fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Ran, Cause> {
+    let (read, made) = (decoder.total_in(), decoder.total_out());
+    let status = decoder.process(source, target, Action::Run);
+    let status = status.map_err(cause)?;
+    let since = |now: u64, before: u64| usize::try_from(now - before).unwrap_or_default();
+    Ok(Ran {
+        read: since(decoder.total_in(), read),
+        made: since(decoder.total_out(), made),
+        ended: status == Status::StreamEnd,
+    })
+}
+
+/// Decodes one block as it comes.
+struct Serial {
+    decoder: Stream,
+    check: Check,
+    piece: Piece,
+    part: Part,
+    /// Bytes of the part that were not decoded yet.
+    left: u64,
+    header_len: usize,
+    /// Bytes of LZMA2 data.
+    packed_len: u64,
+    plain_len: u64,
+}
+
+/// The parts of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// The block header, or an LZMA2 chunk.
+    Chunk,
+    /// The end of LZMA2 data, padding and check.
+    Last,
+}
+
+impl Serial {
+    fn new(check: Check, header_len: usize) -> Result<Self, Cause> {
+        let mut decoder = decoder()?;
+        run(&mut decoder, &check.stream_header(), &mut [])?;
+        Ok(Self {
+            decoder,
+            check,
+            piece: Piece::default(),
+            part: Part::Chunk,
+            left: header_len as u64,
+            header_len,
+            packed_len: 0,
+            plain_len: 0,
+        })
+    }
+
+    fn unpadded_len(&self) -> u64 {
+        self.packed_len + (self.header_len + self.check.len()) as u64
+    }
+
+    /// Moves on by one part, or a piece of one; [`Step::End`] is the end of the block.
+    fn step(
+        &mut self,
+        input: &mut Input,
+        pool: &Pool,
+        plain: &mut Plain,
+        results: &mut Results,
+    ) -> Result<Step, Cause> {
+        if self.left == 0 {
+            return match self.part {
+                Part::Chunk => self.next_part(input),
+                Part::Last => self.end(),
+            };
+        }
+        let front = input.front();
+        if front.is_empty() {
+            return Ok(Step::Hungry);
+        }
+        let len = usize::try_from(self.left).map_or(front.len(), |left| left.min(front.len()));
+        let source = front.get(..len).unwrap_or_default();
+        let ran = run(&mut self.decoder, source, self.piece.room(pool))?;
+        if ran.ended || (ran.read == 0 && ran.made == 0) {
+            let text = "a block ends before its end";
+            return Err(Cause::Malformed(text.to_owned()));
+        }
+        input.skip(ran.read as u64);
+        self.left -= ran.read as u64;
+        plain.0 = plain.0.saturating_add(ran.made as u64);
+        results.extend(self.piece.advance(ran.made));
+        Ok(Step::Moved)
+    }
+
+    fn next_part(&mut self, input: &Input) -> Result<Step, Cause> {
+        let mut header = [0; CHUNK_HEADER_LEN];
+        let len = input.len().min(CHUNK_HEADER_LEN);
+        let header = header.get_mut(..len).unwrap_or_default();
+        input.peek_into(0, header);
+        match Chunk::parse(header) {
+            None => return Ok(Step::Hungry),
+            Some(Err(cause)) => return Err(cause),
+            Some(Ok(Chunk::End)) => {
+                self.packed_len += 1;
+                self.part = Part::Last;
+                self.left = 1 + padding_len(self.packed_len) + self.check.len() as u64;
+            }
+            Some(Ok(Chunk::Some {
+                packed_len,
+                plain_len,
+            })) => {
+                self.packed_len += packed_len;
+                self.plain_len += plain_len;
+                self.left = packed_len;
+            }
+        }
+        Ok(Step::Moved)
+    }
+
+    /// Has liblzma confirm that the block is complete.
+    fn end(&mut self) -> Result<Step, Cause> {
+        let rest = stream_rest(self.check, self.unpadded_len(), self.plain_len);
+        if run(&mut self.decoder, &rest, &mut [])?.ended {
+            return Ok(Step::End);
+        }
+        let text = "a block does not end at its end";
+        Err(Cause::Malformed(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Serial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serial")
+            .field("part", &self.part)
+            .field("left", &self.left)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads an index record by record and compares it with the blocks that went by.
+struct Index {
+    expected: Records,
+    /// How many records are left; unknown before the first integer.
+    left: Option<u64>,
+    found: Records,
+    /// Bytes so far, and their CRC-32.
+    len: u64,
+    crc: Crc,
+}
+
+impl Index {
+    /// Behind the first byte, a zero.
+    fn new(expected: Records) -> Self {
+        let mut crc = Crc::new();
+        crc.update(&[0]);
+        Self {
+            found: Records::new(expected.check, true),
+            expected,
+            left: None,
+            len: 1,
+            crc,
+        }
+    }
+
+    /// Reads an integer, a record, or what follows the last, and then answers the length of the
+    /// whole index. Too few bytes are not taken.
+    fn step(&mut self, input: &mut Input) -> Result<Option<u64>, Cause> {
+        match self.left {
+            None => {
+                let Some([count]) = self.integers(input)? else {
+                    return Ok(None);
+                };
+                if self.expected.whole && count != self.expected.count {
+                    return Err(mismatch());
+                }
+                self.left = Some(count);
+                Ok(None)
+            }
+            Some(0) => self.end(input),
+            Some(left) => {
+                let Some([unpadded_len, plain_len]) = self.integers(input)? else {
+                    return Ok(None);
+                };
+                self.found.add(unpadded_len, plain_len);
+                self.left = Some(left - 1);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The next `N` integers; `None`, and nothing taken, when they are not at hand.
+    fn integers<const N: usize>(&mut self, input: &mut Input) -> Result<Option<[u64; N]>, Cause> {
+        let mut bytes = [0; 2 * MAX_INTEGER_LEN];
+        let len = input.len().min(N * MAX_INTEGER_LEN);
+        let bytes = bytes.get_mut(..len).unwrap_or_default();
+        input.peek_into(0, bytes);
+        let mut rest = &*bytes;
+        let mut integers = [0; N];
+        for integer in &mut integers {
+            match take_integer(&mut rest) {
+                Some(value) => *integer = value,
+                None if rest.len() < MAX_INTEGER_LEN
+                    && rest.iter().all(|byte| byte & 0x80 != 0) =>
+                {
+                    return Ok(None);
+                }
+                None => return Err(Cause::Malformed("an integer in the index".to_owned())),
+            }
+        }
+        let len = bytes.len() - rest.len();
+        self.crc.update(bytes.get(..len).unwrap_or_default());
+        self.len += len as u64;
+        input.skip(len as u64);
+        Ok(Some(integers))
+    }
+
+    fn end(&mut self, input: &mut Input) -> Result<Option<u64>, Cause> {
+        let padding_len = usize::try_from(padding_len(self.len)).unwrap_or_default();
+        let mut bytes = [0; 3 + 4];
+        let bytes = bytes.get_mut(..padding_len + 4).unwrap_or_default();
+        if !input.peek_into(0, bytes) {
+            return Ok(None);
+        }
+        let (padding, stored) = bytes.split_at(padding_len);
+        if padding.iter().any(|byte| *byte != 0) {
+            return Err(Cause::Malformed("the padding of the index".to_owned()));
+        }
+        self.crc.update(padding);
+        let expected = stored.first_chunk().copied().map(u32::from_le_bytes);
+        let (expected, computed) = (expected.unwrap_or_default(), self.crc.sum());
+        if expected != computed {
+            return Err(Cause::Checksum {
+                what: "index",
+                expected: expected.into(),
+                computed: computed.into(),
+            });
+        }
+        if self.expected.whole && self.expected.hash.digest() != self.found.hash.digest() {
+            return Err(mismatch());
+        }
+        self.len += bytes.len() as u64;
+        input.skip(bytes.len() as u64);
+        Ok(Some(self.len))
+    }
+}
+
+fn mismatch() -> Cause {
+    Cause::Malformed("the index does not fit the blocks".to_owned())
+}
+
+impl fmt::Debug for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Index")
+            .field("left", &self.left)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::walk::tests::{
+        Outcome, check, check_flips, check_truncation, context, decode, decode_from, drive, noise,
+        text,
+    };
+    use super::*;
+    use liblzma::stream::{Check as Kind, Filters, LzmaOptions};
+    use proptest::prelude::*;
+
+    fn encode(mut encoder: Stream, plain: &[u8]) -> Vec<u8> {
+        let mut packed = Vec::with_capacity(plain.len() + (1 << 16));
+        loop {
+            let read = usize::try_from(encoder.total_in()).unwrap();
+            let status = encoder.process_vec(&plain[read..], &mut packed, Action::Finish);
+            if status.unwrap() == Status::StreamEnd {
+                return packed;
+            }
+            packed.reserve(1 << 16);
+        }
+    }
+
+    /// One block without sizes in its header.
+    fn one_block(plain: &[u8], kind: Kind) -> Vec<u8> {
+        encode(Stream::new_easy_encoder(0, kind).unwrap(), plain)
+    }
+
+    /// Where the index of a stream begins.
+    fn index_at(packed: &[u8]) -> usize {
+        let words = packed[packed.len() - 8..].first_chunk().copied();
+        let words = u32::from_le_bytes(words.unwrap()) as usize;
+        packed.len() - STREAM_HEADER_LEN - 4 * (words + 1)
+    }
+
+    /// Blocks with sizes in their headers, made from streams of one block without.
+    fn blocks(plain: &[u8], block_len: usize, kind: Kind) -> Vec<u8> {
+        let check = Check::new(u8::try_from(kind as u32).unwrap()).unwrap();
+        let mut packed = check.stream_header();
+        let mut index = vec![0];
+        put_integer(&mut index, plain.len().div_ceil(block_len) as u64);
+        for plain in plain.chunks(block_len) {
+            let stream = one_block(plain, kind);
+            let (block, mut record) = stream.split_at(index_at(&stream));
+            let block = &block[STREAM_HEADER_LEN..];
+            let header_len = block_header_len(block[0]);
+            record = &record[2..];
+            let unpadded_len = take_integer(&mut record).unwrap();
+            let data_len = unpadded_len - (header_len + check.len()) as u64;
+            let mut header = vec![0, 0xc0];
+            put_integer(&mut header, data_len);
+            put_integer(&mut header, plain.len() as u64);
+            header.extend(&block[2..5]);
+            header.resize(header.len().next_multiple_of(4), 0);
+            header[0] = u8::try_from(header.len() / 4).unwrap();
+            header.extend(header::crc32(&header).to_le_bytes());
+            put_integer(&mut index, data_len + (header.len() + check.len()) as u64);
+            put_integer(&mut index, plain.len() as u64);
+            packed.extend(header);
+            packed.extend(&block[header_len..]);
+        }
+        index.resize(index.len().next_multiple_of(4), 0);
+        index.extend(header::crc32(&index).to_le_bytes());
+        let index_len = index.len() as u64;
+        [packed, index, check.stream_footer(index_len)].concat()
+    }
+
+    fn cause(outcome: Outcome) -> Cause {
+        outcome.end.unwrap_err().cause
+    }
+
+    #[test]
+    fn blocks_with_sizes_become_jobs() {
+        let plain = text(5_000_000);
+        for kind in [Kind::None, Kind::Crc32, Kind::Crc64, Kind::Sha256] {
+            let packed = blocks(&plain, 1 << 20, kind);
+            let seek_points = check(Compression::Xz, &packed, &plain);
+            assert_eq!(seek_points.len(), 5);
+            assert_eq!(decode(Compression::Xz, &packed, 1 << 20).jobs, 5);
+        }
+    }
+
+    #[test]
+    fn blocks_too_long_for_the_pool_are_decoded_in_order() {
+        let plain = text(5_000_000);
+        let packed = blocks(&plain, 2 << 20, Kind::Crc64);
+        let context = || Context {
+            pool: Pool::new(4 << 20),
+            ..context()
+        };
+        let outcome = drive(Box::new(Decoder::start(context())), &packed, 100_000, 0);
+        assert_eq!((outcome.jobs, outcome.end), (0, Ok(())));
+        assert!(outcome.plain == plain);
+        assert_eq!(outcome.seek_points.len(), 3);
+        for point in outcome.seek_points {
+            let at = usize::try_from(point.packed.0).unwrap();
+            let decoder = Box::new(Decoder::resume(context(), &point).unwrap());
+            let rest = drive(decoder, &packed[at..], 100_000, point.plain.0);
+            assert_eq!(rest.end, Ok(()));
+            assert!(rest.plain == plain[usize::try_from(point.plain.0).unwrap()..]);
+        }
+    }
+
+    #[test]
+    fn one_block_has_one_seek_point() {
+        let plain = [text(3 << 20), noise(1 << 20), vec![0; 9 << 20]].concat();
+        for kind in [Kind::None, Kind::Crc32, Kind::Crc64, Kind::Sha256] {
+            let packed = one_block(&plain, kind);
+            assert_eq!(check(Compression::Xz, &packed, &plain).len(), 1);
+        }
+    }
+
+    #[test]
+    fn streams_and_padding_follow_each_other() {
+        let parts = [text(100_000), Vec::new(), text(3 << 20), noise(500)];
+        let packed = [
+            one_block(&parts[0], Kind::Sha256),
+            vec![0; 8],
+            one_block(&parts[1], Kind::None),
+            blocks(&parts[2], 1 << 18, Kind::Crc32),
+            vec![0; 400_000],
+            one_block(&parts[3], Kind::Crc64),
+            vec![0; 4],
+        ];
+        check(Compression::Xz, &packed.concat(), &parts.concat());
+    }
+
+    #[test]
+    fn other_filters_are_decoded() {
+        let plain = text(300_000);
+        let options = LzmaOptions::new_preset(0).unwrap();
+        let mut filters = Filters::new();
+        filters.delta_properties(&[3]).unwrap();
+        filters.x86().lzma2(&options);
+        let encoder = Stream::new_stream_encoder(&filters, Kind::Crc32).unwrap();
+        check(Compression::Xz, &encode(encoder, &plain), &plain);
+    }
+
+    #[test]
+    fn a_cut_anywhere_is_found() {
+        let plain = [text(3000), noise(1000)].concat();
+        let packed = one_block(&plain, Kind::Crc64);
+        check_truncation(Compression::Xz, &packed, &plain, &[]);
+        let packed = blocks(&plain, 1500, Kind::Crc32);
+        check_truncation(Compression::Xz, &packed, &plain, &[]);
+    }
+
+    #[test]
+    fn a_cut_block_gives_what_was_whole() {
+        let plain = noise(1 << 20);
+        let packed = blocks(&plain, 1 << 20, Kind::Crc64);
+        let outcome = decode(Compression::Xz, &packed[..packed.len() / 2], 10_000);
+        assert!(outcome.plain.len() > 300_000);
+        assert!(plain.starts_with(&outcome.plain));
+        assert_eq!(cause(outcome), Cause::Truncated);
+    }
+
+    #[test]
+    fn damage_anywhere_is_found() {
+        let plain = [text(1000), noise(300)].concat();
+        check_flips(Compression::Xz, &one_block(&plain, Kind::Crc32), &plain);
+        check_flips(Compression::Xz, &blocks(&plain, 500, Kind::Sha256), &plain);
+    }
+
+    #[test]
+    fn an_index_of_other_blocks_is_found() {
+        let plain = text(3000);
+        let packed = blocks(&plain, 1000, Kind::Crc32);
+        let other = blocks(&text(3100), 1000, Kind::Crc32);
+        let mixed = [&packed[..index_at(&packed)], &other[index_at(&other)..]];
+        let outcome = decode(Compression::Xz, &mixed.concat(), 1000);
+        assert!(outcome.plain == plain);
+        assert_eq!(cause(outcome), mismatch());
+    }
+
+    #[test]
+    fn a_dictionary_beyond_the_limit_is_refused_with_what_it_needs() {
+        let packed = one_block(&text(1000), Kind::None);
+        let context = Context {
+            memory_limit: 100_000,
+            ..context()
+        };
+        let outcome = drive(Box::new(Decoder::start(context)), &packed, 1000, 0);
+        assert_eq!(
+            cause(outcome),
+            Cause::Memory {
+                needed_bytes: 256 << 10,
+                limit_bytes: 100_000
+            }
+        );
+    }
+
+    #[test]
+    fn what_follows_the_last_stream_must_be_padding_of_whole_words() {
+        let plain = text(1000);
+        let packed = one_block(&plain, Kind::Crc32);
+        for (rest, wanted) in [(&b"garbage"[..], false), (&[0; 6], false), (&[0; 8], true)] {
+            let outcome = decode(Compression::Xz, &[&packed, rest].concat(), 100);
+            assert!(outcome.plain == plain);
+            assert_eq!(outcome.end.is_ok(), wanted);
+        }
+    }
+
+    #[test]
+    fn foreign_seek_points_are_refused_or_fail() {
+        let packed = one_block(&text(1000), Kind::Crc32);
+        let point = decode(Compression::Xz, &packed, 1000).seek_points.remove(0);
+        for (state, bit) in [(2, 0), (1, 1), (257, 0)] {
+            let foreign = SeekPoint {
+                bit,
+                state,
+                ..point.clone()
+            };
+            assert!(Decoder::resume(context(), &foreign).is_err());
+        }
+        let other = SeekPoint { state: 4, ..point };
+        assert!(
+            decode_from(Compression::Xz, &packed, 9, &other)
+                .end
+                .is_err()
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn push_sizes_do_not_matter(
+            lens in proptest::collection::vec(0..5000_usize, 1..5),
+            push_len in 1..3000_usize,
+        ) {
+            let parts = lens.into_iter().map(text).collect::<Vec<_>>();
+            let packed = parts.iter().enumerate().map(|(number, plain)| match number % 2 {
+                0 => one_block(plain, Kind::Crc64),
+                _ => blocks(plain, 1000, Kind::Crc32),
+            });
+            let packed = packed.collect::<Vec<_>>().concat();
+            let outcome = decode(Compression::Xz, &packed, push_len);
+            prop_assert_eq!(outcome.end, Ok(()));
+            prop_assert!(outcome.plain == parts.concat());
+        }
+    }
+}
