@@ -97,6 +97,10 @@ impl Stream {
     ///
     /// # Errors
     /// When the source fails; again at each further call.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an error stays, an iterator's would not"
+    )]
     pub fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match &self.state {
             State::Flowing => {}

@@ -74,7 +74,7 @@ mod tests {
         let asked = Some(Duration::from_secs(2));
         assert_eq!(retry.pause(1, asked), asked);
         assert_eq!(
-            retry.pause(1, Some(Duration::from_secs(86_400))),
+            retry.pause(1, Some(Duration::from_hours(24))),
             Some(retry.longest_pause)
         );
     }

@@ -1,4 +1,6 @@
-//! The program and the library from outside: real mounts, real files, real processes.
+//! The program and the library from outside: real mounts, real files, real servers and processes.
 
 mod daemon;
 mod mount;
+mod remote;
+mod support;

@@ -20,7 +20,7 @@ const MAX_REDIRECTS: usize = 10;
 /// Asks servers on behalf of one URL.
 #[derive(Debug)]
 pub(super) struct Client {
-    client: reqwest::Client,
+    inner: reqwest::Client,
     /// The URL as the user gave it, with user and password.
     original: Url,
     /// The user's, for the original's origin only.
@@ -40,7 +40,7 @@ pub(super) struct Reply {
 impl Client {
     pub(super) fn new(url: Url, options: &Options) -> Result<Self, Cause> {
         Ok(Self {
-            client: connector(&url, options)?,
+            inner: connector(&url, options)?,
             headers: user_headers(&options.headers)?,
             stats: Arc::clone(&options.stats),
             original: url,
@@ -103,7 +103,7 @@ impl Client {
             headers.clone_from(&self.headers);
         }
         headers.extend(conditions.clone());
-        let sent = self.client.get(url).headers(headers).send().await;
+        let sent = self.inner.get(url).headers(headers).send().await;
         sent.map_err(|error| cause_of(&error))
     }
 }
@@ -173,12 +173,16 @@ pub(super) fn cause_of(error: &reqwest::Error) -> Cause {
         Obstacle::Timeout
     } else if error.is_dns() {
         Obstacle::Dns
-    } else if chain(error).any(|link| link.is::<rustls::Error>()) {
+    } else if chain(error).any(<dyn StdError>::is::<rustls::Error>) {
         Obstacle::Tls
     } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {
         Obstacle::Refused
-    } else if (error.is_body() || error.is_decode()) && io_kind(error).is_none() {
-        return Cause::Truncated;
+    } else if error.is_body() || error.is_decode() {
+        // Whoever hangs up politely but too early leaves no error of the connection.
+        match io_kind(error) {
+            None | Some(io::ErrorKind::UnexpectedEof) => return Cause::Truncated,
+            Some(_) => Obstacle::Connection,
+        }
     } else {
         Obstacle::Connection
     };

@@ -1,0 +1,696 @@
+//! Sources behind a server, and what fetches them.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tarfs::base::buffer::Pool;
+use tarfs::base::extent::{Extent, Packed};
+use tarfs::base::stats::Stats;
+use tarfs::fetch;
+use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::http::{Resource, Response, Server};
+
+/// The first request's.
+const PREFIX: u64 = 64 << 10;
+
+/// A runtime and counters.
+struct Client {
+    runtime: Runtime,
+    stats: Arc<Stats>,
+    headers: Vec<(String, String)>,
+}
+
+impl Client {
+    fn new() -> Self {
+        Self {
+            runtime: Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .expect("a runtime"),
+            stats: Arc::default(),
+            headers: Vec::new(),
+        }
+    }
+
+    fn open(&self, spec: &str) -> Result<Arc<dyn Source>, Error> {
+        let options = Options {
+            headers: self.headers.clone(),
+            stats: Arc::clone(&self.stats),
+            connect_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(5),
+            retry: Retry {
+                attempts: 3,
+                first_pause: Duration::ZERO,
+                longest_pause: Duration::ZERO,
+            },
+            ..Options::default()
+        };
+        self.runtime.block_on(source::open(spec, options))
+    }
+
+    fn read(&self, source: &Arc<dyn Source>, start: u64, len: u64) -> Result<Bytes, Error> {
+        let extent = Extent::with_len(Packed(start), len);
+        fetch::read(self.runtime.handle(), source, extent, &Pool::new(64 << 20))
+    }
+
+    fn stream(
+        &self,
+        source: &Arc<dyn Source>,
+        start: u64,
+        budget: u64,
+        chunk_len: u64,
+    ) -> fetch::Stream {
+        let config = fetch::Config {
+            chunk_len,
+            connections: 4,
+            pool: Pool::new(budget),
+        };
+        fetch::Stream::start(
+            self.runtime.handle(),
+            Arc::clone(source),
+            Packed(start),
+            config,
+        )
+    }
+}
+
+fn collect(mut stream: fetch::Stream) -> Result<Vec<u8>, Error> {
+    let mut all = Vec::new();
+    while let Some(chunk) = stream.next()? {
+        assert!(!chunk.is_empty());
+        all.extend_from_slice(&chunk);
+    }
+    Ok(all)
+}
+
+/// Bytes that do not repeat for a while.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+#[test]
+fn a_file_is_read_without_fetching_a_byte_twice() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+    server.serve("/a", Resource::new(bytes.clone()).etag("\"1\""));
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(source.access(), Access::Ranges);
+    assert_eq!(source.fingerprint().len, Some(5_000_000));
+    assert!(source.fingerprint().is_strong());
+    let stream = client.stream(&source, 0, 16 << 20, 1 << 20);
+    assert_eq!(collect(stream).expect("read"), bytes);
+    assert_eq!(server.sent_bytes("/a"), 5_000_000);
+    assert_eq!(client.stats.source_read_bytes.get(), 5_000_000);
+    assert_eq!(
+        client.stats.source_requests.get(),
+        server.seen("/a").len() as u64
+    );
+    assert_eq!(client.stats.source_retries.get(), 0);
+}
+
+#[test]
+fn every_request_after_the_first_insists_on_a_strong_version() {
+    let (server, client) = (Server::start(), Client::new());
+    server.serve("/a", Resource::new(noise(1_000_000)).etag("\"1\""));
+    let source = client.open(&server.url("/a")).expect("opened");
+    client.read(&source, 500_000, 10).expect("read");
+    let seen = server.seen("/a");
+    assert_eq!(seen.len(), 2);
+    assert_eq!(seen[0].request.range(), Some((0, PREFIX)));
+    assert_eq!(seen[1].request.header("if-match"), Some("\"1\""));
+    assert_eq!(seen[1].request.range(), Some((500_000, 500_010)));
+    assert!(
+        seen.iter()
+            .all(|seen| seen.request.header("accept-encoding") == Some("identity"))
+    );
+}
+
+#[test]
+fn the_first_bytes_come_from_memory() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(100_000));
+    server.serve("/a", Resource::new(bytes.clone()));
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(
+        client.read(&source, 10, 1000).expect("read"),
+        bytes[10..1010]
+    );
+    assert_eq!(server.seen("/a").len(), 1);
+    assert_eq!(
+        client.read(&source, 65_000, 35_000).expect("read"),
+        bytes[65_000..]
+    );
+    assert_eq!(
+        server.seen("/a")[1].request.range(),
+        Some((PREFIX, 100_000))
+    );
+}
+
+#[test]
+fn another_version_is_never_mixed_in() {
+    let old = Resource::new(noise(300_000));
+    let new = Resource::new(noise(300_000).into_iter().rev().collect::<Vec<_>>());
+    let longer = Resource::new(noise(300_001));
+    for (before, after) in [
+        (old.clone().etag("\"1\""), new.clone().etag("\"2\"")),
+        (old.clone().etag("W/\"1\""), new.clone().etag("W/\"2\"")),
+        (
+            old.clone().last_modified("Monday"),
+            new.clone().last_modified("Tuesday"),
+        ),
+        (old.clone().last_modified("Monday"), new.clone()),
+        (old.clone(), longer),
+        (
+            old.clone().etag("\"1\""),
+            Resource::new(noise(100)).etag("\"2\""),
+        ),
+        (old.clone(), Resource::new(noise(100))),
+    ] {
+        let (server, client) = (Server::start(), Client::new());
+        server.serve("/a", before);
+        let source = client.open(&server.url("/a")).expect("opened");
+        client.read(&source, 200_000, 10).expect("the same version");
+        server.serve("/a", after);
+        let error = client
+            .read(&source, 250_000, 10)
+            .expect_err("another version");
+        assert!(matches!(error.cause, Cause::Changed), "{:?}", error.cause);
+    }
+}
+
+#[test]
+fn a_server_that_ignores_if_match_is_found_out() {
+    let (server, client) = (Server::start(), Client::new());
+    let versions = ["\"1\"", "\"2\""].map(|etag| Resource::new(noise(300_000)).etag(etag));
+    server.route("/a", move |request| {
+        let mut blind = request.clone();
+        blind.forget("if-match");
+        versions[usize::from(request.number > 1)].answer(&blind)
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    let error = client
+        .read(&source, 200_000, 10)
+        .expect_err("another version");
+    assert!(matches!(error.cause, Cause::Changed), "{:?}", error.cause);
+}
+
+#[test]
+fn a_server_without_ranges_is_one_stream_of_one_request() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+    server.serve("/a", Resource::new(bytes.clone()).without_ranges());
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(source.access(), Access::Stream);
+    assert_eq!(source.fingerprint().len, Some(5_000_000));
+    assert_eq!(
+        collect(client.stream(&source, 0, 2 << 20, 1 << 20)).expect("read"),
+        bytes
+    );
+    assert_eq!(server.seen("/a").len(), 1);
+    let error = collect(client.stream(&source, 0, 2 << 20, 1 << 20)).expect_err("spent");
+    assert!(matches!(error.cause, Cause::Spent));
+}
+
+#[test]
+fn a_stream_that_breaks_off_is_an_error_after_its_bytes() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(3_000_000));
+    let resource = Resource::new(bytes.clone()).without_ranges();
+    server.route("/a", move |request| {
+        resource.answer(request).cut_after(2_500_000)
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    let mut stream = client.stream(&source, 0, 8 << 20, 1 << 20);
+    let mut received = 0;
+    let error = loop {
+        match stream.next() {
+            Ok(chunk) => {
+                let chunk = chunk.expect("not the end");
+                assert_eq!(chunk, bytes[received..received + chunk.len()]);
+                received += chunk.len();
+            }
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(received, 2_500_000);
+    assert!(matches!(error.cause, Cause::Truncated), "{:?}", error.cause);
+    assert!(stream.next().is_err(), "the error stays");
+}
+
+#[test]
+fn an_empty_file_is_empty_however_the_server_says_so() {
+    for resource in [Resource::new(""), Resource::new("").without_ranges()] {
+        let (server, client) = (Server::start(), Client::new());
+        server.serve("/a", resource);
+        let source = client.open(&server.url("/a")).expect("opened");
+        assert_eq!(source.fingerprint().len, Some(0));
+        assert_eq!(
+            collect(client.stream(&source, 0, 1 << 20, 1 << 20)).expect("read"),
+            b""
+        );
+    }
+}
+
+#[test]
+fn redirects_are_followed_once_and_remembered() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+    server.serve("/b", Resource::new(bytes.clone()));
+    server.route("/a", |_| Response::redirect("b?signed"));
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(
+        client.read(&source, 100_000, 200_000).expect("read"),
+        bytes[100_000..]
+    );
+    client.read(&source, 200_000, 10).expect("read");
+    assert_eq!(server.seen("/a").len(), 1);
+    let seen = server.seen("/b");
+    assert_eq!(seen.len(), 3);
+    assert!(
+        seen.iter()
+            .all(|seen| seen.request.query == "signed" && seen.status == 206)
+    );
+    assert_eq!(source.location(), server.url("/a"));
+}
+
+#[test]
+fn redirects_in_a_circle_end() {
+    let (server, client) = (Server::start(), Client::new());
+    server.route("/a", |_| Response::redirect("/a"));
+    let error = client.open(&server.url("/a")).expect_err("a circle");
+    assert!(matches!(error.cause, Cause::Protocol(_)));
+    assert_eq!(server.seen("/a").len(), 11);
+}
+
+#[test]
+fn headers_and_passwords_never_reach_another_host() {
+    let server = Server::start();
+    let mut client = Client::new();
+    client
+        .headers
+        .push(("X-Key".to_owned(), "secret".to_owned()));
+    server.serve("/b", Resource::new(noise(300_000)));
+    let elsewhere = server.other_url("/b");
+    server.route("/a", move |_| Response::redirect(&elsewhere));
+    server.route("/c", |_| Response::redirect("/b"));
+    let with_user = |path: &str| server.url(path).replace("http://", "http://me:pass@");
+
+    let source = client.open(&with_user("/a")).expect("opened");
+    client.read(&source, 200_000, 10).expect("read");
+    let asked = &server.seen("/a")[0].request;
+    assert_eq!(asked.header("x-key"), Some("secret"));
+    assert_eq!(asked.header("authorization"), Some("Basic bWU6cGFzcw=="));
+    for seen in server.seen("/b") {
+        assert_eq!(seen.request.header("x-key"), None);
+        assert_eq!(seen.request.header("authorization"), None);
+    }
+    assert!(!source.location().contains("pass") && !source.locator().contains("pass"));
+
+    let source = client.open(&with_user("/c")).expect("opened");
+    client.read(&source, 200_000, 10).expect("read");
+    for seen in server.seen("/b").iter().skip(2) {
+        assert_eq!(seen.request.header("x-key"), Some("secret"));
+        assert_eq!(
+            seen.request.header("authorization"),
+            Some("Basic bWU6cGFzcw==")
+        );
+    }
+}
+
+#[test]
+fn a_signature_that_has_run_out_is_fetched_anew() {
+    for status in [401, 403, 404, 410] {
+        let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+        let resource = Resource::new(bytes.clone()).etag("\"1\"");
+        // Each redirect signs anew; a signature is good for two requests.
+        server.route("/a", |request| {
+            Response::redirect(format!("/b{}", request.number))
+        });
+        for signed in ["/b1", "/b2"] {
+            let resource = resource.clone();
+            server.route(signed, move |request| match request.number {
+                1 | 2 => resource.answer(request),
+                _ => Response::new(status),
+            });
+        }
+        let source = client.open(&server.url("/a")).expect("opened");
+        for _ in 0..3 {
+            assert_eq!(
+                client.read(&source, 200_000, 9).expect("read"),
+                bytes[200_000..200_009]
+            );
+        }
+        assert_eq!(server.seen("/a").len(), 2);
+        assert_eq!(server.seen("/b1").len(), 3);
+        assert_eq!(server.seen("/b2").len(), 2);
+    }
+}
+
+#[test]
+fn what_the_original_url_leads_to_now_is_checked_too() {
+    let (server, client) = (Server::start(), Client::new());
+    let old = Resource::new(noise(300_000)).last_modified("Monday");
+    server.route("/a", |request| {
+        Response::redirect(format!("/b{}", request.number))
+    });
+    server.route("/b1", move |request| match request.number {
+        1 => old.answer(request),
+        _ => Response::new(403),
+    });
+    server.serve(
+        "/b2",
+        Resource::new(noise(300_000)).last_modified("Tuesday"),
+    );
+    let source = client.open(&server.url("/a")).expect("opened");
+    let error = client
+        .read(&source, 200_000, 9)
+        .expect_err("another version");
+    assert!(matches!(error.cause, Cause::Changed), "{:?}", error.cause);
+}
+
+#[test]
+fn a_refusal_is_asked_about_once_more_and_then_believed() {
+    let (server, client) = (Server::start(), Client::new());
+    let resource = Resource::new(noise(300_000));
+    server.route("/a", |_| Response::redirect("/b"));
+    server.route("/b", move |request| match request.number {
+        1 => resource.answer(request),
+        _ => Response::new(403),
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    let error = client.read(&source, 200_000, 9).expect_err("refused");
+    assert!(matches!(error.cause, Cause::Unauthorized(403)));
+    assert_eq!((server.seen("/a").len(), server.seen("/b").len()), (2, 3));
+}
+
+#[test]
+fn wrapped_bytes_are_refused() {
+    for has_ranges in [true, false] {
+        let (server, client) = (Server::start(), Client::new());
+        let resource = Resource::new(noise(1000));
+        let resource = if has_ranges {
+            resource
+        } else {
+            resource.without_ranges()
+        };
+        server.route("/a", move |request| {
+            resource.answer(request).with("Content-Encoding", "gzip")
+        });
+        let error = client.open(&server.url("/a")).expect_err("wrapped");
+        let cause = error.source().map(ToString::to_string).unwrap_or_default();
+        assert!(cause.contains("Content-Encoding: gzip"), "{cause}");
+    }
+}
+
+#[test]
+fn another_range_than_asked_for_is_refused() {
+    for range in [
+        "bytes 200001-200010/300000",
+        "bytes 200000-200008/300000",
+        "bytes 200000-200010/300000",
+        "nonsense",
+    ] {
+        let (server, client) = (Server::start(), Client::new());
+        let resource = Resource::new(noise(300_000));
+        server.route("/a", move |request| match request.number {
+            1 => resource.answer(request),
+            _ => resource.answer(request).with("Content-Range", range),
+        });
+        let source = client.open(&server.url("/a")).expect("opened");
+        let error = client
+            .read(&source, 200_000, 10)
+            .expect_err("another range");
+        assert!(
+            matches!(error.cause, Cause::Protocol(_)),
+            "{range}: {:?}",
+            error.cause
+        );
+    }
+}
+
+#[test]
+fn another_total_than_before_is_another_version() {
+    let (server, client) = (Server::start(), Client::new());
+    let resource = Resource::new(noise(300_000));
+    server.route("/a", move |request| match request.number {
+        1 => resource.answer(request),
+        _ => resource
+            .answer(request)
+            .with("Content-Range", "bytes 200000-200009/400000"),
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    let error = client
+        .read(&source, 200_000, 10)
+        .expect_err("another version");
+    assert!(matches!(error.cause, Cause::Changed));
+}
+
+#[test]
+fn a_length_that_nobody_knows_is_found_at_the_end() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(3_000_000));
+    let resource = Resource::new(bytes.clone());
+    server.route("/a", move |request| {
+        let response = resource.answer(request);
+        let range = response
+            .header("Content-Range")
+            .map(|range| range.replace("/3000000", "/*"));
+        range.map_or(response.clone(), |range| {
+            response.with("Content-Range", range)
+        })
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(source.fingerprint().len, None);
+    assert_eq!(
+        collect(client.stream(&source, 0, 8 << 20, 1 << 20)).expect("read"),
+        bytes
+    );
+    assert_eq!(
+        client.read(&source, 2_999_990, 100).expect("read"),
+        bytes[2_999_990..]
+    );
+    assert_eq!(
+        client.read(&source, 4_000_000, 100).expect("read"),
+        b"".as_slice()
+    );
+}
+
+#[test]
+fn what_is_cut_short_goes_on_where_it_was_cut() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+    let resource = Resource::new(bytes.clone());
+    server.route("/a", move |request| match request.number {
+        2 => resource.answer(request).cut_after(50_000),
+        _ => resource.answer(request),
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(
+        client.read(&source, 100_000, 200_000).expect("read"),
+        bytes[100_000..]
+    );
+    assert_eq!(
+        server.seen("/a")[2].request.range(),
+        Some((150_000, 300_000))
+    );
+    assert_eq!(client.stats.source_retries.get(), 1);
+}
+
+#[test]
+fn a_server_in_trouble_is_asked_again_and_then_given_up() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+    let resource = Resource::new(bytes.clone());
+    server.route("/a", move |request| match request.number {
+        1 | 4 | 7.. => Response::new(503).with("Retry-After", "3600"),
+        _ => resource.answer(request),
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    client.read(&source, 200_000, 10).expect("read");
+    client.read(&source, 200_000, 10).expect("read again");
+    client.read(&source, 200_000, 10).expect("read again");
+    let error = client.read(&source, 200_000, 10).expect_err("given up");
+    assert!(matches!(error.cause, Cause::Http(503)));
+    assert_eq!(error.attempts, 3);
+    assert!(error.to_string().contains("(3 attempts in "), "{error}");
+}
+
+#[test]
+fn what_repeating_cannot_mend_is_not_repeated() {
+    let (server, client) = (Server::start(), Client::new());
+    for (status, expected) in [
+        (404, "not found"),
+        (401, "refuses access"),
+        (400, "status 400"),
+    ] {
+        let path = format!("/{status}?token=hidden");
+        server.route(&format!("/{status}"), move |_| Response::new(status));
+        let error = client.open(&server.url(&path)).expect_err("refused");
+        let cause = error.source().map(ToString::to_string).unwrap_or_default();
+        assert!(cause.contains(expected), "{cause}");
+        assert!(
+            error.to_string().ends_with(&format!("/{status}?…")),
+            "{error}"
+        );
+        assert_eq!(server.seen(&format!("/{status}")).len(), 1);
+    }
+}
+
+#[test]
+fn nobody_at_home_is_said_without_secrets() {
+    let client = Client::new();
+    let server = Server::start();
+    let url = server
+        .url("/a?sig=hidden")
+        .replace("http://", "http://me:hidden@");
+    drop(server);
+    let error = client.open(&url).expect_err("nobody there");
+    let Cause::Unreachable { obstacle, detail } = &error.cause else {
+        panic!("{:?}", error.cause)
+    };
+    assert_eq!(*obstacle, Obstacle::Refused);
+    assert!(
+        !detail.contains("hidden") && !format!("{error:?}").contains("hidden"),
+        "{error:?}"
+    );
+    assert_eq!(error.attempts, 3);
+}
+
+#[test]
+fn a_pool_of_one_chunk_is_enough_and_its_budget_holds() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+    server.serve("/a", Resource::new(bytes.clone()));
+    let source = client.open(&server.url("/a")).expect("opened");
+    assert_eq!(
+        collect(client.stream(&source, 0, 1 << 20, 1 << 20)).expect("read"),
+        bytes
+    );
+    let pool = Pool::new(3 << 20);
+    let config = fetch::Config {
+        chunk_len: 1 << 20,
+        connections: 8,
+        pool: pool.clone(),
+    };
+    let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
+    assert_eq!(collect(stream).expect("read"), bytes);
+    assert!(pool.peak() <= 3 << 20, "{}", pool.peak());
+}
+
+#[test]
+fn a_stream_starts_anywhere_and_may_be_dropped_anywhere() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+    server.serve("/ranges", Resource::new(bytes.clone()));
+    server.serve("/stream", Resource::new(bytes.clone()).without_ranges());
+    for path in ["/ranges", "/stream"] {
+        let source = client.open(&server.url(path)).expect("opened");
+        let rest = collect(client.stream(&source, 4_321_000, 4 << 20, 1 << 20)).expect("read");
+        assert_eq!(rest, bytes[4_321_000..]);
+        let source = client.open(&server.url(path)).expect("opened");
+        let mut stream = client.stream(&source, 0, 4 << 20, 1 << 20);
+        let first = stream.next().expect("read").expect("not the end");
+        drop(stream);
+        assert_eq!(first, bytes[..first.len()]);
+    }
+}
+
+#[test]
+fn a_stopped_runtime_is_not_mistaken_for_the_end() {
+    let (server, client) = (Server::start(), Client::new());
+    server.serve("/a", Resource::new(noise(5_000_000)));
+    let source = client.open(&server.url("/a")).expect("opened");
+    let mut stream = client.stream(&source, 0, 1 << 20, 1 << 20);
+    let held = stream.next().expect("read");
+    drop(client);
+    drop(held);
+    let error = loop {
+        match stream.next() {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the end"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error.cause, Cause::Cancelled), "{:?}", error.cause);
+}
+
+#[test]
+fn local_files_are_sources_by_path_and_by_url() {
+    let (client, bytes) = (Client::new(), noise(3_000_000));
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("a b.tar");
+    std::fs::write(&path, &bytes).expect("written");
+    let url = format!("file://{}/a%20b.tar", directory.path().display());
+    for spec in [path.to_str().expect("utf-8"), &url] {
+        let source = client.open(spec).expect("opened");
+        assert!(source.fingerprint().is_strong());
+        assert_eq!(
+            collect(client.stream(&source, 5, 4 << 20, 1 << 20)).expect("read"),
+            bytes[5..]
+        );
+        let error = client
+            .read(&source, 2_999_999, 2)
+            .expect_err("past the end");
+        assert!(matches!(error.cause, Cause::Truncated));
+    }
+    let error = client
+        .open(directory.path().to_str().expect("utf-8"))
+        .expect_err("a directory");
+    assert!(matches!(error.cause, Cause::Unsupported(_)));
+    let error = client.open("/nowhere/at/all").expect_err("missing");
+    assert!(matches!(error.cause, Cause::NotFound));
+    let error = client.open("ftp://host/a").expect_err("ftp");
+    assert!(matches!(error.cause, Cause::Unsupported(_)));
+}
+
+#[test]
+fn a_file_that_is_written_to_has_changed_and_one_that_is_replaced_has_not() {
+    let client = Client::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("a");
+    std::fs::write(&path, b"before").expect("written");
+    let source = client.open(path.to_str().expect("utf-8")).expect("opened");
+    let new = directory.path().join("b");
+    std::fs::write(&new, b"after").expect("written");
+    std::fs::rename(&new, &path).expect("replaced");
+    assert_eq!(
+        client.read(&source, 0, 6).expect("read"),
+        b"before".as_slice()
+    );
+
+    let source = client.open(path.to_str().expect("utf-8")).expect("opened");
+    std::fs::write(&path, b"after all").expect("written");
+    let error = client.read(&source, 0, 5).expect_err("changed");
+    assert!(matches!(error.cause, Cause::Changed));
+}
+
+#[test]
+fn a_fifo_is_a_stream() {
+    let (client, bytes) = (Client::new(), noise(1_000_000));
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .expect("a FIFO");
+    let writer = tarfs::base::task::Thread::spawn("writer", {
+        let (path, bytes) = (path.clone(), bytes.clone());
+        move || std::fs::write(path, bytes)
+    })
+    .expect("a thread");
+    let source = client.open(path.to_str().expect("utf-8")).expect("opened");
+    assert_eq!(source.access(), Access::Stream);
+    assert_eq!(
+        collect(client.stream(&source, 0, 1 << 20, 1 << 20)).expect("read"),
+        bytes
+    );
+    writer.join().expect("written");
+}

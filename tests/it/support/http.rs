@@ -1,0 +1,379 @@
+//! A small HTTP/1.1 server on 127.0.0.1 that does as it is told, also what no server should do.
+//!
+//! A path is served by a closure from [`Request`] to [`Response`]. [`Resource`] answers as a
+//! decent server does, ranges and conditions included; tests wrap it to misbehave.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tarfs::base::task::Thread;
+
+/// A running server; stops when dropped.
+pub(crate) struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    acceptor: Option<Thread<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stopping: AtomicBool,
+    routes: Mutex<BTreeMap<String, Handler>>,
+    seen: Mutex<Vec<Seen>>,
+}
+
+type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
+
+/// What a client asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// Of the requests for this path, which one; from 1.
+    pub(crate) number: usize,
+    pub(crate) method: String,
+    /// Without the query.
+    pub(crate) path: String,
+    /// After the question mark.
+    pub(crate) query: String,
+    headers: Vec<(String, String)>,
+}
+
+impl Request {
+    /// The value of a header, its name in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// Takes a header away, its name in lower case.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.headers.retain(|(known, _)| known != name);
+    }
+
+    /// The half-open range that is asked for; the end may lie past that of the file.
+    pub(crate) fn range(&self) -> Option<(u64, u64)> {
+        let (first, last) = self
+            .header("range")?
+            .strip_prefix("bytes=")?
+            .split_once('-')?;
+        let end = last
+            .parse::<u64>()
+            .map_or(u64::MAX, |last| last.saturating_add(1));
+        Some((first.parse().ok()?, end))
+    }
+}
+
+/// A request and what was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) request: Request,
+    pub(crate) status: u16,
+    /// Bytes of the body that were sent.
+    pub(crate) body_bytes: u64,
+}
+
+/// What to answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Response {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Bytes,
+    /// Send only that many bytes of the body, and hang up.
+    cut: Option<usize>,
+}
+
+impl Response {
+    pub(crate) fn new(status: u16) -> Self {
+        Self {
+            status,
+            headers: Vec::new(),
+            body: Bytes::new(),
+            cut: None,
+        }
+    }
+
+    pub(crate) fn redirect(to: impl Into<String>) -> Self {
+        Self::new(302).with("Location", to)
+    }
+
+    /// The value of a header, spelled as it was set.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// Sets a header, in place of the one of that name.
+    pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.headers.retain(|(known, _)| known != name);
+        self.headers.push((name.to_owned(), value.into()));
+        self
+    }
+
+    pub(crate) fn with_body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    fn sent_body(&self) -> Bytes {
+        self.body
+            .slice(..self.body.len().min(self.cut.unwrap_or(usize::MAX)))
+    }
+
+    /// Promises the whole body, sends `len` bytes, and hangs up.
+    pub(crate) fn cut_after(mut self, len: usize) -> Self {
+        self.cut = Some(len);
+        self
+    }
+}
+
+/// A file as a decent server has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Resource {
+    bytes: Bytes,
+    etag: Option<String>,
+    last_modified: Option<String>,
+    has_ranges: bool,
+}
+
+impl Resource {
+    /// With ranges, and nothing that tells versions apart.
+    pub(crate) fn new(bytes: impl Into<Bytes>) -> Self {
+        Self {
+            bytes: bytes.into(),
+            etag: None,
+            last_modified: None,
+            has_ranges: true,
+        }
+    }
+
+    /// With an entity tag, quotes and weakness mark included.
+    pub(crate) fn etag(mut self, etag: &str) -> Self {
+        self.etag = Some(etag.to_owned());
+        self
+    }
+
+    pub(crate) fn last_modified(mut self, date: &str) -> Self {
+        self.last_modified = Some(date.to_owned());
+        self
+    }
+
+    pub(crate) fn without_ranges(mut self) -> Self {
+        self.has_ranges = false;
+        self
+    }
+
+    /// As RFC 9110 has it. HEAD is refused, so that nobody relies on it.
+    pub(crate) fn answer(&self, request: &Request) -> Response {
+        if request.method != "GET" {
+            return Response::new(405);
+        }
+        if request
+            .header("if-match")
+            .is_some_and(|wanted| self.etag.as_deref() != Some(wanted))
+        {
+            return Response::new(412);
+        }
+        let mut response = match request.range().filter(|_| self.has_ranges) {
+            None => Response::new(200).with_body(self.bytes.clone()),
+            Some((start, end)) => self.part(start, end),
+        };
+        if let Some(etag) = &self.etag {
+            response = response.with("ETag", etag);
+        }
+        if let Some(date) = &self.last_modified {
+            response = response.with("Last-Modified", date);
+        }
+        response
+    }
+
+    fn part(&self, start: u64, end: u64) -> Response {
+        let total = self.bytes.len() as u64;
+        let end = end.min(total);
+        if start >= end {
+            return Response::new(416).with("Content-Range", format!("bytes */{total}"));
+        }
+        let number = |offset| usize::try_from(offset).expect("within memory");
+        Response::new(206)
+            .with(
+                "Content-Range",
+                format!("bytes {start}-{}/{total}", end - 1),
+            )
+            .with_body(self.bytes.slice(number(start)..number(end)))
+    }
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let shared = Arc::<Shared>::default();
+        let acceptor = Thread::spawn("http", {
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
+        });
+        Self {
+            address,
+            shared,
+            acceptor: Some(acceptor.expect("a thread")),
+        }
+    }
+
+    /// Serves `path` as `resource` does, from now on.
+    pub(crate) fn serve(&self, path: &str, resource: Resource) {
+        self.route(path, move |request| resource.answer(request));
+    }
+
+    /// Serves `path` by `handler`, from now on.
+    pub(crate) fn route(
+        &self,
+        path: &str,
+        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
+    ) {
+        lock(&self.shared.routes).insert(path.to_owned(), Arc::new(handler));
+    }
+
+    /// The URL of `path`, which may have a query.
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// The same at another host: its name is localhost.
+    pub(crate) fn other_url(&self, path: &str) -> String {
+        format!("http://localhost:{}{path}", self.address.port())
+    }
+
+    /// The requests for `path` so far, in order.
+    pub(crate) fn seen(&self, path: &str) -> Vec<Seen> {
+        let seen = lock(&self.shared.seen);
+        seen.iter()
+            .filter(|seen| seen.request.path == path)
+            .cloned()
+            .collect()
+    }
+
+    /// Bytes sent as bodies for `path` so far.
+    pub(crate) fn sent_bytes(&self, path: &str) -> u64 {
+        self.seen(path).iter().map(|seen| seen.body_bytes).sum()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        // Wakes the acceptor, which looks at the flag.
+        drop(TcpStream::connect(self.address));
+        drop(self.acceptor.take());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection's thread, and the means to end it.
+struct Connection {
+    stream: TcpStream,
+    _thread: Thread<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // An error says that the client was faster.
+        drop(self.stream.shutdown(Shutdown::Both));
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    let mut connections = Vec::new();
+    for stream in listener.incoming() {
+        if shared.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(stream) = stream else { continue };
+        let own = stream.try_clone().expect("a descriptor");
+        let thread = Thread::spawn("http", {
+            let shared = Arc::clone(shared);
+            // An error says that the client hung up.
+            move || drop(converse(&stream, &shared))
+        });
+        connections.push(Connection {
+            stream: own,
+            _thread: thread.expect("a thread"),
+        });
+    }
+}
+
+fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream);
+    while let Some(mut request) = read_request(&mut reader)? {
+        let handler = lock(&shared.routes).get(&request.path).cloned();
+        // Numbered and noted together: two connections never get the same number.
+        let place = {
+            let mut seen = lock(&shared.seen);
+            let earlier = seen.iter().filter(|seen| seen.request.path == request.path);
+            request.number = earlier.count() + 1;
+            seen.push(Seen {
+                request: request.clone(),
+                status: 0,
+                body_bytes: 0,
+            });
+            seen.len() - 1
+        };
+        let response = handler.map_or_else(|| Response::new(404), |handler| handler(&request));
+        let sent = response.sent_body().len();
+        {
+            let mut seen = lock(&shared.seen);
+            let seen = seen.get_mut(place).expect("noted above");
+            seen.status = response.status;
+            seen.body_bytes = sent as u64;
+        }
+        write_response(stream, &response)?;
+        if response.cut.is_some() {
+            return stream.shutdown(Shutdown::Both);
+        }
+    }
+    Ok(())
+}
+
+fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let mut words = line.split_whitespace();
+    let method = words.next().unwrap_or_default().to_owned();
+    let target = words.next().unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let mut request = Request {
+        number: 0,
+        method,
+        path: path.to_owned(),
+        query: query.to_owned(),
+        headers: Vec::new(),
+    };
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let Some((name, value)) = line.trim().split_once(':') else {
+            return Ok(Some(request));
+        };
+        request
+            .headers
+            .push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+}
+
+fn write_response(mut stream: &TcpStream, response: &Response) -> io::Result<()> {
+    let mut head = format!("HTTP/1.1 {} -\r\n", response.status);
+    for (name, value) in &response.headers {
+        write!(head, "{name}: {value}\r\n").expect("memory");
+    }
+    write!(head, "Content-Length: {}\r\n\r\n", response.body.len()).expect("memory");
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(&response.sent_body())
+}
