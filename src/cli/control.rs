@@ -229,25 +229,31 @@ pub fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
     Ok(statuses)
 }
 
-/// Asks the process that serves `mountpoint` to unmount, and waits until it has ended. `None`
-/// when no socket in `directory` belongs to it.
+/// Asks the process that serves `mountpoint` to unmount, and waits until it has ended. Where
+/// several are mounted on top of each other, the one on top goes. `None` when no socket in
+/// `directory` belongs to any.
 ///
 /// # Errors
 /// When the directory cannot be read, or the process does not answer.
 pub fn umount(directory: &Path, mountpoint: &Path, force: bool) -> io::Result<Option<Answer>> {
     let mountpoint = mountpoint.to_string_lossy();
+    let mut refusal = None;
     for socket in sockets(directory)? {
         let Some(status) = status(&socket).filter(|status| status.mountpoint == mountpoint) else {
             continue;
         };
         let process = process(status.pid);
         let answer = ask(&socket, Question::Umount { force })?;
-        if let (Answer::Unmounted { .. }, Some(process)) = (&answer, process) {
+        if !matches!(answer, Answer::Unmounted { .. }) {
+            refusal = Some(answer);
+            continue;
+        }
+        if let Some(process) = process {
             await_end(&process)?;
         }
         return Ok(Some(answer));
     }
-    Ok(None)
+    Ok(refusal)
 }
 
 fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {

@@ -171,37 +171,37 @@ fn serve(
 /// it did not come to are refused.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
 fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened) {
-    let mut force = Force::No;
+    let mut insists = Force::No;
     while let Ok(event) = inbox.recv() {
-        let left = match event {
+        match event {
             Event::Ended => return,
             Event::Question(Question::Status, answer) => {
                 reply(&answer, Answer::Status(Box::new(status(mount, opened))));
-                continue;
             }
             Event::Question(Question::Umount { force }, answer) => {
                 let force = if force { Force::Yes } else { Force::No };
-                let left = mount.unmount(force).map(|()| force);
-                reply(&answer, outcome(mount, &left));
-                left
+                let result = mount.unmount(force);
+                reply(&answer, outcome(mount, &result));
+                if result.is_ok() && force == Force::Yes {
+                    return;
+                }
             }
-            Event::Signal => mount.unmount(force).map(|()| force).inspect_err(|error| {
-                tracing::warn!(%error, "a second signal unmounts all the same");
-                force = Force::Yes;
-            }),
-        };
-        match left {
-            // By force it may go on for its last user; nobody is to wait for that.
-            Ok(Force::Yes) | Err(UnmountError::NotMounted(_)) => return,
-            // The end of the session arrives as an event, or the user decides.
-            Ok(Force::No) | Err(UnmountError::Busy(_) | UnmountError::System { .. }) => {}
+            Event::Signal => match mount.unmount(insists) {
+                // Its end arrives as an event; by force it might go on for its last user.
+                Ok(()) if insists == Force::No => {}
+                Ok(()) | Err(UnmountError::NotMounted(_)) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "a second signal unmounts all the same");
+                    insists = Force::Yes;
+                }
+            },
         }
     }
 }
 
-fn outcome(mount: &Mount, left: &Result<Force, UnmountError>) -> Answer {
-    match left {
-        Ok(_) => Answer::Unmounted {
+fn outcome(mount: &Mount, result: &Result<(), UnmountError>) -> Answer {
+    match result {
+        Ok(()) => Answer::Unmounted {
             unmounted: mount.mountpoint().to_string_lossy().into_owned(),
         },
         Err(error) => Answer::Refused {

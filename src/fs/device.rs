@@ -254,10 +254,7 @@ fn mount_with_helper(
     drop(ours);
     let output = helper.wait_with_output().map_err(MountError::System)?;
     match device {
-        Ok(Some(device)) if output.status.success() => {
-            fcntl_setfd(&device, FdFlags::CLOEXEC).map_err(system)?;
-            Ok(device)
-        }
+        Ok(Some(device)) if output.status.success() => Ok(device),
         _ => Err(MountError::Helper {
             mountpoint: mountpoint.to_owned(),
             message: complaint(&output),
@@ -288,7 +285,7 @@ fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
             &socket,
             &mut [IoSliceMut::new(&mut byte)],
             &mut control,
-            RecvFlags::empty(),
+            RecvFlags::CMSG_CLOEXEC,
         ) {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),

@@ -187,10 +187,9 @@ fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(told(&refused).contains("in use"), "{}", told(&refused));
     assert!(place.is_mounted());
+    // Two of a kind that come at once would count as one.
     kill_process(pid, Signal::TERM).expect("running");
-    // The first signal has been taken when the process answers again.
-    place.status();
-    kill_process(pid, Signal::TERM).expect("running");
+    kill_process(pid, Signal::INT).expect("running");
     assert!(ends(&process));
     assert!(!place.is_mounted());
     drop(user);
@@ -202,6 +201,19 @@ fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
     assert!(output.status.success(), "{}", told(&output));
     assert!(!place.is_mounted());
     drop(user);
+}
+
+#[test]
+fn of_two_on_top_of_each_other_the_upper_goes_first() {
+    let place = Place::new();
+    place.mount();
+    place.mount();
+    for is_left in [true, false] {
+        let output = place.umount(&[]);
+        assert!(output.status.success(), "{}", told(&output));
+        assert_eq!(place.path("mnt/file").exists(), is_left);
+    }
+    assert!(!place.is_mounted());
 }
 
 #[test]
@@ -222,8 +234,16 @@ fn nothing_but_our_mounts_is_unmounted() {
     let place = Place::new();
     let output = place.umount(&[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("is not a tarfs mount"), "{}", told(&output));
-    let proc = place.tarfs("umount").arg("/proc").output().expect("started");
+    assert!(
+        told(&output).contains("is not a tarfs mount"),
+        "{}",
+        told(&output)
+    );
+    let proc = place
+        .tarfs("umount")
+        .arg("/proc")
+        .output()
+        .expect("started");
     assert_eq!(proc.status.code(), Some(2));
     assert!(Path::new("/proc/self").exists());
 }
@@ -243,7 +263,11 @@ fn errors_before_readiness_reach_the_terminal() {
     let output = place.mount_command().args(["--root", "nowhere"]).output();
     let output = output.expect("started");
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("no entry nowhere"), "{}", told(&output));
+    assert!(
+        told(&output).contains("no entry nowhere"),
+        "{}",
+        told(&output)
+    );
     assert!(!place.is_mounted());
 }
 
@@ -256,7 +280,12 @@ fn status_tells_of_every_mount_or_of_one() {
     assert!(text("source").is_some_and(|source| source.contains("a.tar")));
     assert_eq!(text("mountpoint"), place.path("mnt").to_str());
     assert!(status.pointer("/counters/served_bytes").is_some());
-    assert!(status.get("resident_bytes").and_then(serde_json::Value::as_u64) > Some(0));
+    assert!(
+        status
+            .get("resident_bytes")
+            .and_then(serde_json::Value::as_u64)
+            > Some(0)
+    );
     let words = place.tarfs("status").arg(place.path("mnt")).output();
     let words = words.expect("started");
     assert!(String::from_utf8_lossy(&words.stdout).contains("entries"));
@@ -287,7 +316,12 @@ fn in_the_foreground_it_stays_and_ends_with_the_mount() {
         .stderr(Stdio::null())
         .spawn()
         .expect("started");
-    assert!(comes_true(|| place.path("mnt/file").exists()));
+    let answers = || {
+        let output = place.tarfs("status").arg(place.path("mnt")).output();
+        output.expect("started").status.success()
+    };
+    assert!(comes_true(answers));
+    assert!(place.path("mnt/file").exists());
     let output = place.umount(&[]);
     assert!(output.status.success(), "{}", told(&output));
     assert!(server.wait().expect("a child").success());
@@ -302,5 +336,8 @@ fn messages_of_the_background_go_to_the_log_file() {
     assert!(command.status().expect("started").success());
     assert!(place.umount(&[]).status.success());
     let text = fs::read_to_string(&log).expect("written");
-    assert!(text.contains("mounted") && text.contains("unmounted"), "{text}");
+    assert!(
+        text.contains("mounted") && text.contains("unmounted"),
+        "{text}"
+    );
 }

@@ -13,7 +13,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rustix::fs::{SeekFrom as Sparse, XattrFlags, getxattr, getxattr_query, listxattr, makedev, seek, setxattr};
+use rustix::fs::{
+    SeekFrom as Sparse, XattrFlags, getxattr, getxattr_query, listxattr, makedev, seek, setxattr,
+};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use tarfs::archive::ReadError;
