@@ -1,1 +1,3 @@
+//! Behaviour of the whole, on real files, mounts and servers.
 
+mod materialize;
