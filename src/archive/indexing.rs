@@ -41,9 +41,8 @@ impl Sink for Indexing<'_> {
     type Error = Never;
 
     fn member(&mut self, member: Member) -> Result<(), Never> {
-        // What is refused is among the builder's problems.
-        drop(self.builder.member(&member));
-        Ok(())
+        // What is refused is among the builder's problems, with its path.
+        self.builder.member(&member).map_or(Ok(()), |_placed| Ok(()))
     }
 
     fn payload(&mut self, _bytes: Bytes) -> Result<(), Never> {

@@ -23,7 +23,7 @@ use crate::{codec, fetch};
 /// spans.
 pub trait Sink {
     /// Why the whole scan must stop. What concerns one member only is the sink's to remember.
-    type Error;
+    type Error: std::fmt::Debug;
 
     /// The next member begins.
     ///

@@ -163,6 +163,8 @@ fn serve(
         "mounted"
     );
     react(inbox, &mount, &opened);
+    // Nobody is left to wait for what may still be on its way.
+    opened.network.shutdown_background();
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
 }

@@ -39,7 +39,8 @@ pub(super) enum Made<T> {
 
 impl Context {
     /// Makes `name` by `attempt`; what is in the way is removed, kept, or an error, as
-    /// [`Existing`] says. Directories go only when they are empty.
+    /// [`Existing`] says. Directories go only when they are empty, and `settle` sees to it that
+    /// all files from earlier members are there before that is found out.
     ///
     /// # Errors
     /// Those of `attempt`; "exists" also when what is in the way cannot be removed.
@@ -47,6 +48,7 @@ impl Context {
         &self,
         directory: &Directory,
         name: &[u8],
+        mut settle: impl FnMut(),
         mut attempt: impl FnMut() -> Result<T, Errno>,
     ) -> Result<Made<T>, Errno> {
         for _ in 0..ATTEMPTS {
@@ -56,7 +58,7 @@ impl Context {
                 Err(errno) => return Err(errno),
             }
             match self.existing {
-                Existing::Replace => self.remove(directory, name)?,
+                Existing::Replace => self.remove(directory, name, &mut settle)?,
                 Existing::Keep => return Err(Errno::EXIST),
                 Existing::Skip => return Ok(Made::Kept),
             }
@@ -65,11 +67,17 @@ impl Context {
     }
 
     /// Removes whatever is at `name`, if it is not a directory with something in it.
-    fn remove(&self, directory: &Directory, name: &[u8]) -> Result<(), Errno> {
+    fn remove(
+        &self,
+        directory: &Directory,
+        name: &[u8],
+        settle: &mut impl FnMut(),
+    ) -> Result<(), Errno> {
         let removed = match status(directory, name) {
             Err(errno) => Err(errno),
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => {
+                    settle();
                     self.replacements.fetch_add(1, Ordering::Release);
                     rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
                 }

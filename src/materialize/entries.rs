@@ -91,13 +91,16 @@ impl Materializer {
         }
     }
 
-    fn make_symlink(&self, job: &Job, target: &[u8]) -> Result<Made<()>, Trouble> {
+    fn make_symlink(&mut self, job: &Job, target: &[u8]) -> Result<Made<()>, Trouble> {
         let (directory, name) = (&job.directory, name_of(&job.path));
         let made = self
             .context
-            .make(directory, name, || {
-                rustix::fs::symlinkat(target, directory, name)
-            })
+            .make(
+                directory,
+                name,
+                || self.writers.settle_all(),
+                || rustix::fs::symlinkat(target, directory, name),
+            )
             .while_trying_to("create the symbolic link")?;
         if let Made::New(()) = made {
             self.dress(job, None)?;
@@ -106,7 +109,7 @@ impl Materializer {
     }
 
     fn make_node(
-        &self,
+        &mut self,
         job: &Job,
         kind: FileType,
         device: Device,
@@ -121,10 +124,15 @@ impl Materializer {
         let number = makedev(device.major, device.minor);
         let made = self
             .context
-            .make(directory, name, || {
-                let mode = Mode::from_raw_mode(first.mode);
-                rustix::fs::mknodat(directory, name, kind, mode, number)
-            })
+            .make(
+                directory,
+                name,
+                || self.writers.settle_all(),
+                || {
+                    let mode = Mode::from_raw_mode(first.mode);
+                    rustix::fs::mknodat(directory, name, kind, mode, number)
+                },
+            )
             .while_trying_to(action)?;
         if let Made::New(()) = made {
             let again = first.again || directory.inherits_acl();
@@ -192,7 +200,7 @@ impl Materializer {
             Err(Errno::EXIST) if is_directory(parent, name) => false,
             Err(Errno::EXIST) => {
                 self.root.forget(job.path.as_bytes());
-                let made = self.context.make(parent, name, make);
+                let made = self.context.make(parent, name, || (), make);
                 made.while_trying_to("create the directory")?;
                 true
             }
@@ -223,7 +231,8 @@ impl Materializer {
     /// made by a later member and stays.
     fn put_off(&mut self, job: &Job, target: ArchivePath) {
         let name = name_of(&job.path);
-        let cleared = self.context.make(&job.directory, name, || {
+        let settle = || self.writers.settle_all();
+        let cleared = self.context.make(&job.directory, name, settle, || {
             match status(&job.directory, name) {
                 Err(Errno::NOENT) => Ok(()),
                 Ok(_) => Err(Errno::EXIST),
@@ -263,7 +272,10 @@ impl Materializer {
             Err(Errno::EXIST) if is_same(&target_directory, target_name, directory, name) => {
                 Ok(Made::New(()))
             }
-            Err(Errno::EXIST) => self.context.make(directory, name, link),
+            Err(Errno::EXIST) => {
+                let settle = || self.writers.settle_all();
+                self.context.make(directory, name, settle, link)
+            }
             result => result.map(Made::New),
         };
         match made {

@@ -39,8 +39,9 @@ pub(super) struct OpenFile {
 
 impl OpenFile {
     /// Creates the file; `None` when another one keeps its place, or it failed, which is noted.
-    pub(super) fn create(job: Job, context: &Context) -> Option<Self> {
-        match Self::try_create(&job, context) {
+    /// `settle` waits for the files of all earlier members.
+    pub(super) fn create(job: Job, context: &Context, settle: impl FnMut()) -> Option<Self> {
+        match Self::try_create(&job, context, settle) {
             Ok(Made::New((fd, chown, chmod))) => Some(Self {
                 job,
                 fd,
@@ -63,6 +64,7 @@ impl OpenFile {
     fn try_create(
         job: &Job,
         context: &Context,
+        settle: impl FnMut(),
     ) -> Result<Made<(OwnedFd, Option<(u32, u32)>, Option<u32>)>, Trouble> {
         let policy = &context.policy;
         let directory = &job.directory;
@@ -73,7 +75,7 @@ impl OpenFile {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = name_of(&job.path);
-        let made = context.make(directory, name, || {
+        let made = context.make(directory, name, settle, || {
             rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(first.mode))
         });
         let Made::New(fd) = made.while_trying_to("create the file")? else {

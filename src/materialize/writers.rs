@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use super::context::Context;
 use super::file::{Job, OpenFile};
-use super::root::Identity;
+use super::root::{Identity, name_of};
 use crate::base::task::Thread;
 
 /// Items that wait in one queue: enough that a directory of many files does not starve the other
@@ -23,23 +23,29 @@ const QUEUE_ITEMS: usize = 192;
 /// The writer threads and what is on its way to them; belongs to the scan's thread.
 #[derive(Debug)]
 pub(super) struct Writers {
-    shards: Vec<Arc<Shard>>,
+    shards: Arc<Shards>,
     threads: Vec<Thread<()>>,
     /// Which file of which queue last claimed a name, by the name's hash. Two names with one hash
     /// cost a needless wait, no more.
     in_flight: HashMap<u64, Ticket>,
     hasher: RandomState,
+    /// Files queued so far; the last one's number.
+    queued: u64,
     /// Where the pieces of the file at hand go.
     streaming: usize,
     context: Arc<Context>,
 }
 
-/// A file's place in its queue.
+/// A file's queue, and its number among all files of the archive; they count from 1.
 #[derive(Clone, Copy, Debug)]
 struct Ticket {
     shard: usize,
     number: u64,
 }
+
+/// All queues; every writer sees the others' progress.
+#[derive(Debug)]
+struct Shards(Vec<Shard>);
 
 #[derive(Debug, Default)]
 struct Shard {
@@ -48,9 +54,11 @@ struct Shard {
     filled: Condvar,
     /// The queue is no longer full, or an awaited file is done.
     drained: Condvar,
-    /// Number of the last file that is done; they count from 1.
+    /// Number of the file at hand, or of the last one.
+    started: AtomicU64,
+    /// Number of the last file that is done.
     done: AtomicU64,
-    /// Someone waits for `done` to grow.
+    /// Someone waits for `started` or `done` to grow.
     awaited: AtomicBool,
 }
 
@@ -58,16 +66,16 @@ struct Shard {
 struct State {
     queue: VecDeque<Item>,
     closed: bool,
-    /// Files queued so far.
+    /// Number of the file queued last.
     queued: u64,
 }
 
 #[derive(Debug)]
 enum Item {
     /// A file with all its content.
-    Whole(Job, Bytes),
+    Whole(u64, Job, Bytes),
     /// A file whose content follows.
-    Begin(Job),
+    Begin(u64, Job),
     /// The next piece of it.
     Piece(Bytes),
     /// It is complete, or the archive ends.
@@ -80,19 +88,20 @@ impl Writers {
     /// # Errors
     /// When the system has no thread left to give.
     pub(super) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
+        let count = count.max(1);
         let mut writers = Self {
-            shards: Vec::new(),
+            shards: Arc::new(Shards((0..count).map(|_| Shard::default()).collect())),
             threads: Vec::new(),
             in_flight: HashMap::new(),
             hasher: RandomState::new(),
+            queued: 0,
             streaming: 0,
             context: Arc::clone(context),
         };
-        for number in 0..count.max(1) {
-            let shard = Arc::new(Shard::default());
-            writers.shards.push(Arc::clone(&shard));
+        for number in 0..count {
+            let shards = Arc::clone(&writers.shards);
             let context = Arc::clone(context);
-            let work = move || shard.work(&context);
+            let work = move || shards.work(number, &context);
             writers
                 .threads
                 .push(Thread::spawn(&format!("writer-{number}"), work)?);
@@ -102,14 +111,15 @@ impl Writers {
 
     /// Queues a file with all its content.
     pub(super) fn write(&mut self, job: Job, bytes: Bytes) {
-        let shard = self.claim(&job);
-        self.push(shard, Item::Whole(job, bytes));
+        let ticket = self.claim(&job);
+        self.push(ticket.shard, Item::Whole(ticket.number, job, bytes));
     }
 
     /// Queues a file; its content follows by [`Self::piece`], its end by [`Self::end`].
     pub(super) fn begin(&mut self, job: Job) {
-        self.streaming = self.claim(&job);
-        self.push(self.streaming, Item::Begin(job));
+        let ticket = self.claim(&job);
+        self.streaming = ticket.shard;
+        self.push(ticket.shard, Item::Begin(ticket.number, job));
     }
 
     /// Queues the next piece of the file begun last.
@@ -126,7 +136,7 @@ impl Writers {
     pub(super) fn settle(&mut self, directory: Identity, name: &[u8]) {
         let key = self.hasher.hash_one((directory, name));
         if let Some(ticket) = self.in_flight.remove(&key)
-            && let Some(shard) = self.shards.get(ticket.shard)
+            && let Some(shard) = self.shards.0.get(ticket.shard)
         {
             shard.wait(ticket.number);
         }
@@ -135,7 +145,7 @@ impl Writers {
     /// Waits until nothing is queued.
     pub(super) fn settle_all(&mut self) {
         self.in_flight.clear();
-        for shard in &self.shards {
+        for shard in &self.shards.0 {
             let queued = shard.lock().queued;
             shard.wait(queued);
         }
@@ -151,7 +161,7 @@ impl Writers {
     /// # Panics
     /// When a thread panicked.
     pub(super) fn close(mut self) {
-        for shard in &self.shards {
+        for shard in &self.shards.0 {
             shard.close();
         }
         for thread in self.threads.drain(..) {
@@ -160,34 +170,29 @@ impl Writers {
     }
 
     /// Notes that the job's name is on its way, and says where to.
-    fn claim(&mut self, job: &Job) -> usize {
-        let directory = job.directory.identity();
-        let count = self.shards.len() as u64;
-        let shard = usize::try_from(self.hasher.hash_one(directory) % count).unwrap_or(0);
-        let Some(queue) = self.shards.get(shard) else {
-            return 0;
-        };
-        let number = {
-            let mut state = queue.lock();
-            state.queued += 1;
-            state.queued
-        };
-        if self.in_flight.len() >= 8 * QUEUE_ITEMS * self.shards.len() {
-            let shards = &self.shards;
+    fn claim(&mut self, job: &Job) -> Ticket {
+        let shards = &self.shards.0;
+        if self.in_flight.len() >= 8 * QUEUE_ITEMS * shards.len() {
             self.in_flight.retain(|_, ticket| {
                 shards
                     .get(ticket.shard)
                     .is_some_and(|shard| !shard.is_done(ticket.number))
             });
         }
-        let name = super::root::name_of(&job.path);
-        let key = self.hasher.hash_one((directory, name));
-        self.in_flight.insert(key, Ticket { shard, number });
-        shard
+        self.queued += 1;
+        let directory = job.directory.identity();
+        let shard = self.hasher.hash_one(directory) % shards.len() as u64;
+        let ticket = Ticket {
+            shard: usize::try_from(shard).unwrap_or(0),
+            number: self.queued,
+        };
+        let key = self.hasher.hash_one((directory, name_of(&job.path)));
+        self.in_flight.insert(key, ticket);
+        ticket
     }
 
     fn push(&self, shard: usize, item: Item) {
-        if let Some(shard) = self.shards.get(shard) {
+        if let Some(shard) = self.shards.0.get(shard) {
             shard.push(item);
         }
     }
@@ -196,7 +201,7 @@ impl Writers {
 impl Drop for Writers {
     /// Lets the threads end, which their handles wait for.
     fn drop(&mut self) {
-        for shard in &self.shards {
+        for shard in &self.shards.0 {
             shard.close();
         }
     }
@@ -219,6 +224,9 @@ impl Shard {
         if state.closed {
             return;
         }
+        if let Item::Whole(number, ..) | Item::Begin(number, _) = item {
+            state.queued = number;
+        }
         state.queue.push_back(item);
         // The thread only sleeps on an empty queue.
         if state.queue.len() == 1 {
@@ -236,24 +244,44 @@ impl Shard {
         self.done.load(Ordering::SeqCst) >= number
     }
 
-    /// Waits for file `number` to be done.
+    /// Waits for file `number`, which is queued here, to be done.
     fn wait(&self, number: u64) {
-        if self.is_done(number) {
-            return;
+        if !self.is_done(number) {
+            self.wait_until(|_| self.is_done(number));
         }
+    }
+
+    /// Waits until no file before `number` is still to be done here.
+    fn wait_for_earlier(&self, number: u64) {
+        self.wait_until(|state| {
+            self.started.load(Ordering::SeqCst) > number || self.is_done(state.queued)
+        });
+    }
+
+    fn wait_until(&self, is_so: impl Fn(&State) -> bool) {
         let mut state = self.lock();
+        // Stays set: several may wait, and who waited once is likely to wait again.
         self.awaited.store(true, Ordering::SeqCst);
-        while !self.is_done(number) {
+        while !is_so(&state) {
             state = self
                 .drained
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        self.awaited.store(false, Ordering::SeqCst);
+    }
+
+    fn start_one(&self, number: u64) {
+        self.started.store(number, Ordering::SeqCst);
+        self.tell();
     }
 
     fn finish_one(&self) {
-        self.done.fetch_add(1, Ordering::SeqCst);
+        self.done
+            .store(self.started.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.tell();
+    }
+
+    fn tell(&self) {
         if self.awaited.load(Ordering::SeqCst) {
             drop(self.lock());
             self.drained.notify_all();
@@ -277,44 +305,76 @@ impl Shard {
         self.drained.notify_all();
         Some(())
     }
+}
 
-    /// A writer's life.
-    fn work(&self, context: &Context) {
-        let _farewell = Farewell(self);
+impl Shards {
+    /// The life of writer `own`.
+    fn work(&self, own: usize, context: &Context) {
+        let Some(shard) = self.0.get(own) else {
+            return;
+        };
+        let _farewell = Farewell(shard);
         let mut items = VecDeque::new();
         let mut open = None;
-        while self.take(&mut items).is_some() {
+        while shard.take(&mut items).is_some() {
             for item in items.drain(..) {
-                open = self.handle(item, open, context);
+                open = self.handle(shard, item, open, context);
             }
         }
     }
 
     /// One step of it; returns the file that is still open.
-    fn handle(&self, item: Item, open: Option<OpenFile>, context: &Context) -> Option<OpenFile> {
+    fn handle(
+        &self,
+        shard: &Shard,
+        item: Item,
+        open: Option<OpenFile>,
+        context: &Context,
+    ) -> Option<OpenFile> {
         // After the end of everything the queue is only emptied.
         let alive = context.problems.fatal().is_none();
         match item {
-            Item::Whole(job, bytes) => {
+            Item::Whole(number, job, bytes) => {
+                shard.start_one(number);
                 if alive
-                    && let Some(file) = OpenFile::create(job, context)
+                    && let Some(file) = self.create(number, job, context)
                     && let Some(file) = file.write(&bytes, context)
                 {
                     file.finish(false, context);
                 }
-                self.finish_one();
+                shard.finish_one();
                 None
             }
-            Item::Begin(job) if alive => OpenFile::create(job, context),
-            Item::Begin(_) => None,
+            Item::Begin(number, job) => {
+                shard.start_one(number);
+                if alive {
+                    self.create(number, job, context)
+                } else {
+                    None
+                }
+            }
             Item::Piece(bytes) if alive => open.and_then(|file| file.write(&bytes, context)),
             Item::Piece(_) => open,
             Item::End { cut } => {
                 if let Some(file) = open.filter(|_| alive) {
                     file.finish(cut, context);
                 }
-                self.finish_one();
+                shard.finish_one();
                 None
+            }
+        }
+    }
+
+    fn create(&self, number: u64, job: Job, context: &Context) -> Option<OpenFile> {
+        OpenFile::create(job, context, || self.wait_for_earlier(number))
+    }
+
+    /// Waits until all files before `number` are done, in whatever queue. Only earlier ones are
+    /// ever waited for, so nobody waits in a circle.
+    fn wait_for_earlier(&self, number: u64) {
+        for shard in &self.0 {
+            if shard.started.load(Ordering::SeqCst) != number {
+                shard.wait_for_earlier(number);
             }
         }
     }
@@ -325,6 +385,7 @@ struct Farewell<'a>(&'a Shard);
 
 impl Drop for Farewell<'_> {
     fn drop(&mut self) {
+        self.0.started.store(u64::MAX, Ordering::SeqCst);
         self.0.done.store(u64::MAX, Ordering::SeqCst);
         self.0.close();
     }

@@ -1,0 +1,868 @@
+//! Members become trees: every type and attribute, whatever lies in the way, never outside; and
+//! the same trees that GNU tar makes. Run as root, for owners, devices and mounts.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use tarfs::archive::scan::MemberSink;
+use tarfs::base::extent::{Extent, Plain};
+use tarfs::base::path::ArchivePath;
+use tarfs::base::stats::Stats;
+use tarfs::materialize::{
+    Error, Existing, Materializer, Options, Problem, Reporter, Selection, Summary,
+};
+use tarfs::tar::{Device, Event, Kind, Member, Parser, Segment, Timestamp};
+
+/// A member and its payload.
+type Entry = (Member, Vec<u8>);
+
+fn member(name: impl AsRef<[u8]>, kind: Kind) -> Entry {
+    let mode = if kind == Kind::Directory {
+        0o755
+    } else {
+        0o644
+    };
+    let member = Member {
+        header: Plain(0),
+        payload: Extent::default(),
+        name: name.as_ref().to_vec(),
+        kind,
+        mode,
+        uid: 0,
+        gid: 0,
+        user: Vec::new(),
+        group: Vec::new(),
+        mtime: Timestamp {
+            seconds: 1_000_000_000,
+            nanoseconds: 123_456_789,
+        },
+        size: 0,
+        sparse: None,
+        xattrs: Vec::new(),
+    };
+    (member, Vec::new())
+}
+
+fn file(name: impl AsRef<[u8]>, content: impl Into<Vec<u8>>) -> Entry {
+    let content = content.into();
+    let (mut member, _) = member(name, Kind::File);
+    member.payload = Extent::with_len(Plain(512), content.len() as u64);
+    member.size = content.len() as u64;
+    (member, content)
+}
+
+fn directory(name: &str) -> Entry {
+    member(name, Kind::Directory)
+}
+
+fn link(name: &str, target: &str) -> Entry {
+    member(name, Kind::Symlink(target.as_bytes().to_vec()))
+}
+
+fn hard_link(name: &str, target: &str) -> Entry {
+    member(name, Kind::HardLink(target.as_bytes().to_vec()))
+}
+
+fn with(mut entry: Entry, change: impl FnOnce(&mut Member)) -> Entry {
+    change(&mut entry.0);
+    entry
+}
+
+/// Remembers warnings.
+#[derive(Debug, Default)]
+struct Warnings(Mutex<Vec<String>>);
+
+impl Reporter for Warnings {
+    fn problem(&self, _problem: &Problem) {}
+    fn warning(&self, text: &str) {
+        self.0.lock().expect("no panic").push(text.to_owned());
+    }
+}
+
+fn options() -> Options {
+    Options {
+        same_owner: true,
+        same_permissions: true,
+        ..Options::for_this_user()
+    }
+}
+
+fn try_materialize(
+    destination: &Path,
+    options: Options,
+    entries: Vec<Entry>,
+) -> Result<Summary, Error> {
+    let mut sink = Materializer::new(destination, options, Arc::new(Stats::default()))?;
+    let fed = entries.into_iter().try_for_each(|(member, content)| {
+        sink.member(member)?;
+        for piece in Bytes::from(content).chunks(100_000) {
+            sink.payload(Bytes::copy_from_slice(piece))?;
+        }
+        sink.member_end(false)
+    });
+    let finished = sink.finish();
+    fed.and(finished)
+}
+
+fn materialize(destination: &Path, entries: Vec<Entry>) -> Summary {
+    try_materialize(destination, options(), entries).expect("the destination is fine")
+}
+
+fn faultless(destination: &Path, entries: Vec<Entry>) {
+    let summary = materialize(destination, entries);
+    assert_eq!(problems(&summary), Vec::<String>::new());
+}
+
+fn problems(summary: &Summary) -> Vec<String> {
+    assert_eq!(summary.errors, summary.problems.len() as u64);
+    summary.problems.iter().map(ToString::to_string).collect()
+}
+
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary directory")
+}
+
+fn status(path: PathBuf) -> fs::Metadata {
+    fs::symlink_metadata(path).expect("an entry")
+}
+
+fn content(path: PathBuf) -> String {
+    fs::read_to_string(path).expect("a file")
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("a command that exists");
+    assert!(
+        output.status.success(),
+        "{command:?}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn assert_same_trees(one: &Path, other: &Path) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/compare-trees");
+    run(Command::new(script).args([one, other]));
+}
+
+#[test]
+fn every_type_arrives_with_its_attributes() {
+    let root = temporary();
+    let device = |major, minor| Device { major, minor };
+    let owned = |entry| {
+        with(entry, |member: &mut Member| {
+            member.mode = 0o6751;
+            member.uid = 4242;
+            member.gid = 77;
+        })
+    };
+    faultless(
+        root.path(),
+        vec![
+            owned(directory("d/")),
+            owned(file("d/f", "content")),
+            owned(link("d/l", "/nowhere/../at all")),
+            owned(member("d/c", Kind::CharDevice(device(1, 3)))),
+            owned(member("d/b", Kind::BlockDevice(device(300, 70_000)))),
+            owned(member("d/p", Kind::Fifo)),
+            hard_link("d/h", "d/f"),
+            file(b"caf\xe9", ""),
+        ],
+    );
+    for name in ["d", "d/f", "d/l", "d/c", "d/b", "d/p"] {
+        let status = status(root.path().join(name));
+        assert_eq!((status.uid(), status.gid()), (4242, 77), "{name}");
+        assert_eq!(
+            (status.mtime(), status.mtime_nsec()),
+            (1_000_000_000, 123_456_789),
+            "{name}"
+        );
+        if !status.is_symlink() {
+            assert_eq!(status.mode() & 0o7777, 0o6751, "{name}");
+        }
+    }
+    assert_eq!(content(root.path().join("d/f")), "content");
+    let target = fs::read_link(root.path().join("d/l")).expect("a link");
+    assert_eq!(target.as_os_str(), "/nowhere/../at all");
+    let char_device = status(root.path().join("d/c"));
+    assert!(char_device.file_type().is_char_device());
+    assert_eq!(char_device.rdev(), 1 << 8 | 3);
+    assert!(
+        status(root.path().join("d/b"))
+            .file_type()
+            .is_block_device()
+    );
+    assert!(status(root.path().join("d/p")).file_type().is_fifo());
+    assert_eq!(
+        status(root.path().join("d/h")).ino(),
+        status(root.path().join("d/f")).ino()
+    );
+    assert!(root.path().join(OsStr::from_bytes(b"caf\xe9")).exists());
+}
+
+#[test]
+fn holes_stay_holes_and_zeros_stay_data() {
+    let root = temporary();
+    let payload = [vec![1; 65_536], vec![2; 4096]].concat();
+    let sparse = with(file("sparse", payload), |member| {
+        member.size = 10 << 20;
+        member.sparse = Some(vec![
+            Segment {
+                offset: 1 << 20,
+                len: 65_536,
+            },
+            Segment {
+                offset: 3 << 20,
+                len: 0,
+            },
+            Segment {
+                offset: 5 << 20,
+                len: 4096,
+            },
+            Segment {
+                offset: 10 << 20,
+                len: 0,
+            },
+        ]);
+    });
+    let empty = with(file("hole", ""), |member| {
+        member.size = 1 << 20;
+        member.sparse = Some(Vec::new());
+    });
+    faultless(
+        root.path(),
+        vec![sparse, empty, file("zeros", vec![0; 1 << 20])],
+    );
+    let bytes = fs::read(root.path().join("sparse")).expect("a file");
+    assert_eq!(bytes.len(), 10 << 20);
+    let data: Vec<_> = (0..bytes.len()).filter(|&at| bytes[at] != 0).collect();
+    assert_eq!(
+        (data[0], data[65_535], data[65_536]),
+        (1 << 20, (1 << 20) + 65_535, 5 << 20)
+    );
+    assert_eq!(data.len(), 65_536 + 4096);
+    assert!(status(root.path().join("sparse")).blocks() * 512 < 1 << 20);
+    assert_eq!(status(root.path().join("hole")).blocks(), 0);
+    assert!(status(root.path().join("zeros")).blocks() * 512 >= 1 << 20);
+}
+
+#[test]
+fn a_name_that_comes_again_ends_as_its_last_member() {
+    let root = temporary();
+    let mut entries = Vec::new();
+    for round in 0..200 {
+        entries.push(file("f", format!("{round}").repeat(1000)));
+        entries.push(link("l", "somewhere"));
+        entries.push(file("l", "no longer a link"));
+        entries.push(file("d", "x"));
+        entries.push(directory("d"));
+        entries.push(file("p", "x"));
+        entries.push(member("p", Kind::Fifo));
+    }
+    faultless(root.path(), entries);
+    assert_eq!(content(root.path().join("f")), "199".repeat(1000));
+    assert_eq!(content(root.path().join("l")), "no longer a link");
+    assert!(status(root.path().join("d")).is_dir());
+    assert!(status(root.path().join("p")).file_type().is_fifo());
+}
+
+#[test]
+fn a_hard_link_finds_its_target_while_that_is_still_being_written() {
+    let root = temporary();
+    let mut entries = Vec::new();
+    for number in 0..50 {
+        entries.push(file(format!("a{number}/big"), vec![7; 1_000_000]));
+        entries.push(hard_link(
+            &format!("b/{number}"),
+            &format!("./a{number}/big"),
+        ));
+        // Writing over one name leaves the other alone.
+        entries.push(file(format!("a{number}/big"), "new"));
+    }
+    faultless(root.path(), entries);
+    for number in 0..50 {
+        let old = status(root.path().join(format!("b/{number}")));
+        assert_eq!((old.len(), old.nlink()), (1_000_000, 1));
+        assert_eq!(content(root.path().join(format!("a{number}/big"))), "new");
+    }
+}
+
+#[test]
+fn hard_links_before_their_targets_are_made_at_the_end() {
+    let root = temporary();
+    fs::write(root.path().join("first"), "old").expect("a file");
+    let summary = materialize(
+        root.path(),
+        vec![
+            hard_link("first", "second"),
+            hard_link("second", "third"),
+            hard_link("third", "file"),
+            hard_link("replaced", "file"),
+            file("replaced", "by a later member"),
+            file("file", "x"),
+            hard_link("file", "file"),
+            hard_link("lost", "nowhere/at/all"),
+            hard_link("up", "../.."),
+        ],
+    );
+    assert_eq!(
+        problems(&summary),
+        [
+            "up: cannot link: nothing is left of the target's name",
+            "lost: cannot link to nowhere/at/all: no such file"
+        ]
+    );
+    let inode = status(root.path().join("file")).ino();
+    for name in ["first", "second", "third"] {
+        assert_eq!(status(root.path().join(name)).ino(), inode, "{name}");
+    }
+    assert_eq!(content(root.path().join("replaced")), "by a later member");
+    assert!(!root.path().join("nowhere").exists());
+}
+
+#[test]
+fn links_are_followed_inside_and_never_outside() {
+    let parent = temporary();
+    let root = parent.path().join("root");
+    let outside = parent.path().join("outside");
+    fs::create_dir_all(root.join("usr")).expect("a directory");
+    fs::create_dir(&outside).expect("a directory");
+    fs::write(outside.join("secret"), "secret").expect("a file");
+    symlink(&outside, root.join("planted")).expect("a link");
+    symlink("../outside", root.join("climbing")).expect("a link");
+    let summary = materialize(
+        &root,
+        vec![
+            link("lib", "usr/lib"),
+            file("lib/x", "inside"),
+            link("usr/back", "../opt/./y"),
+            file("usr/back/z", "inside"),
+            file("planted/x", "outside"),
+            directory("climbing/d"),
+            link("archived", "/etc"),
+            file("archived/x", "outside"),
+            hard_link("stolen", "planted/secret"),
+            link("round", "round"),
+            file("round/x", "nowhere"),
+            file("../../up", "inside"),
+            file("/absolute", "inside"),
+            hard_link("linked", "../../absolute"),
+            file("f", "a file"),
+            file("f/x", "below a file"),
+            file(".", "the root"),
+        ],
+    );
+    assert_eq!(content(root.join("usr/lib/x")), "inside");
+    assert_eq!(content(root.join("opt/y/z")), "inside");
+    assert_eq!(content(root.join("up")), "inside");
+    assert_eq!(content(root.join("linked")), "inside");
+    let escaped = "refused: a symbolic link on the way leads outside the root";
+    assert_eq!(
+        problems(&summary),
+        [
+            format!("planted/x: {escaped}"),
+            format!("climbing/d: {escaped}"),
+            format!("archived/x: {escaped}"),
+            format!("stolen: {escaped}"),
+            "round/x: refused: too many levels of symbolic links".to_owned(),
+            "f/x: refused: something on the way is not a directory".to_owned(),
+            ".: refused: the name is that of the destination itself".to_owned(),
+        ]
+    );
+    assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 1);
+    assert!(!Path::new("/etc/x").exists());
+    assert_eq!(fs::read_dir(parent.path()).expect("a directory").count(), 2);
+}
+
+#[test]
+fn a_directory_swapped_for_a_link_takes_nothing_outside() {
+    let parent = temporary();
+    let root = parent.path().join("root");
+    let outside = parent.path().join("outside");
+    fs::create_dir(&root).expect("a directory");
+    fs::create_dir(&outside).expect("a directory");
+    let target = outside.to_str().expect("UTF-8");
+    let mut entries = Vec::new();
+    for round in 0..50 {
+        let name = format!("d{round}");
+        entries.push(directory(&name));
+        entries.push(link(&name, target));
+        entries.push(file(format!("{name}/x"), "outside"));
+        entries.push(file(&name, "now a file"));
+        entries.push(file(format!("{name}/x"), "below a file"));
+        entries.push(directory(&name));
+        entries.push(file(format!("{name}/y"), "inside"));
+    }
+    let summary = materialize(&root, entries);
+    assert_eq!(summary.errors, 100);
+    assert_eq!(fs::read_dir(&outside).expect("a directory").count(), 0);
+    for round in 0..50 {
+        assert_eq!(content(root.join(format!("d{round}/y"))), "inside");
+        assert_eq!(
+            fs::read_dir(root.join(format!("d{round}")))
+                .expect("a directory")
+                .count(),
+            1
+        );
+    }
+}
+
+#[test]
+fn directories_get_their_attributes_when_they_are_full() {
+    let root = temporary();
+    let warnings = Arc::new(Warnings::default());
+    let read_only = |name| with(directory(name), |member: &mut Member| member.mode = 0o2555);
+    let options = Options {
+        reporter: Some(Arc::clone(&warnings) as Arc<dyn Reporter>),
+        ..options()
+    };
+    let entries = vec![
+        with(directory("./"), |member| member.mode = 0o711),
+        read_only("a"),
+        read_only("a/b"),
+        file("a/b/c/implied/f", "x"),
+        directory("replaced"),
+        file("replaced", "by a file"),
+        directory("twice"),
+        with(directory("twice"), |member| member.mode = 0o700),
+    ];
+    let summary = try_materialize(root.path(), options, entries).expect("a fine destination");
+    assert_eq!(problems(&summary), Vec::<String>::new());
+    for name in ["a", "a/b"] {
+        let status = status(root.path().join(name));
+        assert_eq!(status.mode() & 0o7777, 0o2555, "{name}");
+        assert_eq!(
+            (status.mtime(), status.mtime_nsec()),
+            (1_000_000_000, 123_456_789),
+            "{name}"
+        );
+    }
+    assert_eq!(status(root.path().to_owned()).mode() & 0o7777, 0o711);
+    assert_eq!(status(root.path().join("twice")).mode() & 0o7777, 0o700);
+    assert_eq!(
+        *warnings.0.lock().expect("no panic"),
+        ["replaced: the directory was replaced before it got its attributes, left as it is"]
+    );
+}
+
+#[test]
+fn attributes_and_acls_arrive_and_what_was_inherited_goes() {
+    let root = temporary();
+    fs::create_dir(root.path().join("heir")).expect("a directory");
+    run(Command::new("setfacl")
+        .args(["-d", "-m", "user:7:rwx"])
+        .arg(root.path().join("heir")));
+    let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let entries = vec![
+        with(file("f", "x"), |member| {
+            member.mode = 0o555;
+            member.uid = 4242;
+            member.xattrs = vec![
+                (b"user.comment".to_vec(), b"\0binary\xff".to_vec()),
+                (b"trusted.t".to_vec(), b"t".to_vec()),
+                (b"security.capability".to_vec(), capability.to_vec()),
+            ];
+        }),
+        with(directory("d"), |member| {
+            let acl = b"user::rwx,user:daemon:r-x,group::r-x,mask::r-x,other::---";
+            member.mode = 0o750;
+            member.xattrs = vec![
+                (b"SCHILY.acl.access".to_vec(), acl.to_vec()),
+                (b"SCHILY.acl.default".to_vec(), acl.to_vec()),
+            ];
+        }),
+        with(link("l", "f"), |member| {
+            member.xattrs = vec![(b"trusted.on-link".to_vec(), b"l".to_vec())];
+        }),
+        file("heir/f", "x"),
+        directory("heir/d"),
+        member("heir/p", Kind::Fifo),
+    ];
+    faultless(root.path(), entries);
+    let attributes = |name: &str| {
+        let path = root.path().join(name);
+        run(Command::new("getfattr")
+            .args(["-h", "-d", "-m-", "-ehex", "--absolute-names"])
+            .arg(path))
+    };
+    let f = attributes("f");
+    assert!(f.contains("user.comment=0x0062696e617279ff"), "{f}");
+    assert!(
+        f.contains("trusted.t=0x74") && f.contains("security.capability=0x01"),
+        "{f}"
+    );
+    assert!(attributes("l").contains("trusted.on-link=0x6c"));
+    let acl = run(Command::new("getfacl")
+        .args(["-cpn"])
+        .arg(root.path().join("d")));
+    assert!(
+        acl.contains("\nuser:1:r-x\n") && acl.contains("default:user:1:r-x"),
+        "{acl}"
+    );
+    for name in ["heir/f", "heir/d", "heir/p"] {
+        assert!(!attributes(name).contains("posix_acl"), "{name}");
+    }
+    assert_eq!(status(root.path().join("heir/f")).mode() & 0o7777, 0o644);
+}
+
+#[test]
+fn without_permissions_and_owners_the_umask_counts_and_set_id_bits_go() {
+    let root = temporary();
+    let options = Options {
+        same_owner: false,
+        same_permissions: false,
+        ..options()
+    };
+    let umask = run(Command::new("sh").args(["-c", "umask"]));
+    let umask = u32::from_str_radix(umask.trim(), 8).expect("octal");
+    let loose = |entry| {
+        with(entry, |member: &mut Member| {
+            member.mode = 0o7777;
+            member.uid = 4242;
+        })
+    };
+    let entries = vec![
+        loose(file("f", "x")),
+        loose(directory("d")),
+        loose(member("p", Kind::Fifo)),
+    ];
+    try_materialize(root.path(), options, entries).expect("a fine destination");
+    for name in ["f", "d", "p"] {
+        let status = status(root.path().join(name));
+        assert_eq!(
+            (status.mode() & 0o7777, status.uid()),
+            (0o777 & !umask, 0),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn owners_are_set_where_new_files_are_not_ours() {
+    let root = temporary();
+    let heir = root.path().join("heir");
+    fs::create_dir(&heir).expect("a directory");
+    run(Command::new("chown").arg("0:77").arg(&heir));
+    fs::set_permissions(&heir, fs::Permissions::from_mode(0o2755)).expect("a mode");
+    faultless(
+        root.path(),
+        vec![
+            file("heir/one", "x"),
+            file("heir/two", "x"),
+            link("heir/l", "x"),
+        ],
+    );
+    for name in ["one", "two", "l"] {
+        assert_eq!(status(heir.join(name)).gid(), 0, "{name}");
+    }
+}
+
+#[test]
+fn what_is_there_is_kept_when_told_so() {
+    let plant = |root: &Path| {
+        fs::write(root.join("f"), "old").expect("a file");
+        fs::create_dir(root.join("d")).expect("a directory");
+        fs::set_permissions(root.join("d"), fs::Permissions::from_mode(0o700)).expect("a mode");
+        symlink("d", root.join("l")).expect("a link");
+    };
+    let entries = || {
+        vec![
+            file("f", "new"),
+            directory("d"),
+            directory("l"),
+            file("l/x", "new"),
+            directory("f"),
+        ]
+    };
+    for (existing, expected) in [
+        (Existing::Keep, vec!["f: cannot create the file"]),
+        (Existing::Skip, vec![]),
+    ] {
+        let root = temporary();
+        plant(root.path());
+        let options = Options {
+            existing,
+            ..options()
+        };
+        let summary = try_materialize(root.path(), options, entries()).expect("a fine destination");
+        let problems = problems(&summary);
+        assert_eq!(problems.len(), expected.len(), "{problems:?}");
+        assert!(
+            problems
+                .iter()
+                .zip(expected)
+                .all(|(problem, start)| problem.starts_with(start))
+        );
+        assert_eq!(content(root.path().join("f")), "old");
+        assert_eq!(status(root.path().join("d")).mode() & 0o7777, 0o700);
+        assert_eq!(content(root.path().join("d/x")), "new");
+    }
+}
+
+#[test]
+fn a_directory_with_something_in_it_is_never_replaced() {
+    let root = temporary();
+    let full = |name: &str| file(format!("{name}/x"), "x");
+    let summary = materialize(
+        root.path(),
+        vec![
+            full("a"),
+            file("a", "x"),
+            full("b"),
+            link("b", "x"),
+            full("c"),
+            hard_link("c", "a/x"),
+            full("d"),
+            member("d", Kind::Fifo),
+        ],
+    );
+    assert_eq!(problems(&summary).len(), 4);
+    for name in ["a/x", "b/x", "c/x", "d/x"] {
+        assert_eq!(content(root.path().join(name)), "x");
+    }
+}
+
+#[test]
+fn a_full_destination_stops_everything_and_says_how_much_is_missing() {
+    let root = temporary();
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m", "none"])
+        .arg(root.path()));
+    let entries = (0..1000)
+        .map(|number| file(format!("d{number}/f"), vec![1; 300_000]))
+        .collect();
+    let result = try_materialize(root.path(), options(), entries);
+    run(Command::new("umount").arg(root.path()));
+    let error = result.expect_err("3 of 1000 fit");
+    assert!(
+        matches!(
+            error,
+            Error::Full {
+                missing_bytes: 1..=300_000,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("no space left") && text.contains(" more"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_read_only_destination_stops_everything() {
+    let root = temporary();
+    run(Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "ro", "none"])
+        .arg(root.path()));
+    let result = try_materialize(root.path(), options(), vec![file("f", "x")]);
+    run(Command::new("umount").arg(root.path()));
+    let error = result.expect_err("nothing can be written");
+    assert_eq!(
+        error.to_string(),
+        "f: the destination fails, cannot create the file"
+    );
+}
+
+#[test]
+fn a_destination_that_is_not_there_is_an_error() {
+    let error = Materializer::new(Path::new("/nowhere"), options(), Arc::default());
+    let error = error.expect_err("no such directory");
+    assert_eq!(
+        error.to_string(),
+        "/nowhere: cannot open the destination directory"
+    );
+}
+
+#[test]
+fn a_cut_file_keeps_what_came_of_it() {
+    let root = temporary();
+    let mut sink = Materializer::new(root.path(), options(), Arc::default()).expect("a sink");
+    let (member, _) = file("f", vec![1; 1000]);
+    sink.member(member).expect("a member");
+    sink.payload(Bytes::from_static(b"half"))
+        .expect("a payload");
+    sink.member_end(true).expect("an end");
+    let summary = sink.finish().expect("a summary");
+    assert_eq!(
+        problems(&summary),
+        ["f: the archive ends in the middle of this file, what is there was kept"]
+    );
+    assert_eq!(content(root.path().join("f")), "half");
+}
+
+#[test]
+fn any_number_of_writers_makes_the_same_tree() {
+    let entries = || {
+        let mut entries = vec![directory("./")];
+        for number in 0..5000 {
+            let name = format!("d{}/e{}/f{number}", number % 7, number % 300);
+            entries.push(file(&name, format!("{number}").repeat(number % 100)));
+            if number % 10 == 0 {
+                entries.push(hard_link(&format!("links/{number}"), &name));
+            }
+            if number % 50 == 0 {
+                entries.push(file("again", format!("{number}")));
+            }
+        }
+        for number in 0..7 {
+            entries.push(directory(&format!("d{number}")));
+        }
+        for number in 0..300 {
+            (0..7).for_each(|d| entries.push(directory(&format!("d{d}/e{number}"))));
+        }
+        entries.push(directory("links"));
+        entries
+    };
+    let (one, four) = (temporary(), temporary());
+    for (root, writers) in [(&one, 1), (&four, 4)] {
+        let options = Options {
+            writers,
+            ..options()
+        };
+        let summary = try_materialize(root.path(), options, entries()).expect("a fine destination");
+        assert_eq!(problems(&summary), Vec::<String>::new());
+    }
+    assert_same_trees(one.path(), four.path());
+}
+
+#[test]
+fn stripping_takes_targets_of_hard_links_along() {
+    let root = temporary();
+    let options = Options {
+        selection: Selection {
+            strip_components: 1,
+            ..Selection::default()
+        },
+        ..options()
+    };
+    let entries = vec![
+        directory("top/"),
+        file("top/a/f", "x"),
+        hard_link("top/h", "top/a/f"),
+        link("top/l", "a/f"),
+        file("short", "x"),
+    ];
+    let summary = try_materialize(root.path(), options, entries).expect("a fine destination");
+    assert_eq!(problems(&summary), Vec::<String>::new());
+    assert_eq!(status(root.path().join("h")).nlink(), 2);
+    assert_eq!(content(root.path().join("l")), "x");
+    assert!(!root.path().join("short").exists());
+}
+
+#[test]
+fn a_path_as_deep_as_a_hostile_archive_likes_is_walked() {
+    let root = temporary();
+    let name = "d/".repeat(3000) + "f";
+    faultless(
+        root.path(),
+        vec![file(&name, "x"), file(name.replace("f", "g"), "x")],
+    );
+    let path = ArchivePath::sanitize(name.as_bytes()).path;
+    assert_eq!(path.components().count(), 3001);
+    assert!(root.path().join("d/d/d").is_dir());
+}
+
+/// Reads an archive made by GNU tar and writes it with ours.
+fn materialize_archive(archive: &Path, destination: &Path) -> Summary {
+    let options = Options {
+        numeric_owner: true,
+        ..options()
+    };
+    let mut sink = Materializer::new(destination, options, Arc::default()).expect("a sink");
+    let mut parser = Parser::new(tarfs::tar::Options::default());
+    let archive = Bytes::from(fs::read(archive).expect("an archive"));
+    let mut pieces = archive.chunks(70_000).map(Bytes::copy_from_slice);
+    loop {
+        match parser.pull().expect("a good archive") {
+            Event::NeedInput => match pieces.next() {
+                Some(piece) => parser.push(piece),
+                None => parser.finish(),
+            },
+            Event::Member(member) => sink.member(*member).expect("a member"),
+            Event::Payload(bytes) => sink.payload(bytes).expect("a payload"),
+            Event::MemberEnd => sink.member_end(false).expect("an end"),
+            Event::Warning(warning) | Event::Damaged(warning) => sink.warning(&warning.text),
+            Event::End => break,
+        }
+    }
+    sink.finish().expect("a summary")
+}
+
+/// A small tree with one of everything.
+fn plant_everything(root: &Path) {
+    let script = r"
+        set -e
+        mkdir -p a/b/c empty sticky locked
+        echo one > a/one; echo two > a/b/two; : > a/b/c/nothing
+        head -c 3000000 /dev/urandom > a/big
+        ln a/one a/b/also-one; ln a/one zero-one
+        ln -s a/b link; ln -s /etc absolute; ln -s nowhere dangling
+        mknod null c 1 3; mknod disk b 8 0; mkfifo pipe; ln null also-null; ln -s x sl; ln sl also-sl
+        truncate -s 5M sparse; printf data | dd of=sparse bs=1 seek=1000000 conv=notrunc status=none
+        truncate -s 1M all-hole; head -c 100000 /dev/zero > zeros
+        echo x > setuid; chown 12:34 setuid; chmod 6755 setuid
+        echo x > secret; chown 4242:4243 secret; chmod 0600 secret
+        echo x > odd; chmod 0027 odd
+        chmod 1777 sticky; chmod 2775 a/b; chown -h 5:6 link
+        cp /bin/true capable; setcap cap_net_raw+ep capable
+        setfattr -n user.comment -v hello a/one; setfattr -n trusted.secret -v t a/b
+        setfattr -h -n trusted.link -v l link
+        setfacl -m u:daemon:rw,g:77:r a/b/two; setfacl -d -m u:7:rwx a
+        printf x > 'new
+line'; printf x > $(printf 'caf\351')
+        touch -d '1901-12-13 20:45:53.123456789' a/one
+        touch -d '2400-01-01 00:00:00.5' a/b/two
+        touch -h -d '2001-02-03 04:05:06.789' dangling
+        echo x > locked/x; touch -d '1999-09-09 09:09:09.09' locked; chmod 0555 locked
+        touch -d '2010-10-10 10:10:10.101010101' a/b a .
+    ";
+    run(Command::new("bash").args(["-c", script]).current_dir(root));
+}
+
+#[test]
+fn trees_are_those_that_gnu_tar_makes() {
+    let (source, work) = (temporary(), temporary());
+    plant_everything(source.path());
+    for format in ["posix", "gnu"] {
+        let archive = work.path().join(format).with_extension("tar");
+        let theirs = work.path().join(format!("{format}-theirs"));
+        let ours = work.path().join(format!("{format}-ours"));
+        fs::create_dir(&theirs).expect("a directory");
+        fs::create_dir(&ours).expect("a directory");
+        let extended = ["--xattrs", "--xattrs-include=*", "--acls"];
+        let extended = if format == "posix" {
+            &extended[..]
+        } else {
+            &[]
+        };
+        run(Command::new("tar")
+            .args(["--sparse", &format!("--format={format}"), "-C"])
+            .arg(source.path())
+            .args(extended)
+            .arg("-cf")
+            .args([archive.as_os_str(), OsStr::new(".")]));
+        run(Command::new("tar")
+            .args(["--numeric-owner", "--delay-directory-restore", "-C"])
+            .arg(&theirs)
+            .args(extended)
+            .arg("-xpf")
+            .arg(&archive));
+        let summary = materialize_archive(&archive, &ours);
+        assert_eq!(problems(&summary), Vec::<String>::new());
+        assert_same_trees(&theirs, &ours);
+        // Once more over what is there.
+        let summary = materialize_archive(&archive, &ours);
+        assert_eq!(problems(&summary), Vec::<String>::new());
+        assert_same_trees(&theirs, &ours);
+    }
+}
