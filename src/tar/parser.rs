@@ -408,7 +408,7 @@ impl Parser {
                     Kind::File if sparse.is_map_in_payload() => {
                         self.payload_map_is_next(draft, MapReader::default())
                     }
-                    Kind::File if !sparse.map.is_empty() => self.sparse_file(draft, &sparse.map),
+                    Kind::File if sparse.is_sparse => self.sparse_file(draft, &sparse.map),
                     Kind::File => self.announce(draft.member, stored, padding(stored)),
                     // A dumpdir's listing is not content.
                     _ if flag == b'D' => self.announce(draft.member, 0, stored + padding(stored)),
@@ -423,42 +423,39 @@ impl Parser {
     /// A file of type `S`, whose map is in the header, behind it, or, in dialects without one,
     /// nowhere.
     fn file_with_header_map(&mut self, mut draft: Draft, record: &Record) -> Result<(), Error> {
-        match HeaderMap::new(record, Header(record).dialect()) {
+        let dialect = Header(record).dialect();
+        match HeaderMap::new(record, dialect, &self.options.limits) {
             None => {
                 let stored = draft.stored;
                 self.announce(draft.member, stored, padding(stored));
+                Ok(())
             }
-            Some(Err(fault)) => self.lose(&draft, &fault.to_string()),
+            Some(Err(fault)) => self.map_fault(&draft, fault),
             Some(Ok(map)) => {
                 draft.size = draft.size.or(Some(map.size));
-                self.header_map_goes_on(Box::new(draft), map)?;
+                self.header_map_goes_on(Box::new(draft), map);
+                Ok(())
             }
         }
-        Ok(())
     }
 
-    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) -> Result<(), Error> {
-        Limit::SparseSegments
-            .check(&self.options.limits, map.pieces.len() as u64)
-            .map_err(|exceeded| error(draft.at, exceeded.into()))?;
+    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) {
         if map.continues {
             self.state = State::HeaderMap(draft, map);
         } else {
             self.sparse_file(*draft, &map.pieces);
         }
-        Ok(())
     }
 
     fn header_map(&mut self, record: &Record) -> Result<(), Error> {
-        let State::HeaderMap(draft, mut map) = std::mem::replace(&mut self.state, State::Header)
-        else {
-            return Ok(());
-        };
-        if let Err(fault) = map.extend(record) {
-            self.lose(&draft, &fault.to_string());
-            return Ok(());
+        let state = std::mem::replace(&mut self.state, State::Header);
+        if let State::HeaderMap(draft, mut map) = state {
+            match map.extend(record, &self.options.limits) {
+                Ok(()) => self.header_map_goes_on(draft, map),
+                Err(fault) => self.map_fault(&draft, fault)?,
+            }
         }
-        self.header_map_goes_on(draft, map)
+        Ok(())
     }
 
     fn payload_map_is_next(&mut self, draft: Draft, reader: MapReader) {
@@ -470,19 +467,26 @@ impl Parser {
     }
 
     fn payload_map(&mut self, record: &Record) -> Result<(), Error> {
-        let State::PayloadMap(mut draft, mut reader) =
-            std::mem::replace(&mut self.state, State::Header)
-        else {
-            return Ok(());
-        };
-        draft.taken += RECORD;
-        match reader.read(record, &self.options.limits) {
-            Ok(Some(pieces)) => self.sparse_file(*draft, &pieces),
-            Ok(None) => self.payload_map_is_next(*draft, reader),
-            Err(MapFault::Map(fault)) => self.lose(&draft, &fault.to_string()),
-            Err(MapFault::Exceeded(exceeded)) => return Err(error(draft.at, exceeded.into())),
+        let state = std::mem::replace(&mut self.state, State::Header);
+        if let State::PayloadMap(mut draft, mut reader) = state {
+            draft.taken += RECORD;
+            match reader.read(record, &self.options.limits) {
+                Ok(Some(pieces)) => self.sparse_file(*draft, &pieces),
+                Ok(None) => self.payload_map_is_next(*draft, reader),
+                Err(fault) => self.map_fault(&draft, fault)?,
+            }
         }
         Ok(())
+    }
+
+    fn map_fault(&mut self, draft: &Draft, fault: MapFault) -> Result<(), Error> {
+        match fault {
+            MapFault::Map(fault) => {
+                self.lose(draft, &fault.to_string());
+                Ok(())
+            }
+            MapFault::Exceeded(exceeded) => Err(error(draft.at, exceeded.into())),
+        }
     }
 
     /// Announces a sparse file whose map is complete, if it is sound.
@@ -558,9 +562,8 @@ impl Parser {
     /// What it means that no bytes follow.
     fn close(&mut self) -> Result<(), Error> {
         let part = match &self.state {
-            State::Header if !self.partial.is_empty() && self.is_tar && !is_zero(&self.partial) => {
-                Part::Header
-            }
+            State::Header if self.lost || !self.is_tar => return self.close_between_members(),
+            State::Header if !is_zero(&self.partial) => Part::Header,
             State::Header if self.extensions.start.is_some() => Part::Extension,
             State::Header => return self.close_between_members(),
             State::Extension(_) | State::HeaderMap(..) | State::PayloadMap(..) => Part::Extension,
