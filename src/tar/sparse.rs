@@ -63,21 +63,23 @@ pub(super) struct Keywords {
     pub(super) name: Option<Vec<u8>>,
     /// The map of 0.0 and 0.1, without empty pieces.
     pub(super) map: Vec<Segment>,
-    /// Whether there was one, be it of empty pieces.
+    /// Whether there was one, be it of empty pieces or none.
     pub(super) is_sparse: bool,
+    /// Whether it was unreadable.
+    pub(super) is_malformed: bool,
     /// `GNU.sparse.offset` of 0.0 whose length has not come yet.
     pub(super) offset: Option<u64>,
 }
 
 impl Keywords {
-    /// `GNU.sparse.numbytes` of 0.0; false when no offset came before it.
-    pub(super) fn len(&mut self, len: u64, limits: &Limits) -> Result<bool, Exceeded> {
-        let Some(offset) = self.offset.take() else {
-            return Ok(false);
-        };
-        push(&mut self.map, Segment { offset, len }, limits)?;
+    /// `GNU.sparse.numbytes` of 0.0.
+    pub(super) fn len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
         self.is_sparse = true;
-        Ok(true)
+        if let (Some(offset), Some(len)) = (self.offset.take(), len) {
+            return push(&mut self.map, Segment { offset, len }, limits);
+        }
+        self.is_malformed = true;
+        Ok(())
     }
 
     /// Whether the map lies before the payload.
@@ -85,19 +87,19 @@ impl Keywords {
         self.major.is_some_and(|major| major > 0)
     }
 
-    /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas; false when it
-    /// is malformed.
-    pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<bool, Exceeded> {
+    /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
+    pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
+        self.is_sparse = true;
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
         while let Some(offset) = numbers.next() {
             let (Some(offset), Some(Some(len))) = (offset, numbers.next()) else {
-                return Ok(false);
+                self.is_malformed = !text.is_empty();
+                return Ok(());
             };
             push(&mut self.map, Segment { offset, len }, limits)?;
         }
-        self.is_sparse = true;
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -233,12 +235,30 @@ mod tests {
     #[test]
     fn a_map_of_0_1_needs_pairs_of_numbers() {
         let limits = Limits::default();
-        let mut keywords = Keywords::default();
-        assert_eq!(keywords.map(b"0,10,20,5", &limits), Ok(true));
-        assert_eq!(keywords.map, pieces(&[(0, 10), (20, 5)]));
-        for odd in [&b"0,10,20"[..], b"", b"0,", b"0,-1", b"0,1,", b"x,1"] {
-            assert_eq!(keywords.map(odd, &limits), Ok(false), "{odd:?}");
+        let read = |text: &[u8]| {
+            let mut keywords = Keywords::default();
+            assert_eq!(keywords.map(text, &limits), Ok(()));
+            (!keywords.is_malformed).then_some(keywords.map)
+        };
+        assert_eq!(read(b"0,10,20,5"), Some(pieces(&[(0, 10), (20, 5)])));
+        assert_eq!(read(b""), Some(Vec::new()));
+        for odd in [&b"0,10,20"[..], b"0,", b"0,-1", b"0,1,", b"x,1"] {
+            assert_eq!(read(odd), None, "{odd:?}");
         }
+    }
+
+    #[test]
+    fn a_map_of_0_0_needs_an_offset_before_each_length() {
+        let limits = Limits::default();
+        let mut keywords = Keywords {
+            offset: Some(3),
+            ..Keywords::default()
+        };
+        assert_eq!(keywords.len(Some(5), &limits), Ok(()));
+        assert_eq!(keywords.map, pieces(&[(3, 5)]));
+        assert!(keywords.is_sparse && !keywords.is_malformed);
+        assert_eq!(keywords.len(Some(5), &limits), Ok(()));
+        assert!(keywords.is_malformed);
     }
 
     #[test]
@@ -273,10 +293,10 @@ mod tests {
             ..Limits::default()
         };
         let mut record = [b'\n'; 512];
-        record[..15].copy_from_slice(b"3\n1\n0\n2\n5\n9\n0\n");
+        record[..14].copy_from_slice(b"3\n1\n0\n2\n5\n9\n0\n");
         let map = MapReader::default().read(&record, &limits);
         assert_eq!(map, Ok(Some(pieces(&[(2, 5)]))));
-        record[..15].copy_from_slice(b"3\n1\n0\n2\n5\n9\n9\n");
+        record[..14].copy_from_slice(b"3\n1\n0\n2\n5\n9\n9\n");
         let map = MapReader::default().read(&record, &limits);
         assert!(matches!(map, Err(MapFault::Exceeded(_))));
     }
