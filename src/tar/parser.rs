@@ -946,14 +946,19 @@ mod tests {
             extension(b'g', &[("uid", "7"), ("gid", "7")]),
             extension(b'g', &[("gid", "8")]),
             file("a", b""),
-            extension(b'x', &[("uid", "9"), ("gid", "")]),
+            extension(b'x', &[("uid", "9")]),
             file("b", b""),
+            extension(b'x', &[("gid", "")]),
+            file("c", b""),
         ]);
         let owner = |number: usize| {
             let member = &found.members[number].0;
             (member.uid, member.gid)
         };
-        assert_eq!((owner(0), owner(1)), ((7, 8), (9, 0o1751)));
+        assert_eq!(
+            [owner(0), owner(1), owner(2)],
+            [(7, 8), (9, 8), (7, 0o1751)]
+        );
         assert_eq!(found.members[0].0.header, Plain(2048));
     }
 
@@ -1011,6 +1016,12 @@ mod tests {
         let found = read(&[header.done(), file("b", b""), zeros()]);
         assert_eq!(found.names(), ["b"]);
         assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
+    }
+
+    #[test]
+    fn the_size_of_a_hard_link_is_not_even_looked_at() {
+        let link = Block::new("a", b'1', 0).put(124, &[0xff; 12]);
+        assert_eq!(read(&[link.done(), zeros()]).one().size, 0);
     }
 
     #[test]
@@ -1205,6 +1216,14 @@ mod tests {
             assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
             assert_eq!(found.remarks[1..], ["end"], "{map:?}");
         }
+    }
+
+    #[test]
+    fn a_map_does_not_reach_beyond_its_member() {
+        let map = format!("300\n{}", "1\n".repeat(254));
+        let found = read(&[sparse_pax(&map, b""), file("b", b"")]);
+        assert_eq!(found.names(), ["b"]);
+        assert_eq!(found.remarks.len(), 2);
     }
 
     /// One of everything.
