@@ -1199,6 +1199,7 @@ mod tests {
         let found = read(&[sparse_pax("1\n0\n3\n", &[b'x'; 2000]), file("b", b"")]);
         assert_eq!(found.members[0].1, b"xxx");
         assert_eq!(found.names(), ["sparse", "b"]);
+        assert_eq!(found.remarks, ["end"]);
     }
 
     #[test]
