@@ -1,11 +1,15 @@
 //! The sparse maps that GNU tar (before pax) and star keep in header records.
 
-use super::Segment;
+use std::ops::Range;
+
 use super::header::{Dialect, NumberError, Record, size};
-use super::sparse::MapError;
+use super::sparse::{MapError, MapFault, push};
+use super::{Limits, Segment};
 
 /// Bytes of one piece in a map: offset and length, twelve digits each.
 const PIECE_LEN: usize = 24;
+/// Pieces in a header; both dialects have room for as many.
+const PIECES_INSIDE: usize = 4;
 /// Pieces in a record that continues a map; both dialects share its layout.
 const PIECES_BEHIND: usize = 21;
 /// The byte of such a record that says whether another follows.
@@ -23,27 +27,38 @@ pub(super) struct HeaderMap {
 
 impl HeaderMap {
     /// The part of the map that the header itself holds; `None` when its dialect has no maps.
-    pub(super) fn new(record: &Record, dialect: Dialect) -> Option<Result<Self, MapError>> {
+    pub(super) fn new(
+        record: &Record,
+        dialect: Dialect,
+        limits: &Limits,
+    ) -> Option<Result<Self, MapFault>> {
         match dialect {
-            Dialect::Gnu => Some(Self::read(record, 386, 482, 483)),
-            Dialect::Star if has_inline_map(record) => Some(Self::read(record, 356, 355, 452)),
+            Dialect::Gnu => Some(Self::read(record, [386, 482, 483], limits)),
+            Dialect::Star if has_inline_map(record) => {
+                Some(Self::read(record, [356, 355, 452], limits))
+            }
             Dialect::Star => Some(Self::star_behind(record)),
             Dialect::V7 | Dialect::Ustar => None,
         }
     }
 
-    fn read(record: &Record, map: usize, flag: usize, size: usize) -> Result<Self, MapError> {
+    /// A header whose map, continuation flag and real size lie at these offsets.
+    fn read(
+        record: &Record,
+        [map, flag, size]: [usize; 3],
+        limits: &Limits,
+    ) -> Result<Self, MapFault> {
         let mut header_map = Self {
             size: real_size(record, size)?,
             pieces: Vec::new(),
             continues: false,
         };
-        header_map.pieces(record, map, 4, flag)?;
+        header_map.pieces(record, map..map + PIECES_INSIDE * PIECE_LEN, flag, limits)?;
         Ok(header_map)
     }
 
     /// star's later form: the whole map is behind the header.
-    fn star_behind(record: &Record) -> Result<Self, MapError> {
+    fn star_behind(record: &Record) -> Result<Self, MapFault> {
         Ok(Self {
             size: real_size(record, 452)?,
             pieces: Vec::new(),
@@ -52,20 +67,20 @@ impl HeaderMap {
     }
 
     /// Adds the pieces of a record behind the header.
-    pub(super) fn extend(&mut self, record: &Record) -> Result<(), MapError> {
-        self.pieces(record, 0, PIECES_BEHIND, CONTINUES_BEHIND)
+    pub(super) fn extend(&mut self, record: &Record, limits: &Limits) -> Result<(), MapFault> {
+        self.pieces(record, 0..CONTINUES_BEHIND, CONTINUES_BEHIND, limits)
     }
 
-    /// Adds up to `most` pieces from `offset` on; the first without a length ends the map.
+    /// Adds the pieces in a range of the record; the first without a length ends the map.
     fn pieces(
         &mut self,
         record: &Record,
-        offset: usize,
-        most: usize,
+        map: Range<usize>,
         flag: usize,
-    ) -> Result<(), MapError> {
+        limits: &Limits,
+    ) -> Result<(), MapFault> {
         self.continues = record.get(flag).is_some_and(|&flag| flag != 0);
-        let map = record.get(offset..offset + most * PIECE_LEN);
+        let map = record.get(map);
         for piece in map.unwrap_or_default().chunks_exact(PIECE_LEN) {
             let (offset, len) = piece.split_at(PIECE_LEN / 2);
             if len.first() == Some(&0) {
@@ -73,18 +88,17 @@ impl HeaderMap {
                 break;
             }
             let malformed = |_: NumberError| MapError::Malformed;
-            self.pieces.push(Segment {
-                offset: size(offset).map_err(malformed)?,
-                len: size(len).map_err(malformed)?,
-            });
+            let offset = size(offset).map_err(malformed)?;
+            let len = size(len).map_err(malformed)?;
+            push(&mut self.pieces, Segment { offset, len }, limits)?;
         }
         Ok(())
     }
 }
 
-fn real_size(record: &Record, offset: usize) -> Result<u64, MapError> {
+fn real_size(record: &Record, offset: usize) -> Result<u64, MapFault> {
     let field = record.get(offset..offset + 12).unwrap_or_default();
-    size(field).map_err(|_| MapError::Malformed)
+    size(field).map_err(|_| MapError::Malformed.into())
 }
 
 /// Whether a star header holds pieces itself: no prefix, and an offset of eleven digits.
@@ -108,19 +122,15 @@ mod tests {
         put_piece(&mut record, 410, 4096, 0);
         record[482] = 1;
         record[483..495].copy_from_slice(b"00000010000\0");
-        let map = HeaderMap::new(&record, Dialect::Gnu)
+        let map = HeaderMap::new(&record, Dialect::Gnu, &Limits::default())
             .expect("a map")
             .expect("sound");
         assert_eq!(map.size, 4096);
-        let first = Segment {
+        let only = Segment {
             offset: 1024,
             len: 512,
         };
-        let last = Segment {
-            offset: 4096,
-            len: 0,
-        };
-        assert_eq!(map.pieces, [first, last]);
+        assert_eq!(map.pieces, [only]);
         assert!(!map.continues);
     }
 
@@ -131,32 +141,32 @@ mod tests {
             put_piece(&mut record, 386 + piece * 24, piece as u64 * 1024, 512);
         }
         record[482] = 1;
-        let mut map = HeaderMap::new(&record, Dialect::Gnu)
+        let mut map = HeaderMap::new(&record, Dialect::Gnu, &Limits::default())
             .expect("a map")
             .expect("sound");
         assert!(map.continues);
         let mut behind = [0; 512];
         put_piece(&mut behind, 0, 8192, 512);
-        map.extend(&behind).expect("sound");
+        map.extend(&behind, &Limits::default()).expect("sound");
         assert_eq!(map.pieces.len(), 5);
         assert!(!map.continues);
     }
 
     #[test]
     fn ustar_has_no_map_in_its_header() {
-        assert!(HeaderMap::new(&[0; 512], Dialect::Ustar).is_none());
+        assert!(HeaderMap::new(&[0; 512], Dialect::Ustar, &Limits::default()).is_none());
     }
 
     #[test]
     fn star_maps_lie_in_the_header_or_behind_it() {
         let mut record = [0; 512];
         record[452..464].copy_from_slice(b"00000010000 ");
-        let map = HeaderMap::new(&record, Dialect::Star)
+        let map = HeaderMap::new(&record, Dialect::Star, &Limits::default())
             .expect("a map")
             .expect("sound");
         assert!(map.continues && map.pieces.is_empty());
         put_piece(&mut record, 356, 512, 1);
-        let map = HeaderMap::new(&record, Dialect::Star)
+        let map = HeaderMap::new(&record, Dialect::Star, &Limits::default())
             .expect("a map")
             .expect("sound");
         assert_eq!(
@@ -172,7 +182,7 @@ mod tests {
     fn a_map_of_letters_is_malformed() {
         let mut record = [0; 512];
         record[386..410].fill(b'z');
-        let map = HeaderMap::new(&record, Dialect::Gnu).expect("a map");
-        assert_eq!(map.err(), Some(MapError::Malformed));
+        let map = HeaderMap::new(&record, Dialect::Gnu, &Limits::default()).expect("a map");
+        assert_eq!(map.err(), Some(MapFault::Map(MapError::Malformed)));
     }
 }

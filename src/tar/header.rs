@@ -46,18 +46,13 @@ impl<'a> Header<'a> {
         let Ok(recorded) = octal(after_nul(self.field(148, 8))) else {
             return false;
         };
-        let (mut sum, mut negative) = (0_u32, 0_u32);
-        for &byte in self.0 {
-            sum += u32::from(byte);
-            negative += u32::from(byte >> 7);
-        }
         // The checksum's own field counts as blanks.
-        for &byte in self.field(148, 8) {
-            sum = sum + u32::from(b' ') - u32::from(byte);
-            negative -= u32::from(byte >> 7);
-        }
-        let signed = i64::from(sum) - 256 * i64::from(negative);
-        recorded == u64::from(sum) || i64::try_from(recorded) == Ok(signed)
+        let own = self.field(148, 8);
+        let sum = i64::from(sum(self.0)) - i64::from(sum(own)) + 8 * i64::from(b' ');
+        let Ok(recorded) = i64::try_from(recorded) else {
+            return false;
+        };
+        recorded == sum || recorded == sum - 256 * (negatives(self.0) - negatives(own))
     }
 
     pub(super) fn dialect(self) -> Dialect {
@@ -159,6 +154,15 @@ impl<'a> Header<'a> {
             minor: ranged(self.field(337, 8))?,
         })
     }
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.iter().map(|&byte| u32::from(byte)).sum()
+}
+
+/// How many bytes are negative when taken as signed.
+fn negatives(bytes: &[u8]) -> i64 {
+    bytes.iter().map(|&byte| i64::from(byte >> 7)).sum()
 }
 
 /// A field's bytes up to its first NUL.

@@ -64,10 +64,19 @@ pub struct Parser {
     global: pax::Keywords,
     /// Whether a header was ever found.
     is_tar: bool,
-    /// Whether the last record was zero.
-    after_zero: bool,
-    /// Whether the last record was no header, though it should have been.
-    lost: bool,
+    /// What the last record was that could have been a header.
+    last: Last,
+}
+
+/// What a record was that could have been a header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Last {
+    /// A header; or none came yet.
+    Header,
+    /// Zero, and zero records count.
+    Zero,
+    /// Neither.
+    Bad,
 }
 
 #[derive(Debug)]
@@ -145,8 +154,7 @@ impl Parser {
             extensions: Extensions::default(),
             global: pax::Keywords::default(),
             is_tar: false,
-            after_zero: false,
-            lost: false,
+            last: Last::Header,
         }
     }
 
@@ -248,7 +256,7 @@ impl Parser {
             self.zero(at);
             return Ok(());
         }
-        if self.after_zero && !self.options.ignore_zeros {
+        if self.last == Last::Zero {
             self.end_after_lone_zero();
             return Ok(());
         }
@@ -265,7 +273,7 @@ impl Parser {
         let Ok(size) = size else {
             return self.no_header(at, "the size in this header makes no sense");
         };
-        self.lost = false;
+        self.last = Last::Header;
         match header.typeflag() {
             flag @ (b'x' | b'X' | b'g' | b'L' | b'K') => self.extension_header(flag, at, size),
             _ => self.member_header(record, at, size),
@@ -280,10 +288,10 @@ impl Parser {
         if self.options.ignore_zeros {
             return;
         }
-        if self.after_zero {
+        if self.last == Last::Zero {
             self.state = State::Ended;
         }
-        self.after_zero = true;
+        self.last = Last::Zero;
     }
 
     fn end_after_lone_zero(&mut self) {
@@ -297,10 +305,10 @@ impl Parser {
             return Err(error(at, Cause::NotTar));
         }
         self.extensions = Extensions::default();
-        if !self.lost {
+        if self.last != Last::Bad {
             self.damaged(at, format!("{why}; skipping to the next header"));
         }
-        self.lost = true;
+        self.last = Last::Bad;
         Ok(())
     }
 
@@ -406,9 +414,12 @@ impl Parser {
                 match draft.member.kind {
                     Kind::File if flag == b'S' => self.file_with_header_map(draft, record)?,
                     Kind::File if sparse.is_map_in_payload() => {
-                        self.payload_map_is_next(draft, MapReader::default())
+                        self.payload_map_is_next(draft, MapReader::default());
                     }
-                    Kind::File if !sparse.map.is_empty() => self.sparse_file(draft, &sparse.map),
+                    Kind::File if sparse.is_malformed => {
+                        self.lose(&draft, &MapError::Malformed.to_string());
+                    }
+                    Kind::File if sparse.is_sparse => self.sparse_file(draft, &sparse.map),
                     Kind::File => self.announce(draft.member, stored, padding(stored)),
                     // A dumpdir's listing is not content.
                     _ if flag == b'D' => self.announce(draft.member, 0, stored + padding(stored)),
@@ -423,42 +434,39 @@ impl Parser {
     /// A file of type `S`, whose map is in the header, behind it, or, in dialects without one,
     /// nowhere.
     fn file_with_header_map(&mut self, mut draft: Draft, record: &Record) -> Result<(), Error> {
-        match HeaderMap::new(record, Header(record).dialect()) {
+        let dialect = Header(record).dialect();
+        match HeaderMap::new(record, dialect, &self.options.limits) {
             None => {
                 let stored = draft.stored;
                 self.announce(draft.member, stored, padding(stored));
+                Ok(())
             }
-            Some(Err(fault)) => self.lose(&draft, &fault.to_string()),
+            Some(Err(fault)) => self.map_fault(&draft, fault),
             Some(Ok(map)) => {
                 draft.size = draft.size.or(Some(map.size));
-                self.header_map_goes_on(Box::new(draft), map)?;
+                self.header_map_goes_on(Box::new(draft), map);
+                Ok(())
             }
         }
-        Ok(())
     }
 
-    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) -> Result<(), Error> {
-        Limit::SparseSegments
-            .check(&self.options.limits, map.pieces.len() as u64)
-            .map_err(|exceeded| error(draft.at, exceeded.into()))?;
+    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) {
         if map.continues {
             self.state = State::HeaderMap(draft, map);
         } else {
             self.sparse_file(*draft, &map.pieces);
         }
-        Ok(())
     }
 
     fn header_map(&mut self, record: &Record) -> Result<(), Error> {
-        let State::HeaderMap(draft, mut map) = std::mem::replace(&mut self.state, State::Header)
-        else {
-            return Ok(());
-        };
-        if let Err(fault) = map.extend(record) {
-            self.lose(&draft, &fault.to_string());
-            return Ok(());
+        let state = std::mem::replace(&mut self.state, State::Header);
+        if let State::HeaderMap(draft, mut map) = state {
+            match map.extend(record, &self.options.limits) {
+                Ok(()) => self.header_map_goes_on(draft, map),
+                Err(fault) => self.map_fault(&draft, fault)?,
+            }
         }
-        self.header_map_goes_on(draft, map)
+        Ok(())
     }
 
     fn payload_map_is_next(&mut self, draft: Draft, reader: MapReader) {
@@ -470,19 +478,26 @@ impl Parser {
     }
 
     fn payload_map(&mut self, record: &Record) -> Result<(), Error> {
-        let State::PayloadMap(mut draft, mut reader) =
-            std::mem::replace(&mut self.state, State::Header)
-        else {
-            return Ok(());
-        };
-        draft.taken += RECORD;
-        match reader.read(record, &self.options.limits) {
-            Ok(Some(pieces)) => self.sparse_file(*draft, &pieces),
-            Ok(None) => self.payload_map_is_next(*draft, reader),
-            Err(MapFault::Map(fault)) => self.lose(&draft, &fault.to_string()),
-            Err(MapFault::Exceeded(exceeded)) => return Err(error(draft.at, exceeded.into())),
+        let state = std::mem::replace(&mut self.state, State::Header);
+        if let State::PayloadMap(mut draft, mut reader) = state {
+            draft.taken += RECORD;
+            match reader.read(record, &self.options.limits) {
+                Ok(Some(pieces)) => self.sparse_file(*draft, &pieces),
+                Ok(None) => self.payload_map_is_next(*draft, reader),
+                Err(fault) => self.map_fault(&draft, fault)?,
+            }
         }
         Ok(())
+    }
+
+    fn map_fault(&mut self, draft: &Draft, fault: MapFault) -> Result<(), Error> {
+        match fault {
+            MapFault::Map(fault) => {
+                self.lose(draft, &fault.to_string());
+                Ok(())
+            }
+            MapFault::Exceeded(exceeded) => Err(error(draft.at, exceeded.into())),
+        }
     }
 
     /// Announces a sparse file whose map is complete, if it is sound.
@@ -558,9 +573,10 @@ impl Parser {
     /// What it means that no bytes follow.
     fn close(&mut self) -> Result<(), Error> {
         let part = match &self.state {
-            State::Header if !self.partial.is_empty() && self.is_tar && !is_zero(&self.partial) => {
-                Part::Header
+            State::Header if self.last == Last::Bad || !self.is_tar => {
+                return self.close_between_members();
             }
+            State::Header if !is_zero(&self.partial) => Part::Header,
             State::Header if self.extensions.start.is_some() => Part::Extension,
             State::Header => return self.close_between_members(),
             State::Extension(_) | State::HeaderMap(..) | State::PayloadMap(..) => Part::Extension,
@@ -577,7 +593,7 @@ impl Parser {
     }
 
     fn close_between_members(&mut self) -> Result<(), Error> {
-        if self.after_zero {
+        if self.last == Last::Zero {
             let zero = Plain(self.offset.saturating_sub(RECORD));
             self.warn(zero, "a lone zero record ends the archive".to_owned());
         } else if !self.is_tar {
@@ -625,4 +641,644 @@ fn padding(len: u64) -> u64 {
 
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tar::{Device, Timestamp};
+
+    /// A header under construction, ustar unless told otherwise.
+    #[derive(Clone)]
+    struct Block(Record);
+
+    impl Block {
+        fn new(name: &str, flag: u8, size: usize) -> Self {
+            Self([0; RECORD_LEN])
+                .put(0, name.as_bytes())
+                .put(100, b"0000644\0")
+                .put(108, b"0001750\0")
+                .put(116, b"0001751\0")
+                .put(124, format!("{size:011o}\0").as_bytes())
+                .put(136, b"00000000100\0")
+                .put(156, &[flag])
+                .put(257, b"ustar\x0000")
+        }
+
+        fn gnu(name: &str, flag: u8, size: usize) -> Self {
+            Self::new(name, flag, size).put(257, b"ustar  \0")
+        }
+
+        fn put(mut self, at: usize, bytes: &[u8]) -> Self {
+            self.0[at..at + bytes.len()].copy_from_slice(bytes);
+            self
+        }
+
+        /// The bytes, with their checksum.
+        fn done(self) -> Vec<u8> {
+            let summed = self.put(148, b"        ");
+            let sum: u32 = summed.0.iter().map(|&byte| u32::from(byte)).sum();
+            summed
+                .put(148, format!("{sum:06o}\0 ").as_bytes())
+                .0
+                .to_vec()
+        }
+
+        /// The bytes, then a payload and its padding.
+        fn with(self, payload: &[u8]) -> Vec<u8> {
+            let mut bytes = self.done();
+            bytes.extend_from_slice(payload);
+            bytes.resize(bytes.len().next_multiple_of(RECORD_LEN), 0);
+            bytes
+        }
+    }
+
+    fn file(name: &str, payload: &[u8]) -> Vec<u8> {
+        Block::new(name, b'0', payload.len()).with(payload)
+    }
+
+    fn extension(flag: u8, keywords: &[(&str, &str)]) -> Vec<u8> {
+        let mut body = String::new();
+        for (key, value) in keywords {
+            let rest = format!(" {key}={value}\n");
+            let mut len = rest.len() + 1;
+            while format!("{len}{rest}").len() > len {
+                len += 1;
+            }
+            body.extend([len.to_string(), rest]);
+        }
+        Block::new("pax", flag, body.len()).with(body.as_bytes())
+    }
+
+    fn long(flag: u8, name: &str) -> Vec<u8> {
+        let body = format!("{name}\0");
+        Block::gnu("././@LongLink", flag, body.len()).with(body.as_bytes())
+    }
+
+    fn zeros() -> Vec<u8> {
+        vec![0; 2 * RECORD_LEN]
+    }
+
+    fn junk() -> Vec<u8> {
+        vec![b'j'; RECORD_LEN]
+    }
+
+    /// Members with their payloads, and everything else as words.
+    #[derive(Clone, PartialEq, Eq, Debug, Default)]
+    struct Found {
+        members: Vec<(Member, Vec<u8>)>,
+        remarks: Vec<String>,
+    }
+
+    impl Found {
+        fn names(&self) -> Vec<&str> {
+            let names = self.members.iter().map(|(member, _)| &member.name);
+            names
+                .map(|name| std::str::from_utf8(name).unwrap())
+                .collect()
+        }
+
+        fn one(&self) -> &Member {
+            assert_eq!(
+                (self.members.len(), &self.remarks[..]),
+                (1, &["end".to_owned()][..])
+            );
+            &self.members[0].0
+        }
+    }
+
+    /// Everything in an archive that comes in pieces of these lengths, in turn.
+    fn read_in_pieces(archive: &[u8], lens: &[usize], options: Options) -> Found {
+        let mut parser = Parser::new(options);
+        let mut rest = Bytes::copy_from_slice(archive);
+        let mut lens = lens.iter().cycle();
+        let mut found = Found::default();
+        loop {
+            match parser.pull() {
+                Ok(Event::NeedInput) if rest.is_empty() => parser.finish(),
+                Ok(Event::NeedInput) => {
+                    let len = lens.next().map_or(rest.len(), |&len| len.min(rest.len()));
+                    parser.push(rest.split_to(len));
+                }
+                Ok(Event::Member(member)) => found.members.push((*member, Vec::new())),
+                Ok(Event::Payload(bytes)) => {
+                    assert!(!bytes.is_empty());
+                    found
+                        .members
+                        .last_mut()
+                        .unwrap()
+                        .1
+                        .extend_from_slice(&bytes);
+                }
+                Ok(Event::MemberEnd) => {
+                    let (member, payload) = found.members.last().unwrap();
+                    assert_eq!(member.payload.len(), payload.len() as u64);
+                    assert_eq!(member_bytes(archive, member), payload);
+                }
+                Ok(Event::Warning(warning)) => found.remarks.push(format!("warning {warning:?}")),
+                Ok(Event::Damaged(warning)) => found.remarks.push(format!("damaged {warning:?}")),
+                Ok(Event::End) => {
+                    found.remarks.push("end".to_owned());
+                    return found;
+                }
+                Err(error) => {
+                    assert_eq!(parser.pull().err(), Some(error.clone()));
+                    found.remarks.push(format!("{:?}", error.cause));
+                    return found;
+                }
+            }
+        }
+    }
+
+    fn member_bytes<'a>(archive: &'a [u8], member: &Member) -> &'a [u8] {
+        let at = |offset: Plain| usize::try_from(offset.0).unwrap();
+        &archive[at(member.payload.start())..at(member.payload.end())]
+    }
+
+    fn read(pieces: &[Vec<u8>]) -> Found {
+        read_in_pieces(&pieces.concat(), &[], Options::default())
+    }
+
+    #[test]
+    fn a_plain_member_has_all_its_fields() {
+        let header = Block::new("name", b'0', 5)
+            .put(265, b"me")
+            .put(297, b"us")
+            .put(345, b"dir");
+        let found = read(&[header.with(b"hello"), zeros()]);
+        let expected = Member {
+            header: Plain(0),
+            payload: Extent::with_len(Plain(512), 5),
+            name: b"dir/name".to_vec(),
+            kind: Kind::File,
+            mode: 0o644,
+            uid: 0o1750,
+            gid: 0o1751,
+            user: b"me".to_vec(),
+            group: b"us".to_vec(),
+            mtime: Timestamp {
+                seconds: 64,
+                nanoseconds: 0,
+            },
+            size: 5,
+            sparse: None,
+            xattrs: Vec::new(),
+        };
+        assert_eq!(found.one(), &expected);
+        assert_eq!(found.members[0].1, b"hello");
+    }
+
+    #[test]
+    fn payloads_share_the_pushed_bytes() {
+        let archive = Bytes::from([file("a", b"hello"), zeros()].concat());
+        let mut parser = Parser::new(Options::default());
+        parser.push(archive.clone());
+        assert!(matches!(parser.pull(), Ok(Event::Member(_))));
+        let Ok(Event::Payload(payload)) = parser.pull() else {
+            panic!("a payload follows its member");
+        };
+        assert_eq!(payload.as_ptr(), archive[RECORD_LEN..].as_ptr());
+        assert_eq!(parser.offset(), Plain(517));
+    }
+
+    #[test]
+    fn types_become_kinds() {
+        let device = Device { major: 1, minor: 3 };
+        let kinds = [
+            (b'0', Kind::File),
+            (0, Kind::File),
+            (b'7', Kind::File),
+            (b'S', Kind::File),
+            (b'1', Kind::HardLink(b"to".to_vec())),
+            (b'2', Kind::Symlink(b"to".to_vec())),
+            (b'3', Kind::CharDevice(device)),
+            (b'4', Kind::BlockDevice(device)),
+            (b'5', Kind::Directory),
+            (b'D', Kind::Directory),
+            (b'6', Kind::Fifo),
+        ];
+        for (flag, kind) in kinds {
+            let header = Block::new("name", flag, 0).put(157, b"to");
+            let header = header.put(329, b"0000001\0").put(337, b"0000003\0");
+            assert_eq!(read(&[header.done(), zeros()]).one().kind, kind);
+        }
+    }
+
+    #[test]
+    fn a_trailing_slash_makes_a_file_a_directory() {
+        for flag in [0, b'0', b'7'] {
+            let found = read(&[Block::new("name/", flag, 0).done(), zeros()]);
+            assert_eq!(found.one().kind, Kind::Directory);
+        }
+    }
+
+    #[test]
+    fn only_files_have_payloads_whatever_their_headers_say() {
+        for flag in *b"123456" {
+            let found = read(&[Block::new("a", flag, 1024).done(), file("b", b""), zeros()]);
+            assert_eq!(found.names(), ["a", "b"]);
+            assert_eq!(found.members[0].0.size, 0);
+        }
+    }
+
+    #[test]
+    fn unknown_types_are_files_with_a_warning() {
+        let found = read(&[Block::new("a", b'Q', 5).with(b"hello"), zeros()]);
+        assert_eq!(found.members[0].0.kind, Kind::File);
+        assert_eq!(found.members[0].1, b"hello");
+        assert!(found.remarks[0].starts_with("warning"), "{found:?}");
+    }
+
+    #[test]
+    fn a_dumpdir_is_a_directory_without_payload() {
+        let dumpdir = Block::gnu("d/", b'D', 6).with(b"Ya\0Yb\0");
+        let found = read(&[dumpdir, file("b", b""), zeros()]);
+        assert_eq!(found.names(), ["d/", "b"]);
+        assert_eq!(found.members[0].1, b"");
+    }
+
+    #[test]
+    fn volume_labels_are_no_members_and_continued_files_are_lost() {
+        let label = Block::gnu("label", b'V', 5).with(b"hello");
+        let found = read(&[label, file("b", b""), zeros()]);
+        assert_eq!((found.names(), found.remarks.len()), (vec!["b"], 1));
+        let continued = Block::gnu("c", b'M', 5).with(b"hello");
+        let found = read(&[continued, file("b", b""), zeros()]);
+        assert_eq!(found.names(), ["b"]);
+        assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
+    }
+
+    #[test]
+    fn long_names_and_pax_names_come_before_the_header() {
+        let archive = [
+            long(b'K', "target"),
+            long(b'L', "long"),
+            Block::gnu("s", b'2', 0).done(),
+        ];
+        let found = read(&archive);
+        assert_eq!(found.one().name, b"long");
+        assert_eq!(found.one().kind, Kind::Symlink(b"target".to_vec()));
+        assert_eq!(found.one().header, Plain(0));
+
+        let pax = extension(b'x', &[("path", "pax")]);
+        let found = read(&[pax, long(b'L', "long"), file("a", b""), file("b", b"")]);
+        assert_eq!(found.names(), ["pax", "b"]);
+        assert_eq!(found.members[1].0.header, Plain(2560));
+    }
+
+    #[test]
+    fn of_two_pax_headers_the_last_counts_alone() {
+        let first = extension(b'x', &[("path", "first"), ("uid", "7")]);
+        let second = extension(b'X', &[("gid", "8")]);
+        let found = read(&[first, second, file("a", b"")]);
+        let member = found.one();
+        assert_eq!(
+            (&member.name[..], member.uid, member.gid),
+            (&b"a"[..], 0o1750, 8)
+        );
+    }
+
+    #[test]
+    fn global_headers_add_up_and_give_way_to_local_ones() {
+        let found = read(&[
+            extension(b'g', &[("uid", "7"), ("gid", "7")]),
+            extension(b'g', &[("gid", "8")]),
+            file("a", b""),
+            extension(b'x', &[("uid", "9")]),
+            file("b", b""),
+            extension(b'x', &[("gid", "")]),
+            file("c", b""),
+        ]);
+        let owner = |number: usize| {
+            let member = &found.members[number].0;
+            (member.uid, member.gid)
+        };
+        assert_eq!(
+            [owner(0), owner(1), owner(2)],
+            [(7, 8), (9, 8), (7, 0o1751)]
+        );
+        assert_eq!(found.members[0].0.header, Plain(2048));
+    }
+
+    #[test]
+    fn the_pax_size_wins_but_not_for_extensions_in_between() {
+        let archive = [
+            extension(b'x', &[("size", "1024")]),
+            long(b'L', "long"),
+            Block::new("a", b'0', 5).done(),
+            file("inside", b""),
+            file("too", b""),
+            file("b", b""),
+        ];
+        let found = read(&archive);
+        assert_eq!(found.names(), ["long", "b"]);
+        assert_eq!(found.members[0].0.size, 1024);
+    }
+
+    #[test]
+    fn numbers_beyond_octal_are_read() {
+        let header = Block::new("a", b'0', 0)
+            .put(108, b"\x80\0\0\0\xff\xff\xff\xfe")
+            .put(136, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xfe");
+        let found = read(&[header.done()]);
+        assert_eq!(found.one().uid, 0xffff_fffe);
+        assert_eq!(found.one().mtime.seconds, -2);
+    }
+
+    #[test]
+    fn fields_without_sense_damage_a_member_but_do_not_lose_it() {
+        let header = Block::new("a", b'0', 0).put(108, b"zzz").put(136, b"zzz");
+        let found = read(&[header.done()]);
+        let member = &found.members[0].0;
+        assert_eq!((member.uid, member.mtime.seconds), (u32::MAX, -1));
+        assert_eq!(found.remarks.len(), 3);
+        assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
+    }
+
+    #[test]
+    fn bad_records_are_skipped_and_told_of_once() {
+        let pax = extension(b'x', &[("path", "lost")]);
+        let found = read(&[file("a", b""), pax, junk(), junk(), file("b", b""), junk()]);
+        assert_eq!(found.names(), ["a", "b"]);
+        let damaged = found
+            .remarks
+            .iter()
+            .filter(|remark| remark.starts_with("damaged"));
+        assert_eq!(damaged.count(), 2);
+        assert_eq!(found.remarks.last().unwrap(), "end");
+    }
+
+    #[test]
+    fn a_size_without_sense_makes_a_header_bad() {
+        let header = Block::new("a", b'0', 0).put(124, &[0xff; 12]);
+        let found = read(&[header.done(), file("b", b""), zeros()]);
+        assert_eq!(found.names(), ["b"]);
+        assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
+    }
+
+    #[test]
+    fn the_size_of_a_hard_link_is_not_even_looked_at() {
+        let link = Block::new("a", b'1', 0).put(124, &[0xff; 12]);
+        assert_eq!(read(&[link.done(), zeros()]).one().size, 0);
+    }
+
+    #[test]
+    fn what_does_not_begin_with_a_header_is_no_tar() {
+        for bytes in [
+            vec![],
+            b"abc".to_vec(),
+            junk(),
+            [junk(), file("a", b"")].concat(),
+        ] {
+            assert_eq!(read(&[bytes]).remarks, ["NotTar"]);
+        }
+    }
+
+    #[test]
+    fn an_archive_of_zeros_is_empty() {
+        assert_eq!(read(&[zeros()]).remarks, ["end"]);
+    }
+
+    #[test]
+    fn zero_records_end_an_archive() {
+        let found = read(&[file("a", b""), zeros(), file("b", b"")]);
+        assert_eq!((found.names(), found.remarks.len()), (vec!["a"], 1));
+        let lone = vec![0; RECORD_LEN];
+        for behind in [vec![], file("b", b""), junk()] {
+            let found = read(&[file("a", b""), lone.clone(), behind]);
+            assert_eq!(found.names(), ["a"]);
+            assert!(found.remarks[0].contains("lone zero record"), "{found:?}");
+            assert!(found.remarks[0].contains("plain 512"), "{found:?}");
+        }
+        assert_eq!(read(&[file("a", b"")]).remarks, ["end"]);
+    }
+
+    #[test]
+    fn zero_records_can_be_ignored() {
+        let options = Options {
+            ignore_zeros: true,
+            ..Options::default()
+        };
+        let archive = [file("a", b""), zeros(), file("b", b""), zeros()].concat();
+        let found = read_in_pieces(&archive, &[], options);
+        assert_eq!((found.names(), found.remarks.len()), (vec!["a", "b"], 1));
+    }
+
+    #[test]
+    fn an_archive_that_ends_early_says_where() {
+        let archive = [extension(b'x', &[("path", "p")]), file("a", &[b'x'; 700])].concat();
+        let cut = |len: usize| {
+            let found = read(&[archive[..len].to_vec()]);
+            (found.members.len(), found.remarks[0].clone())
+        };
+        assert_eq!(cut(100), (0, "NotTar".to_owned()));
+        assert_eq!(cut(512), (0, "Truncated(Extension)".to_owned()));
+        assert_eq!(cut(530), (0, "Truncated(Extension)".to_owned()));
+        assert_eq!(cut(1024), (0, "Truncated(Extension)".to_owned()));
+        assert_eq!(cut(1025), (0, "Truncated(Header)".to_owned()));
+        assert_eq!(cut(1536), (1, "Truncated(Payload)".to_owned()));
+        assert_eq!(cut(2235), (1, "Truncated(Payload)".to_owned()));
+        assert_eq!(cut(2236), (1, "Truncated(Padding)".to_owned()));
+        assert_eq!(cut(2560), (1, "end".to_owned()));
+    }
+
+    #[test]
+    fn a_payload_that_is_whole_ends_its_member_even_without_padding() {
+        let mut parser = Parser::new(Options::default());
+        parser.push(Bytes::from(Block::new("a", b'0', 1).done()));
+        assert!(matches!(parser.pull(), Ok(Event::Member(_))));
+        assert!(matches!(parser.pull(), Ok(Event::NeedInput)));
+        parser.push(Bytes::from_static(b"x"));
+        assert!(matches!(parser.pull(), Ok(Event::Payload(_))));
+        assert!(matches!(parser.pull(), Ok(Event::NeedInput)));
+        parser.finish();
+        assert!(matches!(parser.pull(), Ok(Event::MemberEnd)));
+        assert!(parser.pull().is_err());
+    }
+
+    #[test]
+    fn limits_stop_an_archive() {
+        let limited = |limits: Limits, pieces: &[Vec<u8>]| {
+            let options = Options {
+                limits,
+                ..Options::default()
+            };
+            read_in_pieces(&pieces.concat(), &[], options).remarks[0].clone()
+        };
+        let few = Limits {
+            pax_bytes: 40,
+            global_bytes: 8,
+            name_bytes: 10,
+            ..Limits::default()
+        };
+        let name = long(b'L', "eleven-long");
+        assert!(limited(few.clone(), &[name]).contains("NameBytes"));
+        let path = extension(b'x', &[("path", "eleven-long")]);
+        assert!(limited(few.clone(), &[path]).contains("NameBytes"));
+        let pax = extension(b'x', &[("comment", &"c".repeat(40))]);
+        assert!(limited(few.clone(), &[pax]).contains("PaxBytes"));
+        let global = extension(b'g', &[("path", "nine-long")]);
+        assert!(limited(few, &[global]).contains("GlobalBytes"));
+    }
+
+    fn sparse_gnu() -> Vec<u8> {
+        let piece = |offset: u64| format!("{offset:011o}\0{:011o}\0", 512);
+        let mut header = Block::gnu("sparse", b'S', 5 * 512);
+        for number in 0..4_usize {
+            header = header.put(386 + 24 * number, piece(number as u64 * 4096).as_bytes());
+        }
+        let header = header.put(482, b"\x01").put(483, b"00000100000\0");
+        let behind = Block([0; RECORD_LEN]).put(0, piece(5 * 4096).as_bytes());
+        [header.done(), behind.0.to_vec(), vec![b'q'; 5 * 512]].concat()
+    }
+
+    fn sparse_pax(map: &str, payload: &[u8]) -> Vec<u8> {
+        let keywords = [
+            ("GNU.sparse.major", "1"),
+            ("GNU.sparse.minor", "0"),
+            ("GNU.sparse.name", "sparse"),
+            ("GNU.sparse.realsize", "32768"),
+        ];
+        let mut stored = map.as_bytes().to_vec();
+        stored.resize(map.len().next_multiple_of(RECORD_LEN), 0);
+        stored.extend_from_slice(payload);
+        [
+            extension(b'x', &keywords),
+            file("GNUSparseFile.0/sparse", &stored),
+        ]
+        .concat()
+    }
+
+    fn pieces(numbers: &[(u64, u64)]) -> Vec<Segment> {
+        let piece = |&(offset, len)| Segment { offset, len };
+        numbers.iter().map(piece).collect()
+    }
+
+    #[test]
+    fn a_map_in_the_header_goes_on_behind_it() {
+        let found = read(&[sparse_gnu(), file("b", b"")]);
+        let member = &found.members[0].0;
+        let map = [
+            (0, 512),
+            (4096, 512),
+            (8192, 512),
+            (12288, 512),
+            (20480, 512),
+        ];
+        assert_eq!(member.sparse, Some(pieces(&map)));
+        assert_eq!((member.size, member.payload.start()), (32768, Plain(1024)));
+        assert_eq!(found.names(), ["sparse", "b"]);
+    }
+
+    #[test]
+    fn a_map_before_the_payload_is_not_part_of_it() {
+        let found = read(&[sparse_pax("2\n0\n3\n32768\n0\n", b"abc"), file("b", b"")]);
+        let member = &found.members[0].0;
+        assert_eq!(
+            (member.sparse.clone(), member.size),
+            (Some(pieces(&[(0, 3)])), 32768)
+        );
+        assert_eq!(found.members[0].1, b"abc");
+        assert_eq!(found.names(), ["sparse", "b"]);
+    }
+
+    #[test]
+    fn a_map_in_keywords_may_be_empty() {
+        let keywords = [("GNU.sparse.size", "4096"), ("GNU.sparse.numblocks", "0")];
+        let found = read(&[extension(b'x', &keywords), file("hole", b"")]);
+        assert_eq!(
+            (found.one().size, &found.one().sparse),
+            (4096, &Some(Vec::new()))
+        );
+    }
+
+    #[test]
+    fn bytes_behind_the_last_piece_are_skipped() {
+        let found = read(&[sparse_pax("1\n0\n3\n", &[b'x'; 2000]), file("b", b"")]);
+        assert_eq!(found.members[0].1, b"xxx");
+        assert_eq!(found.names(), ["sparse", "b"]);
+        assert_eq!(found.remarks, ["end"]);
+    }
+
+    #[test]
+    fn unsound_sparse_files_are_lost_and_what_follows_is_not() {
+        let unsound = [
+            "2\n0\n3\n2\n3\n",
+            "1\n32767\n2\n",
+            "1\n0\n9\n",
+            "9\n0\n",
+            "x\n",
+        ];
+        for map in unsound {
+            let found = read(&[sparse_pax(map, b"abcdef"), file("b", b"")]);
+            assert_eq!(found.names(), ["b"], "{map:?}");
+            assert!(found.remarks[0].starts_with("damaged"), "{found:?}");
+            assert_eq!(found.remarks[1..], ["end"], "{map:?}");
+        }
+    }
+
+    #[test]
+    fn a_map_does_not_reach_beyond_its_member() {
+        let map = format!("300\n{}", "1\n".repeat(254));
+        let found = read(&[sparse_pax(&map, b""), file("b", b"")]);
+        assert_eq!(found.names(), ["b"]);
+        assert_eq!(found.remarks.len(), 2);
+    }
+
+    /// One of everything.
+    fn archive() -> Vec<u8> {
+        [
+            extension(b'g', &[("comment", "hello"), ("uname", "someone")]),
+            file("a", b"hello"),
+            extension(b'x', &[("mtime", "-1.5"), ("SCHILY.xattr.user.k", "v")]),
+            file("b", &[b'b'; 1500]),
+            junk(),
+            long(b'L', "long"),
+            Block::gnu("s", b'2', 0).put(157, b"to").done(),
+            sparse_gnu(),
+            sparse_pax("2\n0\n3\n32768\n0\n", b"abc"),
+            Block::new("d/", b'5', 0).done(),
+            zeros(),
+        ]
+        .concat()
+    }
+
+    proptest! {
+        #[test]
+        fn where_pushes_end_changes_nothing(
+            lens in prop::collection::vec(1_usize..1500, 1..20),
+            cut in 0..archive().len(),
+        ) {
+            let archive = &archive()[..cut];
+            let whole = read_in_pieces(archive, &[], Options::default());
+            let pieces = read_in_pieces(archive, &lens, Options::default());
+            prop_assert_eq!(whole, pieces);
+        }
+
+        #[test]
+        fn flipped_bytes_neither_panic_nor_go_on_for_ever(
+            flips in prop::collection::vec((0..archive().len(), any::<u8>()), 1..20),
+            healed: bool,
+        ) {
+            let mut archive = archive();
+            for (at, byte) in flips {
+                archive[at] = byte;
+                if healed {
+                    heal(&mut archive, at);
+                }
+            }
+            read_in_pieces(&archive, &[], Options::default());
+        }
+    }
+
+    /// Makes the checksum of the record around `at` hold, so that what it says is looked at.
+    fn heal(archive: &mut [u8], at: usize) {
+        let start = at - at % RECORD_LEN;
+        if let Some(record) = archive[start..].first_chunk_mut::<RECORD_LEN>() {
+            let healed = Block(*record).done();
+            record.copy_from_slice(&healed);
+        }
+    }
 }

@@ -111,21 +111,18 @@ impl Keywords {
         limits: &Limits,
     ) -> Result<Option<Note>, Exceeded> {
         let sparse = &mut self.sparse;
-        let sound = match (key, decimal(value)) {
-            (b"size" | b"realsize", Some(size)) => assign_some(&mut sparse.size, size),
-            (b"major", Some(major)) => assign_some(&mut sparse.major, major),
-            (b"offset", Some(offset)) => assign_some(&mut sparse.offset, offset),
-            (b"numbytes", Some(len)) => sparse.len(len, limits)?,
-            (b"size" | b"realsize" | b"major" | b"offset" | b"numbytes", None) => false,
-            (b"map", _) => sparse.map(value, limits)?,
-            (b"name", _) => {
-                sparse.name = name(value, limits)?;
-                true
-            }
-            // minor is always 0, and numblocks only announces how many pieces follow.
-            _ => true,
-        };
-        Ok((!sound).then(|| invalid(key, value)))
+        match key {
+            b"size" | b"realsize" => return Ok(assign(&mut sparse.size, key, value, decimal)),
+            b"major" => return Ok(assign(&mut sparse.major, key, value, decimal)),
+            b"name" => sparse.name = name(value, limits)?,
+            // The number itself tells no more than the pieces do.
+            b"numblocks" => sparse.is_sparse = true,
+            b"offset" => sparse.offset = decimal(value),
+            b"numbytes" => sparse.len(decimal(value), limits)?,
+            b"map" => sparse.map(value, limits)?,
+            _ => {}
+        }
+        Ok(None)
     }
 
     fn acl(&mut self, key: &[u8], value: &[u8], limits: &Limits) -> Result<(), Exceeded> {
@@ -150,9 +147,12 @@ impl Keywords {
     }
 }
 
+/// A keyword, its value, and the rest of the body.
+type Keyword<'a> = (&'a [u8], &'a [u8], &'a [u8]);
+
 /// The first keyword of a body, its value, and what comes behind: `length key=value\n`, where the
 /// length counts itself. `None` at the end, which a NUL also marks.
-fn keyword(body: &[u8]) -> Result<Option<(&[u8], &[u8], &[u8])>, &'static str> {
+fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let start = body.iter().position(|byte| !blank(byte));
     let line = start
@@ -205,12 +205,6 @@ fn assign<T>(
     };
     *field = Some(parsed);
     None
-}
-
-/// Sets `field`; always sound.
-fn assign_some<T>(field: &mut Option<T>, value: T) -> bool {
-    *field = Some(value);
-    true
 }
 
 fn invalid(key: &[u8], value: &[u8]) -> Note {
@@ -372,14 +366,13 @@ mod tests {
 
     #[test]
     fn an_empty_extended_attribute_is_one() {
-        let (keywords, _) = read(b"23 SCHILY.xattr.user.k=\n");
+        let (keywords, _) = read(b"24 SCHILY.xattr.user.k=\n");
         assert_eq!(keywords.xattrs, [(b"user.k".to_vec(), Vec::new())]);
     }
 
     #[test]
     fn numbers_out_of_range_leave_the_field_alone() {
-        let (keywords, notes) =
-            read(b"18 uid=5000000000\n10 gid=-1\n29 size=9223372036854775808\n");
+        let (keywords, notes) = read(b"18 uid=5000000000\n9 gid=-1\n28 size=9223372036854775808\n");
         assert_eq!(
             (keywords.uid, keywords.gid, keywords.size),
             (None, None, None)
@@ -389,7 +382,7 @@ mod tests {
 
     #[test]
     fn names_end_at_a_nul() {
-        let (keywords, _) = read(b"15 path=foo\0bar\n");
+        let (keywords, _) = read(b"16 path=foo\0bar\n");
         assert_eq!(keywords.path, Some(b"foo".to_vec()));
     }
 
@@ -418,7 +411,7 @@ mod tests {
 
     #[test]
     fn both_spellings_of_extended_attributes_meet() {
-        let body = b"28 SCHILY.xattr.user.a%3Db=1\n31 LIBARCHIVE.xattr.user.a%3Db=Mg\n";
+        let body = b"29 SCHILY.xattr.user.a%3Db=1\n34 LIBARCHIVE.xattr.user.a%3Db=Mg\n";
         let (keywords, notes) = read(body);
         assert_eq!(notes, []);
         assert_eq!(keywords.xattrs, [(b"user.a=b".to_vec(), b"2".to_vec())]);
@@ -456,7 +449,7 @@ mod tests {
             ..Limits::default()
         };
         let mut keywords = Keywords::default();
-        let body = b"24 SCHILY.xattr.user.a=1\n24 SCHILY.xattr.user.b=1\n";
+        let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n";
         let read = keywords.read(body, &limits, &mut Vec::new());
         assert!(matches!(
             read,

@@ -21,8 +21,7 @@ pub(super) enum MapError {
     Malformed,
 }
 
-/// The pieces, checked: ascending, apart, none of them empty, all inside the file; touching ones
-/// become one. Also their lengths' sum, at most `payload`.
+/// The pieces, checked: ascending, apart, all inside the file; touching ones become one. Also their lengths' sum, at most `payload`.
 pub(super) fn checked(
     pieces: &[Segment],
     size: u64,
@@ -39,7 +38,6 @@ pub(super) fn checked(
             .filter(|&end| end <= size)
             .ok_or(MapError::Outside)?;
         match map.last_mut() {
-            _ if piece.len == 0 => {}
             Some(last) if end == piece.offset => last.len += piece.len,
             _ => map.push(piece),
         }
@@ -63,20 +61,25 @@ pub(super) struct Keywords {
     pub(super) size: Option<u64>,
     /// `GNU.sparse.name`: the file's name; the header's is made up.
     pub(super) name: Option<Vec<u8>>,
-    /// The map of 0.0 and 0.1.
+    /// The map of 0.0 and 0.1, without empty pieces.
     pub(super) map: Vec<Segment>,
+    /// Whether there was one, be it of empty pieces or none.
+    pub(super) is_sparse: bool,
+    /// Whether it was unreadable.
+    pub(super) is_malformed: bool,
     /// `GNU.sparse.offset` of 0.0 whose length has not come yet.
     pub(super) offset: Option<u64>,
 }
 
 impl Keywords {
-    /// `GNU.sparse.numbytes` of 0.0; false when no offset came before it.
-    pub(super) fn len(&mut self, len: u64, limits: &Limits) -> Result<bool, Exceeded> {
-        let Some(offset) = self.offset.take() else {
-            return Ok(false);
-        };
-        self.push(Segment { offset, len }, limits)?;
-        Ok(true)
+    /// `GNU.sparse.numbytes` of 0.0.
+    pub(super) fn len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
+        self.is_sparse = true;
+        if let (Some(offset), Some(len)) = (self.offset.take(), len) {
+            return push(&mut self.map, Segment { offset, len }, limits);
+        }
+        self.is_malformed = true;
+        Ok(())
     }
 
     /// Whether the map lies before the payload.
@@ -84,25 +87,34 @@ impl Keywords {
         self.major.is_some_and(|major| major > 0)
     }
 
-    /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas; false when it
-    /// is malformed.
-    pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<bool, Exceeded> {
+    /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
+    pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
+        self.is_sparse = true;
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
         while let Some(offset) = numbers.next() {
             let (Some(offset), Some(Some(len))) = (offset, numbers.next()) else {
-                return Ok(false);
+                self.is_malformed = !text.is_empty();
+                return Ok(());
             };
-            self.push(Segment { offset, len }, limits)?;
+            push(&mut self.map, Segment { offset, len }, limits)?;
         }
-        Ok(true)
-    }
-
-    fn push(&mut self, piece: Segment, limits: &Limits) -> Result<(), Exceeded> {
-        Limit::SparseSegments.check(limits, self.map.len() as u64 + 1)?;
-        self.map.push(piece);
         Ok(())
     }
+}
+
+/// Adds a piece, unless it is empty: writers mark the end of a file with such a piece, and some
+/// write millions of them.
+pub(super) fn push(
+    map: &mut Vec<Segment>,
+    piece: Segment,
+    limits: &Limits,
+) -> Result<(), Exceeded> {
+    if piece.len > 0 {
+        Limit::SparseSegments.check(limits, map.len() as u64 + 1)?;
+        map.push(piece);
+    }
+    Ok(())
 }
 
 /// Decimal digits and nothing else, from 0 up to 2⁶³ − 1.
@@ -121,12 +133,11 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
 /// each, first how many pieces follow, then their offsets and lengths in turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MapReader {
-    count: Option<u64>,
+    /// Pieces still to come; `None` before the first line.
+    left: Option<u64>,
     offset: Option<u64>,
     line: Option<u64>,
     pieces: Vec<Segment>,
-    /// Bytes read, whole records.
-    pub(super) taken: u64,
 }
 
 impl MapReader {
@@ -136,14 +147,13 @@ impl MapReader {
         record: &Record,
         limits: &Limits,
     ) -> Result<Option<Vec<Segment>>, MapFault> {
-        self.taken += record.len() as u64;
         for &byte in record {
             match byte {
                 b'0'..=b'9' => self.digit(byte - b'0')?,
                 b'\n' => self.number(limits)?,
                 _ => return Err(MapError::Malformed.into()),
             }
-            if self.count == Some(self.pieces.len() as u64) {
+            if self.left == Some(0) {
                 return Ok(Some(std::mem::take(&mut self.pieces)));
             }
         }
@@ -160,16 +170,14 @@ impl MapReader {
 
     fn number(&mut self, limits: &Limits) -> Result<(), MapFault> {
         let number = self.line.take().ok_or(MapError::Malformed)?;
-        if self.count.is_none() {
-            Limit::SparseSegments.check(limits, number)?;
-            self.count = Some(number);
-        } else if let Some(offset) = self.offset.take() {
-            self.pieces.push(Segment {
-                offset,
-                len: number,
-            });
-        } else {
+        if let Some(offset) = self.offset.take() {
+            let len = number;
+            push(&mut self.pieces, Segment { offset, len }, limits)?;
+            self.left = self.left.map(|left| left.saturating_sub(1));
+        } else if self.left.is_some() {
             self.offset = Some(number);
+        } else {
+            self.left = Some(number);
         }
         Ok(())
     }
@@ -207,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_map_keeps_pieces_that_are_apart_and_joins_those_that_touch() {
-        let map = pieces(&[(0, 10), (10, 5), (20, 0), (30, 5), (100, 0)]);
+        let map = pieces(&[(0, 10), (10, 5), (30, 5)]);
         let joined = pieces(&[(0, 15), (30, 5)]);
         assert_eq!(checked(&map, 100, 20), Ok((joined, 20)));
     }
@@ -227,12 +235,30 @@ mod tests {
     #[test]
     fn a_map_of_0_1_needs_pairs_of_numbers() {
         let limits = Limits::default();
-        let mut keywords = Keywords::default();
-        assert_eq!(keywords.map(b"0,10,20,5", &limits), Ok(true));
-        assert_eq!(keywords.map, pieces(&[(0, 10), (20, 5)]));
-        for odd in [&b"0,10,20"[..], b"", b"0,", b"0,-1", b"0,1,", b"x,1"] {
-            assert_eq!(keywords.map(odd, &limits), Ok(false), "{odd:?}");
+        let read = |text: &[u8]| {
+            let mut keywords = Keywords::default();
+            assert_eq!(keywords.map(text, &limits), Ok(()));
+            (!keywords.is_malformed).then_some(keywords.map)
+        };
+        assert_eq!(read(b"0,10,20,5"), Some(pieces(&[(0, 10), (20, 5)])));
+        assert_eq!(read(b""), Some(Vec::new()));
+        for odd in [&b"0,10,20"[..], b"0,", b"0,-1", b"0,1,", b"x,1"] {
+            assert_eq!(read(odd), None, "{odd:?}");
         }
+    }
+
+    #[test]
+    fn a_map_of_0_0_needs_an_offset_before_each_length() {
+        let limits = Limits::default();
+        let mut keywords = Keywords {
+            offset: Some(3),
+            ..Keywords::default()
+        };
+        assert_eq!(keywords.len(Some(5), &limits), Ok(()));
+        assert_eq!(keywords.map, pieces(&[(3, 5)]));
+        assert!(keywords.is_sparse && !keywords.is_malformed);
+        assert_eq!(keywords.len(Some(5), &limits), Ok(()));
+        assert!(keywords.is_malformed);
     }
 
     #[test]
@@ -258,15 +284,21 @@ mod tests {
                 len: 7
             })
         );
-        assert_eq!(reader.taken, text.len() as u64);
     }
 
     #[test]
-    fn a_map_that_announces_too_many_pieces_is_refused_at_once() {
+    fn only_pieces_that_hold_something_count() {
+        let limits = Limits {
+            sparse_segments: 1,
+            ..Limits::default()
+        };
         let mut record = [b'\n'; 512];
-        record[..7].copy_from_slice(b"9999999");
-        let fault = MapReader::default().read(&record, &Limits::default());
-        assert!(matches!(fault, Err(MapFault::Exceeded(_))));
+        record[..14].copy_from_slice(b"3\n1\n0\n2\n5\n9\n0\n");
+        let map = MapReader::default().read(&record, &limits);
+        assert_eq!(map, Ok(Some(pieces(&[(2, 5)]))));
+        record[..14].copy_from_slice(b"3\n1\n0\n2\n5\n9\n9\n");
+        let map = MapReader::default().read(&record, &limits);
+        assert!(matches!(map, Err(MapFault::Exceeded(_))));
     }
 
     #[test]
