@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use tarfs::archive::scan::MemberSink;
+use tarfs::archive::scan::Sink;
 use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
