@@ -9,9 +9,9 @@ use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, Response};
 use url::Url;
 
-use super::super::answer::Answer;
-use super::super::{Cause, Obstacle, Options};
 use crate::base::stats::Stats;
+use crate::source::answer::Answer;
+use crate::source::{Cause, Obstacle, Options};
 
 /// Redirects followed for one request; browsers follow twenty, curl's own limit is fifty, and
 /// nobody needs more than a few.

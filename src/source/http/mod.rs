@@ -60,7 +60,7 @@ impl Http {
         let client =
             Client::new(url, &options).map_err(|cause| Error::new(location.as_str(), cause))?;
         let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
-        let (reply, body) = loop {
+        let (fingerprint, resolved, body) = loop {
             match probe(&client, &options.stats).await {
                 Ok(found) => break found,
                 Err(failure) => effort
@@ -70,8 +70,8 @@ impl Http {
             }
         };
         Ok(Self {
-            fingerprint: reply.0.fingerprint(),
-            resolved: Mutex::new(reply.1),
+            fingerprint,
+            resolved: Mutex::new(resolved),
             client,
             retry: options.retry,
             stats: options.stats,
@@ -263,8 +263,8 @@ impl Effort {
     }
 }
 
-/// The first request.
-async fn probe(client: &Client, stats: &Stats) -> Result<((Answer, Url), Body), Failure> {
+/// The first request: which version there is, where redirects lead, and what came along.
+async fn probe(client: &Client, stats: &Stats) -> Result<(Fingerprint, Url, Body), Failure> {
     let wanted = (0, PREFIX_LEN);
     let Reply {
         answer,
@@ -292,7 +292,7 @@ async fn probe(client: &Client, stats: &Stats) -> Result<((Answer, Url), Body), 
         (416, Some(ContentRange::Unsatisfied { total: Some(0) })) => empty,
         _ => return Err(Failure::refused(&answer)),
     };
-    Ok(((answer, url), body))
+    Ok((answer.fingerprint(), url, body))
 }
 
 /// Bytes of the part in a 206, which must be what was asked for; only where nobody knows the
