@@ -50,7 +50,7 @@ impl Scanner {
             self.window = self.window << 8 | u64::from(*byte);
             self.scanned += 1;
             // The fourth last byte lies within the magic, at whichever bit that ends.
-            let inner = (self.window >> 24) as u8;
+            let [_, _, _, inner, ..] = self.window.to_le_bytes();
             if SUSPECTS.get(usize::from(inner)).copied().unwrap_or(true) {
                 let found = self.check();
                 if found.is_some() {

@@ -339,14 +339,14 @@ fn plausible_end(found: Found, input: &Input, computed: Option<u32>) -> Plausibl
     if computed.is_some_and(|computed| stored == Some(computed.into())) {
         return Plausible::Yes;
     }
-    let rest = input.len() - start - bytes.len();
-    match input.peek_at(start + bytes.len()) {
+    let len = start + bytes.len();
+    match input.peek_at(len) {
         Some([b'B', b'Z', b'h']) => Plausible::Yes,
-        None if rest > 0 || !input.is_ended() => Plausible::Perhaps,
-        None => Plausible::Yes,
         // Where no checksum can be compared, garbage may follow.
         Some(_) if computed.is_none() => Plausible::Yes,
         Some(_) => Plausible::No,
+        None if input.len() == len && input.is_ended() => Plausible::Yes,
+        None => Plausible::Perhaps,
     }
 }
 
