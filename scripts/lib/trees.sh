@@ -5,23 +5,24 @@
 # What "faithful" is measured by: GNU tar, told to keep everything.
 tar_everything=(--xattrs '--xattrs-include=*' --acls)
 
-# Fails unless the filesystem of directory $1 keeps everything that the trees hold.
-need_faithful_filesystem() {
-    local probe
+# Whether the filesystem of directory $1 keeps everything that the trees hold.
+is_faithful_filesystem() {
+    local probe faithful=0
     probe=$(mktemp -d "$1/probe.XXXXXX")
-    if ! {
-        touch "$probe/file" &&
-            setfattr -n user.probe -v 1 "$probe/file" &&
-            setfattr -n trusted.probe -v 1 "$probe/file" &&
-            setcap cap_net_raw+ep "$probe/file" &&
-            setfacl -m u:1234:r "$probe/file" &&
-            mknod "$probe/null" c 1 3
-    }; then
-        remove_tree "$probe"
+    touch "$probe/file" &&
+        setfattr -n user.probe -v 1 "$probe/file" &&
+        setfattr -n trusted.probe -v 1 "$probe/file" &&
+        setcap cap_net_raw+ep "$probe/file" &&
+        setfacl -m u:1234:r "$probe/file" &&
+        mknod "$probe/null" c 1 3 || faithful=1
+    remove_tree "$probe"
+    return "$faithful"
+}
+
+need_faithful_filesystem() {
+    is_faithful_filesystem "$1" ||
         fail "the filesystem of $1 ($(stat -f -c %T "$1")) lacks user or trusted attributes," \
             "capabilities, ACLs or device nodes; choose another directory (ext4, xfs, btrfs)"
-    fi
-    remove_tree "$probe"
 }
 
 # Adds one of every kind of unusual file below the directory $1.
@@ -141,17 +142,24 @@ add_times() {
     touch -d '2011-12-13 14:15:16.171819202 UTC' times/directory
 }
 
-# Packs the directory $1 as $2.tar and in every compression next to it.
-pack() {
-    local tree=$1 name=$2
-    make_once "$name.tar" pack_plain "$tree"
-    make_once "$name.tar.gz" compress "$name.tar" gzip -6 -n
+# Makes of $1.tar every compressed form, the quick ones first. xz -T1 gives one block, -T2 many.
+compress_all() {
+    local name=$1
     make_once "$name.tar.lz4" compress "$name.tar" lz4 -q
     make_once "$name-linked.tar.lz4" compress "$name.tar" lz4 -q -BD
     make_once "$name.tar.zst" compress "$name.tar" zstd -q -3 -T2
-    make_once "$name.tar.xz" compress "$name.tar" xz -2 -T1
-    make_once "$name-t2.tar.xz" compress "$name.tar" xz -2 -T2
+    make_once "$name.tar.gz" compress "$name.tar" gzip -6 -n
     make_once "$name.tar.bz2" compress "$name.tar" bzip2
+    make_once "$name-t2.tar.xz" compress "$name.tar" xz -1 -T2
+    make_once "$name.tar.xz" compress "$name.tar" xz -1 -T1
+}
+
+# The data set that the archive $1 packs, from its name.
+set_of() {
+    local set=${1##*/}
+    set=${set%%.tar*}
+    set=${set%-linked}
+    echo "${set%-t2}"
 }
 
 # Runs "$2 ... > $1", unless $1 is there already; half of a file never bears the name.
@@ -163,7 +171,8 @@ make_once() {
     mv "$file.part" "$file"
 }
 
-pack_plain() { tar --format=posix --sparse "${tar_everything[@]}" -C "$1" -cf - .; }
+# Packs the directory $1 on stdout.
+pack() { tar --format=posix --sparse "${tar_everything[@]}" -C "$1" -cf - .; }
 
 # Through a pipe, as archives are usually made: no size is known beforehand.
 compress() {
