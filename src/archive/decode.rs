@@ -268,14 +268,14 @@ impl Walker {
         Ok(chunk)
     }
 
-    fn ticket(&mut self, job: Job) -> Result<(), Stop> {
+    fn ticket(&self, job: Job) -> Result<(), Stop> {
         let ticket = Arc::new(Ticket::new(job));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
         self.workers.submit(move || ticket.run());
         Ok(())
     }
 
-    fn send(&mut self, slot: Slot) -> Result<(), Stop> {
+    fn send(&self, slot: Slot) -> Result<(), Stop> {
         self.sender.send(slot).map_err(|_| Stop::Deserted)
     }
 }

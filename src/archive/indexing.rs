@@ -71,20 +71,14 @@ impl Sink for Indexing<'_> {
         if let Some(spooler) = &mut self.spooler {
             spooler.span(&span, &self.gathered, self.stats);
         }
-        let gathered = std::mem::take(&mut self.gathered);
-        match self.memory {
-            Some(memory) => memory.insert(
-                Key {
-                    layer: 0,
-                    span: span.number,
-                },
-                gathered.into_boxed_slice().into(),
-            ),
-            None => {
-                self.gathered = gathered;
-                self.gathered.clear();
-            }
+        if let Some(memory) = self.memory {
+            let key = Key {
+                layer: 0,
+                span: span.number,
+            };
+            memory.insert(key, std::mem::take(&mut self.gathered).into_boxed_slice().into());
         }
+        self.gathered.clear();
     }
 }
 

@@ -70,7 +70,7 @@ pub enum OpenError {
         member: Option<Vec<u8>>,
         /// Why.
         #[source]
-        error: Error,
+        error: Box<Error>,
     },
     /// The index file that was to be used is none, or is another archive's.
     #[error("cannot use the index {path}")]
@@ -141,7 +141,7 @@ impl Archive {
             return opening.with_index_file(path);
         }
         match opening.find_saved() {
-            Some(reader) => opening.archive(reader, Vec::new()),
+            Some(reader) => archive(reader, Vec::new()),
             None => opening.by_scanning(),
         }
     }
@@ -218,7 +218,7 @@ impl Opening<'_> {
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let reader = self.reader(index, self.memory(), None);
         match reader.verify(reader.index.span_count() / 2) {
-            Ok(()) => self.archive(reader, Vec::new()),
+            Ok(()) => archive(reader, Vec::new()),
             Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
                 Err(foreign())
             }
@@ -265,7 +265,7 @@ impl Opening<'_> {
         {
             notes.push(format!("the index could not be saved: {error}"));
         }
-        self.archive(self.reader(index, memory, spool), notes)
+        archive(self.reader(index, memory, spool), notes)
     }
 
     fn origin(&self, summary: &Summary) -> Origin {
@@ -286,9 +286,8 @@ impl Opening<'_> {
     fn spooler(&self) -> Result<Option<Spooler>, OpenError> {
         let once = !self.is_readable();
         let limit_bytes = match self.options.spooling {
-            Spooling::TreeOnly => return Ok(None),
             Spooling::Refused if once => return Err(self.no_spool(None)),
-            Spooling::Refused => return Ok(None),
+            Spooling::TreeOnly | Spooling::Refused => return Ok(None),
             Spooling::ToDisk { limit_bytes } => limit_bytes,
         };
         let Some(directory) = self.spool_directory() else {
@@ -359,21 +358,11 @@ impl Opening<'_> {
         Memory::new(self.options.scan.memory / 2)
     }
 
-    fn archive(&self, reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
-        let workers =
-            Workers::start("tarfs-read", READERS, QUEUED_READS).map_err(OpenError::Threads)?;
-        Ok(Archive {
-            workers,
-            reader: Arc::new(reader),
-            notes,
-        })
-    }
-
     fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
         OpenError::Archive {
             location: self.source.location().to_string(),
             member,
-            error,
+            error: Box::new(error),
         }
     }
 
@@ -383,6 +372,15 @@ impl Opening<'_> {
             cause: cause.map(SpoolFailure),
         }
     }
+}
+
+fn archive(reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
+    let workers = Workers::start("tarfs-read", READERS, QUEUED_READS).map_err(OpenError::Threads)?;
+    Ok(Archive {
+        workers,
+        reader: Arc::new(reader),
+        notes,
+    })
 }
 
 fn spool_name(content_id: [u8; 32]) -> String {

@@ -186,7 +186,7 @@ impl Reader {
             seek_points: false,
             memory_limit: codec::MEMORY_LIMIT,
         };
-        let failed = |error: Error| self.failed(span, error);
+        let failed = |error: Error| failed(span, error);
         let mut decoder = codec::resume(self.compression, context, seek_point)
             .map(Resumed::new)
             .map_err(|error| failed(error.into()))?;
@@ -213,7 +213,7 @@ impl Reader {
             .ok_or(ReadError::Index)?;
         let bytes = decoder
             .take(len, packed)
-            .map_err(|error| self.failed(span, error))?;
+            .map_err(|error| failed(span, error))?;
         self.stats.decoded_spans.increment();
         if bytes.len() != len || xxh3_64(&bytes) != span.hash {
             return Err(ReadError::Damaged {
@@ -241,19 +241,20 @@ impl Reader {
         let len = self.index.origin().packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
     }
+}
 
-    fn failed(&self, span: &Span, error: Error) -> ReadError {
-        let error = Arc::new(error);
-        match &*error {
-            Error::Source(source) if matches!(source.cause, source::Cause::Changed) => {
-                ReadError::Changed(error)
-            }
-            Error::Source(_) | Error::Interrupted => ReadError::Unreachable(error),
-            Error::Codec(_) | Error::Tar(_) | Error::NotAnArchive | Error::UnsupportedFormat(_) => {
-                ReadError::Damaged {
-                    extent: span.plain,
-                    cause: Some(error),
-                }
+/// What `error` means to a reader of `span`.
+fn failed(span: &Span, error: Error) -> ReadError {
+    let error = Arc::new(error);
+    match &*error {
+        Error::Source(source) if matches!(source.cause, source::Cause::Changed) => {
+            ReadError::Changed(error)
+        }
+        Error::Source(_) | Error::Interrupted => ReadError::Unreachable(error),
+        Error::Codec(_) | Error::Tar(_) | Error::NotAnArchive | Error::UnsupportedFormat(_) => {
+            ReadError::Damaged {
+                extent: span.plain,
+                cause: Some(error),
             }
         }
     }

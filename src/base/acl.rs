@@ -1,8 +1,8 @@
 //! POSIX ACLs: from the text that tar carries to the bytes that Linux keeps.
 //!
-//! The text is that of acl_to_text(3) (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`,
+//! The text is that of `acl_to_text(3)` (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`,
 //! separated by commas or newlines; star appends a numeric id as a fourth field), the bytes are
-//! those of the `system.posix_acl_access` attribute (linux/posix_acl_xattr.h).
+//! those of the `system.posix_acl_access` attribute (`linux/posix_acl_xattr.h`).
 
 /// `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;

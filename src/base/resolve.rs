@@ -8,7 +8,7 @@
 
 use std::fmt::Debug;
 
-/// Links that one path may lead through, as Linux's own limit (path_resolution(7)).
+/// Links that one path may lead through, as Linux's own limit (`path_resolution(7)`).
 pub const MAX_LINKS: usize = 40;
 
 /// A tree that can be walked one component at a time.

@@ -10,7 +10,7 @@ use crate::codec::Compression;
 
 /// Where the archive is and how to read it.
 #[derive(Args, Clone, Debug)]
-pub struct SourceArgs {
+pub(super) struct SourceArgs {
     /// The archive: a path, file://, http:// or https:// URL
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
@@ -47,8 +47,8 @@ pub struct SourceArgs {
 
 /// Where saved indexes and spools are kept.
 #[derive(Args, Clone, Debug)]
-pub struct CacheArgs {
-    /// Where indexes and spools are kept [default: $XDG_CACHE_HOME/tarfs]
+pub(super) struct CacheArgs {
+    /// Where indexes and spools are kept [default: $`XDG_CACHE_HOME/tarfs`]
     #[arg(long, value_name = "DIR", env = "TARFS_CACHE_DIR", help_heading = "Cache")]
     pub cache_dir: Option<PathBuf>,
 
@@ -67,7 +67,7 @@ pub struct CacheArgs {
 
 /// A `NAME: VALUE` pair.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Header {
+pub(super) struct Header {
     /// Before the colon.
     pub name: String,
     /// After it, without surrounding spaces.
@@ -101,7 +101,7 @@ impl std::fmt::Debug for Header {
 
 /// A number of bytes as people write it: `4096`, `64K`, `8MiB`, `1.5GB`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Size(pub u64);
+pub(super) struct Size(pub u64);
 
 impl FromStr for Size {
     type Err = String;

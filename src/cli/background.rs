@@ -24,7 +24,7 @@ const READY: &str = "ready\n";
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn launch() -> anyhow::Result<ExitCode> {
+pub(super) fn launch() -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut child = Command::new(&program)
         .args(std::env::args_os().skip(1))
@@ -53,7 +53,7 @@ pub fn launch() -> anyhow::Result<ExitCode> {
 
 /// Where a background process writes its log; opened while the terminal can still be told.
 #[derive(Debug)]
-pub struct Log {
+pub(super) struct Log {
     file: Option<File>,
 }
 
@@ -62,7 +62,7 @@ impl Log {
     ///
     /// # Errors
     /// When the file cannot be opened.
-    pub fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+    pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let file = path.map(|path| {
             OpenOptions::new()
                 .append(true)
@@ -80,7 +80,7 @@ impl Log {
 ///
 /// # Errors
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
-pub fn leave(log: Log) -> io::Result<()> {
+pub(super) fn leave(log: Log) -> io::Result<()> {
     rustix::process::setsid()?;
     std::env::set_current_dir("/")?;
     let nowhere = OpenOptions::new()

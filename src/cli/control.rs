@@ -32,7 +32,7 @@ const END_SECONDS: i64 = 30;
 /// What a mount can be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "lowercase")]
-pub enum Question {
+pub(super) enum Question {
     /// How it is.
     Status,
     /// To unmount and end.
@@ -46,7 +46,7 @@ pub enum Question {
 /// What a mount answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Answer {
+pub(super) enum Answer {
     /// How it is.
     Status(Box<Status>),
     /// It is no longer mounted, and its process ends.
@@ -66,7 +66,7 @@ pub enum Answer {
 
 /// How a mount is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Status {
+pub(super) struct Status {
     /// The archive, without secrets.
     pub source: String,
     /// Where it is mounted.
@@ -91,7 +91,7 @@ pub struct Status {
 
 /// A read that failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FailedRead {
+pub(super) struct FailedRead {
     /// When last, in seconds since 1970.
     pub last: u64,
     /// How many times in a row.
@@ -104,7 +104,7 @@ pub struct FailedRead {
 
 /// The socket of this process' mount. Dropping it removes it.
 #[derive(Debug)]
-pub struct Control {
+pub(super) struct Control {
     path: PathBuf,
     stopping: Arc<AtomicBool>,
     thread: Option<Thread<()>>,
@@ -116,7 +116,7 @@ impl Control {
     ///
     /// # Errors
     /// When the directory is not this user's alone, or the socket cannot be made.
-    pub fn serve(
+    pub(super) fn serve(
         directory: &Path,
         answer: impl FnMut(Question) -> Answer + Send + 'static,
     ) -> io::Result<Self> {
@@ -220,7 +220,7 @@ fn check_private(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// When the directory is there but not this user's alone, or cannot be read.
-pub fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
+pub(super) fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
     let mut statuses: Vec<_> = sockets(directory)?
         .iter()
         .filter_map(|socket| status(socket))
@@ -235,7 +235,7 @@ pub fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
 ///
 /// # Errors
 /// When the directory cannot be read, or the process does not answer.
-pub fn umount(directory: &Path, mountpoint: &Path, force: bool) -> io::Result<Option<Answer>> {
+pub(super) fn umount(directory: &Path, mountpoint: &Path, force: bool) -> io::Result<Option<Answer>> {
     let mountpoint = mountpoint.to_string_lossy();
     let mut refusal = None;
     for socket in sockets(directory)? {

@@ -18,6 +18,7 @@ use crate::list::{self, Columns, json};
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct LsArgs {
     #[command(flatten)]
     source: SourceArgs,

@@ -23,6 +23,7 @@ use crate::source::Source;
 
 /// Arguments of `tarfs materialize`.
 #[derive(clap::Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
@@ -216,10 +217,11 @@ impl Run<'_> {
             Ok(summary) => summary.damages == 0,
             Err(ScanError::Sink(_)) => false,
             Err(ScanError::Archive { error, member }) => {
-                let mut place = self.source.location().to_owned();
-                if let Some(name) = member {
-                    place.push_str(&format!(": in member '{}'", name.escape_ascii()));
-                }
+                let location = self.source.location();
+                let place = match member {
+                    Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
+                    None => location.to_owned(),
+                };
                 output::complain(output::chain(&anyhow::Error::new(error).context(place)));
                 false
             }

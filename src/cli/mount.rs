@@ -25,7 +25,7 @@ use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
-pub struct MountArgs {
+pub(super) struct MountArgs {
     #[command(flatten)]
     pub source: SourceArgs,
     #[command(flatten)]
@@ -73,7 +73,7 @@ impl MountArgs {
 }
 
 /// An archive that is open, and what there is to tell about it.
-pub struct Opened {
+pub(super) struct Opened {
     /// Its tree and bytes.
     pub content: Arc<dyn Content>,
     /// What the user calls it, without secrets.
@@ -103,7 +103,7 @@ impl fmt::Debug for Opened {
 ///
 /// # Errors
 /// When the archive cannot be opened or mounted; then nothing is mounted.
-pub fn run(
+pub(super) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
 ) -> anyhow::Result<ExitCode> {

@@ -14,10 +14,10 @@ use crate::base::task::Thread;
 use crate::index::Index;
 
 /// The exit code of a run in which something went wrong, as tar's.
-pub const FAILURE: u8 = 2;
+pub(super) const FAILURE: u8 = 2;
 
 /// The exit code of a command line that makes no sense: `EX_USAGE` of sysexits(3).
-pub const USAGE: u8 = 64;
+pub(super) const USAGE: u8 = 64;
 
 /// How often a progress bar is drawn anew.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
@@ -26,23 +26,23 @@ const DRAW_EVERY: Duration = Duration::from_millis(100);
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Prints a line to standard error; a closed standard error is not worth dying for.
-pub fn complain(text: impl std::fmt::Display) {
+pub(super) fn complain(text: impl std::fmt::Display) {
     drop(writeln!(stderr(), "tarfs: {text}"));
 }
 
 /// Prints an error and its causes on one line, and returns [`FAILURE`].
-pub fn fail(error: &anyhow::Error) -> ExitCode {
+pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
     complain(chain(error));
     ExitCode::from(FAILURE)
 }
 
 /// An error and its causes on one line, each told once.
-pub fn chain(error: &anyhow::Error) -> String {
+pub(super) fn chain(error: &anyhow::Error) -> String {
     chain_of(&**error)
 }
 
 /// As [`chain`], for any error.
-pub fn chain_of(error: &dyn Error) -> String {
+pub(super) fn chain_of(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -59,7 +59,7 @@ pub fn chain_of(error: &dyn Error) -> String {
 
 /// Tells what of an archive is not in its tree, one line each when `aloud`; the exit code that
 /// this amounts to.
-pub fn report_problems(index: &Index, aloud: bool) -> ExitCode {
+pub(super) fn report_problems(index: &Index, aloud: bool) -> ExitCode {
     if index.problem_count() == 0 {
         return ExitCode::SUCCESS;
     }
@@ -76,7 +76,7 @@ pub fn report_problems(index: &Index, aloud: bool) -> ExitCode {
 }
 
 /// Prints every counter that counted something, a line each.
-pub fn show_counters(stats: &Stats) {
+pub(super) fn show_counters(stats: &Stats) {
     for (name, value) in stats.snapshot() {
         if value > 0 {
             complain(format_args!("{name}: {value}"));
@@ -86,7 +86,7 @@ pub fn show_counters(stats: &Stats) {
 
 /// Shows how a scan goes on, until dropped: a bar on a terminal, now and then a line elsewhere.
 #[derive(Debug)]
-pub struct Progress {
+pub(super) struct Progress {
     // Before the thread: it ends when this is dropped.
     _stop: Sender<()>,
     _thread: Option<Thread<()>>,
@@ -94,7 +94,7 @@ pub struct Progress {
 
 /// What to show progress of.
 #[derive(Clone, Debug)]
-pub struct Task {
+pub(super) struct Task {
     /// The word in front.
     pub verb: &'static str,
     /// Bytes of the source, if known.
@@ -105,7 +105,7 @@ pub struct Task {
 
 impl Progress {
     /// Shows progress of `task`, or with `quiet` nothing.
-    pub fn start(task: Task, quiet: bool) -> Self {
+    pub(super) fn start(task: Task, quiet: bool) -> Self {
         let (stop, stopped) = channel();
         let show = move || {
             let view = View::new(task);

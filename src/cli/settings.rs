@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 /// Set for the process that a mount leaves in the background, by the one that waits for it.
-pub const BACKGROUND: &str = "TARFS_BACKGROUND";
+pub(super) const BACKGROUND: &str = "TARFS_BACKGROUND";
 
 /// The environment's word called `name`, unless it is missing or empty.
 #[expect(
@@ -20,12 +20,12 @@ fn word(name: &str) -> Option<PathBuf> {
 }
 
 /// Whether this process was started to stay in the background.
-pub fn is_background() -> bool {
+pub(super) fn is_background() -> bool {
     word(BACKGROUND).is_some()
 }
 
 /// Where the sockets of this user's mounts are.
-pub fn runtime_dir() -> PathBuf {
+pub(super) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
         word("XDG_RUNTIME_DIR").as_deref(),
         rustix::process::geteuid().as_raw(),
@@ -45,7 +45,7 @@ fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
 ///
 /// # Errors
 /// When the environment names no directory at all.
-pub fn cache_dir() -> anyhow::Result<PathBuf> {
+pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
     cache_dir_from(
         word("TARFS_CACHE_DIR"),
         word("XDG_CACHE_HOME"),
@@ -55,7 +55,7 @@ pub fn cache_dir() -> anyhow::Result<PathBuf> {
 }
 
 /// Processors that this process may use, at least one.
-pub fn processors() -> usize {
+pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 

@@ -14,7 +14,7 @@ use crate::fs;
 
 /// Tells how a mount is, or all mounts of this user.
 #[derive(Clone, Debug, Args)]
-pub struct StatusArgs {
+pub(super) struct StatusArgs {
     /// Only the one mounted here.
     pub mountpoint: Option<PathBuf>,
     /// One JSON object a line.
@@ -26,7 +26,7 @@ pub struct StatusArgs {
 ///
 /// # Errors
 /// When a mountpoint is named at which no process serves an archive.
-pub fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let directory = settings::runtime_dir();
     let mut statuses = control::statuses(&directory)
         .with_context(|| format!("cannot read {}", directory.display()))?;

@@ -29,7 +29,7 @@ enum Sink {
 
 /// Sends events of `level` and above to stderr, until another sink is chosen. Later calls change
 /// nothing.
-pub fn start(level: Level) {
+pub(super) fn start(level: Level) {
     let started = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_target(false)
@@ -43,12 +43,12 @@ pub fn start(level: Level) {
 }
 
 /// Sends events to `file` from now on, with the time.
-pub fn write_to_file(file: File) {
+pub(super) fn write_to_file(file: File) {
     choose(Sink::File(file));
 }
 
 /// Sends events to the journal or syslog from now on; to nobody where there is neither.
-pub fn write_to_system() {
+pub(super) fn write_to_system() {
     let socket = UnixDatagram::unbound().and_then(|socket| {
         // A log that is full must not stop a mount.
         socket.set_nonblocking(true)?;

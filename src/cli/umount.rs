@@ -12,7 +12,7 @@ use crate::fs::{self, Force};
 
 /// Unmounts an archive and waits until its process has ended.
 #[derive(Clone, Debug, Args)]
-pub struct UmountArgs {
+pub(super) struct UmountArgs {
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// Unmount although it is in use; what its users read next fails.
@@ -25,7 +25,7 @@ pub struct UmountArgs {
 ///
 /// # Errors
 /// When no archive is mounted there, or it is in use.
-pub fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = fs::mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
     match control::umount(&settings::runtime_dir(), &mountpoint, args.lazy) {
