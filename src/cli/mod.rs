@@ -51,7 +51,11 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
-    telemetry::start(tracing::Level::WARN);
+    telemetry::start(match cli.verb {
+        // A log of a mount tells when it began and ended.
+        Verb::Mount(_) => tracing::Level::INFO,
+        _ => tracing::Level::WARN,
+    });
     let result = match cli.verb {
         Verb::Mount(args) => mount::run(&args, open::for_mount),
         Verb::Umount(args) => umount::run(&args),

@@ -82,7 +82,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         }
     };
     let quiet = !args.foreground;
-    let archive = archive(&args.source, &args.cache, spooling, &network, &stats, quiet)?;
+    let source = absolute(&args.source);
+    let archive = archive(&source, &args.cache, spooling, &network, &stats, quiet)?;
     let notes = archive.notes().to_vec();
     Ok(Opened {
         location: archive.source().location().to_owned(),
@@ -92,6 +93,17 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         notes: Box::new(move || notes.clone()),
         network,
     })
+}
+
+/// The same source wherever the process goes: a mount leaves the directory it was started in, and
+/// its status should name a path that everyone understands.
+fn absolute(args: &SourceArgs) -> SourceArgs {
+    let mut args = args.clone();
+    let is_path = args.source.to_str().is_none_or(|text| text != "-" && !text.contains("://"));
+    if is_path && let Ok(path) = std::path::absolute(&args.source) {
+        args.source = path.into();
+    }
+    args
 }
 
 /// The archive that the arguments name, with its index; shows progress unless `quiet`.
