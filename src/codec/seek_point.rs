@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_window_longer_than_allowed_is_refused() {
-        let packed = pack_window(&[0; 65_537]);
+        let packed = pack_window(&vec![0; 65_537]);
         assert!(matches!(
             unpack_window(&packed, 65_536),
             Err(Cause::Malformed(_))
