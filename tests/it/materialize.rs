@@ -765,7 +765,7 @@ fn a_path_as_deep_as_a_hostile_archive_likes_is_walked() {
     let name = "d/".repeat(3000) + "f";
     faultless(
         root.path(),
-        vec![file(&name, "x"), file(name.replace("f", "g"), "x")],
+        vec![file(&name, "x"), file(name.replace('f', "g"), "x")],
     );
     let path = ArchivePath::sanitize(name.as_bytes()).path;
     assert_eq!(path.components().count(), 3001);
