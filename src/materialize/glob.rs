@@ -12,6 +12,9 @@ pub struct Glob {
     tokens: Vec<Token>,
 }
 
+/// Whether a character belongs to a class.
+type Class = fn(&char) -> bool;
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Token {
     /// This byte.
@@ -30,7 +33,7 @@ struct Set {
     /// `[!…]`: everything but the items.
     negated: bool,
     ranges: Vec<(char, char)>,
-    classes: Vec<fn(&char) -> bool>,
+    classes: Vec<Class>,
 }
 
 impl Set {
@@ -192,8 +195,8 @@ fn member(text: &[u8]) -> Option<(char, &[u8])> {
 }
 
 /// A character class such as `[:digit:]`.
-fn class(text: &[u8]) -> Option<(fn(&char) -> bool, &[u8])> {
-    const CLASSES: [(&[u8], fn(&char) -> bool); 12] = [
+fn class(text: &[u8]) -> Option<(Class, &[u8])> {
+    const CLASSES: [(&[u8], Class); 12] = [
         (b"[:alnum:]", |c| c.is_alphanumeric()),
         (b"[:alpha:]", |c| c.is_alphabetic()),
         (b"[:blank:]", |c| matches!(c, ' ' | '\t')),

@@ -351,9 +351,10 @@ fn policy(options: &Options) -> Policy {
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    if let Some(umask) = line.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()) { umask } else {
-        let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-        rustix::process::umask(umask);
-        umask.as_raw_mode()
+    if let Some(umask) = line.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()) {
+        return umask;
     }
+    let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    rustix::process::umask(umask);
+    umask.as_raw_mode()
 }

@@ -112,7 +112,7 @@ impl AsFd for Directory {
 /// The destination directory and those below it that are open.
 #[derive(Debug)]
 pub(super) struct Root {
-    root: Directory,
+    top: Directory,
     cache: Cache,
     /// The directory that was asked for last.
     last: Option<(Vec<u8>, Directory)>,
@@ -136,7 +136,7 @@ impl Root {
             .current
             .unwrap_or(u64::MAX);
         Ok(Self {
-            root: directory(fd, &open)?,
+            top: directory(fd, &open)?,
             cache: Cache::default(),
             last: None,
             open,
@@ -149,7 +149,7 @@ impl Root {
 
     /// The destination itself.
     pub(super) fn top(&self) -> &Directory {
-        &self.root
+        &self.top
     }
 
     /// The directory at `path`; missing ones are made when `missing` says so.
@@ -163,7 +163,7 @@ impl Root {
         writers: &mut Writers,
     ) -> Result<Directory, ResolveError<Trouble>> {
         if path.is_empty() {
-            return Ok(self.root.clone());
+            return Ok(self.top.clone());
         }
         self.forget_replaced(writers);
         if let Some((last, directory)) = &self.last
@@ -260,7 +260,7 @@ impl Root {
             }
             end = slash;
         }
-        (self.root.clone(), 0)
+        (self.top.clone(), 0)
     }
 
     fn way<'a>(&'a mut self, missing: Missing, writers: &'a mut Writers) -> Way<'a> {
@@ -307,7 +307,7 @@ impl Tree for Way<'_> {
     type Error = Trouble;
 
     fn root(&self) -> Directory {
-        self.root.root.clone()
+        self.root.top.clone()
     }
 
     fn step(&mut self, parent: &Directory, name: &[u8]) -> Result<Step<Directory>, Trouble> {

@@ -6,8 +6,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -19,6 +20,13 @@ use crate::base::task::Thread;
 /// Items that wait in one queue: enough that a directory of many files does not starve the other
 /// queues, few enough that the descriptors of their directories stay within the usual 1024.
 const QUEUE_ITEMS: usize = 192;
+
+/// Small files that a dozing writer is left to doze for: waking it for each cost as much as writing.
+const BATCH_ITEMS: usize = 16;
+/// How long a writer dozes before it looks for itself; then it sleeps until it is woken.
+const DOZE: Duration = Duration::from_millis(1);
+/// A content of this size is worth waking for at once.
+const LARGE_BYTES: usize = 64 * 1024;
 
 /// The writer threads and what is on its way to them; belongs to the scan's thread.
 #[derive(Debug)]
@@ -50,16 +58,16 @@ struct Shards(Vec<Shard>);
 #[derive(Debug, Default)]
 struct Shard {
     state: Mutex<State>,
-    /// The queue is no longer empty, or closed.
+    /// The writer shall look at its queue.
     filled: Condvar,
-    /// The queue is no longer full, or an awaited file is done.
+    /// The queue was emptied, or a file was begun or is done.
     drained: Condvar,
     /// Number of the file at hand, or of the last one.
     started: AtomicU64,
     /// Number of the last file that is done.
     done: AtomicU64,
-    /// Someone waits for `started` or `done` to grow.
-    awaited: AtomicBool,
+    /// How many wait for `drained`. Waking nobody is a system call too.
+    waiting: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +76,19 @@ struct State {
     closed: bool,
     /// Number of the file queued last.
     queued: u64,
+    rest: Rest,
+}
+
+/// What a writer does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Rest {
+    /// Works.
+    #[default]
+    Awake,
+    /// Looks for itself soon.
+    Dozing,
+    /// Waits to be woken.
+    Asleep,
 }
 
 #[derive(Debug)]
@@ -123,12 +144,12 @@ impl Writers {
     }
 
     /// Queues the next piece of the file begun last.
-    pub(super) fn piece(&mut self, bytes: Bytes) {
+    pub(super) fn piece(&self, bytes: Bytes) {
         self.push(self.streaming, Item::Piece(bytes));
     }
 
     /// Queues the end of the file begun last.
-    pub(super) fn end(&mut self, cut: bool) {
+    pub(super) fn end(&self, cut: bool) {
         self.push(self.streaming, Item::End { cut });
     }
 
@@ -138,7 +159,7 @@ impl Writers {
         if let Some(ticket) = self.in_flight.remove(&key)
             && let Some(shard) = self.shards.0.get(ticket.shard)
         {
-            shard.wait(ticket.number);
+            shard.wait_for(ticket.number);
         }
     }
 
@@ -147,7 +168,7 @@ impl Writers {
         self.in_flight.clear();
         for shard in &self.shards.0 {
             let queued = shard.lock().queued;
-            shard.wait(queued);
+            shard.wait_for(queued);
         }
     }
 
@@ -215,11 +236,10 @@ impl Shard {
     /// Waits while the queue is full; on a closed queue the item is dropped.
     fn push(&self, item: Item) {
         let mut state = self.lock();
-        while state.queue.len() >= QUEUE_ITEMS && !state.closed {
-            state = self
-                .drained
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        if state.queue.len() >= QUEUE_ITEMS {
+            state = self.wait(state, |state| {
+                state.queue.len() < QUEUE_ITEMS || state.closed
+            });
         }
         if state.closed {
             return;
@@ -227,15 +247,44 @@ impl Shard {
         if let Item::Whole(number, ..) | Item::Begin(number, _) = item {
             state.queued = number;
         }
+        let is_large = item.is_large();
         state.queue.push_back(item);
-        // The thread only sleeps on an empty queue.
-        if state.queue.len() == 1 {
+        let worth_it = is_large || state.queue.len() >= BATCH_ITEMS;
+        if state.rest == Rest::Asleep || worth_it {
+            self.wake(&mut state);
+        }
+    }
+
+    fn wake(&self, state: &mut State) {
+        if state.rest != Rest::Awake {
+            state.rest = Rest::Awake;
             self.filled.notify_one();
         }
     }
 
+    /// Waits until something `is_so`, with the writer at work.
+    fn wait<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        is_so: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.wake(&mut state);
+        while !is_so(&state) {
+            state = self
+                .drained
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        state
+    }
+
     fn close(&self) {
-        self.lock().closed = true;
+        let mut state = self.lock();
+        state.closed = true;
+        state.rest = Rest::Awake;
+        drop(state);
         self.filled.notify_all();
         self.drained.notify_all();
     }
@@ -245,29 +294,17 @@ impl Shard {
     }
 
     /// Waits for file `number`, which is queued here, to be done.
-    fn wait(&self, number: u64) {
+    fn wait_for(&self, number: u64) {
         if !self.is_done(number) {
-            self.wait_until(|_| self.is_done(number));
+            drop(self.wait(self.lock(), |_| self.is_done(number)));
         }
     }
 
     /// Waits until no file before `number` is still to be done here.
     fn wait_for_earlier(&self, number: u64) {
-        self.wait_until(|state| {
+        drop(self.wait(self.lock(), |state| {
             self.started.load(Ordering::SeqCst) > number || self.is_done(state.queued)
-        });
-    }
-
-    fn wait_until(&self, is_so: impl Fn(&State) -> bool) {
-        let mut state = self.lock();
-        // Stays set: several may wait, and who waited once is likely to wait again.
-        self.awaited.store(true, Ordering::SeqCst);
-        while !is_so(&state) {
-            state = self
-                .drained
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        }));
     }
 
     fn start_one(&self, number: u64) {
@@ -282,7 +319,7 @@ impl Shard {
     }
 
     fn tell(&self) {
-        if self.awaited.load(Ordering::SeqCst) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
             drop(self.lock());
             self.drained.notify_all();
         }
@@ -291,19 +328,40 @@ impl Shard {
     /// Takes everything that is queued; `None` when the queue is closed and empty.
     fn take(&self, items: &mut VecDeque<Item>) -> Option<()> {
         let mut state = self.lock();
+        if state.queue.is_empty() && !state.closed {
+            state.rest = Rest::Dozing;
+            let dozing = |state: &mut State| state.rest == Rest::Dozing;
+            let (woken, _) = self
+                .filled
+                .wait_timeout_while(state, DOZE, dozing)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+        }
         while state.queue.is_empty() {
             if state.closed {
                 return None;
             }
+            state.rest = Rest::Asleep;
             state = self
                 .filled
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+        state.rest = Rest::Awake;
         std::mem::swap(&mut state.queue, items);
         drop(state);
-        self.drained.notify_all();
+        self.tell();
         Some(())
+    }
+}
+
+impl Item {
+    fn is_large(&self) -> bool {
+        match self {
+            Self::Whole(_, _, bytes) => bytes.len() >= LARGE_BYTES,
+            Self::Piece(_) => true,
+            Self::Begin(..) | Self::End { .. } => false,
+        }
     }
 }
 
