@@ -127,6 +127,7 @@ impl PlainStream {
                 Slot::Item(item) => return Ok(item),
                 Slot::Ticket(ticket) => {
                     let bytes = ticket.redeem()?;
+                    // A job of empty frames makes nothing.
                     if !bytes.is_empty() {
                         return Ok(self.deliver(bytes));
                     }
@@ -219,7 +220,9 @@ impl Walker {
                         None => decoder.finish(),
                     },
                 },
-                Pull::SeekPoint(seek_point) => self.send(Slot::Item(Item::SeekPoint(seek_point)))?,
+                Pull::SeekPoint(seek_point) => {
+                    self.send(Slot::Item(Item::SeekPoint(seek_point)))?
+                }
                 Pull::Plain(bytes) => self.send(Slot::Item(Item::Plain(bytes)))?,
                 Pull::Job(job) => self.ticket(job)?,
                 Pull::HashStart => self.send(Slot::HashStart)?,
@@ -239,7 +242,10 @@ impl Walker {
         Finished {
             compression: self.compression.unwrap_or(Compression::None),
             packed_len: self.packed_len,
-            content_id: self.hasher.as_ref().map(|hasher| *hasher.finalize().as_bytes()),
+            content_id: self
+                .hasher
+                .as_ref()
+                .map(|hasher| *hasher.finalize().as_bytes()),
         }
     }
 
@@ -338,7 +344,10 @@ impl Ticket {
                 State::Redeemed => return Err(Error::Interrupted),
                 other => *state = other,
             }
-            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .done
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -42,7 +42,9 @@ impl Sink for Indexing<'_> {
 
     fn member(&mut self, member: Member) -> Result<(), Never> {
         // What is refused is among the builder's problems, with its path.
-        self.builder.member(&member).map_or(Ok(()), |_placed| Ok(()))
+        self.builder
+            .member(&member)
+            .map_or(Ok(()), |_placed| Ok(()))
     }
 
     fn payload(&mut self, _bytes: Bytes) -> Result<(), Never> {
@@ -76,7 +78,10 @@ impl Sink for Indexing<'_> {
                 layer: 0,
                 span: span.number,
             };
-            memory.insert(key, std::mem::take(&mut self.gathered).into_boxed_slice().into());
+            memory.insert(
+                key,
+                std::mem::take(&mut self.gathered).into_boxed_slice().into(),
+            );
         }
         self.gathered.clear();
     }

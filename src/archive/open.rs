@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
+use super::Archive;
 use super::error::Error;
 use super::indexing::{Indexing, Spooler};
 use super::read::{ReadError, Reader};
 use super::scan::{self, ScanError, Summary};
 use super::workers::Workers;
-use super::Archive;
 use crate::base::buffer::Pool;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
@@ -131,7 +131,10 @@ impl Archive {
     ) -> Result<Self, OpenError> {
         let opening = Opening {
             locator: locator(&*source, options),
-            store: options.cache_dir.as_ref().map(|directory| Store::new(directory)),
+            store: options
+                .cache_dir
+                .as_ref()
+                .map(|directory| Store::new(directory)),
             source,
             options,
             network,
@@ -291,7 +294,11 @@ impl Opening<'_> {
             Spooling::ToDisk { limit_bytes } => limit_bytes,
         };
         let Some(directory) = self.spool_directory() else {
-            return if once { Err(self.no_spool(None)) } else { Ok(None) };
+            return if once {
+                Err(self.no_spool(None))
+            } else {
+                Ok(None)
+            };
         };
         let limit_bytes = limit_bytes.unwrap_or_else(|| cache::spare_bytes(&directory));
         match Spool::create(&directory, limit_bytes) {
@@ -331,7 +338,9 @@ impl Opening<'_> {
         }
         let name = spool_name(summary.content_id.unwrap_or_default());
         if let Err(error) = spooler.spool.publish(&name) {
-            notes.push(format!("the spool could not be kept for later mounts: {error}"));
+            notes.push(format!(
+                "the spool could not be kept for later mounts: {error}"
+            ));
         }
         Ok(Some(spooler.spool))
     }
@@ -375,7 +384,8 @@ impl Opening<'_> {
 }
 
 fn archive(reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
-    let workers = Workers::start("tarfs-read", READERS, QUEUED_READS).map_err(OpenError::Threads)?;
+    let workers =
+        Workers::start("tarfs-read", READERS, QUEUED_READS).map_err(OpenError::Threads)?;
     Ok(Archive {
         workers,
         reader: Arc::new(reader),

@@ -72,12 +72,22 @@ pub(super) struct Reader {
 
 impl Reader {
     /// As [`super::Archive::try_read`].
-    pub(super) fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        self.read_with(ino, offset, len, |span| self.memory.get(key(span)).ok_or(None))
-            .map_or_else(|error| error.map(Err), |bytes| {
+    pub(super) fn try_read(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Option<Result<Bytes, ReadError>> {
+        self.read_with(ino, offset, len, |span| {
+            self.memory.get(key(span)).ok_or(None)
+        })
+        .map_or_else(
+            |error| error.map(Err),
+            |bytes| {
                 self.stats.cache_hit_spans.increment();
                 Some(Ok(bytes))
-            })
+            },
+        )
     }
 
     /// As [`super::Archive::read`], on the calling thread.
@@ -178,8 +188,8 @@ impl Reader {
     fn decode(&self, span: &Span) -> Result<Bytes, ReadError> {
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
-        let extent = Extent::new(seek_point.packed, self.packed_end(span.number))
-            .ok_or(ReadError::Index)?;
+        let extent =
+            Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let context = Context {
             // Only counted: a decoder under way never waits for one that waits for it.
             pool: Pool::new(u64::MAX),
@@ -236,8 +246,8 @@ impl Reader {
     /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
     /// with the source.
     fn packed_end(&self, number: u32) -> Packed {
-        let next = (number + 1..self.index.span_count())
-            .find_map(|number| self.index.seek_offset(number));
+        let next =
+            (number + 1..self.index.span_count()).find_map(|number| self.index.seek_offset(number));
         let len = self.index.origin().packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
     }

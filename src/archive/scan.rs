@@ -132,8 +132,8 @@ pub fn scan<S: Sink>(
         stats,
         sink,
     };
-    let mut plain = open_stream(source, options, network, stats)
-        .map_err(|error| scan.failed(error))?;
+    let mut plain =
+        open_stream(source, options, network, stats).map_err(|error| scan.failed(error))?;
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
         Err(ScanError::Archive { error, member }) => {
@@ -203,7 +203,11 @@ struct Scan<'a, S> {
 impl<S: Sink> Scan<'_, S> {
     fn run(&mut self, plain: &mut PlainStream) -> Result<(), ScanError<S::Error>> {
         loop {
-            match self.parser.pull().map_err(|error| self.failed(error.into()))? {
+            match self
+                .parser
+                .pull()
+                .map_err(|error| self.failed(error.into()))?
+            {
                 Event::NeedInput => match self.next_bytes(plain)? {
                     Some(bytes) => self.parser.push(bytes),
                     None => self.parser.finish(),

@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::scan::Sink;
 use crate::base::extent::{Extent, Plain};
-use crate::codec::SeekPoint;
-use crate::codec::seek_point::MAX_SPAN;
+use crate::codec::seek_point::{MAX_SPAN, MIN_SPAN};
+use crate::codec::{SeekPoint, UNCOUNTED};
 use crate::index::Span;
 
 /// A span without a seek point at its end is cut here, so that none grows without bound: twice
@@ -20,6 +20,8 @@ pub(super) struct Spans {
     start: Plain,
     len: u64,
     seek_point: Option<SeekPoint>,
+    /// Where the last seek point that was kept stands.
+    last_seek: Option<Plain>,
     hasher: Xxh3Default,
 }
 
@@ -31,15 +33,29 @@ impl Spans {
             start: Plain(0),
             len: 0,
             seek_point: None,
+            last_seek: None,
             hasher: Xxh3Default::new(),
         }
     }
 
-    /// The bytes from here on can be decoded on their own.
+    /// The bytes from here on can be decoded on their own. Decoders whose jobs run out of order
+    /// do not know where in the plain stream that is, and so offer a point too many: one that is
+    /// closer than [`MIN_SPAN`] to the last and costs nothing to do without is left out.
     pub(super) fn seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
-        debug_assert_eq!(seek_point.plain.0, self.start.0 + self.len);
+        let here = Plain(self.start.0 + self.len);
+        debug_assert!([here, UNCOUNTED].contains(&seek_point.plain));
+        let is_close = self
+            .last_seek
+            .is_some_and(|last| here.0 - last.0 < MIN_SPAN);
+        if is_close && seek_point.window.is_empty() {
+            return;
+        }
         self.end(sink);
-        self.seek_point = Some(seek_point);
+        self.last_seek = Some(here);
+        self.seek_point = Some(SeekPoint {
+            plain: here,
+            ..seek_point
+        });
     }
 
     /// The next bytes of the stream.

@@ -55,10 +55,7 @@ impl Drop for Workers {
 
 fn run(work: &Mutex<Receiver<Work>>) {
     loop {
-        let next = work
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .recv();
+        let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
         match next {
             // The panic was printed by the hook, and what the work held was dropped; the thread
             // must live on, or the queue would fill for ever.

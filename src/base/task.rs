@@ -67,7 +67,7 @@ mod tests {
         let thread = Thread::spawn("test", {
             let done = Arc::clone(&done);
             move || {
-                drop(receiver.recv());
+                assert!(receiver.recv().is_err());
                 done.store(true, Ordering::SeqCst);
             }
         })

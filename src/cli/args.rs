@@ -25,7 +25,12 @@ pub(super) struct SourceArgs {
     pub connections: usize,
 
     /// Bytes of one request, at the most
-    #[arg(long, value_name = "SIZE", default_value = "8MiB", help_heading = "Network")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "8MiB",
+        help_heading = "Network"
+    )]
     pub chunk_size: Size,
 
     /// Memory for buffers and cached data; the index comes on top
@@ -49,11 +54,21 @@ pub(super) struct SourceArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
     /// Where indexes and spools are kept [default: $`XDG_CACHE_HOME/tarfs`]
-    #[arg(long, value_name = "DIR", env = "TARFS_CACHE_DIR", help_heading = "Cache")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "TARFS_CACHE_DIR",
+        help_heading = "Cache"
+    )]
     pub cache_dir: Option<PathBuf>,
 
     /// Disk that spools may take [default: all but a tenth of the disk]
-    #[arg(long, value_name = "SIZE", env = "TARFS_CACHE_SIZE", help_heading = "Cache")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "TARFS_CACHE_SIZE",
+        help_heading = "Cache"
+    )]
     pub cache_size: Option<Size>,
 
     /// Keep no plain bytes on disk, even if SOURCE cannot be read from the middle
@@ -166,7 +181,10 @@ mod tests {
     #[test]
     fn headers_have_a_name_and_a_value() {
         let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
-        assert_eq!((header.name.as_str(), header.value.as_str()), ("Authorization", "Bearer a:b"));
+        assert_eq!(
+            (header.name.as_str(), header.value.as_str()),
+            ("Authorization", "Bearer a:b")
+        );
         assert!("no colon".parse::<Header>().is_err());
         assert!(": x".parse::<Header>().is_err());
     }

@@ -235,7 +235,11 @@ pub(super) fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
 ///
 /// # Errors
 /// When the directory cannot be read, or the process does not answer.
-pub(super) fn umount(directory: &Path, mountpoint: &Path, force: bool) -> io::Result<Option<Answer>> {
+pub(super) fn umount(
+    directory: &Path,
+    mountpoint: &Path,
+    force: bool,
+) -> io::Result<Option<Answer>> {
     let mountpoint = mountpoint.to_string_lossy();
     let mut refusal = None;
     for socket in sockets(directory)? {

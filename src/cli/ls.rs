@@ -89,7 +89,8 @@ impl Listing<'_> {
         let mut columns = Columns::new(self.args.numeric_uid_gid, escaped);
         if self.args.long {
             // Widths first: a second walk is cheaper than keeping what the first one saw.
-            self.entries().for_each(|(_, entry)| columns.measure(&entry));
+            self.entries()
+                .for_each(|(_, entry)| columns.measure(&entry));
         }
         for (path, entry) in self.entries() {
             let name = self.name(&path);

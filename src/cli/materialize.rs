@@ -29,7 +29,12 @@ pub(super) struct MaterializeArgs {
     source: SourceArgs,
 
     /// Write below this directory, which must exist
-    #[arg(short = 'C', long = "directory", value_name = "DIR", default_value = ".")]
+    #[arg(
+        short = 'C',
+        long = "directory",
+        value_name = "DIR",
+        default_value = "."
+    )]
     directory: PathBuf,
 
     /// Take only these members, and what lies below them
@@ -174,8 +179,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn to_disk(&self) -> anyhow::Result<ExitCode> {
         let options = self.args.options(Arc::clone(&self.reporter));
-        let mut sink =
-            Materializer::new(&self.args.directory, options, Arc::clone(self.stats))?;
+        let mut sink = Materializer::new(&self.args.directory, options, Arc::clone(self.stats))?;
         let scanned = self.scan(&mut sink);
         // Directories get their attributes even if the archive ended badly.
         let finished = sink.finish();
@@ -208,7 +212,13 @@ impl Run<'_> {
         };
         let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
         let options = open::scan_options(&self.args.source);
-        scan::scan(self.source, &options, self.network.handle(), self.stats, sink)
+        scan::scan(
+            self.source,
+            &options,
+            self.network.handle(),
+            self.stats,
+            sink,
+        )
     }
 
     /// Tells why a scan ended early; whether it did not. What stopped a sink it tells itself.

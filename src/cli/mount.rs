@@ -21,7 +21,9 @@ use super::settings;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
-use crate::fs::{Content, Failure, Force, Mount, MountError, MountOptions, Tree, UnmountError, View};
+use crate::fs::{
+    Content, Failure, Force, Mount, MountError, MountOptions, Tree, UnmountError, View,
+};
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]

@@ -46,7 +46,10 @@ pub(super) fn source(
         stats: Arc::clone(stats),
         ..source::Options::default()
     };
-    let spec = args.source.to_str().context("SOURCE is not UTF-8; rename it")?;
+    let spec = args
+        .source
+        .to_str()
+        .context("SOURCE is not UTF-8; rename it")?;
     Ok(network.block_on(source::open(spec, options))?)
 }
 
@@ -99,7 +102,10 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
 /// its status should name a path that everyone understands.
 fn absolute(args: &SourceArgs) -> SourceArgs {
     let mut args = args.clone();
-    let is_path = args.source.to_str().is_none_or(|text| text != "-" && !text.contains("://"));
+    let is_path = args
+        .source
+        .to_str()
+        .is_none_or(|text| text != "-" && !text.contains("://"));
     if is_path && let Ok(path) = std::path::absolute(&args.source) {
         args.source = path.into();
     }
