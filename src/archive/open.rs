@@ -26,9 +26,6 @@ const READERS: usize = 4;
 /// Reads that may queue for them; the kernel sends a dozen at a time by default.
 const QUEUED_READS: usize = 1024;
 
-/// Packed bytes that all readers together may hold.
-const READ_BUFFERS: u64 = 64 << 20;
-
 /// How an archive is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -357,12 +354,13 @@ impl Opening<'_> {
             memory,
             spool,
             network: self.network.clone(),
-            pool: Pool::new(READ_BUFFERS.min(self.options.scan.memory / 2)),
+            pool: Pool::new(self.options.scan.memory / 4),
             stats: Arc::clone(self.stats),
         }
     }
 
-    /// Room for decoded spans: half the memory, the rest is for buffers.
+    /// Room for decoded spans: half the memory. A quarter is for packed bytes on their way to a
+    /// decoder, and a quarter for what decoders make before it is kept.
     fn memory(&self) -> Memory {
         Memory::new(self.options.scan.memory / 2)
     }
