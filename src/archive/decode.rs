@@ -87,7 +87,7 @@ impl PlainStream {
         stats: &Arc<Stats>,
     ) -> io::Result<Self> {
         let (sender, slots) = sync_channel(QUEUED_PIECES);
-        let workers = Workers::start("tarfs-job", options.workers, QUEUED_PIECES)?;
+        let workers = Workers::start("tarfs-job", options.workers)?;
         let decoder = Thread::spawn("tarfs-decode", move || {
             let mut walker = Walker {
                 chunks,

@@ -65,7 +65,7 @@ impl Archive {
     }
 
     /// As [`Archive::try_read`], but never gives up: `done` gets the bytes on one of the
-    /// archive's own threads. Waits only while very many reads are queued.
+    /// archive's own threads.
     pub fn read(
         &self,
         ino: Ino,

@@ -23,9 +23,6 @@ use crate::source::{Access, Source};
 /// more would only decode against each other.
 const READERS: usize = 4;
 
-/// Reads that may queue for them; the kernel sends a dozen at a time by default.
-const QUEUED_READS: usize = 1024;
-
 /// How an archive is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -382,8 +379,7 @@ impl Opening<'_> {
 }
 
 fn archive(reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
-    let workers =
-        Workers::start("tarfs-read", READERS, QUEUED_READS).map_err(OpenError::Threads)?;
+    let workers = Workers::start("tarfs-read", READERS).map_err(OpenError::Threads)?;
     Ok(Archive {
         workers,
         reader: Arc::new(reader),

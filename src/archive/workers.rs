@@ -2,7 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::base::task::Thread;
@@ -10,20 +10,23 @@ use crate::base::task::Thread;
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Threads that share one queue. Dropping them runs what is queued and joins.
+///
+/// The queue has no bound of its own, because whoever fills it is bounded: a decoder by the
+/// pieces that may lie between it and its consumer, a mount by the kernel's requests.
 #[derive(Debug)]
 pub(super) struct Workers {
     // Before the threads: they end when the queue is dropped.
-    queue: Option<SyncSender<Work>>,
+    queue: Option<Sender<Work>>,
     threads: Vec<Thread<()>>,
 }
 
 impl Workers {
-    /// `count` threads called `name`, and room for `queued` pieces of work that wait.
+    /// `count` threads called `name`.
     ///
     /// # Errors
     /// When the system has no thread left to give.
-    pub(super) fn start(name: &str, count: usize, queued: usize) -> io::Result<Self> {
-        let (queue, work) = sync_channel::<Work>(queued);
+    pub(super) fn start(name: &str, count: usize) -> io::Result<Self> {
+        let (queue, work) = channel::<Work>();
         let work = Arc::new(Mutex::new(work));
         let threads = (0..count.max(1))
             .map(|_| {
@@ -37,7 +40,7 @@ impl Workers {
         })
     }
 
-    /// Queues `work`; waits while the queue is full.
+    /// Queues `work`, without waiting.
     pub(super) fn submit(&self, work: impl FnOnce() + Send + 'static) {
         if let Some(queue) = &self.queue {
             // Cannot fail while the threads live, and they live as long as the queue.
@@ -72,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_panic_costs_no_thread() {
-        let workers = Workers::start("test", 1, 100).expect("threads");
+        let workers = Workers::start("test", 1).expect("threads");
         let (sender, receiver) = std::sync::mpsc::channel();
         workers.submit(|| panic!("on purpose"));
         workers.submit(move || sender.send(()).expect("someone listens"));
@@ -82,7 +85,7 @@ mod tests {
     #[test]
     fn dropping_workers_finishes_what_is_queued() {
         let done = Arc::new(AtomicU32::new(0));
-        let workers = Workers::start("test", 2, 100).expect("threads");
+        let workers = Workers::start("test", 2).expect("threads");
         for _ in 0..50 {
             let done = Arc::clone(&done);
             workers.submit(move || {
