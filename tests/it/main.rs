@@ -3,5 +3,6 @@
 mod daemon;
 mod materialize;
 mod mount;
+mod network;
 mod remote;
 mod support;
