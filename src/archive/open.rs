@@ -1,7 +1,7 @@
 //! From a source to an archive: by a saved index that still fits, or by one pass over it.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 
@@ -181,7 +181,8 @@ impl Opening<'_> {
                 return None;
             }
         };
-        let reader = self.reader(index, self.memory(), None);
+        let spool = self.found_spool(&index);
+        let reader = self.reader(index, self.memory(), spool);
         self.fits(&reader).then_some(reader)
     }
 
@@ -198,7 +199,7 @@ impl Opening<'_> {
         self.source.access() == Access::Ranges
     }
 
-    fn with_index_file(&self, path: &std::path::Path) -> Result<Archive, OpenError> {
+    fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
         let named = || path.display().to_string();
         let index = store::read(path).map_err(|error| OpenError::Index {
             path: named(),
@@ -213,7 +214,8 @@ impl Opening<'_> {
             return Err(foreign());
         }
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
-        let reader = self.reader(index, self.memory(), None);
+        let spool = self.found_spool(&index);
+        let reader = self.reader(index, self.memory(), spool);
         match reader.verify(reader.index.span_count() / 2) {
             Ok(()) => archive(reader, Vec::new()),
             Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
@@ -279,34 +281,64 @@ impl Opening<'_> {
         Some(self.options.cache_dir.as_ref()?.join("spool"))
     }
 
+    /// What a spool in `directory` may hold.
+    fn spool_limit(&self, directory: &Path) -> u64 {
+        match self.options.spooling {
+            Spooling::ToDisk { limit_bytes } => {
+                limit_bytes.unwrap_or_else(|| cache::spare_bytes(directory))
+            }
+            Spooling::TreeOnly | Spooling::Refused => 0,
+        }
+    }
+
     /// A spool to write while scanning, unless none is wanted.
     fn spooler(&self) -> Result<Option<Spooler>, OpenError> {
         let once = !self.is_readable();
-        let limit_bytes = match self.options.spooling {
-            Spooling::Refused if once => return Err(self.no_spool(None)),
-            Spooling::TreeOnly | Spooling::Refused => return Ok(None),
-            Spooling::ToDisk { limit_bytes } => limit_bytes,
+        let directory = match self.options.spooling {
+            Spooling::TreeOnly => return Ok(None),
+            Spooling::Refused => None,
+            Spooling::ToDisk { .. } => self.spool_directory(),
         };
-        let Some(directory) = self.spool_directory() else {
-            return if once {
-                Err(self.no_spool(None))
-            } else {
-                Ok(None)
-            };
-        };
-        let limit_bytes = limit_bytes.unwrap_or_else(|| cache::spare_bytes(&directory));
-        match Spool::create(&directory, limit_bytes) {
-            Ok(spool) => Ok(Some(Spooler {
+        let made = directory.map(|directory| {
+            let limit_bytes = self.spool_limit(&directory);
+            Spool::create(&directory, limit_bytes)
+        });
+        match made {
+            Some(Ok(spool)) => Ok(Some(Spooler {
                 spool,
                 everything: once,
                 failure: None,
             })),
-            Err(error) if once => Err(self.no_spool(Some(error.to_string()))),
-            Err(error) => {
+            Some(Err(error)) if once => Err(self.no_spool(Some(error.to_string()))),
+            None if once => Err(self.no_spool(None)),
+            Some(Err(error)) => {
                 tracing::warn!(error = %error, "no spool");
                 Ok(None)
             }
+            None => Ok(None),
         }
+    }
+
+    /// The spool for an index that was found: an earlier mount's; or a new one, which fills as
+    /// its bytes are decoded, when the stream has stretches without a seek point.
+    fn found_spool(&self, index: &Index) -> Option<Spool> {
+        if self.options.spooling == Spooling::Refused {
+            return None;
+        }
+        let directory = self.spool_directory()?;
+        let name = spool_name(index.origin().content_id);
+        let limit_bytes = self.spool_limit(&directory);
+        if let Some(spool) = Spool::open(&directory, &name, limit_bytes) {
+            return Some(spool);
+        }
+        let mut spans = 0..index.span_count();
+        if limit_bytes == 0 || spans.all(|number| index.seek_offset(number).is_some()) {
+            return None;
+        }
+        let mut spool = Spool::create(&directory, limit_bytes).ok()?;
+        // Without a name it serves this mount only.
+        drop(spool.publish(&name));
+        Some(spool)
     }
 
     /// Keeps the spool for this mount and the next ones, if anything went into it.
@@ -340,16 +372,13 @@ impl Opening<'_> {
     }
 
     fn reader(&self, index: Index, memory: Memory, spool: Option<Spool>) -> Reader {
-        let spool = spool.or_else(|| {
-            let directory = self.spool_directory()?;
-            Spool::open(&directory, &spool_name(index.origin().content_id))
-        });
         Reader {
             source: Arc::clone(&self.source),
             compression: index.origin().compression,
             index: Arc::new(index),
             memory,
             spool,
+            long_way: Mutex::default(),
             network: self.network.clone(),
             pool: Pool::new(self.options.scan.memory / 4),
             stats: Arc::clone(self.stats),

@@ -2,7 +2,7 @@
 //! decoded again from the nearest seek point. Whatever the way, a span is verified against the
 //! hash in the index before anyone sees it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use tokio::runtime::Handle;
@@ -64,6 +64,8 @@ pub(super) struct Reader {
     pub(super) compression: Compression,
     pub(super) memory: Memory,
     pub(super) spool: Option<Spool>,
+    /// Held while decoding from far away: whoever comes second may find all in the spool.
+    pub(super) long_way: Mutex<()>,
     pub(super) network: Handle,
     /// For packed bytes.
     pub(super) pool: Pool,
@@ -167,10 +169,31 @@ impl Reader {
                 cause: None,
             });
         }
-        // Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
-        match self.decode(&span) {
-            Err(ReadError::Damaged { .. }) => self.decode(&span),
+        if span.seek_point.is_some() {
+            return self.decode_twice(&span);
+        }
+        let _way = self.long_way.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.unspool(&span) {
+            Some(bytes) => Ok(bytes),
+            None => self.decode_twice(&span),
+        }
+    }
+
+    /// Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
+    fn decode_twice(&self, span: &Span) -> Result<Bytes, ReadError> {
+        match self.decode(span) {
+            Err(ReadError::Damaged { .. }) => self.decode(span),
             result => result,
+        }
+    }
+
+    /// Keeps what took a long way to make, so that no one has to go it again.
+    fn spool_span(&self, span: &Span, bytes: &[u8]) {
+        if let Some(spool) = &self.spool
+            && span.seek_point.is_none()
+            && spool.write(span.plain.start(), bytes).is_ok()
+        {
+            self.stats.spooled_bytes.add(bytes.len() as u64);
         }
     }
 
@@ -204,9 +227,12 @@ impl Reader {
         for number in first.number..span.number {
             let between = self.index.span(number).ok_or(ReadError::Index)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
+            self.spool_span(&between, &bytes);
             self.memory.insert(key(number), bytes);
         }
-        self.take(span, &mut decoder, &mut packed)
+        let bytes = self.take(span, &mut decoder, &mut packed)?;
+        self.spool_span(span, &bytes);
+        Ok(bytes)
     }
 
     /// The plain bytes of `span`, which `decoder` is about to make.

@@ -6,18 +6,19 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::extent::{Extent, Plain};
 
-/// A spool file: written once during a scan, then read.
+/// A spool file: written during a scan, or piece by piece as its bytes are decoded, and read.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
     path: PathBuf,
     limit_bytes: u64,
-    spooled_bytes: u64,
+    spooled_bytes: AtomicU64,
     /// Whether the file already has the name by which later mounts find it.
     published: bool,
 }
@@ -69,7 +70,7 @@ impl Spool {
                         file,
                         path,
                         limit_bytes,
-                        spooled_bytes: 0,
+                        spooled_bytes: AtomicU64::new(0),
                         published: false,
                     });
                 }
@@ -80,19 +81,22 @@ impl Spool {
         Err(failed(directory, io::ErrorKind::AlreadyExists.into()))
     }
 
-    /// The spool that an earlier mount published under `name`, if it is there.
-    pub fn open(directory: &Path, name: &str) -> Option<Self> {
+    /// The spool that an earlier mount published under `name`, if it is there. What it holds
+    /// already counts against `limit_bytes`.
+    pub fn open(directory: &Path, name: &str, limit_bytes: u64) -> Option<Self> {
         let path = directory.join(name);
         let file = OpenOptions::new()
             .read(true)
+            .write(true)
             .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
             .open(&path)
             .ok()?;
+        let held_bytes = file.metadata().ok()?.blocks().saturating_mul(512);
         Some(Self {
             file,
             path,
-            limit_bytes: 0,
-            spooled_bytes: 0,
+            limit_bytes,
+            spooled_bytes: AtomicU64::new(held_bytes),
             published: true,
         })
     }
@@ -102,9 +106,11 @@ impl Spool {
     /// # Errors
     /// [`SpoolError::Full`] at the limit; [`SpoolError::Io`] when the disk says no. Bytes may
     /// then be there in part, which a reader notices by their hash.
-    pub fn write(&mut self, offset: Plain, bytes: &[u8]) -> Result<(), SpoolError> {
-        let spooled = self.spooled_bytes + bytes.len() as u64;
-        if spooled > self.limit_bytes {
+    pub fn write(&self, offset: Plain, bytes: &[u8]) -> Result<(), SpoolError> {
+        let len = bytes.len() as u64;
+        let before = self.spooled_bytes.fetch_add(len, Ordering::Relaxed);
+        if before.saturating_add(len) > self.limit_bytes {
+            self.spooled_bytes.fetch_sub(len, Ordering::Relaxed);
             return Err(SpoolError::Full {
                 limit_bytes: self.limit_bytes,
             });
@@ -114,9 +120,7 @@ impl Spool {
             .map_err(|source| SpoolError::Io {
                 path: self.path.display().to_string(),
                 source,
-            })?;
-        self.spooled_bytes = spooled;
-        Ok(())
+            })
     }
 
     /// The plain bytes of `extent` as the file has them, zeros where nothing was spooled; `None`
@@ -139,9 +143,9 @@ impl Spool {
         Ok(())
     }
 
-    /// Bytes written to it by this process.
+    /// Bytes it holds, or a few more: those written twice count twice.
     pub fn spooled_bytes(&self) -> u64 {
-        self.spooled_bytes
+        self.spooled_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -161,7 +165,7 @@ mod tests {
     #[test]
     fn bytes_come_back_from_their_own_offset() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut spool = Spool::create(directory.path(), 100).expect("a spool");
+        let spool = Spool::create(directory.path(), 100).expect("a spool");
         spool.write(Plain(1 << 30), b"far").expect("room");
         let extent = Extent::with_len(Plain(1 << 30), 3);
         assert_eq!(spool.read(extent).as_deref(), Some(&b"far"[..]));
@@ -171,7 +175,7 @@ mod tests {
     #[test]
     fn the_limit_counts_what_is_written_and_not_where() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut spool = Spool::create(directory.path(), 4).expect("a spool");
+        let spool = Spool::create(directory.path(), 4).expect("a spool");
         spool.write(Plain(1000), b"four").expect("room");
         assert!(matches!(
             spool.write(Plain(2000), b"x"),
@@ -189,7 +193,9 @@ mod tests {
         spool.write(Plain(0), b"four").expect("room");
         spool.publish("known").expect("renamed");
         drop(spool);
-        let spool = Spool::open(directory.path(), "known").expect("published");
+        let spool = Spool::open(directory.path(), "known", 1 << 20).expect("published");
+        assert!(spool.spooled_bytes() >= 4, "what is there counts");
+        spool.write(Plain(4), b"more").expect("room");
         assert_eq!(
             spool.read(Extent::with_len(Plain(0), 4)).as_deref(),
             Some(&b"four"[..])
