@@ -88,6 +88,7 @@ impl PlainStream {
     ) -> io::Result<Self> {
         let (sender, slots) = sync_channel(QUEUED_PIECES);
         let workers = Workers::start("tarfs-job", options.workers)?;
+        let progress = Arc::clone(stats);
         let decoder = Thread::spawn("tarfs-decode", move || {
             let mut walker = Walker {
                 chunks,
@@ -96,6 +97,7 @@ impl PlainStream {
                 compression: options.compression,
                 hasher: options.content_id.then(blake3::Hasher::new),
                 packed_len: 0,
+                stats: progress,
             };
             let last = match walker.walk(options.context) {
                 Ok(()) => Slot::End(walker.finished()),
@@ -199,6 +201,7 @@ struct Walker {
     compression: Option<Compression>,
     hasher: Option<blake3::Hasher>,
     packed_len: u64,
+    stats: Arc<Stats>,
 }
 
 impl Walker {
@@ -267,6 +270,7 @@ impl Walker {
         let chunk = self.chunks.next()?;
         if let Some(chunk) = &chunk {
             self.packed_len += chunk.len() as u64;
+            self.stats.scanned_packed_bytes.add(chunk.len() as u64);
             if let Some(hasher) = &mut self.hasher {
                 hasher.update(chunk);
             }

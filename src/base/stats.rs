@@ -48,6 +48,8 @@ stats! {
     source_retries,
     /// Bytes received from a source.
     source_read_bytes,
+    /// Packed bytes that a scan has handed to its decoder: how far it is.
+    scanned_packed_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
     /// Spans decoded again after the scan, to answer reads.

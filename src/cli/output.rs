@@ -159,7 +159,7 @@ impl View {
     }
 
     fn draw(&self) {
-        let read = self.task.stats.source_read_bytes.get();
+        let read = self.task.stats.scanned_packed_bytes.get();
         let entries = HumanCount(self.task.stats.scanned_members.get());
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{entries} entries"));
