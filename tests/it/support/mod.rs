@@ -1,3 +1,6 @@
 //! What several tests need.
 
 pub(crate) mod http;
+pub(crate) mod noise;
+pub(crate) mod packing;
+pub(crate) mod tree;

@@ -1,0 +1,190 @@
+//! What is broken is said to be; what is not is read all the same.
+
+use bytes::Bytes;
+use tarfs::archive::{Archive, Error, OpenError, ReadError};
+use tarfs::base::path::ArchivePath;
+use tarfs::codec::{self, Compression};
+
+use super::{Lab, assert_file, for_each_packing, index, packed, read};
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+fn flipped(packed: &Bytes, place: usize) -> Bytes {
+    let mut packed = packed.to_vec();
+    packed[place] ^= 0x10;
+    packed.into()
+}
+
+fn damage_stays_in_its_span(packing: Packing) {
+    if !packing.is_all_seekable() {
+        return;
+    }
+    let (tree, packed) = (Tree::mixed(), packed(packing));
+    let lab = Lab::new();
+    let options = lab.options();
+    let archive = lab.open_bytes(packed.clone(), &options).expect("indexed");
+    let spans = archive.index().span_count();
+    assert!(spans > 2, "{spans}");
+    // The middle one is looked at when the archive is opened again.
+    let number = spans / 2 - 1;
+    let seek = |number| archive.index().seek_offset(number).expect("seekable").0;
+    let place = index(u64::midpoint(seek(number), seek(number + 1)));
+    let extent = archive.index().span_extent(number).expect("a span");
+    drop(archive);
+
+    let archive = lab
+        .open_bytes(flipped(&packed, place), &options)
+        .expect("opened");
+    assert_eq!(archive.stats().scans.get(), 0);
+    let mut damaged_files = 0;
+    for (name, content) in &tree.files {
+        let path = ArchivePath::sanitize(name.as_bytes()).path;
+        let entry = archive.index().find(&path).expect("an entry");
+        let mut pieces = entry.pieces(0, entry.size());
+        if pieces.any(|piece| {
+            let shared = piece.plain.intersection(&extent);
+            shared.is_some_and(|shared| !shared.is_empty())
+        }) {
+            damaged_files += 1;
+            let error = read(&archive, name).err();
+            assert!(
+                matches!(&error, Some(ReadError::Damaged { extent: at, .. }) if *at == extent),
+                "{name}: {error:?}"
+            );
+        } else {
+            assert_file(&archive, name, content);
+        }
+    }
+    assert!(damaged_files > 0);
+}
+for_each_packing!(damage_stays_in_its_span);
+
+/// Why an archive in memory cannot be opened.
+fn failure(packed: &Bytes, allow_truncated: bool) -> Option<Error> {
+    let lab = Lab::new();
+    let mut options = lab.options();
+    options.scan.allow_truncated = allow_truncated;
+    match lab.open_bytes(packed.clone(), &options) {
+        Ok(_) => None,
+        Err(OpenError::Archive { error, .. }) => Some(*error),
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+fn a_truncated_archive_is_an_error_unless_its_readable_part_will_do(packing: Packing) {
+    let (tree, packed) = (Tree::mixed(), packed(packing));
+    for len in [packed.len() / 3, packed.len() * 2 / 3] {
+        let cut = packed.slice(..len);
+        let error = failure(&cut, false);
+        assert!(
+            error.as_ref().is_some_and(Error::is_truncation),
+            "{error:?}"
+        );
+
+        let lab = Lab::new();
+        let mut options = lab.options();
+        options.scan.allow_truncated = true;
+        for scans in [1, 0] {
+            let archive = lab.open_bytes(cut.clone(), &options).expect("a part");
+            assert_eq!(archive.stats().scans.get(), scans);
+            let notes = archive.notes();
+            assert!(scans == 0 || notes.iter().any(|note| note.contains("truncated")));
+            assert_readable_part(&archive, &tree);
+        }
+    }
+}
+for_each_packing!(a_truncated_archive_is_an_error_unless_its_readable_part_will_do);
+
+/// That files are there from the front on, and that only the last of them is incomplete.
+fn assert_readable_part(archive: &Archive, tree: &Tree) {
+    let end = archive.index().origin().plain_bytes;
+    let mut complete = 0;
+    for (name, content) in &tree.files {
+        let path = ArchivePath::sanitize(name.as_bytes()).path;
+        let Some(entry) = archive.index().find(&path) else {
+            break;
+        };
+        let pieces = entry.pieces(0, entry.size());
+        let is_complete = pieces
+            .map(|piece| piece.plain.end().0)
+            .all(|stored| stored <= end);
+        if is_complete {
+            assert_file(archive, name, content);
+            complete += 1;
+        } else if let Ok(part) = read(archive, name) {
+            assert!(content.starts_with(&part), "{name} is wrong");
+        }
+    }
+    assert!(complete >= 9, "only {complete} files");
+    assert!(complete < tree.files.len());
+}
+
+/// An archive with one bit of its last checksum turned, and what that is an error of.
+fn with_wrong_checksum(packing: Packing) -> Option<(Bytes, Compression)> {
+    let packed = packed(packing);
+    let len = packed.len();
+    let (from_end, compression) = match packing {
+        Packing::Gzip | Packing::GzipMembers => (8, Compression::Gzip),
+        // Before the empty member at the end.
+        Packing::Bgzf => (28 + 8, Compression::Gzip),
+        Packing::Lz4 | Packing::Lz4Linked | Packing::Lz4Frames => (4, Compression::Lz4),
+        Packing::Zstd | Packing::ZstdFrames => (4, Compression::Zstd),
+        Packing::Xz | Packing::XzBlocks | Packing::XzStreams => {
+            // The index lies before a footer of 12 bytes, which says in units of four how long it
+            // is; before it the last block ends with its check.
+            let size = packed.get(len - 8..len - 4)?.try_into().ok()?;
+            let index_len = (u64::from(u32::from_le_bytes(size)) + 1) * 4;
+            (12 + index(index_len) + 4, Compression::Xz)
+        }
+        Packing::Bzip2 | Packing::Bzip2Streams => (3, Compression::Bzip2),
+        Packing::Plain | Packing::Lz4Legacy => return None,
+    };
+    Some((flipped(&packed, len - from_end), compression))
+}
+
+fn a_wrong_checksum_at_the_end_is_an_error(packing: Packing) {
+    let Some((packed, expected)) = with_wrong_checksum(packing) else {
+        return;
+    };
+    for allow_truncated in [false, true] {
+        let error = failure(&packed, allow_truncated);
+        let Some(Error::Codec(codec::Error {
+            compression, cause, ..
+        })) = error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(compression, expected);
+        assert!(
+            matches!(
+                cause,
+                codec::Cause::Checksum { .. } | codec::Cause::Malformed(_)
+            ),
+            "{cause:?}"
+        );
+    }
+}
+for_each_packing!(a_wrong_checksum_at_the_end_is_an_error);
+
+fn damage_is_noticed_by_the_scan_where_the_format_has_checksums(packing: Packing) {
+    if matches!(packing, Packing::Plain | Packing::Lz4Legacy) {
+        return;
+    }
+    let packed = packed(packing);
+    for part in 1..6 {
+        let error = failure(&flipped(&packed, packed.len() * part / 6), false);
+        assert!(error.is_some(), "at {part}/6");
+    }
+}
+for_each_packing!(damage_is_noticed_by_the_scan_where_the_format_has_checksums);
+
+#[test]
+fn what_is_no_archive_is_named() {
+    let html = Bytes::from_static(b"<!DOCTYPE html><html>not found</html>");
+    assert!(matches!(failure(&html, true), Some(Error::NotAnArchive)));
+    let zip = Bytes::from_static(b"PK\x03\x04 and so on");
+    assert!(matches!(
+        failure(&zip, true),
+        Some(Error::UnsupportedFormat("zip"))
+    ));
+}

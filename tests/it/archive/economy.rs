@@ -1,0 +1,130 @@
+//! No more is fetched, decoded and kept than must be.
+
+use super::{
+    Lab, assert_file, assert_files, for_each_packing, ino, large_lz4, packed, scan_options,
+};
+use crate::support::http::Resource;
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+use tarfs::archive::scan;
+use tarfs::materialize::{Materializer, Options};
+
+use super::PATH;
+
+#[test]
+fn a_small_file_in_the_middle_costs_one_span_and_then_nothing() {
+    let (tree, packed) = (Tree::large(), large_lz4());
+    let lab = Lab::serving(packed.clone());
+    drop(lab.open());
+
+    let archive = lab.open();
+    let (name, content) = &tree.files[tree.files.len() / 2];
+    assert_eq!(content.len(), 4096);
+    assert_file(&archive, name, content);
+    let stats = archive.stats();
+    assert!(stats.source_read_bytes.get() < 10_000_000);
+    assert!(
+        stats.decoded_spans.get() <= 2,
+        "{}",
+        stats.decoded_spans.get()
+    );
+
+    let (requests, spans) = (stats.source_requests.get(), stats.decoded_spans.get());
+    assert_file(&archive, name, content);
+    let ino = ino(&archive, name);
+    assert!(
+        archive
+            .try_read(ino, 0, 4096)
+            .is_some_and(|read| read.is_ok())
+    );
+    assert_eq!(stats.source_requests.get(), requests);
+    assert_eq!(stats.decoded_spans.get(), spans);
+}
+
+fn a_scan_fetches_every_byte_once(packing: Packing) {
+    let packed = packed(packing);
+    let lab = Lab::serving(packed.clone());
+    for (chunk_len, connections) in [(64 << 10, 8), (1 << 20, 1), (8 << 20, 8)] {
+        let before = lab.server.sent_bytes(PATH);
+        let mut options = lab.options();
+        options.cache_dir = None;
+        options.scan.chunk_len = chunk_len;
+        options.scan.connections = connections;
+        let archive = lab.open_with(&options);
+        let read = archive.stats().source_read_bytes.get();
+        assert_eq!(read, packed.len() as u64);
+        assert_eq!(lab.server.sent_bytes(PATH) - before, read);
+    }
+}
+for_each_packing!(a_scan_fetches_every_byte_once);
+
+#[test]
+fn materializing_fetches_every_byte_once() {
+    for packing in [Packing::Plain, Packing::Lz4, Packing::Zstd, Packing::Gzip] {
+        for chunk_len in [64 << 10, 1 << 20, 8 << 20] {
+            for connections in [1, 8] {
+                materialize_once(packing, chunk_len, connections);
+            }
+        }
+    }
+}
+
+fn materialize_once(packing: Packing, chunk_len: u64, connections: usize) {
+    let (tree, packed) = (Tree::mixed(), packed(packing));
+    let lab = Lab::serving(packed.clone());
+    let (source, stats) = lab.source();
+    let options = scan::Options {
+        chunk_len,
+        connections,
+        ..scan_options()
+    };
+    let root = tempfile::tempdir().expect("a directory");
+    let mut sink = Materializer::new(root.path(), Options::for_this_user(), stats.clone())
+        .expect("a destination");
+    let scanned = scan::scan(&source, &options, lab.network.handle(), &stats, &mut sink);
+    scanned.expect("scanned");
+    let summary = sink.finish().expect("written");
+    assert_eq!(summary.errors, 0, "{:?}", summary.problems);
+    assert_eq!(stats.source_read_bytes.get(), packed.len() as u64);
+    assert_eq!(lab.server.sent_bytes(PATH), packed.len() as u64);
+    for (name, content) in &tree.files {
+        let written = std::fs::read(root.path().join(name)).expect("a file");
+        assert!(written == *content, "{name} is wrong");
+    }
+}
+
+#[test]
+fn what_is_kept_stays_within_half_of_the_memory() {
+    let tree = Tree::large();
+    let lab = Lab::serving(large_lz4());
+    let mut options = lab.options();
+    options.scan.memory = 32 << 20;
+    for scans in [1, 0] {
+        let archive = lab.open_with(&options);
+        assert_eq!(archive.stats().scans.get(), scans);
+        assert!(archive.kept_bytes() <= 16 << 20);
+        for (name, content) in &tree.files {
+            assert_file(&archive, name, content);
+            assert!(archive.kept_bytes() <= 16 << 20);
+        }
+        assert!(archive.kept_bytes() >= 8 << 20, "and half of it is used");
+    }
+}
+
+#[test]
+fn reading_in_order_decodes_every_span_once() {
+    let lab = Lab::new();
+    for packing in Packing::ALL
+        .into_iter()
+        .filter(|packing| packing.is_all_seekable())
+    {
+        lab.serve(Resource::new(packed(packing)).etag(&format!("\"{packing:?}\"")));
+        drop(lab.open());
+        let archive = lab.open();
+        assert_files(&archive, &Tree::mixed());
+        let decoded = archive.stats().decoded_spans.get();
+        let spans = u64::from(archive.index().span_count());
+        assert!(decoded <= spans, "{packing:?}: {decoded} of {spans}");
+    }
+}

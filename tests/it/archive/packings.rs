@@ -1,0 +1,45 @@
+//! Whatever an archive is packed with, its files are what they were.
+
+use super::{
+    Lab, assert_files, assert_files_backwards, assert_random_reads, for_each_packing, packed,
+};
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+fn every_file_is_read_as_it_was_packed_and_again_from_the_saved_index(packing: Packing) {
+    let (tree, packed) = (Tree::mixed(), packed(packing));
+    let lab = Lab::serving(packed.clone());
+    let archive = lab.open();
+    assert_eq!(archive.notes(), <[String; 0]>::default());
+    let stats = archive.stats();
+    assert_eq!(stats.scans.get(), 1);
+    assert_eq!(stats.source_read_bytes.get(), packed.len() as u64);
+    assert_eq!(archive.index().problem_count(), 0);
+    assert_files(&archive, &tree);
+    assert_files_backwards(&archive, &tree);
+    assert_random_reads(&archive, &tree, 200, 1);
+
+    let archive = lab.open();
+    let stats = archive.stats();
+    assert!(stats.source_requests.get() <= 2);
+    assert_eq!(stats.scans.get(), 0);
+    assert_random_reads(&archive, &tree, 200, 2);
+    assert_files_backwards(&archive, &tree);
+    assert_files(&archive, &tree);
+    assert_eq!(stats.scans.get(), 0);
+}
+for_each_packing!(every_file_is_read_as_it_was_packed_and_again_from_the_saved_index);
+
+/// Every span is made again and again, each time from its seek point.
+fn every_span_is_decoded_on_its_own_when_nothing_is_kept(packing: Packing) {
+    let tree = Tree::mixed();
+    let lab = Lab::serving(packed(packing));
+    drop(lab.open());
+    let mut options = lab.options();
+    options.scan.memory = 0;
+    let archive = lab.open_with(&options);
+    // One piece is unspooled here; elsewhere each read decodes a span.
+    assert_random_reads(&archive, &tree, 40, 3);
+    assert!(archive.kept_bytes() == 0);
+}
+for_each_packing!(every_span_is_decoded_on_its_own_when_nothing_is_kept);
