@@ -1,3 +1,4 @@
 //! What several tests need.
 
 pub(crate) mod http;
+pub(crate) mod raw;
