@@ -294,6 +294,7 @@ fn recognise(first: &[u8]) -> Result<Compression, Error> {
     match codec::detect(first) {
         Detected::Supported(compression) => Ok(compression),
         Detected::Unsupported(format) => Err(Error::UnsupportedFormat(format)),
+        Detected::Unknown if first.is_empty() => Err(Error::Empty),
         Detected::Unknown => Err(Error::NotAnArchive),
     }
 }

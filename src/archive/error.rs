@@ -17,22 +17,61 @@ pub enum Error {
     /// The first bytes are neither a tar archive nor a known packed format.
     #[error("this is neither a tar archive nor gzip, lz4, zstd, xz or bzip2")]
     NotAnArchive,
+    /// There is not one byte.
+    #[error("it is empty")]
+    Empty,
     /// A packed format that is recognised and not supported.
-    #[error("{0} is not supported; repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first")]
+    #[error("{0} is not supported")]
     UnsupportedFormat(&'static str),
     /// A thread of ours is gone.
     #[error("decoding was interrupted")]
     Interrupted,
 }
 
+/// What to do about damage.
+const DAMAGED: &str = "the archive is damaged: fetch it anew";
+
+/// What to do about an archive of which the end is missing.
+const CUT: &str = "fetch it anew, or take its readable part with --allow-truncated";
+
+/// What to do about a packing that nobody here can undo.
+const REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
+
+/// What to do about something else in the archive's place.
+const CHECK: &str = "check what is stored there: an error page, perhaps";
+
 impl Error {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Source(_) if self.is_truncation() => Some(CUT),
+            Self::Source(error) => error.cause.hint(),
+            Self::Codec(error) => match error.cause {
+                codec::Cause::Truncated => Some(CUT),
+                codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(DAMAGED),
+                codec::Cause::Unsupported(_) => Some(REPACK),
+                codec::Cause::Memory { .. } => None,
+            },
+            Self::Tar(error) => match error.cause {
+                tar::Cause::Truncated(_) => Some(CUT),
+                tar::Cause::NotTar => Some(CHECK),
+                tar::Cause::LimitExceeded { .. } => None,
+            },
+            Self::NotAnArchive | Self::Empty => Some(CHECK),
+            Self::UnsupportedFormat(_) => Some(REPACK),
+            Self::Interrupted => None,
+        }
+    }
+
     /// Whether the archive simply ends too early, so that what was read so far is good.
     pub fn is_truncation(&self) -> bool {
         match self {
             Self::Source(error) => matches!(error.cause, source::Cause::Truncated),
             Self::Codec(error) => matches!(error.cause, codec::Cause::Truncated),
             Self::Tar(error) => matches!(error.cause, tar::Cause::Truncated(_)),
-            Self::NotAnArchive | Self::UnsupportedFormat(_) | Self::Interrupted => false,
+            Self::NotAnArchive | Self::Empty | Self::UnsupportedFormat(_) | Self::Interrupted => {
+                false
+            }
         }
     }
 }

@@ -67,16 +67,13 @@ pub enum OpenError {
         error: Box<Error>,
     },
     /// The index file that was to be used is none, or is another archive's.
-    #[error("cannot use the index {path}")]
-    Index {
-        /// Which file.
-        path: String,
-        /// Why.
-        #[source]
-        error: store::Error,
-    },
+    #[error(transparent)]
+    Index(store::Error),
     /// The index file that was to be used belongs to another archive, or another version of it.
-    #[error("the index {path} does not belong to {location}")]
+    #[error(
+        "the index {path} does not belong to {location} as it is now; \
+         make a new one with `tarfs index -o`"
+    )]
     ForeignIndex {
         /// Which file.
         path: String,
@@ -201,10 +198,7 @@ impl Opening<'_> {
 
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
         let named = || path.display().to_string();
-        let index = store::read(path).map_err(|error| OpenError::Index {
-            path: named(),
-            error,
-        })?;
+        let index = store::read(path).map_err(OpenError::Index)?;
         let foreign = || OpenError::ForeignIndex {
             path: named(),
             location: self.source.location().to_string(),

@@ -287,12 +287,14 @@ fn failed(span: &Span, error: Error) -> ReadError {
             ReadError::Changed(error)
         }
         Error::Source(_) | Error::Interrupted => ReadError::Unreachable(error),
-        Error::Codec(_) | Error::Tar(_) | Error::NotAnArchive | Error::UnsupportedFormat(_) => {
-            ReadError::Damaged {
-                extent: span.plain,
-                cause: Some(error),
-            }
-        }
+        Error::Codec(_)
+        | Error::Tar(_)
+        | Error::NotAnArchive
+        | Error::Empty
+        | Error::UnsupportedFormat(_) => ReadError::Damaged {
+            extent: span.plain,
+            cause: Some(error),
+        },
     }
 }
 

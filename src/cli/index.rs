@@ -45,8 +45,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         output::complain(note);
     }
     if let Some(path) = &args.output {
-        store::write(path, archive.index())
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        store::write(path, archive.index()).context("cannot write the index")?;
     }
     Ok(output::report_problems(archive.index(), !args.quiet))
 }

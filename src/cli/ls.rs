@@ -63,7 +63,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
     let from = index
         .find(&path)
-        .with_context(|| format!("{path}: no such entry in the archive"))?
+        .with_context(|| format!("{path}: not in the archive (`tarfs ls -R` shows what is)"))?
         .ino();
     let listing = Listing { args, index, from };
     let mut output = BufWriter::new(stdout().lock());

@@ -16,8 +16,8 @@ use crate::archive::scan::{self, ScanError, Sink};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::materialize::{
-    Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter, Selection,
-    Summary, Wanted,
+    Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
+    Selection, Summary, Wanted,
 };
 use crate::source::Source;
 
@@ -113,6 +113,7 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         source: &source,
         reporter: Arc::new(Terminal {
             entries: args.verbose || args.dry_run,
+            cuts: args.source.allow_truncated,
         }),
     };
     let outcome = if args.to_stdout {
@@ -232,7 +233,7 @@ impl Run<'_> {
                     Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
                     None => location.to_owned(),
                 };
-                output::complain(output::chain(&anyhow::Error::new(error).context(place)));
+                output::complain(output::with_hint(&anyhow::Error::new(error).context(place)));
                 false
             }
         }
@@ -243,7 +244,8 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
     if complete && summary.errors == 0 {
         return ExitCode::SUCCESS;
     }
-    if summary.errors > 0 {
+    // One problem has just been told.
+    if summary.errors > 1 {
         output::complain(format_args!(
             "{} entries are missing or incomplete, for the reasons above",
             summary.errors
@@ -256,6 +258,8 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
 #[derive(Debug)]
 struct Terminal {
     entries: bool,
+    /// Whether to tell of members that are cut; otherwise the error that cut them names them.
+    cuts: bool,
 }
 
 impl Reporter for Terminal {
@@ -267,7 +271,9 @@ impl Reporter for Terminal {
     }
 
     fn problem(&self, problem: &Problem) {
-        output::complain(output::chain_of(problem));
+        if self.cuts || !matches!(problem.cause, Cause::Cut) {
+            output::complain(output::chain_of(problem));
+        }
     }
 
     fn warning(&self, text: &str) {

@@ -21,9 +21,7 @@ use super::settings;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
-use crate::fs::{
-    Content, Failure, Force, Mount, MountError, MountOptions, Tree, UnmountError, View,
-};
+use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError, View};
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
@@ -135,6 +133,7 @@ fn serve(
     log: Option<Log>,
 ) -> anyhow::Result<ExitCode> {
     let options = args.mount_options()?;
+    Mount::check(&args.mountpoint)?;
     let opened = open_archive(args)?;
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
@@ -149,8 +148,7 @@ fn serve(
         &args.mountpoint,
         &options,
         move || tell(&ended, Event::Ended),
-    )
-    .map_err(with_hint)?;
+    )?;
     let control = Control::serve(&settings::runtime_dir(), move |question| {
         ask(&events, question)
     });
@@ -213,13 +211,6 @@ fn outcome(mount: &Mount, result: &Result<(), UnmountError>) -> Answer {
             hint: error.hint().map(str::to_owned),
             error: in_one_line(error),
         },
-    }
-}
-
-fn with_hint(error: MountError) -> anyhow::Error {
-    match error.hint() {
-        Some(hint) => anyhow::anyhow!("{} ({hint})", in_one_line(&error)),
-        None => error.into(),
     }
 }
 

@@ -50,6 +50,7 @@ pub(super) fn source(
         .source
         .to_str()
         .context("SOURCE is not UTF-8; rename it")?;
+    anyhow::ensure!(!spec.is_empty(), "SOURCE is empty (name a path or a URL)");
     Ok(network.block_on(source::open(spec, options))?)
 }
 

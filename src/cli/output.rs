@@ -11,7 +11,9 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, Progres
 
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
+use crate::fs::{MountError, UnmountError};
 use crate::index::Index;
+use crate::{archive, materialize, source};
 
 /// The exit code of a run in which something went wrong, as tar's.
 pub(super) const FAILURE: u8 = 2;
@@ -30,10 +32,39 @@ pub(super) fn complain(text: impl std::fmt::Display) {
     drop(writeln!(stderr(), "tarfs: {text}"));
 }
 
-/// Prints an error and its causes on one line, and returns [`FAILURE`].
+/// Prints an error, its causes and what to do on one line, and returns [`FAILURE`].
 pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
-    complain(chain(error));
+    complain(with_hint(error));
     ExitCode::from(FAILURE)
+}
+
+/// An error and its causes on one line, each told once, and what to do about it.
+pub(super) fn with_hint(error: &anyhow::Error) -> String {
+    let told = chain(error);
+    match error.chain().find_map(hint) {
+        Some(hint) => format!("{told} ({hint})"),
+        None => told,
+    }
+}
+
+/// What to do about an error, if it is of a kind that knows.
+fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    if let Some(error) = error.downcast_ref::<source::Error>() {
+        return error.cause.hint();
+    }
+    if let Some(error) = error.downcast_ref::<archive::Error>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<Box<archive::Error>>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<materialize::Error>() {
+        return error.hint();
+    }
+    if let Some(error) = error.downcast_ref::<MountError>() {
+        return error.hint();
+    }
+    error.downcast_ref::<UnmountError>()?.hint()
 }
 
 /// An error and its causes on one line, each told once.
@@ -43,10 +74,10 @@ pub(super) fn chain(error: &anyhow::Error) -> String {
 
 /// As [`chain`], for any error.
 pub(super) fn chain_of(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    let mut text = without_number(error.to_string());
     let mut cause = error.source();
     while let Some(error) = cause {
-        let next = error.to_string();
+        let next = without_number(error.to_string());
         // Libraries that print their cause and also expose it would say it twice.
         if !text.ends_with(&next) {
             text.push_str(": ");
@@ -55,6 +86,20 @@ pub(super) fn chain_of(error: &dyn Error) -> String {
         cause = error.source();
     }
     text.replace('\n', " ")
+}
+
+/// An error's text without the number that the standard library puts behind the system's words.
+fn without_number(mut text: String) -> String {
+    const MARK: &str = " (os error ";
+    if let Some(at) = text.rfind(MARK)
+        && let Some(tail) = text.get(at + MARK.len()..)
+        && tail
+            .strip_suffix(')')
+            .is_some_and(|number| number.parse::<i32>().is_ok())
+    {
+        text.truncate(at);
+    }
+    text
 }
 
 /// Tells what of an archive is not in its tree, one line each when `aloud`; the exit code that

@@ -168,7 +168,7 @@ pub enum Cause {
         limit_bytes: u64,
     },
     /// The packed bytes end in the middle.
-    #[error("the stream is truncated")]
+    #[error("truncated")]
     Truncated,
 }
 

@@ -6,9 +6,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::fs::makedev;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -20,6 +22,10 @@ use rustix::process::{getgid, getuid};
 use super::options::{MountOptions, escape};
 
 const DEVICE: &str = "/dev/fuse";
+/// Its number, the same on every Linux: a miscellaneous character device.
+const MAJOR: u32 = 10;
+/// Which of these.
+const MINOR: u32 = 229;
 /// Mounts for those who may not, setuid root; comes with libfuse 3.
 const HELPER: &str = "fusermount3";
 /// Tells the helper the number of the socket on which to send the device.
@@ -33,7 +39,7 @@ pub(super) const FILE_SYSTEM: &str = "fuse.tarfs";
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel has no FUSE, or this container hides it.
-    #[error("cannot mount: {DEVICE} is missing")]
+    #[error("cannot mount: there is no FUSE device at {DEVICE}")]
     NoDevice,
     /// Not root, and nobody who could mount for us.
     #[error("cannot mount: not permitted, and {HELPER} is not installed")]
@@ -91,11 +97,10 @@ impl MountError {
             Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotConnected => {
                 Some("a dead mount is in the way: `umount -l` removes it")
             }
-            Self::Helper { .. }
-            | Self::Mountpoint { .. }
-            | Self::NotADirectory(_)
-            | Self::System(_)
-            | Self::NotReady => None,
+            Self::NotADirectory(_) => Some("mount on a directory"),
+            Self::Helper { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
+                None
+            }
         }
     }
 }
@@ -145,13 +150,47 @@ pub(super) fn mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
+/// Whether there is something to mount with, as far as can be told without mounting.
+pub(super) fn look() -> Result<(), MountError> {
+    match open() {
+        Ok(_) => Ok(()),
+        // The helper may do better.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        Err(error) => Err(missing(error)),
+    }
+}
+
+fn open() -> io::Result<File> {
+    let device = OpenOptions::new().read(true).write(true).open(DEVICE)?;
+    let found = device.metadata()?;
+    if found.file_type().is_char_device() && found.rdev() == makedev(MAJOR, MINOR) {
+        Ok(device)
+    } else {
+        Err(Errno::NODEV.into())
+    }
+}
+
+/// What it means that the device cannot be opened.
+fn missing(error: io::Error) -> MountError {
+    // ENXIO and ENODEV: the node is there, the driver is not.
+    let absent = error.kind() == io::ErrorKind::NotFound
+        || [Errno::NXIO, Errno::NODEV]
+            .iter()
+            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
+    if absent {
+        MountError::NoDevice
+    } else {
+        MountError::System(error)
+    }
+}
+
 /// Mounts on `mountpoint` and returns the device on which the kernel will ask.
 pub(super) fn mount(
     mountpoint: &Path,
     source: &str,
     options: &MountOptions,
 ) -> Result<OwnedFd, MountError> {
-    match OpenOptions::new().read(true).write(true).open(DEVICE) {
+    match open() {
         Ok(device) => match mount_directly(&device, mountpoint, source, options) {
             Ok(()) => Ok(device.into()),
             Err(Errno::PERM) => mount_with_helper(mountpoint, source, options),
@@ -161,16 +200,7 @@ pub(super) fn mount(
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             mount_with_helper(mountpoint, source, options)
         }
-        // ENXIO and ENODEV: the node is there, the driver is not.
-        Err(error)
-            if error.kind() == io::ErrorKind::NotFound
-                || [Errno::NXIO, Errno::NODEV]
-                    .iter()
-                    .any(|errno| error.raw_os_error() == Some(errno.raw_os_error())) =>
-        {
-            Err(MountError::NoDevice)
-        }
-        Err(error) => Err(MountError::System(error)),
+        Err(error) => Err(missing(error)),
     }
 }
 

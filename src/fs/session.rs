@@ -56,6 +56,16 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Whether `mountpoint` can be mounted on, as far as can be told without mounting; for those
+    /// who have long work to do first.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn check(mountpoint: &Path) -> Result<(), MountError> {
+        device::mountpoint(mountpoint)?;
+        device::look()
+    }
+
     /// Mounts `tree` on the directory `mountpoint` and returns when the mount answers. `source`
     /// is what mount(8) lists unless the options say otherwise. `ended` is called on the mount's
     /// own thread once nothing is mounted any more, whoever unmounted it.

@@ -68,7 +68,7 @@ pub enum Cause {
     #[error("the archive ends in the middle of this file, what is there was kept")]
     Cut,
     /// A path that was asked for.
-    #[error("not found in archive")]
+    #[error("not in the archive (`tarfs ls -R` shows what is)")]
     NotFound,
 }
 
@@ -90,8 +90,7 @@ pub enum Error {
     /// No space left.
     #[error(
         "{path}: no space left: {available_bytes} bytes are free, this file alone needs \
-         {missing_bytes} more; {written_bytes} bytes were written, free space or choose another \
-         destination"
+         {missing_bytes} more; {written_bytes} bytes were written"
     )]
     Full {
         /// The entry that did not fit.
@@ -138,6 +137,25 @@ pub enum Error {
     /// The output that file contents go to fails.
     #[error("cannot write to the output")]
     Output(#[source] Arc<std::io::Error>),
+}
+
+impl Error {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Destination {
+                errno: Errno::NOENT,
+                ..
+            } => Some("make the directory first, or correct -C"),
+            Self::Destination { .. } => Some("name a directory with -C that you may write to"),
+            Self::NoInodes { .. } => Some("remove files, or choose another destination"),
+            Self::Full { .. } | Self::Quota { .. } => {
+                Some("free space, or choose another destination")
+            }
+            Self::Failing { .. } => Some("choose another destination"),
+            Self::Thread(_) | Self::Output(_) => None,
+        }
+    }
 }
 
 /// A step that the operating system refused.

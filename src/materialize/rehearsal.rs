@@ -97,7 +97,7 @@ mod tests {
         assert_eq!((summary.entries, summary.bytes, summary.errors), (2, 5, 1));
         assert_eq!(
             summary.problems.first().map(ToString::to_string),
-            Some("missing: not found in archive".to_owned())
+            Some("missing: not in the archive (`tarfs ls -R` shows what is)".to_owned())
         );
     }
 }

@@ -65,7 +65,7 @@ pub enum Cause {
     #[error("it ends before its length")]
     Truncated,
     /// Nobody answers: look at the network.
-    #[error("{obstacle}: {detail}")]
+    #[error("{}", obstructed(*.obstacle, .detail))]
     Unreachable {
         /// What is in the way.
         obstacle: Obstacle,
@@ -96,6 +96,28 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NotFound => "check how it is spelled",
+            Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
+            Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
+            Self::Changed => "start again to read the new version",
+            Self::Truncated => "the transfer or the file is incomplete: fetch it anew",
+            Self::Unreachable { obstacle, .. } => obstacle.hint(),
+            Self::Http(408 | 425 | 429 | 500..) => "try again later",
+            Self::Http(_) => "check the URL",
+            Self::Protocol(_) => "download the file by other means and give its path",
+            Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                "check its permissions"
+            }
+            Self::Unsupported(_) => "give a file, or a file://, http:// or https:// URL",
+            Self::Malformed(_) => "check how it is spelled",
+            Self::Spent => "store it in a file first",
+            Self::Io(_) | Self::Cancelled => return None,
+        })
+    }
+
     /// Whether the same request may succeed in a moment.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -129,6 +151,33 @@ pub enum Obstacle {
     Timeout,
     /// The connection broke, or never came to be.
     Connection,
+}
+
+impl Obstacle {
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Dns => "check the host's name, and whether this machine has a name server",
+            Self::Refused => "check host and port, and whether the server runs",
+            Self::Tls => {
+                "check that this port speaks TLS and that its certificate is trusted; \
+                 SSL_CERT_FILE names further authorities"
+            }
+            Self::Timeout | Self::Connection => "check the network, or try again later",
+        }
+    }
+}
+
+/// The obstacle, with the system's words for it where they add something.
+fn obstructed(obstacle: Obstacle, detail: &str) -> String {
+    match obstacle {
+        Obstacle::Refused | Obstacle::Timeout => obstacle.to_string(),
+        Obstacle::Dns => {
+            let prefix = "failed to lookup address information: ";
+            let detail = detail.strip_prefix(prefix).unwrap_or(detail);
+            format!("{obstacle}: {detail}")
+        }
+        Obstacle::Tls | Obstacle::Connection => format!("{obstacle}: {detail}"),
+    }
 }
 
 impl fmt::Display for Obstacle {

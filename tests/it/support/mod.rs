@@ -4,3 +4,4 @@ pub(crate) mod http;
 pub(crate) mod noise;
 pub(crate) mod packing;
 pub(crate) mod tree;
+pub(crate) mod raw;

@@ -1,0 +1,820 @@
+//! The program from outside: what it says when something is wrong, and what its verbs do.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use xxhash_rust::xxh32::xxh32;
+
+use crate::support::http::{Resource, Response, Server};
+use crate::support::raw::{Archive, Header, noise};
+
+/// The programs that pack, and what they are called in messages.
+const PACKERS: [&[&str]; 6] = [
+    &["cat"],
+    &["gzip", "-c"],
+    &["lz4", "-c", "-q", "-BX"],
+    &["zstd", "-c", "-q"],
+    &["xz", "-c"],
+    &["bzip2", "-c"],
+];
+
+/// A directory of its own, from which the program is run.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        for name in ["cache", "run", "out", "mnt"] {
+            fs::create_dir(directory.path().join(name)).expect("a fresh directory");
+        }
+        Self { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Writes a file.
+    fn put(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.path(name), content).expect("space");
+    }
+
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(&self.directory)
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env("no_proxy", "*")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn tarfs(&self) -> Command {
+        self.command(env!("CARGO_BIN_EXE_tarfs"))
+    }
+
+    fn run(&self, arguments: &[&str]) -> Outcome {
+        Outcome::of(self.tarfs().args(arguments))
+    }
+
+    /// The outcome of a run that goes well and says nothing on standard error.
+    fn succeeds(&self, arguments: &[&str]) -> Outcome {
+        let outcome = self.run(arguments);
+        assert_eq!(
+            (outcome.code, outcome.complaints.as_str()),
+            (0, ""),
+            "{arguments:?}"
+        );
+        outcome
+    }
+
+    /// The one line that a run says which fails; it holds each of `words` once.
+    fn fails(&self, arguments: &[&str], words: &[&str]) -> String {
+        self.run(arguments).failure(words)
+    }
+
+    fn mounts(&self) -> usize {
+        let table = fs::read_to_string("/proc/self/mounts").expect("a table");
+        let here = self.directory.path().to_str().expect("UTF-8");
+        table.lines().filter(|line| line.contains(here)).count()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.mounts() > 0 {
+            drop(self.run(&["umount", "--lazy", "mnt"]));
+        }
+    }
+}
+
+/// What a run left.
+struct Outcome {
+    code: i32,
+    output: Vec<u8>,
+    complaints: String,
+}
+
+impl Outcome {
+    fn of(command: &mut Command) -> Self {
+        command.output().expect("a program").into()
+    }
+
+    #[track_caller]
+    fn failure(self, words: &[&str]) -> String {
+        let text = self.complaints;
+        assert_eq!(self.code, 2, "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.starts_with("tarfs: "), "{text}");
+        for word in words {
+            assert_eq!(text.matches(word).count(), 1, "'{word}' in: {text}");
+        }
+        assert!(!text.contains("os error"), "{text}");
+        text
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.output).expect("UTF-8")
+    }
+
+    fn lines(&self) -> Vec<&str> {
+        self.text().lines().collect()
+    }
+}
+
+impl From<Output> for Outcome {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            output: output.stdout,
+            complaints: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
+}
+
+/// A small tree with one of most things, and some hundred kilobytes that no packing shrinks.
+fn sample() -> Vec<u8> {
+    Archive::new()
+        .directory("top/")
+        .file("top/a", "hello\n")
+        .add(Header::new("top/b", b'0').mode(0o4755).owner(7, 8), "bee")
+        .symlink("top/link", "a")
+        .hard_link("top/hard", "top/a")
+        .directory("top/sub/")
+        .file("top/sub/noise", noise(300_000))
+        .file("top/sub/last", "end\n")
+        .end()
+}
+
+fn pack(packer: &[&str], plain: &[u8]) -> Vec<u8> {
+    let (program, arguments) = packer.split_first().expect("a program");
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    let mut stdin = child.stdin.take().expect("piped");
+    let plain = plain.to_vec();
+    let writing = std::thread::spawn(move || stdin.write_all(&plain));
+    let output = child.wait_with_output().expect("output");
+    writing.join().expect("no panic").expect("all is read");
+    assert!(output.status.success(), "{program}");
+    output.stdout
+}
+
+#[test]
+fn a_source_that_is_not_there_is_told_with_its_place_and_a_way_out() {
+    let place = Place::new();
+    place.fails(
+        &["ls", "missing.tar"],
+        &["missing.tar", "not found", "spelled"],
+    );
+    place.fails(&["ls", "out"], &["cannot read out", "a directory"]);
+    place.fails(&["ls", ""], &["SOURCE is empty"]);
+    place.fails(&["ls", "-"], &["standard input can only be materialized"]);
+    place.fails(
+        &["ls", "gopher://host/a.tar"],
+        &["gopher://host/a.tar", "not supported", "http://"],
+    );
+    place.fails(&["ls", "http://"], &["the URL", "empty host"]);
+}
+
+#[test]
+fn a_source_that_is_no_archive_is_told_apart() {
+    let place = Place::new();
+    place.put("text", "hello\n");
+    place.put("empty", "");
+    place.fails(
+        &["ls", "text"],
+        &["text:", "neither a tar archive nor gzip", "check"],
+    );
+    place.fails(&["ls", "empty"], &["empty:", "it is empty"]);
+    let mut lzma = vec![0x5d, 0, 0, 0x80, 0];
+    lzma.extend([0xff; 8]);
+    let magics: [(&[u8], &str); 6] = [
+        (b"LZIP\x01", "lzip"),
+        (&lzma, "lzma"),
+        (b"\x1f\x9d\x90", "compress (.Z)"),
+        (b"\x89LZO\0\r\n\x1a\n", "lzop"),
+        (b"PK\x03\x04", "zip"),
+        (b"7z\xbc\xaf\x27\x1c", "7-Zip"),
+    ];
+    for (magic, name) in magics {
+        place.put("packed", [magic, &[7; 600]].concat());
+        let text = place.fails(&["ls", "packed"], &["packed: ", "is not supported"]);
+        assert!(text.contains(&format!(" {name} is")), "{text}");
+        assert!(text.contains("repack it as"), "{text}");
+    }
+}
+
+#[test]
+fn an_lz4_dictionary_is_named() {
+    let place = Place::new();
+    // Version 1, independent blocks, a dictionary id; blocks of 64 KiB.
+    let descriptor = [0x61, 0x40, 0x2a, 0, 0, 0];
+    let check = xxh32(&descriptor, 0).to_le_bytes()[1];
+    let frame = [b"\x04\x22\x4d\x18", &descriptor[..], &[check], &[0; 8]].concat();
+    place.put("a.tar.lz4", frame);
+    place.fails(
+        &["ls", "a.tar.lz4"],
+        &["a.tar.lz4", "packed byte 0", "dictionary", "repack"],
+    );
+}
+
+#[test]
+fn a_truncated_archive_is_told_by_member_or_byte_and_its_readable_part_can_be_had() {
+    for packer in PACKERS {
+        let place = Place::new();
+        let packed = pack(packer, &sample());
+        place.put("cut", packed.get(..200_000).expect("longer"));
+        for verb in [&["ls", "cut"][..], &["materialize", "cut", "-C", "out"]] {
+            let text = place.fails(verb, &[" byte 200000: ", "take its readable part"]);
+            assert!(text.starts_with("tarfs: cut: "), "{text}");
+        }
+        let listed = place.run(&["ls", "-R", "--allow-truncated", "cut"]);
+        assert!(listed.complaints.is_empty(), "{}", listed.complaints);
+        assert_eq!(listed.code, 0, "{packer:?}");
+    }
+}
+
+#[test]
+fn a_truncated_plain_archive_names_the_member_and_the_record() {
+    let place = Place::new();
+    place.put("cut.tar", sample().get(..200_000).expect("longer"));
+    place.fails(
+        &["materialize", "cut.tar", "-C", "out"],
+        &[
+            "in member 'top/sub/noise'",
+            "plain byte 200000",
+            "is truncated",
+        ],
+    );
+    // What came before is there, and what there is of the file.
+    assert_eq!(
+        fs::read(place.path("out/top/a")).expect("written"),
+        b"hello\n"
+    );
+    let part = fs::metadata(place.path("out/top/sub/noise")).expect("written");
+    assert!(part.len() > 0);
+    let taken = place.run(&[
+        "materialize",
+        "cut.tar",
+        "-C",
+        "out",
+        "--allow-truncated",
+        "--quiet",
+    ]);
+    assert_eq!(taken.code, 2, "one file is incomplete");
+    assert!(
+        taken.complaints.contains("top/sub/noise: "),
+        "{}",
+        taken.complaints
+    );
+}
+
+#[test]
+fn damage_is_told_where_it_is_noticed() {
+    let changes: [(&[&str], &str); 5] = [
+        (PACKERS[1], "gzip"),
+        (PACKERS[2], "lz4"),
+        (PACKERS[3], "zstd"),
+        (PACKERS[4], "xz"),
+        (PACKERS[5], "bzip2"),
+    ];
+    for (packer, name) in changes {
+        let place = Place::new();
+        let mut packed = pack(packer, &sample());
+        for byte in packed.iter_mut().skip(150_000).take(4) {
+            *byte ^= 0x55;
+        }
+        place.put("bad", packed);
+        for verb in [&["ls", "bad"][..], &["materialize", "bad", "-C", "out"]] {
+            let stream = format!("{name} stream at packed byte ");
+            place.fails(verb, &["tarfs: bad: ", &stream, "damaged: fetch it anew"]);
+        }
+    }
+}
+
+#[test]
+fn a_damaged_header_loses_its_member_and_fails_the_run() {
+    let place = Place::new();
+    let archive = Archive::new()
+        .file("a", "1")
+        .add(Header::new("b", b'0').damaged(), "2")
+        .file("c", "3")
+        .end();
+    place.put("bad.tar", archive);
+    for verb in [
+        &["ls", "bad.tar"][..],
+        &["materialize", "bad.tar", "-C", "out"],
+    ] {
+        let outcome = place.run(verb);
+        assert_eq!(outcome.code, 2, "{verb:?}: {}", outcome.complaints);
+        assert_eq!(outcome.complaints.lines().count(), 1, "{verb:?}");
+    }
+    assert!(place.path("out/c").exists() && !place.path("out/b").exists());
+}
+
+/// The address of a server that knows no TLS, and says so at once to the first who asks.
+fn plain_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        drop(stream.read(&mut [0; 4096]));
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    });
+    address
+}
+
+#[test]
+fn what_the_network_does_is_told_in_words() {
+    let place = Place::new();
+    let server = Server::start();
+    server.route("/401", |_| Response::new(401));
+    server.route("/403", |_| Response::new(403));
+    server.route("/416", |_| {
+        Response::new(416).with("Content-Range", "bytes */1000")
+    });
+    server.route("/elsewhere", |_| {
+        Response::new(206)
+            .with("Content-Range", "bytes 700-1211/4096")
+            .with_body(vec![0; 512])
+    });
+    server.route("/packed", |_| {
+        Response::new(200)
+            .with("Content-Encoding", "gzip")
+            .with_body(vec![0; 512])
+    });
+    let url = |path: &str| server.url(path);
+    place.fails(
+        &["ls", &url("/none?X-Amz-Signature=geheim")],
+        &["/none?…", "not found"],
+    );
+    place.fails(
+        &["ls", &url("/401")],
+        &["/401", "status 401", "--header 'Authorization"],
+    );
+    place.fails(
+        &["ls", &url("/403")],
+        &["/403", "status 403", "credentials"],
+    );
+    place.fails(&["ls", &url("/416")], &["status 416", "check the URL"]);
+    place.fails(&["ls", &url("/elsewhere")], &["bytes 700..1212 instead of"]);
+    place.fails(
+        &["ls", &url("/packed")],
+        &["Content-Encoding: gzip", "download"],
+    );
+    let plain = plain_server();
+    place.fails(
+        &["ls", &format!("https://{plain}/a.tar")],
+        &["no secure connection", "speaks TLS"],
+    );
+    let port = TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a port");
+    place.fails(
+        &["ls", &format!("http://{port}/a.tar")],
+        &[&port.to_string(), "nobody listens there", "whether"],
+    );
+    place.fails(
+        &["ls", "http://no-such-host.invalid/a.tar"],
+        &["no-such-host.invalid", "cannot be resolved", "name server"],
+    );
+}
+
+#[test]
+fn no_secret_is_ever_told() {
+    let place = Place::new();
+    let server = Server::start();
+    server.serve("/good", Resource::new(sample()).etag("\"1\""));
+    server.serve("/cut", Resource::new(sample()[..200_000].to_vec()));
+    server.serve("/text", Resource::new("hello"));
+    server.route("/500", |_| Response::new(500));
+    server.route("/401", |_| Response::new(401));
+    let with_user = |path: &str| {
+        let url = server.url(path).replace("http://", "http://geheim:geheim@");
+        format!("{url}?X-Amz-Signature=geheim&sig=geheim")
+    };
+    let mut texts = Vec::new();
+    for path in ["/good", "/cut", "/text", "/500", "/401", "/none"] {
+        let url = with_user(path);
+        for arguments in [
+            &["ls", "-l", "--header", "X-Key: geheim", &url][..],
+            &["materialize", "-v", "--stats", &url, "-C", "out"],
+            &["index", &url, "-o", "index"],
+            &["mount", &url, "mnt", "--log-file", "log"],
+        ] {
+            let outcome = Outcome::of(place.tarfs().args(arguments).env("RUST_LOG", "debug"));
+            texts.push(outcome.complaints.clone());
+            texts.push(outcome.text().to_owned());
+        }
+    }
+    // The good one is mounted.
+    assert_eq!(place.mounts(), 1);
+    let table = fs::read_to_string("/proc/self/mounts").expect("a table");
+    texts.push(table);
+    texts.push(place.succeeds(&["status"]).text().to_owned());
+    place.succeeds(&["umount", "mnt"]);
+    texts.push(fs::read_to_string(place.path("log")).expect("a log"));
+    let index = fs::read(place.path("index")).expect("an index");
+    texts.push(String::from_utf8_lossy(&index).into_owned());
+    for text in texts {
+        assert!(!text.contains("geheim"), "{text}");
+    }
+}
+
+#[test]
+fn a_destination_that_is_of_no_use_is_told() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    place.fails(
+        &["materialize", "a.tar", "-C", "none"],
+        &["none: cannot open", "No such file", "make the directory"],
+    );
+    place.fails(
+        &["materialize", "a.tar", "-C", "a.tar"],
+        &["a.tar: cannot open", "Not a directory"],
+    );
+    place.fails(
+        &["index", "a.tar", "-o", "none/index"],
+        &["none/index", "No such file"],
+    );
+    // Read-only for this process and its children alone.
+    let script = "mount -t tmpfs -o ro none out && exec \"$0\" materialize a.tar -C out";
+    let outcome = Outcome::of(
+        place
+            .command("unshare")
+            .args(["-m", "sh", "-c", script])
+            .arg(env!("CARGO_BIN_EXE_tarfs")),
+    );
+    outcome.failure(&["top: ", "Read-only file system", "another destination"]);
+}
+
+#[test]
+fn a_path_that_is_not_in_the_archive_is_told() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    place.fails(
+        &["ls", "a.tar", "top/none"],
+        &["top/none: not in the archive"],
+    );
+    for more in [&["-C", "out"][..], &["-O"], &["--dry-run"]] {
+        let arguments = [&["materialize", "a.tar", "top/none"], more].concat();
+        place.fails(&arguments, &["top/none: not in the archive"]);
+    }
+}
+
+#[test]
+fn a_mount_that_cannot_be_made_is_told_and_leaves_nothing() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    place.put("text", "hello");
+    place.fails(
+        &["mount", "a.tar", "none"],
+        &["cannot mount on none", "No such file", "make the directory"],
+    );
+    place.fails(
+        &["mount", "a.tar", "text"],
+        &["cannot mount on text", "not a directory"],
+    );
+    place.fails(&["mount", "text", "mnt"], &["/text: ", "neither"]);
+    place.fails(
+        &["mount", "missing", "mnt"],
+        &["/missing: ", "not found", "check"],
+    );
+    place.fails(&["mount", "-", "mnt"], &["standard input"]);
+    place.fails(
+        &["mount", "a.tar", "mnt", "--root", "nothing"],
+        &["nothing"],
+    );
+    let devices = [
+        (
+            "/dev/null bound over it",
+            "mount --bind /dev/null /dev/fuse",
+        ),
+        (
+            "nothing there",
+            "mkdir dev && mount -t tmpfs none dev && touch dev/null && \
+             mount --bind /dev/null dev/null && mount --rbind dev /dev",
+        ),
+    ];
+    for (name, hide) in devices {
+        let script = format!("{hide} && exec \"$0\" mount -f a.tar mnt");
+        let outcome = Outcome::of(
+            place
+                .command("unshare")
+                .args(["-m", "sh", "-c", &script])
+                .arg(env!("CARGO_BIN_EXE_tarfs")),
+        );
+        let text = outcome.failure(&["no FUSE device", "`tarfs materialize` works without it"]);
+        assert!(text.contains("modprobe fuse"), "{name}: {text}");
+    }
+    assert_eq!(place.mounts(), 0);
+    let left = fs::read_dir(place.path("run")).expect("a directory");
+    let sockets = left
+        .flatten()
+        .filter(|entry| entry.path().extension() == Some(OsStr::new("sock")));
+    assert_eq!(sockets.count(), 0);
+}
+
+#[test]
+fn a_mount_answers_as_soon_as_the_command_returns() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    place.succeeds(&["mount", "a.tar", "mnt"]);
+    let found = fs::metadata(place.path("mnt/top/b")).expect("mounted");
+    assert_eq!((found.len(), found.uid(), found.gid()), (3, 7, 8));
+    assert_eq!(
+        fs::read(place.path("mnt/top/sub/noise")).expect("readable"),
+        noise(300_000)
+    );
+    place.succeeds(&["umount", "mnt"]);
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
+fn the_command_line_is_explained_with_exit_code_64() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    for arguments in [
+        &["frobnicate"][..],
+        &[],
+        &["ls"],
+        &["ls", "--frobnicate", "a.tar"],
+        &["ls", "a.tar", "--memory", "many"],
+        &["ls", "a.tar", "--chunk-size", "-1"],
+        &["ls", "a.tar", "--connections", "0"],
+        &["ls", "a.tar", "--header", "no colon"],
+        &["ls", "a.tar", "--compression", "rar"],
+        &["mount", "a.tar", "mnt", "-o", "frobnicate"],
+        &["mount", "a.tar", "mnt", "-o", "uid=root"],
+        &["materialize", "a.tar", "--to-stdout", "--dry-run"],
+        &["materialize", "a.tar", "--strip-components", "x"],
+    ] {
+        let outcome = place.run(arguments);
+        assert_eq!(outcome.code, 64, "{arguments:?}: {}", outcome.complaints);
+        assert!(outcome.output.is_empty(), "{arguments:?}");
+    }
+    for arguments in [
+        &["--help"][..],
+        &["--version"],
+        &["help"],
+        &["mount", "--help"],
+    ] {
+        let outcome = place.succeeds(arguments);
+        assert!(outcome.text().contains("tarfs"), "{arguments:?}");
+    }
+}
+
+#[test]
+fn every_packing_is_materialized_from_standard_input() {
+    for packer in PACKERS {
+        let place = Place::new();
+        place.put("packed", pack(packer, &sample()));
+        let input = fs::File::open(place.path("packed")).expect("written");
+        let outcome = Outcome::of(
+            place
+                .tarfs()
+                .args(["extract", "-", "-C", "out"])
+                .stdin(input),
+        );
+        assert_eq!((outcome.code, outcome.complaints.as_str()), (0, ""));
+        assert_eq!(
+            fs::read(place.path("out/top/sub/noise")).expect("written"),
+            noise(300_000)
+        );
+    }
+    // Nor does it need to be a file.
+    let place = Place::new();
+    place.put("a.tar", sample());
+    let script = "cat a.tar | \"$0\" materialize - -O top/sub/last";
+    let outcome = Outcome::of(
+        place
+            .command("sh")
+            .args(["-c", script])
+            .arg(env!("CARGO_BIN_EXE_tarfs")),
+    );
+    assert_eq!((outcome.code, outcome.text()), (0, "end\n"));
+}
+
+#[test]
+fn contents_and_rehearsals_write_nothing() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    let told = place.succeeds(&["materialize", "a.tar", "-C", "out", "-O", "top/a", "top/b"]);
+    assert_eq!(told.text(), "hello\nbee");
+    let told = place.succeeds(&["materialize", "a.tar", "-C", "out", "--dry-run", "top/sub"]);
+    assert_eq!(told.lines(), ["top/sub", "top/sub/noise", "top/sub/last"]);
+    let mut left = fs::read_dir(place.path("out")).expect("a directory");
+    assert!(left.next().is_none());
+}
+
+/// Every path below `directory`, sorted.
+fn paths(directory: &Path) -> Vec<String> {
+    let output = Command::new("find")
+        .args([".", "-mindepth", "1", "-printf", "%P\n"])
+        .current_dir(directory)
+        .output()
+        .expect("find");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let mut paths: Vec<String> = text.lines().map(str::to_owned).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn members_are_chosen_and_renamed() {
+    let chosen = |more: &[&str]| {
+        let place = Place::new();
+        place.put("a.tar", sample());
+        place.succeeds(&[&["materialize", "a.tar", "-C", "out"], more].concat());
+        paths(&place.path("out"))
+    };
+    assert_eq!(chosen(&["top/a"]), ["top", "top/a"]);
+    assert_eq!(
+        chosen(&["./top/sub/"]),
+        ["top", "top/sub", "top/sub/last", "top/sub/noise"]
+    );
+    assert_eq!(
+        chosen(&["--strip-components", "1", "--exclude", "noise"]),
+        ["a", "b", "hard", "link", "sub", "sub/last"]
+    );
+    assert_eq!(
+        chosen(&["--include", "*/l*", "--strip-components=2"]),
+        ["last"]
+    );
+}
+
+#[test]
+fn existing_files_are_replaced_kept_or_skipped() {
+    let run = |more: &[&str]| {
+        let place = Place::new();
+        place.put("a.tar", sample());
+        fs::create_dir(place.path("out/top")).expect("fresh");
+        place.put("out/top/a", "old");
+        let outcome = place.run(&[&["materialize", "a.tar", "-C", "out"], more].concat());
+        let content = fs::read_to_string(place.path("out/top/a")).expect("a file");
+        (outcome, content)
+    };
+    let (outcome, content) = run(&[]);
+    assert_eq!(
+        (outcome.code, outcome.complaints, content),
+        (0, String::new(), "hello\n".to_owned())
+    );
+    let (outcome, content) = run(&["--skip-old-files"]);
+    assert_eq!(
+        (outcome.code, outcome.complaints, content),
+        (0, String::new(), "old".to_owned())
+    );
+    let (outcome, content) = run(&["-k"]);
+    assert_eq!(content, "old");
+    outcome.failure(&["top/a: ", "File exists"]);
+}
+
+#[test]
+fn owners_and_modes_are_the_archives_for_root_and_the_users_for_others() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    fs::set_permissions(&place.directory, PermissionsExt::from_mode(0o755)).expect("ours");
+    let owner = |name: &str| {
+        let found = fs::symlink_metadata(place.path(name)).expect("written");
+        (found.uid(), found.gid(), found.mode() & 0o7777)
+    };
+    place.succeeds(&["materialize", "a.tar", "-C", "out"]);
+    assert_eq!(owner("out/top/b"), (7, 8, 0o4755));
+    fs::create_dir(place.path("own")).expect("fresh");
+    place.succeeds(&["materialize", "a.tar", "-C", "own", "--no-same-owner"]);
+    assert_eq!(owner("own/top/b"), (0, 0, 0o4755));
+    fs::create_dir(place.path("user")).expect("fresh");
+    chown(place.path("user"), Some(65534), Some(65534)).expect("root");
+    let script = "umask 027 && exec \"$0\" materialize a.tar -C user";
+    let outcome = Outcome::of(
+        place
+            .command("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(["sh", "-c", script])
+            .arg(env!("CARGO_BIN_EXE_tarfs")),
+    );
+    assert_eq!((outcome.code, outcome.complaints.as_str()), (0, ""));
+    assert_eq!(owner("user/top/a"), (65534, 65534, 0o640));
+    // Without the owner, set-user-id would be somebody else's.
+    assert_eq!(owner("user/top/b"), (65534, 65534, 0o750));
+    assert_eq!(owner("user/top"), (65534, 65534, 0o750));
+}
+
+#[test]
+fn entries_are_listed_on_request() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    let verbose = place.succeeds(&["materialize", "-v", "a.tar", "-C", "out"]);
+    assert_eq!(verbose.lines().len(), 8);
+    let quiet = place.succeeds(&["materialize", "-q", "a.tar", "-C", "out"]);
+    assert!(quiet.output.is_empty());
+}
+
+#[test]
+fn listings_are_plain_long_recursive_or_json() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    assert_eq!(place.succeeds(&["ls", "a.tar"]).lines(), ["top"]);
+    let below = place.succeeds(&["ls", "a.tar", "top"]);
+    let mut names = below.lines();
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b", "hard", "link", "sub"]);
+    assert_eq!(place.succeeds(&["ls", "-R", "a.tar"]).lines().len(), 8);
+    let long = place.succeeds(&["ls", "-ln", "a.tar", "top/b"]);
+    let [line] = long.lines()[..] else {
+        panic!("one line: {}", long.text())
+    };
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[..5], ["-rwsr-xr-x", "1", "7", "8", "3"], "{line}");
+    assert!(line.ends_with(" b"), "{line}");
+    let json = place.succeeds(&["ls", "-R", "--json", "a.tar"]);
+    let mut inodes = Vec::new();
+    for line in json.lines() {
+        let entry: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        for field in ["uid", "gid", "size", "nlink", "inode"] {
+            assert!(entry[field].is_u64(), "{field}: {line}");
+        }
+        for field in ["path", "type", "mode", "mtime"] {
+            assert!(!entry[field].is_null(), "{field}: {line}");
+        }
+        match entry["path"].as_str().expect("a string") {
+            "top/link" => assert_eq!(entry["target"], "a"),
+            "top/a" | "top/hard" => {
+                assert_eq!(entry["nlink"], 2);
+                inodes.push(entry["inode"].clone());
+            }
+            _ => {}
+        }
+    }
+    assert!(matches!(&inodes[..], [a, b] if a == b), "{inodes:?}");
+}
+
+#[test]
+fn an_index_in_a_file_serves_listings_of_its_own_archive_only() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    place.put("b.tar", Archive::new().file("b", "").end());
+    place.succeeds(&["index", "a.tar", "-o", "index"]);
+    let told = place.succeeds(&["ls", "--index", "index", "a.tar", "top/sub"]);
+    assert_eq!(told.lines().len(), 2);
+    place.fails(
+        &["ls", "--index", "index", "b.tar"],
+        &["does not belong to b.tar", "`tarfs index -o`"],
+    );
+    place.fails(
+        &["ls", "--index", "a.tar", "b.tar"],
+        &["a.tar", "not a tarfs index"],
+    );
+    place.fails(
+        &["ls", "--index", "none", "b.tar"],
+        &["none", "No such file"],
+    );
+}
+
+#[test]
+fn headers_are_sent_to_their_host_alone() {
+    let place = Place::new();
+    let server = Server::start();
+    server.serve("/target", Resource::new(sample()).etag("\"1\""));
+    let target = server.other_url("/target");
+    server.route("/start", move |_| Response::redirect(target.clone()));
+    let header = ["--header", "X-Key: geheim"];
+    let arguments = |url: &str| [&["ls", url][..], &header].concat().join("\n");
+    for (url, path, expected) in [
+        (server.url("/target"), "/target", Some("geheim")),
+        (server.url("/start"), "/start", Some("geheim")),
+        (server.url("/start"), "/target", None),
+    ] {
+        let arguments = arguments(&url);
+        let before = server.seen(path).len();
+        place.succeeds(&arguments.lines().collect::<Vec<_>>());
+        let seen = server.seen(path);
+        let new = seen.get(before..).expect("it grows");
+        assert!(!new.is_empty());
+        for seen in new {
+            assert_eq!(seen.request.header("x-key"), expected, "{url} {path}");
+        }
+    }
+}
+
+#[test]
+fn a_link_as_a_source_or_destination_is_followed() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    symlink("a.tar", place.path("link.tar")).expect("fresh");
+    symlink("out", place.path("link")).expect("fresh");
+    place.succeeds(&["materialize", "link.tar", "-C", "link"]);
+    assert!(place.path("out/top/a").exists());
+}
