@@ -221,7 +221,7 @@ impl Walker {
                     },
                 },
                 Pull::SeekPoint(seek_point) => {
-                    self.send(Slot::Item(Item::SeekPoint(seek_point)))?
+                    self.send(Slot::Item(Item::SeekPoint(seek_point)))?;
                 }
                 Pull::Plain(bytes) => self.send(Slot::Item(Item::Plain(bytes)))?,
                 Pull::Job(job) => self.ticket(job)?,
