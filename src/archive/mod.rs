@@ -32,6 +32,14 @@ pub struct Archive {
     notes: Vec<String>,
 }
 
+impl Drop for Archive {
+    /// Who asked for what is still queued is gone, and the source may take long to say that it
+    /// cannot be reached.
+    fn drop(&mut self) {
+        self.workers.abandon();
+    }
+}
+
 impl Archive {
     /// The tree.
     pub fn index(&self) -> &Arc<Index> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +10,8 @@ use crate::base::task::Thread;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads that share one queue. Dropping them runs what is queued and joins.
+/// Threads that share one queue. Dropping them runs what is queued, unless it was
+/// [abandoned](Self::abandon), and joins.
 ///
 /// The queue has no bound of its own, because whoever fills it is bounded: a decoder by the
 /// pieces that may lie between it and its consumer, a mount by the kernel's requests.
@@ -18,6 +20,8 @@ pub(super) struct Workers {
     // Before the threads: they end when the queue is dropped.
     queue: Option<Sender<Work>>,
     threads: Vec<Thread<()>>,
+    /// Whether what is queued is dropped instead of run.
+    abandoned: Arc<AtomicBool>,
 }
 
 impl Workers {
@@ -28,15 +32,18 @@ impl Workers {
     pub(super) fn start(name: &str, count: usize) -> io::Result<Self> {
         let (queue, work) = channel::<Work>();
         let work = Arc::new(Mutex::new(work));
+        let abandoned = Arc::new(AtomicBool::new(false));
         let threads = (0..count.max(1))
             .map(|_| {
                 let work = Arc::clone(&work);
-                Thread::spawn(name, move || run(&work))
+                let abandoned = Arc::clone(&abandoned);
+                Thread::spawn(name, move || run(&work, &abandoned))
             })
             .collect::<io::Result<_>>()?;
         Ok(Self {
             queue: Some(queue),
             threads,
+            abandoned,
         })
     }
 
@@ -47,6 +54,11 @@ impl Workers {
             drop(queue.send(Box::new(work)));
         }
     }
+
+    /// Says that no one waits for what is queued: it is dropped, what runs already ends.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Workers {
@@ -56,10 +68,11 @@ impl Drop for Workers {
     }
 }
 
-fn run(work: &Mutex<Receiver<Work>>) {
+fn run(work: &Mutex<Receiver<Work>>, abandoned: &AtomicBool) {
     loop {
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
         match next {
+            Ok(work) if abandoned.load(Ordering::Relaxed) => drop(work),
             // The panic was printed by the hook, and what the work held was dropped; the thread
             // must live on, or the queue would fill for ever.
             Ok(work) => drop(catch_unwind(AssertUnwindSafe(work))),
@@ -71,7 +84,7 @@ fn run(work: &Mutex<Receiver<Work>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     #[test]
     fn a_panic_costs_no_thread() {
@@ -80,6 +93,19 @@ mod tests {
         workers.submit(|| panic!("on purpose"));
         workers.submit(move || sender.send(()).expect("someone listens"));
         assert_eq!(receiver.recv(), Ok(()));
+    }
+
+    #[test]
+    fn abandoned_work_is_dropped_and_not_run() {
+        let workers = Workers::start("test", 1).expect("threads");
+        let (begin, begun) = std::sync::mpsc::channel::<()>();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        workers.submit(move || drop(begun.recv()));
+        workers.submit(move || drop(sender.send(())));
+        workers.abandon();
+        drop(begin);
+        drop(workers);
+        assert!(receiver.recv().is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Words everyone shares. A file enters only when two neighbouring layers need it.
 
+pub mod accounts;
 pub mod acl;
 pub mod buffer;
 pub mod extent;

@@ -8,7 +8,6 @@
 //! A read is answered at once or handed to the archive's own threads together with its reply, so
 //! that no thread that takes requests ever waits for bytes.
 
-mod accounts;
 mod attr;
 mod device;
 mod errno;
@@ -36,10 +35,10 @@ use fuser::{
 use tracing::trace_span;
 
 use crate::archive::{Archive, ReadError};
+use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
 
-use accounts::Accounts;
 use failures::Failures;
 use seek::Whence;
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::accounts::Accounts;
+use crate::base::accounts::Accounts;
 use crate::base::acl;
 
 /// ACLs: the pax keyword that carries one as text, and the attribute Linux keeps it in.

@@ -15,7 +15,6 @@ mod directories;
 mod entries;
 mod file;
 mod glob;
-mod names;
 mod plan;
 mod policy;
 mod problem;
@@ -36,13 +35,13 @@ use self::context::Context;
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
-use self::names::HostNames;
 use self::plan::Placed;
 use self::policy::Policy;
 use self::problem::Problems;
 use self::root::{Missing, Root, parent_of};
 use self::writers::Writers;
 use crate::archive::scan::Sink;
+use crate::base::accounts::Accounts;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::tar::{Kind, Member};
@@ -335,7 +334,6 @@ impl Sink for Materializer {
 }
 
 fn policy(options: &Options) -> Policy {
-    let read = |path| std::fs::read(path).unwrap_or_default();
     Policy {
         same_owner: options.same_owner,
         same_permissions: options.same_permissions,
@@ -343,7 +341,7 @@ fn policy(options: &Options) -> Policy {
         umask: umask(),
         user: rustix::process::geteuid().as_raw(),
         group: rustix::process::getegid().as_raw(),
-        names: HostNames::new(&read("/etc/passwd"), &read("/etc/group")),
+        names: Accounts::of_this_machine(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a new file may carry over from the archive: owner and mode, by GNU tar's rules. Pure.
 
-use super::names::HostNames;
+use crate::base::accounts::Accounts;
 use crate::base::acl::{self, Names};
 use crate::tar::Member;
 
@@ -23,7 +23,7 @@ pub(super) struct Policy {
     /// Our group.
     pub(super) group: u32,
     /// This host's users and groups.
-    pub(super) names: HostNames,
+    pub(super) names: Accounts,
 }
 
 impl Policy {
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_name_known_here_beats_its_number() {
         let mut policy = Policy {
-            names: HostNames::new(b"daemon:x:1:1\n", b""),
+            names: Accounts::parse(b"daemon:x:1:1\n", b""),
             ..Policy::default()
         };
         assert_eq!(policy.owner(&owned(0o644)), None);

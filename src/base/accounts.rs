@@ -1,4 +1,4 @@
-//! The machine's users and groups by name, for ACLs that name them.
+//! The machine's users and groups by name.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,21 +7,23 @@ use std::path::Path;
 use crate::base::acl::Names;
 
 /// Names and numbers from passwd(5) and group(5), read once. Directory services are not asked:
-/// a mount must not wait for a network that may live inside it.
+/// that takes the C library's plug-ins, and a mount must not wait for a network that may live
+/// inside it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Accounts {
+pub struct Accounts {
     users: HashMap<Vec<u8>, u32>,
     groups: HashMap<Vec<u8>, u32>,
 }
 
 impl Accounts {
     /// What `/etc/passwd` and `/etc/group` say; a file that cannot be read names no one.
-    pub(super) fn of_this_machine() -> Self {
+    pub fn of_this_machine() -> Self {
         let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
         Self::parse(&read("/etc/passwd"), &read("/etc/group"))
     }
 
-    fn parse(passwd: &[u8], group: &[u8]) -> Self {
+    /// What the two files' texts say; lines that make no sense are skipped.
+    pub fn parse(passwd: &[u8], group: &[u8]) -> Self {
         Self {
             users: numbers(passwd),
             groups: numbers(group),
@@ -47,6 +49,9 @@ fn numbers(text: &[u8]) -> HashMap<Vec<u8>, u32> {
         let (Some(name), Some(number)) = (fields.next(), fields.nth(1)) else {
             continue;
         };
+        if name.is_empty() {
+            continue;
+        }
         if let Some(number) = std::str::from_utf8(number)
             .ok()
             .and_then(|n| n.parse().ok())
@@ -64,11 +69,12 @@ mod tests {
     #[test]
     fn names_have_the_number_of_their_first_line() {
         let accounts = Accounts::parse(
-            b"root:x:0:0:root:/root:/bin/sh\nlisa:x:1001:100::/:\nlisa:x:5:5::/:\n\n",
+            b"root:x:0:0:root:/root:/bin/sh\nlisa:x:1001:100::/:\nlisa:x:5:5::/:\n:x:7:7\n+::::\n\n",
             b"wheel:x:10:lisa\nbroken\nodd:x:ten:\n",
         );
         assert_eq!(accounts.user(b"lisa"), Some(1001));
         assert_eq!(accounts.user(b"wheel"), None);
+        assert_eq!(accounts.user(b""), None);
         assert_eq!(accounts.group(b"wheel"), Some(10));
         assert_eq!(accounts.group(b"odd"), None);
     }
