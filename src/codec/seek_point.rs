@@ -36,7 +36,7 @@ pub struct SeekPoint {
     /// What else the codec must know, in a form of its own; documented in docs/index-format.md.
     pub state: u32,
     /// The plain bytes before, as far back as the codec may refer, compressed by
-    /// [`pack_window`]. Empty when decoding refers to nothing before.
+    /// `pack_window`. Empty when decoding refers to nothing before.
     pub window: Bytes,
 }
 

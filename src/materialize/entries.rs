@@ -227,25 +227,24 @@ impl Materializer {
         }
     }
 
-    /// Keeps a link for the end. What is in its place goes now, so that what is there then was
-    /// made by a later member and stays.
+    /// Keeps a link for the end. What has its name already stays, as in GNU tar: a name is only
+    /// given up for a link that can be made.
     fn put_off(&mut self, job: &Job, target: ArchivePath) {
-        let name = name_of(&job.path);
-        let settle = || self.writers.settle_all();
-        let cleared = self.context.make(&job.directory, name, settle, || {
-            match status(&job.directory, name) {
-                Err(Errno::NOENT) => Ok(()),
-                Ok(_) => Err(Errno::EXIST),
-                Err(errno) => Err(errno),
-            }
-        });
-        match cleared.while_trying_to("create the hard link") {
-            Ok(Made::New(())) => self.links.0.push(LateLink {
+        match status(&job.directory, name_of(&job.path)) {
+            Err(Errno::NOENT) => self.links.0.push(LateLink {
                 path: job.path.clone(),
                 target,
             }),
-            Ok(Made::Kept) => {}
-            Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+            Ok(_) if self.context.existing == Existing::Skip => {}
+            Ok(_) => self
+                .context
+                .problems
+                .add(&job.path, Cause::NoTarget { target }),
+            Err(errno) => {
+                let action = "create the hard link";
+                let trouble = Trouble { action, errno };
+                self.context.fail(&job.path, &job.directory, trouble, 0);
+            }
         }
     }
 
@@ -272,6 +271,8 @@ impl Materializer {
             Err(Errno::EXIST) if is_same(&target_directory, target_name, directory, name) => {
                 Ok(Made::New(()))
             }
+            // No link can be made to a directory, so nothing is removed for one.
+            Err(Errno::EXIST) if is_directory(&target_directory, target_name) => Err(Errno::PERM),
             Err(Errno::EXIST) => {
                 let settle = || self.writers.settle_all();
                 self.context.make(directory, name, settle, link)

@@ -297,7 +297,6 @@ fn a_hard_link_finds_its_target_while_that_is_still_being_written() {
 #[test]
 fn hard_links_before_their_targets_are_made_at_the_end() {
     let root = temporary();
-    fs::write(root.path().join("first"), "old").expect("a file");
     let summary = materialize(
         root.path(),
         vec![
@@ -325,6 +324,35 @@ fn hard_links_before_their_targets_are_made_at_the_end() {
     }
     assert_eq!(content(root.path().join("replaced")), "by a later member");
     assert!(!root.path().join("nowhere").exists());
+}
+
+#[test]
+fn a_hard_link_that_cannot_be_made_costs_nothing() {
+    let root = temporary();
+    fs::write(root.path().join("planted"), "kept").expect("a file");
+    let summary = materialize(
+        root.path(),
+        vec![
+            file("taken", "kept"),
+            hard_link("taken", "nowhere"),
+            hard_link("planted", "later"),
+            file("later", "x"),
+            directory("d"),
+            file("over", "kept"),
+            hard_link("over", "d"),
+        ],
+    );
+    assert_eq!(
+        problems(&summary),
+        [
+            "taken: cannot link to nowhere: no such file",
+            "planted: cannot link to later: no such file",
+            "over: cannot create the hard link: Operation not permitted (os error 1)",
+        ]
+    );
+    for name in ["taken", "planted", "over"] {
+        assert_eq!(content(root.path().join(name)), "kept", "{name}");
+    }
 }
 
 #[test]
