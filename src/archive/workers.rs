@@ -100,7 +100,7 @@ mod tests {
         let workers = Workers::start("test", 1).expect("threads");
         let (begin, begun) = std::sync::mpsc::channel::<()>();
         let (sender, receiver) = std::sync::mpsc::channel();
-        workers.submit(move || drop(begun.recv()));
+        workers.submit(move || assert!(begun.recv().is_err()));
         workers.submit(move || drop(sender.send(())));
         workers.abandon();
         drop(begin);
