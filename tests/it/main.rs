@@ -2,6 +2,7 @@
 
 mod cli;
 mod daemon;
+mod differential;
 mod materialize;
 mod mount;
 mod remote;
