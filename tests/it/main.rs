@@ -3,6 +3,7 @@
 mod archive;
 mod cli;
 mod daemon;
+mod differential;
 mod materialize;
 mod mount;
 mod network;

@@ -1,0 +1,1001 @@
+//! The same archives through GNU tar, `tarfs materialize` and `tarfs mount`: the same trees and
+//! the same verdicts, but for differences that are listed with their reasons. Run as root.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::support::raw::{Archive, GNU, Header, V7, noise};
+
+/// How GNU tar extracts what it is compared with.
+const TAR: [&str; 5] = [
+    "--numeric-owner",
+    "--delay-directory-restore",
+    "--xattrs",
+    "--xattrs-include=*",
+    "--acls",
+];
+
+/// An archive and what is to be expected of it.
+struct Case {
+    name: String,
+    archive: Vec<u8>,
+    options: &'static [&'static str],
+    expected: Expected,
+}
+
+/// What may differ, and why.
+#[derive(Clone, Copy)]
+enum Expected {
+    /// Nothing.
+    Same,
+    /// The trees are the same; whether it counts as a success is not.
+    OtherVerdict(&'static str),
+    /// The trees differ.
+    OtherTree(&'static str),
+    /// GNU tar's tree is written; a mount, which sees the whole archive first, has another.
+    OtherMount(&'static str),
+}
+
+impl Expected {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Same => "",
+            Self::OtherVerdict(reason) | Self::OtherTree(reason) | Self::OtherMount(reason) => {
+                reason
+            }
+        }
+    }
+}
+
+fn case(name: impl Into<String>, archive: Archive) -> Case {
+    Case {
+        name: name.into(),
+        archive: archive.end(),
+        options: &[],
+        expected: Expected::Same,
+    }
+}
+
+impl Case {
+    fn but(mut self, expected: Expected) -> Self {
+        self.expected = expected;
+        self
+    }
+
+    fn with(mut self, options: &'static [&'static str]) -> Self {
+        self.options = options;
+        self
+    }
+
+    fn bytes(mut self, archive: Vec<u8>) -> Self {
+        self.archive = archive;
+        self
+    }
+}
+
+/// What came of an archive.
+struct Finding {
+    /// Whether GNU tar, materialize and the mount succeeded.
+    verdicts: [bool; 3],
+    /// What they said.
+    complaints: String,
+    /// How materialize's tree and the mount differ from GNU tar's; empty if not at all.
+    differences: [String; 2],
+}
+
+/// A directory of its own.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        for name in ["cache", "run", "gnu", "own", "mnt"] {
+            fs::create_dir(directory.path().join(name)).expect("a fresh directory");
+        }
+        Self(directory)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Output {
+        Command::new(program)
+            .args(arguments)
+            .current_dir(&self.0)
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap_or_else(|error| panic!("{program}: {error}"))
+    }
+
+    fn tarfs(&self, arguments: &[&str]) -> Output {
+        self.run(env!("CARGO_BIN_EXE_tarfs"), arguments)
+    }
+
+    /// The archive `a.tar`, all three ways.
+    fn examine(&self, options: &[&str]) -> Finding {
+        let gnu = ["-xpf", "a.tar", "-C", "gnu"];
+        let gnu = self.run("tar", &[&gnu[..], &TAR, options].concat());
+        let own = ["materialize", "--numeric-owner", "a.tar", "-C", "own"];
+        let own = self.tarfs(&[&own[..], options].concat());
+        let mount = ["mount", "-o", "suid,dev", "a.tar", "mnt"];
+        let mount = self.tarfs(&[&mount[..], options].concat());
+        let differences = ["own", "mnt"].map(|tree| self.compare("gnu", tree));
+        if mount.status.success() {
+            let umount = self.tarfs(&["umount", "mnt"]);
+            assert!(umount.status.success(), "{}", text(&umount.stderr));
+        }
+        let all = [gnu, own, mount];
+        Finding {
+            complaints: all.each_ref().map(|output| text(&output.stderr)).concat(),
+            verdicts: all.map(|output| output.status.success()),
+            differences,
+        }
+    }
+
+    /// How two trees differ.
+    fn compare(&self, a: &str, b: &str) -> String {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/compare-trees");
+        let output = self.run(
+            "/usr/bin/python3",
+            &[script, "--ignore-mtime-of-root", a, b],
+        );
+        if output.status.success() {
+            String::new()
+        } else {
+            text(&output.stdout) + &text(&output.stderr)
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        if table.contains(&*self.path("mnt").to_string_lossy()) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Checks all cases, and tells of all that do not come out as expected.
+#[track_caller]
+fn check(cases: impl IntoIterator<Item = Case>) {
+    let surprises: Vec<String> = cases.into_iter().filter_map(surprise).collect();
+    assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
+}
+
+fn surprise(case: Case) -> Option<String> {
+    let place = Place::new();
+    fs::write(place.path("a.tar"), &case.archive).expect("space");
+    let finding = place.examine(case.options);
+    let [own, mount] = finding.differences.each_ref().map(String::is_empty);
+    let [gnu_verdict, own_verdict, mounted] = finding.verdicts;
+    let same_verdict = gnu_verdict == own_verdict;
+    let as_expected = match case.expected {
+        Expected::Same => own && mount && same_verdict,
+        Expected::OtherVerdict(_) => own && (mount || !mounted) && !same_verdict,
+        Expected::OtherTree(_) => !own,
+        Expected::OtherMount(_) => own && same_verdict && !mount,
+    };
+    (!as_expected).then(|| {
+        format!(
+            "== {} (expected: '{}')\nsucceeded: tar {gnu_verdict}, materialize {own_verdict}, \
+             mount {mounted}\n{}own: {}mnt: {}",
+            case.name,
+            case.expected.reason(),
+            finding.complaints,
+            finding.differences[0],
+            finding.differences[1],
+        )
+    })
+}
+
+/// A first entry that others can link to and replace.
+fn base() -> Archive {
+    Archive::new().file("keep", "kept\n")
+}
+
+#[test]
+fn each_type_replaces_each_type() {
+    type Add = fn(Archive, &str) -> Archive;
+    let types: [(&str, Add); 5] = [
+        ("file", |archive, name| archive.file(name, "content\n")),
+        ("directory", |archive, name| archive.directory(name)),
+        ("symlink", |archive, name| archive.symlink(name, "keep")),
+        ("hard link", |archive, name| archive.hard_link(name, "keep")),
+        ("fifo", |archive, name| archive.fifo(name)),
+    ];
+    check(types.iter().flat_map(|(first_name, first)| {
+        types.iter().map(move |(second_name, second)| {
+            let archive = second(first(base(), "x"), "x");
+            case(format!("{second_name} over {first_name}"), archive)
+        })
+    }));
+}
+
+#[test]
+fn a_path_beyond_what_a_system_call_takes_is_written_and_shown() {
+    let mut archive = Archive::new();
+    let mut path = String::new();
+    for _ in 0..20 {
+        path = path + &"d".repeat(250) + "/";
+        archive = archive.pax(&[("path", &path)]).directory("x/");
+    }
+    let place = Place::new();
+    let archive = archive.pax(&[("path", path + "file")]).file("x", "1").end();
+    fs::write(place.path("a.tar"), archive).expect("space");
+    let finding = place.examine(&[]);
+    // GNU tar names each file from where it stands, and fails.
+    assert_eq!(
+        finding.verdicts,
+        [false, true, true],
+        "{}",
+        finding.complaints
+    );
+    let found = place.run("find", &["own", "-name", "file", "-size", "1c"]);
+    assert_eq!(text(&found.stdout).lines().count(), 1);
+}
+
+#[test]
+fn names_of_every_length_in_every_dialect() {
+    let long = "n".repeat(200);
+    let deep = ["d".repeat(99), "e".repeat(99), "f".repeat(50)].join("/");
+    let most = "m".repeat(255);
+    let beyond = "m".repeat(256);
+    let split = |archive: Archive| archive.directory("pre/");
+    check([
+        case(
+            "a name without its NUL",
+            Archive::new().file(&"a".repeat(100), "1"),
+        ),
+        case(
+            "a prefix",
+            split(Archive::new()).add(Header::new("name", b'0').put(345, "pre"), "1"),
+        ),
+        case(
+            "a prefix in v7 means nothing",
+            Archive::new().add(Header::new("name", b'0').magic(V7).put(345, "pre"), "1"),
+        ),
+        case(
+            "gnu long name",
+            Archive::new().long(b'L', &long).file("x", "1"),
+        ),
+        case("gnu long link", base().long(b'K', &deep).symlink("x", "y")),
+        case(
+            "gnu long name and link",
+            base().long(b'L', &long).long(b'K', &deep).symlink("x", "y"),
+        ),
+        case(
+            "two long names: the last counts",
+            Archive::new()
+                .long(b'L', "first")
+                .long(b'L', &long)
+                .file("x", "1"),
+        ),
+        case(
+            "pax path",
+            Archive::new().pax(&[("path", &long)]).file("x", "1"),
+        ),
+        case(
+            "pax linkpath",
+            base().pax(&[("linkpath", &deep)]).symlink("x", "y"),
+        ),
+        case(
+            "pax before gnu",
+            Archive::new()
+                .long(b'L', &long)
+                .pax(&[("path", "p")])
+                .file("x", "1"),
+        ),
+        case(
+            "255 bytes",
+            Archive::new().pax(&[("path", &most)]).file("x", "1"),
+        ),
+        case("256 bytes", base().pax(&[("path", &beyond)]).file("x", "1")),
+        case(
+            "control characters",
+            Archive::new().file("a\nb\x01c\\d", "1"),
+        ),
+    ]);
+}
+
+/// Of names with `..` in them.
+const DOTS: &str = "what follows the last `..` is extracted; GNU tar skips the member";
+
+#[test]
+fn names_stay_inside() {
+    check([
+        case("absolute", Archive::new().file("/absolute", "1")),
+        case("above", Archive::new().file("../above", "1")).but(Expected::OtherTree(DOTS)),
+        case(
+            "dots in between",
+            Archive::new().directory("a/").file("a/../b", "1"),
+        )
+        .but(Expected::OtherTree(DOTS)),
+        case(
+            "dots and slashes",
+            Archive::new()
+                .directory("./")
+                .directory("./a/")
+                .file(".//a/./b", "1"),
+        ),
+        case("just the root", Archive::new().directory("./")),
+        case("a file with a slash", Archive::new().file("a/", "1")),
+        case(
+            "hard link to an absolute name",
+            base().hard_link("x", "/keep"),
+        ),
+        case("hard link above", base().hard_link("x", "../keep")),
+        case("symlink to an absolute name", base().symlink("x", "/keep")),
+        case("symlink above", base().symlink("x", "../../../etc")),
+        case(
+            "a loop of symlinks",
+            Archive::new().symlink("a", "b").symlink("b", "a"),
+        ),
+        case("a symlink to itself", Archive::new().symlink("a", "a")),
+        case(
+            "below a loop",
+            Archive::new()
+                .symlink("a", "b")
+                .symlink("b", "a")
+                .file("a/x", "1"),
+        ),
+        case("below a file", base().file("keep/x", "1")),
+        case(
+            "usrmerge",
+            Archive::new()
+                .directory("usr/")
+                .directory("usr/lib/")
+                .symlink("lib", "usr/lib")
+                .file("lib/x", "1"),
+        ),
+        case(
+            "a symlink over a directory with something in it",
+            Archive::new()
+                .directory("usr/")
+                .directory("usr/lib/")
+                .directory("lib/")
+                .file("lib/x", "1")
+                .symlink("lib", "usr/lib"),
+        ),
+        case(
+            "a directory over a symlink to a directory",
+            Archive::new()
+                .directory("usr/")
+                .directory("usr/lib/")
+                .symlink("lib", "usr/lib")
+                .directory("lib/")
+                .file("lib/x", "1"),
+        ),
+    ]);
+}
+
+#[test]
+fn hard_links_of_every_kind() {
+    check([
+        case(
+            "a chain",
+            base()
+                .hard_link("a", "keep")
+                .hard_link("b", "a")
+                .hard_link("c", "b"),
+        ),
+        case(
+            "to a symlink",
+            base().symlink("s", "keep").hard_link("h", "s"),
+        ),
+        case(
+            "to a dangling symlink",
+            Archive::new().symlink("s", "nothing").hard_link("h", "s"),
+        ),
+        case("to a fifo", Archive::new().fifo("f").hard_link("h", "f")),
+        case(
+            "to a directory",
+            Archive::new().directory("d/").hard_link("h", "d"),
+        ),
+        case("to itself", base().hard_link("keep", "keep")),
+        case(
+            "to what is replaced later",
+            base().hard_link("h", "keep").file("keep", "new\n"),
+        ),
+        case(
+            "to what was replaced before",
+            base().file("keep", "new\n").hard_link("h", "keep"),
+        ),
+        case("to nothing", base().hard_link("h", "nothing")),
+        case(
+            "forward",
+            Archive::new().hard_link("h", "later").file("later", "1"),
+        )
+        .but(Expected::OtherTree(
+            "a forward link is made at the end; GNU tar gives it up",
+        )),
+        case(
+            "with a payload in pax",
+            base().add(Header::new("h", b'1').link("keep").size(0), ""),
+        ),
+        case(
+            "with a size that means nothing",
+            base()
+                .add(Header::new("h", b'1').link("keep").size(5), "")
+                .file("after", "1"),
+        ),
+    ]);
+}
+
+#[test]
+fn numbers_and_times_at_their_limits() {
+    let file = |header: Header| Archive::new().add(header, "1");
+    let header = || Header::new("x", b'0');
+    check([
+        case("uid beyond octal", file(header().binary(108, 8, 1 << 30))),
+        case(
+            "negative time in base 256",
+            file(header().binary(136, 12, -86_400)),
+        ),
+        case(
+            "large time in base 256",
+            file(header().binary(136, 12, 1 << 33)),
+        ),
+        case("size in base 256", file(header().binary(124, 12, 1))),
+        case(
+            "pax owners",
+            Archive::new()
+                .pax(&[("uid", "3000000"), ("gid", "4000000000")])
+                .file("x", "1"),
+        ),
+        case(
+            "pax nanoseconds",
+            Archive::new()
+                .pax(&[("mtime", "1.000000001")])
+                .file("x", "1"),
+        ),
+        case(
+            "pax negative time",
+            Archive::new().pax(&[("mtime", "-1.5")]).file("x", "1"),
+        ),
+        case("more digits than there are", {
+            Archive::new()
+                .pax(&[("mtime", "7.1234567899")])
+                .file("x", "1")
+        }),
+        case("pax size", {
+            Archive::new()
+                .pax(&[("size", "3")])
+                .add(header().size(0), "abc")
+                .file("y", "2")
+        }),
+        case("spaces for zeros", file(header().put(100, "   644 \0"))),
+        case(
+            "a time that makes no sense",
+            file(header().put(136, "nonsense\0\0\0\0")),
+        ),
+        case(
+            "an owner that makes no sense",
+            file(header().put(108, "zzzzzzz\0")),
+        )
+        .but(Expected::OtherMount(
+            "4294967295 asks chown(2) for no change; a mount has no owner to keep",
+        )),
+        case("every permission", file(header().mode(0o7777))),
+        case("no permission", file(header().mode(0))),
+        case(
+            "directories without permissions",
+            Archive::new()
+                .add(Header::new("d/", b'5').mode(0o555), "")
+                .file("d/x", "1")
+                .add(Header::new("e/", b'5').mode(0), "")
+                .file("e/x", "1")
+                .add(Header::new("t/", b'5').mode(0o1777), ""),
+        ),
+        case(
+            "a file's type in its mode",
+            file(header().octal(100, 8, 0o100_644)),
+        ),
+        case("devices", {
+            Archive::new()
+                .add(Header::new("null", b'3').device(1, 3), "")
+                .add(Header::new("loop", b'4').device(7, 200), "")
+        }),
+        case("device numbers beyond a byte", {
+            Archive::new().add(Header::new("d", b'3').device(300, 70_000), "")
+        }),
+        case(
+            "contiguous",
+            Archive::new().add(Header::new("c", b'7'), "1"),
+        ),
+        case(
+            "an unknown type",
+            Archive::new().add(Header::new("u", b'Q'), "1"),
+        ),
+        case(
+            "an old file",
+            Archive::new().add(Header::new("o", 0).magic(V7), "1"),
+        ),
+        case(
+            "an old directory",
+            Archive::new().add(Header::new("o/", 0).magic(V7).mode(0o755), ""),
+        ),
+        case(
+            "a volume label",
+            base().add(Header::new("label", b'V').magic(GNU), ""),
+        ),
+        case("a dumpdir", {
+            Archive::new().add(Header::new("d/", b'D').magic(GNU).mode(0o755), "Yx\0\0")
+        }),
+    ]);
+}
+
+#[test]
+fn pax_headers_and_attributes() {
+    let acl = "user::rw-,user:7:r--,group::r--,mask::r--,other::---";
+    check([
+        case("a global header", {
+            Archive::new()
+                .global(&[("mtime", "5")])
+                .file("a", "1")
+                .file("b", "2")
+        }),
+        case("a local one goes first", {
+            Archive::new()
+                .global(&[("mtime", "5")])
+                .pax(&[("mtime", "7")])
+                .file("a", "1")
+        }),
+        case("two global headers", {
+            Archive::new()
+                .global(&[("uid", "5")])
+                .global(&[("gid", "7")])
+                .file("a", "1")
+        })
+        .but(Expected::OtherTree(
+            "global headers add up, as POSIX has it",
+        )),
+        case("an empty value", {
+            Archive::new().pax(&[("path", "")]).file("a", "1")
+        })
+        .but(Expected::OtherTree(
+            "an empty value deletes, as POSIX has it",
+        )),
+        case("an unknown keyword", {
+            Archive::new()
+                .pax(&[("VENDOR.key", "value")])
+                .file("a", "1")
+        }),
+        case("a malformed header", {
+            Archive::new()
+                .add(Header::new("pax", b'x'), "this is none\n")
+                .file("a", "1")
+        }),
+        case("xattrs", {
+            Archive::new()
+                .pax(&[
+                    ("SCHILY.xattr.user.comment", &b"a\0b"[..]),
+                    ("SCHILY.xattr.trusted.secret", b"1"),
+                    ("SCHILY.xattr.user.empty", b""),
+                    (
+                        "SCHILY.xattr.security.capability",
+                        b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+                    ),
+                ])
+                .file("a", "1")
+        }),
+        case("xattrs of libarchive", {
+            Archive::new()
+                .pax(&[("LIBARCHIVE.xattr.user.key", "dmFsdWU=")])
+                .file("a", "1")
+        })
+        .but(Expected::OtherTree("LIBARCHIVE.xattr is known")),
+        case("an access ACL", {
+            Archive::new()
+                .pax(&[("SCHILY.acl.access", acl)])
+                .add(Header::new("a", b'0').mode(0o640), "1")
+        }),
+        case("a default ACL", {
+            Archive::new()
+                .pax(&[(
+                    "SCHILY.acl.default",
+                    "user::rwx,group::r-x,other::---,user:7:rwx,mask::rwx",
+                )])
+                .directory("d/")
+        }),
+    ]);
+}
+
+/// The map of a sparse file as old GNU tar has it in its header.
+fn old_sparse(name: &str, pieces: &[(u64, u64)], real: u64, extended: bool) -> Header {
+    let mut header = Header::new(name, b'S').magic(GNU).octal(483, 12, real);
+    for (number, (offset, len)) in pieces.iter().enumerate() {
+        header =
+            header
+                .octal(386 + number * 24, 12, *offset)
+                .octal(386 + number * 24 + 12, 12, *len);
+    }
+    header.put(482, [u8::from(extended)])
+}
+
+fn number(value: u64) -> String {
+    format!("{value:011o}\0")
+}
+
+#[test]
+fn sparse_files_of_every_format() {
+    let piece = noise(4096);
+    let two = [&piece[..], &piece].concat();
+    // GNU tar ends a map by an empty piece where the file ends.
+    let mut many: Vec<(u64, u64)> = (0..30).map(|n| (n * 8192, 4096)).collect();
+    many.push((30 * 8192, 0));
+    let mut extension = vec![];
+    for chunk in many.get(4..).expect("more").chunks(21) {
+        let mut record: Vec<u8> = chunk
+            .iter()
+            .flat_map(|(offset, len)| (number(*offset) + &number(*len)).into_bytes())
+            .collect();
+        record.resize(512, 0);
+        extension.push(record);
+    }
+    if let Some(first) = extension.first_mut() {
+        first[504] = 1;
+    }
+    let long = piece.repeat(30);
+    let extended =
+        old_sparse("x", many.get(..4).expect("more"), 30 * 8192, true).size(long.len() as u64);
+    let map_1_0 = {
+        let mut map = b"3\n4096\n4096\n12288\n4096\n20480\n0\n".to_vec();
+        map.resize(512, 0);
+        [map, two.clone()].concat()
+    };
+    check([
+        case("old GNU", {
+            Archive::new().add(
+                old_sparse(
+                    "x",
+                    &[(4096, 4096), (12288, 4096), (20480, 0)],
+                    20480,
+                    false,
+                ),
+                &two,
+            )
+        }),
+        case("old GNU with extensions", {
+            Archive::new()
+                .add(extended, "")
+                .raw(extension.concat())
+                .raw(long)
+        }),
+        case("a map that ends before the file", {
+            Archive::new().add(old_sparse("x", &[(4096, 4096)], 20480, false), &piece)
+        })
+        .but(Expected::OtherTree(
+            "a sparse file's size is the one in its header",
+        )),
+        case("all hole", {
+            Archive::new().add(old_sparse("x", &[(1 << 20, 0)], 1 << 20, false), "")
+        }),
+        case("pax 0.0", {
+            Archive::new()
+                .pax(&[
+                    ("GNU.sparse.size", "20480"),
+                    ("GNU.sparse.numblocks", "3"),
+                    ("GNU.sparse.offset", "4096"),
+                    ("GNU.sparse.numbytes", "4096"),
+                    ("GNU.sparse.offset", "12288"),
+                    ("GNU.sparse.numbytes", "4096"),
+                    ("GNU.sparse.offset", "20480"),
+                    ("GNU.sparse.numbytes", "0"),
+                ])
+                .file("x", &two)
+        }),
+        case("pax 0.1", {
+            Archive::new()
+                .pax(&[
+                    ("GNU.sparse.size", "20480"),
+                    ("GNU.sparse.numblocks", "3"),
+                    ("GNU.sparse.name", "x"),
+                    ("GNU.sparse.map", "4096,4096,12288,4096,20480,0"),
+                ])
+                .file("GNUSparseFile.1/x", &two)
+        }),
+        case("pax 1.0", {
+            Archive::new()
+                .pax(&[
+                    ("GNU.sparse.major", "1"),
+                    ("GNU.sparse.minor", "0"),
+                    ("GNU.sparse.name", "x"),
+                    ("GNU.sparse.realsize", "20480"),
+                ])
+                .file("GNUSparseFile.1/x", map_1_0)
+        }),
+        case("a map out of order", {
+            Archive::new().add(
+                old_sparse("x", &[(12288, 4096), (4096, 4096)], 20480, false),
+                &two,
+            )
+        })
+        .but(Expected::OtherTree(
+            "maps must be in order, or the file is lost",
+        )),
+    ]);
+}
+
+#[test]
+fn ends_of_every_kind() {
+    let one = || Archive::new().file("a", "1");
+    let two = || Archive::new().file("b", "2").end();
+    let twice = [one().end(), two()].concat();
+    let lone = one().raw([0; 512]).file("b", "2").end();
+    let garbage = [one().unfinished(), vec![7; 1024], two()].concat();
+    let cut = one().file("b", noise(5000)).unfinished();
+    check([
+        case("concatenated", one()).bytes(twice.clone()),
+        case("concatenated, all of them", one())
+            .bytes(twice)
+            .with(&["-i"]),
+        case("a lone zero record", one()).bytes(lone.clone()),
+        case("a lone zero record, read on", one())
+            .bytes(lone)
+            .with(&["-i"]),
+        case("no zero record at all", one()).bytes(one().unfinished()),
+        case("just zeros", one()).bytes(vec![0; 10240]),
+        case("garbage in the middle", one()).bytes(garbage),
+        case("cut in a payload", one())
+            .bytes(cut.get(..4000).expect("longer").to_vec())
+            .but(Expected::OtherTree(
+                "all there is of a cut file is kept, with its attributes",
+            )),
+        case("cut in a header", one())
+            .bytes(cut.get(..1200).expect("longer").to_vec())
+            .but(Expected::OtherVerdict(
+                "a header that is cut is a truncation; GNU tar is silent",
+            )),
+        case(
+            "a damaged header",
+            one()
+                .add(Header::new("b", b'0').damaged(), "2")
+                .file("c", "3"),
+        ),
+    ]);
+}
+
+/// A tree with most of what a file system can hold; `modest` leaves out what v7 cannot say.
+fn plant(root: &Path, modest: bool) {
+    let at = |name: &str| root.join(name);
+    for name in ["d", "d/e", "closed", "sticky"] {
+        fs::create_dir(at(name)).expect("fresh");
+    }
+    fs::write(at("d/a"), "hello\n").expect("space");
+    fs::write(at("d/e/noise"), noise(20_000)).expect("space");
+    fs::write(at("empty"), "").expect("space");
+    fs::write(at("setuid"), "s").expect("space");
+    fs::hard_link(at("d/a"), at("hard")).expect("same file system");
+    symlink("d/a", at("link")).expect("fresh");
+    let mode = |name: &str, mode: u32| {
+        fs::set_permissions(at(name), PermissionsExt::from_mode(mode)).expect("ours");
+    };
+    mode("setuid", 0o4755);
+    mode("closed", 0o555);
+    mode("sticky", 0o1777);
+    std::os::unix::fs::chown(at("d/e"), Some(1234), Some(4321)).expect("root");
+    if !modest {
+        fs::write(at(&format!("d/e/{}", "n".repeat(97))), "long").expect("space");
+        for (program, arguments) in [
+            ("mkfifo", &["fifo"][..]),
+            ("mknod", &["device", "c", "1", "3"]),
+            ("touch", &["-d", "2001-02-03 04:05:06", "empty"]),
+        ] {
+            let made = Command::new(program)
+                .args(arguments)
+                .current_dir(root)
+                .status();
+            assert!(made.expect("a program").success(), "{program}");
+        }
+    }
+}
+
+#[test]
+fn dialects_as_programs_write_them() {
+    let python = "import sys,tarfile; \
+        t=tarfile.open('a.tar','w',format=getattr(tarfile,sys.argv[1])); \
+        t.add('tree','.'); t.close()";
+    let mut surprises = Vec::new();
+    let mut examine = |name: &str, modest: bool, program: &str, arguments: &[&str]| {
+        let place = Place::new();
+        fs::create_dir(place.path("tree")).expect("fresh");
+        plant(&place.path("tree"), modest);
+        if name.contains("xattrs") {
+            for (program, arguments) in [
+                (
+                    "setfattr",
+                    &["-n", "user.comment", "-v", "hello", "tree/empty"][..],
+                ),
+                ("setfattr", &["-n", "trusted.key", "-v", "1", "tree/d"]),
+                ("setfacl", &["-m", "u:7:rx", "tree/setuid"]),
+                ("setfacl", &["-d", "-m", "g:9:rwx", "tree/d/e"]),
+            ] {
+                let output = place.run(program, arguments);
+                assert!(
+                    output.status.success(),
+                    "{program}: {}",
+                    text(&output.stderr)
+                );
+            }
+        }
+        let packed = place.run(program, arguments);
+        assert!(packed.status.success(), "{name}: {}", text(&packed.stderr));
+        let finding = place.examine(&[]);
+        let same = finding.differences.iter().all(String::is_empty);
+        if finding.verdicts != [true; 3] || !same {
+            surprises.push(format!(
+                "== {name}: {:?}\n{}{}{}",
+                finding.verdicts,
+                finding.complaints,
+                finding.differences[0],
+                finding.differences[1]
+            ));
+        }
+    };
+    for format in ["v7", "ustar", "oldgnu", "gnu", "pax"] {
+        let flag = format!("--format={format}");
+        let name = format!("GNU tar's {format}");
+        examine(
+            &name,
+            format == "v7",
+            "tar",
+            &["-cf", "a.tar", &flag, "-C", "tree", "."],
+        );
+    }
+    let attributes = [
+        "--format=pax",
+        "--xattrs",
+        "--xattrs-include=*",
+        "--acls",
+        "-cf",
+        "a.tar",
+    ];
+    let arguments = [&attributes[..], &["-C", "tree", "."]].concat();
+    examine("GNU tar's pax with xattrs", false, "tar", &arguments);
+    for format in ["ustar", "pax", "gnutar", "v7"] {
+        let name = format!("bsdtar's {format}");
+        let arguments = ["-cf", "a.tar", "--format", format, "-C", "tree", "."];
+        examine(&name, format == "v7", "bsdtar", &arguments);
+    }
+    let arguments = [
+        "-cf", "a.tar", "--format", "pax", "--xattrs", "--acls", "-C", "tree", ".",
+    ];
+    examine("bsdtar's pax with xattrs", false, "bsdtar", &arguments);
+    for format in ["USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"] {
+        let name = format!("Python's {format}");
+        examine(&name, false, "/usr/bin/python3", &["-c", python, format]);
+    }
+    assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
+}
+
+/// What to do next while planting a random tree.
+#[derive(Clone, Debug)]
+enum Plant {
+    File { name: u8, len: usize, mode: u32 },
+    Directory { name: u8, mode: u32 },
+    Symlink { name: u8, target: u8 },
+    HardLink { name: u8, target: u8 },
+    Sparse { name: u8, at: u64 },
+}
+
+fn plants() -> impl Strategy<Value = Vec<Plant>> {
+    let name = || 0_u8..24;
+    let mode = || {
+        prop_oneof![
+            Just(0o644_u32),
+            Just(0o4755),
+            Just(0),
+            Just(0o1777),
+            Just(0o555)
+        ]
+    };
+    let plant = prop_oneof![
+        3 => (name(), 0_usize..20_000, mode())
+            .prop_map(|(name, len, mode)| Plant::File { name, len, mode }),
+        2 => (name(), mode()).prop_map(|(name, mode)| Plant::Directory { name, mode }),
+        1 => (name(), name()).prop_map(|(name, target)| Plant::Symlink { name, target }),
+        1 => (name(), name()).prop_map(|(name, target)| Plant::HardLink { name, target }),
+        1 => (name(), 1_u64..50).prop_map(|(name, at)| Plant::Sparse { name, at: at * 8192 }),
+    ];
+    proptest::collection::vec(plant, 0..16)
+}
+
+/// Where the plant called `number` goes: some below others, which need not be directories.
+fn spot(root: &Path, number: u8) -> PathBuf {
+    let name = |number: u8| format!("n{}", "é".repeat(usize::from(number) * 4));
+    if number < 8 {
+        root.join(name(number))
+    } else {
+        root.join(name(number % 8)).join(name(number))
+    }
+}
+
+impl Plant {
+    /// Grows if it can: where something is in the way, or nothing to stand on, nothing happens.
+    fn grow(&self, root: &Path) {
+        let set = |path: &Path, mode: u32| {
+            fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("ours");
+        };
+        match *self {
+            Self::File { name, len, mode } => {
+                let path = spot(root, name);
+                if !path.is_symlink() && fs::write(&path, noise(len)).is_ok() {
+                    set(&path, mode);
+                }
+            }
+            Self::Directory { name, mode } => {
+                let path = spot(root, name);
+                if fs::create_dir(&path).is_ok() {
+                    set(&path, mode);
+                }
+            }
+            Self::Symlink { name, target } => {
+                drop(symlink(format!("n{target}"), spot(root, name)));
+            }
+            Self::HardLink { name, target } => {
+                drop(fs::hard_link(spot(root, target), spot(root, name)));
+            }
+            Self::Sparse { name, at } => {
+                let path = spot(root, name);
+                if !path.exists() && fs::write(&path, noise(4096)).is_ok() {
+                    let file = fs::File::options().write(true).open(&path).expect("ours");
+                    file.set_len(at + 4096).expect("space");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn random_trees_come_back_as_they_were() {
+    let packings = ["cat", "gzip", "lz4", "zstd", "xz", "bzip2"];
+    let strategy = (plants(), 0_usize..2, 0..packings.len());
+    let mut runner = TestRunner::new(Config {
+        cases: 60,
+        failure_persistence: None,
+        max_shrink_iters: 100,
+        ..Config::default()
+    });
+    let result = runner.run(&strategy, |(plants, format, packing)| {
+        let place = Place::new();
+        let tree = place.path("gnu");
+        for plant in &plants {
+            plant.grow(&tree);
+        }
+        // GNU's own format holds whole seconds.
+        let (format, time) = [("--format=gnu", "@1000"), ("--format=pax", "@-1000.25")][format];
+        let touch = format!("find gnu -depth -print0 | xargs -0 touch -h -d {time}");
+        prop_assert!(place.run("sh", &["-c", &touch]).status.success());
+        let packing = packings[packing];
+        let script = format!("tar -c {format} --sparse -C gnu . | {packing} > a.tar");
+        let packed = place.run("sh", &["-c", &script]);
+        prop_assert!(packed.status.success(), "{}", text(&packed.stderr));
+        let own = place.tarfs(&["materialize", "--numeric-owner", "a.tar", "-C", "own"]);
+        prop_assert!(own.status.success(), "{}", text(&own.stderr));
+        let mount = place.tarfs(&["mount", "-o", "suid,dev", "a.tar", "mnt"]);
+        prop_assert!(mount.status.success(), "{}", text(&mount.stderr));
+        for tree in ["own", "mnt"] {
+            let difference = place.compare("gnu", tree);
+            prop_assert!(difference.is_empty(), "{tree}, {format}: {difference}");
+        }
+        prop_assert!(place.tarfs(&["umount", "mnt"]).status.success());
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
