@@ -30,6 +30,14 @@ const ONE_REQUEST: u64 = 16 << 20;
 /// Packed bytes pushed at once to a decoder that reads a stream of them.
 const STREAM_CHUNK: u64 = 2 << 20;
 
+/// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
+/// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
+const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
+
+/// Plain bytes that a decoder makes at a stretch. Codecs choose by it what they decode whole and
+/// what piece by piece; as each piece is copied away before the next is made, none waits for it.
+const PLAIN_BUFFERS: u64 = 32 << 20;
+
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
@@ -191,8 +199,8 @@ impl Reader {
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let context = Context {
-            // Only counted: a decoder under way never waits for one that waits for it.
-            pool: Pool::new(u64::MAX),
+            // Its own: a decoder under way never waits for one that waits for it.
+            pool: Pool::new(PLAIN_BUFFERS),
             seek_points: false,
             memory_limit: codec::MEMORY_LIMIT,
         };
@@ -404,7 +412,7 @@ impl PackedBytes {
         let config = fetch::Config {
             chunk_len: STREAM_CHUNK,
             connections: 2,
-            pool: Pool::new(4 * STREAM_CHUNK),
+            pool: Pool::new(STREAM_BUFFERS),
         };
         let source = Arc::clone(&reader.source);
         let stream = fetch::Stream::start(&reader.network, source, extent.start(), config);
