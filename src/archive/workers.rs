@@ -97,8 +97,8 @@ mod tests {
         let workers = Workers::start("test", 1, 100).expect("threads");
         let (begin, begun) = std::sync::mpsc::channel::<()>();
         let (sender, receiver) = std::sync::mpsc::channel();
-        workers.submit(move || drop(begun.recv()));
-        workers.submit(move || drop(sender.send(())));
+        workers.submit(move || assert!(begun.recv().is_err()));
+        workers.submit(move || sender.send(()).expect("someone listens"));
         workers.abandon();
         drop(begin);
         drop(workers);
