@@ -166,9 +166,15 @@ impl Reader {
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
         let span = self.index.span(number).ok_or(ReadError::Index)?;
-        if let Some(bytes) = self.unspool(&span) {
-            return Ok(bytes);
+        span_len(&span)?;
+        match self.unspool(&span) {
+            Some(bytes) => Ok(bytes),
+            None => self.fetch(&span),
         }
+    }
+
+    /// Makes `span` from the source.
+    fn fetch(&self, span: &Span) -> Result<Bytes, ReadError> {
         if self.source.access() == Access::Stream {
             return Err(ReadError::Damaged {
                 extent: span.plain,
@@ -176,8 +182,8 @@ impl Reader {
             });
         }
         // Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
-        match self.decode(&span) {
-            Err(ReadError::Damaged { .. }) => self.decode(&span),
+        match self.decode(span) {
+            Err(ReadError::Damaged { .. }) => self.decode(span),
             result => result,
         }
     }
@@ -224,11 +230,7 @@ impl Reader {
         decoder: &mut Resumed,
         packed: &mut PackedBytes,
     ) -> Result<Bytes, ReadError> {
-        // An index file may claim any length; no scan makes spans longer than that.
-        let len = usize::try_from(span.plain.len())
-            .ok()
-            .filter(|&len| len as u64 <= LONGEST_SPAN)
-            .ok_or(ReadError::Index)?;
+        let len = span_len(span)?;
         let bytes = decoder
             .take(len, packed)
             .map_err(|error| failed(span, error))?;
@@ -259,6 +261,14 @@ impl Reader {
         let len = self.index.origin().packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
     }
+}
+
+/// The length of `span`. An index file may claim any; no scan makes spans longer than that.
+fn span_len(span: &Span) -> Result<usize, ReadError> {
+    usize::try_from(span.plain.len())
+        .ok()
+        .filter(|&len| len as u64 <= LONGEST_SPAN)
+        .ok_or(ReadError::Index)
 }
 
 /// What `error` means to a reader of `span`.
@@ -424,5 +434,40 @@ impl PackedBytes {
             Self::Fetched(bytes) => Ok(bytes.take()),
             Self::Streamed(stream) => Ok(stream.next()?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{self, Builder, Locator, Origin};
+    use crate::source::Memory as InMemory;
+
+    #[test]
+    fn what_an_index_claims_is_not_allocated() {
+        let origin = Origin {
+            locator: Locator::default(),
+            content_id: [0; 32],
+            compression: Compression::None,
+            packed_bytes: 512,
+            plain_bytes: 1 << 50,
+        };
+        let mut builder = Builder::new(index::Options::default());
+        builder.span(Extent::with_len(Plain(0), 1 << 50), 0, None);
+        let directory = tempfile::tempdir().expect("a directory");
+        let network = tokio::runtime::Builder::new_multi_thread()
+            .build()
+            .expect("a runtime");
+        let reader = Reader {
+            source: Arc::new(InMemory::new("test", vec![0; 512])),
+            index: Arc::new(builder.finish(origin)),
+            compression: Compression::None,
+            memory: Memory::new(0),
+            spool: Spool::create(directory.path(), 0).ok(),
+            network: network.handle().clone(),
+            pool: Pool::new(0),
+            stats: Arc::default(),
+        };
+        assert!(matches!(reader.verify(0), Err(ReadError::Index)));
     }
 }
