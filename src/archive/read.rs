@@ -136,12 +136,24 @@ impl Reader {
         Ok(assembly.finish())
     }
 
-    /// Makes span `number` and checks it against its hash.
+    /// Makes span `number` from whatever holds it and checks it against its hash.
     ///
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
     pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
         self.span(number).map(drop)
+    }
+
+    /// As [`Reader::verify`], but from the source alone: what a spool holds tells nothing about
+    /// the bytes that are at the source now.
+    ///
+    /// # Errors
+    /// As [`Reader::verify`]; always when the source gives its bytes only once.
+    pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
+        let span = self.index.span(number).ok_or(ReadError::Index)?;
+        let bytes = self.fetch(&span)?;
+        self.memory.insert(key(number), bytes);
+        Ok(())
     }
 
     fn file(&self, ino: Ino) -> Option<Entry<'_>> {

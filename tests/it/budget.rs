@@ -1,7 +1,7 @@
 //! Archives whose packed pieces are as long as their formats allow, opened and read with the least
 //! memory: nobody may wait for bytes that only another one who waits could give back.
 
-use std::io::Write;
+use std::io::{Cursor, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
@@ -12,7 +12,7 @@ use tarfs::archive::{Archive, OpenOptions, Spooling};
 use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
 use tarfs::index::Ino;
-use tarfs::source::{Memory, Source};
+use tarfs::source::{Memory, Pipe, Source};
 use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
@@ -221,4 +221,19 @@ fn blocks_longer_than_memory_are_read_from_their_beginning() {
         read(&archive, b"a", 1000)
     });
     assert_eq!(got, payload[1000..1100]);
+}
+
+#[test]
+fn what_comes_through_a_pipe_is_never_taken_for_what_came_before() {
+    let cache = tempfile::tempdir().expect("a directory");
+    let network = runtime();
+    for text in ["first", "other"] {
+        let pipe = Pipe::new(
+            "-",
+            Cursor::new(archive("a", text.as_bytes())),
+            Arc::default(),
+        );
+        let archive = opened(pipe, cache.path(), &network);
+        assert_eq!(read(&archive, b"a", 0), text.as_bytes());
+    }
 }
