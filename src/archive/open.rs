@@ -183,13 +183,16 @@ impl Opening<'_> {
         self.fits(&reader).then_some(reader)
     }
 
-    /// Whether the index belongs to the bytes: by a strong validator, or by one span's hash.
+    /// Whether the index belongs to the bytes and they can be had: by a strong validator, or by
+    /// the hash of one span, which for want of the former must come from the source itself.
     fn fits(&self, reader: &Reader) -> bool {
-        let spans = reader.index.span_count();
-        if spans == 0 || (self.source.fingerprint().is_strong() && self.is_readable()) {
-            return true;
+        match (self.source.fingerprint().is_strong(), self.is_readable()) {
+            (true, true) => true,
+            (true, false) => {
+                reader.index.span_count() == 0 || reader.verify(reader.sample()).is_ok()
+            }
+            (false, _) => reader.verify_source(reader.sample()).is_ok(),
         }
-        reader.verify(spans / 2).is_ok()
     }
 
     fn is_readable(&self) -> bool {
@@ -210,7 +213,15 @@ impl Opening<'_> {
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let spool = self.found_spool(&index);
         let reader = self.reader(index, self.memory(), spool);
-        match reader.verify(reader.index.span_count() / 2) {
+        let span = reader.sample();
+        let is_ours =
+            self.source.fingerprint().is_strong() && reader.index.origin().locator == self.locator;
+        let verified = if is_ours {
+            reader.verify(span)
+        } else {
+            reader.verify_source(span)
+        };
+        match verified {
             Ok(()) => archive(reader, Vec::new()),
             Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
                 Err(foreign())

@@ -30,6 +30,14 @@ const ONE_REQUEST: u64 = 16 << 20;
 /// Packed bytes pushed at once to a decoder that reads a stream of them.
 const STREAM_CHUNK: u64 = 2 << 20;
 
+/// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
+/// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
+const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
+
+/// Plain bytes that a decoder makes at a stretch. Codecs choose by it what they decode whole and
+/// what piece by piece; as each piece is copied away before the next is made, none waits for it.
+const PLAIN_BUFFERS: u64 = 32 << 20;
+
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
@@ -130,12 +138,34 @@ impl Reader {
         Ok(assembly.finish())
     }
 
-    /// Makes span `number` and checks it against its hash.
+    /// Makes span `number` from whatever holds it and checks it against its hash.
     ///
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
     pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
         self.span(number).map(drop)
+    }
+
+    /// As [`Reader::verify`], but from the source alone: what a spool holds tells nothing about
+    /// the bytes that are at the source now.
+    ///
+    /// # Errors
+    /// As [`Reader::verify`]; always when the source gives its bytes only once.
+    pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
+        let span = self.index.span(number).ok_or(ReadError::Index)?;
+        let bytes = self.fetch(&span)?;
+        self.memory.insert(key(number), bytes);
+        Ok(())
+    }
+
+    /// The number of a span to verify the whole by: in the middle, or before it the nearest that
+    /// decoding can start at.
+    pub(super) fn sample(&self) -> u32 {
+        let middle = self.index.span_count() / 2;
+        (0..=middle)
+            .rev()
+            .find(|&number| self.index.seek_offset(number).is_some())
+            .unwrap_or(middle)
     }
 
     fn file(&self, ino: Ino) -> Option<Entry<'_>> {
@@ -160,27 +190,29 @@ impl Reader {
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
         let span = self.index.span(number).ok_or(ReadError::Index)?;
+        span_len(&span)?;
         if let Some(bytes) = self.unspool(&span) {
             return Ok(bytes);
         }
+        if span.seek_point.is_some() {
+            return self.fetch(&span);
+        }
+        let _way = self.long_way.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.unspool(&span) {
+            Some(bytes) => Ok(bytes),
+            None => self.fetch(&span),
+        }
+    }
+
+    /// Makes `span` from the source.
+    fn fetch(&self, span: &Span) -> Result<Bytes, ReadError> {
         if self.source.access() == Access::Stream {
             return Err(ReadError::Damaged {
                 extent: span.plain,
                 cause: None,
             });
         }
-        if span.seek_point.is_some() {
-            return self.decode_twice(&span);
-        }
-        let _way = self.long_way.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.unspool(&span) {
-            Some(bytes) => Ok(bytes),
-            None => self.decode_twice(&span),
-        }
-    }
-
-    /// Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
-    fn decode_twice(&self, span: &Span) -> Result<Bytes, ReadError> {
+        // Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
         match self.decode(span) {
             Err(ReadError::Damaged { .. }) => self.decode(span),
             result => result,
@@ -214,8 +246,8 @@ impl Reader {
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let context = Context {
-            // Only counted: a decoder under way never waits for one that waits for it.
-            pool: Pool::new(u64::MAX),
+            // Its own: a decoder under way never waits for one that waits for it.
+            pool: Pool::new(PLAIN_BUFFERS),
             seek_points: false,
             memory_limit: codec::MEMORY_LIMIT,
         };
@@ -242,11 +274,7 @@ impl Reader {
         decoder: &mut Resumed,
         packed: &mut PackedBytes,
     ) -> Result<Bytes, ReadError> {
-        // An index file may claim any length; no scan makes spans longer than that.
-        let len = usize::try_from(span.plain.len())
-            .ok()
-            .filter(|&len| len as u64 <= LONGEST_SPAN)
-            .ok_or(ReadError::Index)?;
+        let len = span_len(span)?;
         let bytes = decoder
             .take(len, packed)
             .map_err(|error| failed(span, error))?;
@@ -277,6 +305,14 @@ impl Reader {
         let len = self.index.origin().packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
     }
+}
+
+/// The length of `span`. An index file may claim any; no scan makes spans longer than that.
+fn span_len(span: &Span) -> Result<usize, ReadError> {
+    usize::try_from(span.plain.len())
+        .ok()
+        .filter(|&len| len as u64 <= LONGEST_SPAN)
+        .ok_or(ReadError::Index)
 }
 
 /// What `error` means to a reader of `span`.
@@ -432,7 +468,7 @@ impl PackedBytes {
         let config = fetch::Config {
             chunk_len: STREAM_CHUNK,
             connections: 2,
-            pool: Pool::new(4 * STREAM_CHUNK),
+            pool: Pool::new(STREAM_BUFFERS),
         };
         let source = Arc::clone(&reader.source);
         let stream = fetch::Stream::start(&reader.network, source, extent.start(), config);
@@ -444,5 +480,40 @@ impl PackedBytes {
             Self::Fetched(bytes) => Ok(bytes.take()),
             Self::Streamed(stream) => Ok(stream.next()?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{self, Builder, Locator, Origin};
+    use crate::source::Memory as InMemory;
+
+    #[test]
+    fn what_an_index_claims_is_not_allocated() {
+        let origin = Origin {
+            locator: Locator::default(),
+            content_id: [0; 32],
+            compression: Compression::None,
+            packed_bytes: 512,
+            plain_bytes: 1 << 50,
+        };
+        let mut builder = Builder::new(index::Options::default());
+        builder.span(Extent::with_len(Plain(0), 1 << 50), 0, None);
+        let directory = tempfile::tempdir().expect("a directory");
+        let network = tokio::runtime::Builder::new_multi_thread()
+            .build()
+            .expect("a runtime");
+        let reader = Reader {
+            source: Arc::new(InMemory::new("test", vec![0; 512])),
+            index: Arc::new(builder.finish(origin)),
+            compression: Compression::None,
+            memory: Memory::new(0),
+            spool: Spool::create(directory.path(), 0).ok(),
+            network: network.handle().clone(),
+            pool: Pool::new(0),
+            stats: Arc::default(),
+        };
+        assert!(matches!(reader.verify(0), Err(ReadError::Index)));
     }
 }

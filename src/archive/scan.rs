@@ -75,8 +75,10 @@ pub struct Options {
     pub workers: usize,
 }
 
-/// The least memory a scan works with, in bytes.
-pub const MIN_MEMORY: u64 = 16 << 20;
+/// The least memory a scan works with, in bytes. In half of it there is room for all that a
+/// decoder waits for before it gives anything out, the chunks at both ends of that included: a
+/// zstd frame has up to 9 MiB of packed bytes, a block of legacy lz4 8 MiB packed and plain.
+pub const MIN_MEMORY: u64 = 32 << 20;
 
 /// What a scan went through.
 #[derive(Clone, Copy, Debug)]
@@ -169,8 +171,9 @@ fn open_stream(
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
     let fetch = fetch::Config {
-        // Several chunks must fit, or fetching and decoding would take turns.
-        chunk_len: options.chunk_len.min(half / 4),
+        // Several chunks must fit, or fetching and decoding would take turns, and wait for each
+        // other when what is decoded as one lies across them.
+        chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
         pool: Pool::new(half),
     };

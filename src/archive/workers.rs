@@ -101,7 +101,7 @@ mod tests {
         let (begin, begun) = std::sync::mpsc::channel::<()>();
         let (sender, receiver) = std::sync::mpsc::channel();
         workers.submit(move || assert!(begun.recv().is_err()));
-        workers.submit(move || drop(sender.send(())));
+        workers.submit(move || sender.send(()).expect("someone listens"));
         workers.abandon();
         drop(begin);
         drop(workers);

@@ -189,7 +189,11 @@ impl Parser {
             }
             let step = match self.step() {
                 Ok(Progress::Starved) if self.finished => self.close(),
-                Ok(Progress::Starved) => return Ok(Event::NeedInput),
+                Ok(Progress::Starved) => {
+                    // An empty slice, too, keeps its buffer from those who make the next bytes.
+                    self.input = Bytes::new();
+                    return Ok(Event::NeedInput);
+                }
                 Ok(Progress::Made) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -1280,5 +1284,16 @@ mod tests {
             let healed = Block(*record).done();
             record.copy_from_slice(&healed);
         }
+    }
+
+    #[test]
+    fn whoever_waits_for_bytes_holds_none() {
+        let pool = crate::base::buffer::Pool::new(RECORD);
+        let mut record = pool.take(RECORD_LEN);
+        record.copy_from_slice(&Block::new("a", b'x', 1).done());
+        let mut parser = Parser::new(Options::default());
+        parser.push(record.freeze());
+        while !matches!(parser.pull(), Ok(Event::NeedInput)) {}
+        assert_eq!(pool.taken(), 0);
     }
 }

@@ -414,6 +414,8 @@ impl super::Decoder for Decoder {
             match self.step() {
                 Ok(Step::Done) => continue,
                 Ok(Step::NeedInput) => {
+                    // An empty slice, too, keeps its chunk from those who fetch the next.
+                    self.input = Bytes::new();
                     self.output.flush();
                     match self.output.pull() {
                         Some(pull) => return Ok(pull),
@@ -909,6 +911,22 @@ mod tests {
                 })
             ));
         }
+    }
+
+    #[test]
+    fn whoever_waits_for_bytes_holds_none() {
+        let pool = Pool::new(10);
+        let mut header = pool.take(10);
+        header.copy_from_slice(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0]);
+        let context = Context {
+            pool: Pool::new(u64::MAX),
+            seek_points: false,
+            memory_limit: 0,
+        };
+        let mut decoder = Decoder::start(context);
+        decoder.push(header.freeze());
+        while !matches!(decoder.pull(), Ok(Pull::NeedInput)) {}
+        assert_eq!(pool.taken(), 0);
     }
 
     proptest! {

@@ -3,5 +3,5 @@
 pub(crate) mod http;
 pub(crate) mod noise;
 pub(crate) mod packing;
-pub(crate) mod tree;
 pub(crate) mod raw;
+pub(crate) mod tree;

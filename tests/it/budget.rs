@@ -1,0 +1,239 @@
+//! Archives whose packed pieces are as long as their formats allow, opened and read with the least
+//! memory: nobody may wait for bytes that only another one who waits could give back.
+
+use std::io::{Cursor, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use tarfs::archive::scan::{self, Sink};
+use tarfs::archive::{Archive, OpenOptions, Spooling};
+use tarfs::base::stats::Stats;
+use tarfs::base::task::Thread;
+use tarfs::index::Ino;
+use tarfs::source::{Memory, Pipe, Source};
+use tarfs::tar::{self, Member};
+use tokio::runtime::{Builder, Runtime};
+use xxhash_rust::xxh32::xxh32;
+
+const MIB: usize = 1 << 20;
+/// What takes longer never ends.
+const DEADLINE: Duration = Duration::from_mins(1);
+
+/// Bytes that no format packs (xorshift).
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// An archive of one file.
+fn archive(name: &str, payload: &[u8]) -> Vec<u8> {
+    let mut header = [0; 512];
+    for (to, from) in header.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[124..136].copy_from_slice(format!("{:011o}\0", payload.len()).as_bytes());
+    header[148..156].fill(b' ');
+    header[156] = b'0';
+    header[257..265].copy_from_slice(b"ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut bytes = [&header[..], payload].concat();
+    bytes.resize(bytes.len().next_multiple_of(512) + 1024, 0);
+    bytes
+}
+
+/// `bytes` in one zstd frame that does not say how long it is.
+fn zstd_of_a_pipe(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
+    encoder.write_all(bytes).expect("room");
+    encoder.finish().expect("room")
+}
+
+/// `bytes` in the longest blocks that there are.
+fn lz4_legacy(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = 0x184c_2102_u32.to_le_bytes().to_vec();
+    for block in bytes.chunks(8 * MIB) {
+        let block = lz4_flex::block::compress(block);
+        packed.extend(u32::try_from(block.len()).expect("short").to_le_bytes());
+        packed.extend(block);
+    }
+    packed
+}
+
+/// `bytes` in stored blocks of 4 MiB, the longest that may refer to those before.
+fn lz4_linked(bytes: &[u8]) -> Vec<u8> {
+    let descriptor = [0x40, 0x70];
+    let mut packed = 0x184d_2204_u32.to_le_bytes().to_vec();
+    packed.extend(descriptor);
+    packed.push(xxh32(&descriptor, 0).to_le_bytes()[1]);
+    for block in bytes.chunks(4 * MIB) {
+        let len = u32::try_from(block.len()).expect("short");
+        packed.extend((len | 1 << 31).to_le_bytes());
+        packed.extend(block);
+    }
+    packed.extend([0; 4]);
+    packed
+}
+
+/// `bytes` in blocks of 24 MiB that say how long they are.
+fn xz_of_threads(bytes: &[u8]) -> Vec<u8> {
+    let mut xz = Command::new("xz")
+        .args(["-0", "-T2", "--block-size=24MiB", "-c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("xz is installed");
+    let mut stdin = xz.stdin.take().expect("piped");
+    let bytes = bytes.to_vec();
+    let writer = Thread::spawn("xz", move || stdin.write_all(&bytes)).expect("a thread");
+    let output = xz.wait_with_output().expect("it runs");
+    writer.join().expect("it reads");
+    output.stdout
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+fn least() -> scan::Options {
+    scan::Options {
+        compression: None,
+        tar: tar::Options::default(),
+        allow_truncated: false,
+        spans: true,
+        connections: 8,
+        chunk_len: 8 << 20,
+        memory: 0,
+        workers: 2,
+    }
+}
+
+/// Runs `work` and answers what it made.
+///
+/// # Panics
+/// When that takes for ever; its thread is then left to itself.
+fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, made) = mpsc::channel();
+    let thread = Thread::spawn("work", move || drop(sender.send(work()))).expect("a thread");
+    match made.recv_timeout(DEADLINE) {
+        Ok(made) => made,
+        Err(error) => {
+            std::mem::forget(thread);
+            panic!("{what}: {error}");
+        }
+    }
+}
+
+/// Counts payloads.
+#[derive(Default)]
+struct Counter(usize);
+
+impl Sink for Counter {
+    type Error = ();
+    fn member(&mut self, _member: Member) -> Result<(), ()> {
+        Ok(())
+    }
+    fn payload(&mut self, bytes: bytes::Bytes) -> Result<(), ()> {
+        self.0 += bytes.len();
+        Ok(())
+    }
+    fn member_end(&mut self, _cut: bool) -> Result<(), ()> {
+        Ok(())
+    }
+    fn warning(&mut self, _text: &str) {}
+}
+
+fn scanned(packed: Vec<u8>) -> usize {
+    let runtime = runtime();
+    let source: Arc<dyn Source> = Arc::new(Memory::new("test", packed));
+    let mut counter = Counter::default();
+    scan::scan(
+        &source,
+        &least(),
+        runtime.handle(),
+        &Arc::default(),
+        &mut counter,
+    )
+    .expect("scanned");
+    counter.0
+}
+
+#[test]
+fn whatever_a_decoder_waits_for_fits_into_the_least_memory() {
+    let plain = archive("a", &noise(20 * MIB));
+    let formats = [
+        ("zstd of a pipe", zstd_of_a_pipe(&plain)),
+        ("legacy lz4", lz4_legacy(&plain)),
+        ("linked lz4", lz4_linked(&plain)),
+        ("xz of threads", xz_of_threads(&plain)),
+    ];
+    for (name, packed) in formats {
+        let len = in_time(name, move || scanned(packed));
+        assert_eq!(len, 20 * MIB, "{name}");
+    }
+}
+
+fn opened(source: impl Source + 'static, cache_dir: &Path, network: &Runtime) -> Archive {
+    let options = OpenOptions {
+        scan: least(),
+        cache_dir: Some(cache_dir.to_owned()),
+        index_file: None,
+        spooling: Spooling::ToDisk { limit_bytes: None },
+    };
+    let stats = Arc::new(Stats::default());
+    Archive::open(Arc::new(source), &options, network.handle(), &stats).expect("opened")
+}
+
+fn read(archive: &Archive, name: &[u8], offset: u64) -> Vec<u8> {
+    let entry = archive
+        .index()
+        .lookup(Ino::ROOT, name)
+        .expect("it is there");
+    archive
+        .read_here(entry.ino(), offset, 100)
+        .expect("readable")
+        .to_vec()
+}
+
+#[test]
+fn blocks_longer_than_memory_are_read_from_their_beginning() {
+    let payload = noise(20 * MIB);
+    let packed = xz_of_threads(&archive("a", &payload));
+    let got = in_time("a read", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let archive = opened(Memory::new("test", packed), cache.path(), &network);
+        read(&archive, b"a", 1000)
+    });
+    assert_eq!(got, payload[1000..1100]);
+}
+
+#[test]
+fn what_comes_through_a_pipe_is_never_taken_for_what_came_before() {
+    let cache = tempfile::tempdir().expect("a directory");
+    let network = runtime();
+    for text in ["first", "other"] {
+        let pipe = Pipe::new(
+            "-",
+            Cursor::new(archive("a", text.as_bytes())),
+            Arc::default(),
+        );
+        let archive = opened(pipe, cache.path(), &network);
+        assert_eq!(read(&archive, b"a", 0), text.as_bytes());
+    }
+}
