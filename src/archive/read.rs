@@ -510,6 +510,7 @@ mod tests {
             compression: Compression::None,
             memory: Memory::new(0),
             spool: Spool::create(directory.path(), 0).ok(),
+            long_way: Mutex::default(),
             network: network.handle().clone(),
             pool: Pool::new(0),
             stats: Arc::default(),
