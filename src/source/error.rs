@@ -99,7 +99,7 @@ impl Cause {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::NotFound => "check how it is spelled",
+            Self::NotFound | Self::Malformed(_) => "check how it is spelled",
             Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
             Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
             Self::Changed => "start again to read the new version",
@@ -112,7 +112,6 @@ impl Cause {
                 "check its permissions"
             }
             Self::Unsupported(_) => "give a file, or a file://, http:// or https:// URL",
-            Self::Malformed(_) => "check how it is spelled",
             Self::Spent => "store it in a file first",
             Self::Io(_) | Self::Cancelled => return None,
         })
