@@ -5,9 +5,15 @@ use std::borrow::Cow;
 use crate::base::accounts::Accounts;
 use crate::base::acl;
 
+/// The pax keyword of the ACL that is asked for access.
+const ACCESS: &[u8] = b"SCHILY.acl.access";
+
+/// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
+const MODE_ACL_BYTES: usize = 4 + 3 * 8;
+
 /// ACLs: the pax keyword that carries one as text, and the attribute Linux keeps it in.
 const ACLS: [(&[u8], &[u8]); 2] = [
-    (b"SCHILY.acl.access", b"system.posix_acl_access"),
+    (ACCESS, b"system.posix_acl_access"),
     (b"SCHILY.acl.default", b"system.posix_acl_default"),
 ];
 
@@ -19,6 +25,14 @@ pub(super) fn is_acl(keyword: &[u8]) -> bool {
     ACLS.iter().any(|&(acl, _)| acl == keyword)
 }
 
+/// The bytes of an ACL that a file system would keep: of an access ACL that says no more than the
+/// mode, which tar writes beside every default ACL, Linux keeps nothing.
+fn kept_acl(keyword: &[u8], text: &[u8], accounts: &Accounts) -> Option<Vec<u8>> {
+    let bytes = acl::xattr_from_text(text, accounts)?;
+    let is_mode = keyword == ACCESS && bytes.len() == MODE_ACL_BYTES;
+    (!is_mode).then_some(bytes)
+}
+
 /// The value of the attribute `wanted` among an entry's `xattrs`.
 pub(super) fn value<'a>(
     mut xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -28,7 +42,7 @@ pub(super) fn value<'a>(
     let keyword = ACLS.iter().find(|&&(_, shown)| shown == wanted);
     if let Some(&(keyword, _)) = keyword {
         let (_, text) = xattrs.find(|&(name, _)| name == keyword)?;
-        return acl::xattr_from_text(text, accounts).map(Cow::Owned);
+        return kept_acl(keyword, text, accounts).map(Cow::Owned);
     }
     if is_acl(wanted) || !can_be_asked_for(wanted) {
         return None;
@@ -47,7 +61,7 @@ pub(super) fn names<'a>(
     let mut names = Vec::new();
     for (name, value) in xattrs {
         let shown = match ACLS.iter().find(|&&(keyword, _)| keyword == name) {
-            Some(_) if acl::xattr_from_text(value, accounts).is_none() => continue,
+            Some(_) if kept_acl(name, value, accounts).is_none() => continue,
             Some(&(_, shown)) => shown,
             None if !can_be_asked_for(name) => continue,
             None => name,
@@ -96,6 +110,15 @@ mod tests {
         assert_eq!(bytes.get(..4), Some(&[2u8, 0, 0, 0][..]));
         assert_eq!(get(b"SCHILY.acl.access"), None);
         assert_eq!(get(b"system.posix_acl_default"), None);
+    }
+
+    #[test]
+    fn an_access_acl_that_says_no_more_than_the_mode_is_not_shown() {
+        let text: &[u8] = b"user::rwx,group::r-x,other::r-x";
+        let xattrs = || [(ACCESS, text), (b"SCHILY.acl.default", text)].into_iter();
+        let accounts = Accounts::default();
+        assert_eq!(names(xattrs(), &accounts), b"system.posix_acl_default\0");
+        assert_eq!(value(xattrs(), b"system.posix_acl_access", &accounts), None);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use tarfs::base::task::Thread;
 use xxhash_rust::xxh32::xxh32;
 
 use crate::support::http::{Resource, Response, Server};
@@ -164,9 +165,12 @@ fn pack(packer: &[&str], plain: &[u8]) -> Vec<u8> {
         .unwrap_or_else(|error| panic!("{program}: {error}"));
     let mut stdin = child.stdin.take().expect("piped");
     let plain = plain.to_vec();
-    let writing = std::thread::spawn(move || stdin.write_all(&plain));
+    let writing = Thread::spawn("packing", move || {
+        stdin.write_all(&plain).expect("all is read");
+    })
+    .expect("a thread");
     let output = child.wait_with_output().expect("output");
-    writing.join().expect("no panic").expect("all is read");
+    writing.join();
     assert!(output.status.success(), "{program}");
     output.stdout
 }
@@ -325,15 +329,15 @@ fn a_damaged_header_loses_its_member_and_fails_the_run() {
 }
 
 /// The address of a server that knows no TLS, and says so at once to the first who asks.
-fn plain_server() -> SocketAddr {
+fn plain_server() -> (SocketAddr, Thread<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
-    std::thread::spawn(move || {
+    let thread = Thread::spawn("plain", move || {
         let (mut stream, _) = listener.accept().expect("a client");
         drop(stream.read(&mut [0; 4096]));
-        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     });
-    address
+    (address, thread.expect("a thread"))
 }
 
 #[test]
@@ -374,7 +378,7 @@ fn what_the_network_does_is_told_in_words() {
         &["ls", &url("/packed")],
         &["Content-Encoding: gzip", "download"],
     );
-    let plain = plain_server();
+    let (plain, _server) = plain_server();
     place.fails(
         &["ls", &format!("https://{plain}/a.tar")],
         &["no secure connection", "speaks TLS"],

@@ -172,11 +172,14 @@ fn text(bytes: &[u8]) -> String {
 /// Checks all cases, and tells of all that do not come out as expected.
 #[track_caller]
 fn check(cases: impl IntoIterator<Item = Case>) {
-    let surprises: Vec<String> = cases.into_iter().filter_map(surprise).collect();
+    let surprises: Vec<String> = cases
+        .into_iter()
+        .filter_map(|case| surprise(&case))
+        .collect();
     assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
 }
 
-fn surprise(case: Case) -> Option<String> {
+fn surprise(case: &Case) -> Option<String> {
     let place = Place::new();
     fs::write(place.path("a.tar"), &case.archive).expect("space");
     let finding = place.examine(case.options);

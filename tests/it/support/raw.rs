@@ -1,9 +1,9 @@
 //! Tar archives record by record, also such as no program writes.
 
 /// The magics of the dialects.
-pub(crate) const USTAR: &[u8; 8] = b"ustar\x0000";
-pub(crate) const GNU: &[u8; 8] = b"ustar  \0";
-pub(crate) const V7: &[u8; 8] = &[0; 8];
+pub(crate) const USTAR: [u8; 8] = *b"ustar\x0000";
+pub(crate) const GNU: [u8; 8] = *b"ustar  \0";
+pub(crate) const V7: [u8; 8] = [0; 8];
 
 /// An archive under construction.
 #[derive(Clone, Default)]
@@ -145,7 +145,7 @@ impl Header {
         self.put(157, target)
     }
 
-    pub(crate) fn magic(self, magic: &[u8; 8]) -> Self {
+    pub(crate) fn magic(self, magic: [u8; 8]) -> Self {
         self.put(257, magic)
     }
 
@@ -160,17 +160,21 @@ impl Header {
     /// A number in base 256.
     pub(crate) fn binary(mut self, at: usize, width: usize, value: i64) -> Self {
         let fill = if value < 0 { 0xff } else { 0 };
-        let mut field = vec![fill; width];
-        field[width - 8..].copy_from_slice(&value.to_be_bytes());
-        field[0] |= 0x80;
         self.has_size |= at == 124;
+        let mut field = vec![fill; width.saturating_sub(8)];
+        field.extend(value.to_be_bytes());
+        if let Some(first) = field.first_mut() {
+            *first |= 0x80;
+        }
         self.put(at, field)
     }
 
     /// Bytes at an offset, whatever field that is.
     pub(crate) fn put(mut self, at: usize, bytes: impl AsRef<[u8]>) -> Self {
         let bytes = bytes.as_ref();
-        self.record[at..at + bytes.len()].copy_from_slice(bytes);
+        let field = self.record.iter_mut().skip(at);
+        assert!(at + bytes.len() <= 512, "it does not fit");
+        field.zip(bytes).for_each(|(to, from)| *to = *from);
         self
     }
 
