@@ -312,6 +312,7 @@ impl Opening<'_> {
             Some(Ok(spool)) => Ok(Some(Spooler {
                 spool,
                 everything: once,
+                undecided: None,
                 failure: None,
             })),
             Some(Err(error)) if once => Err(self.no_spool(Some(error.to_string()))),
