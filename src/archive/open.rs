@@ -188,9 +188,8 @@ impl Opening<'_> {
     fn fits(&self, reader: &Reader) -> bool {
         match (self.source.fingerprint().is_strong(), self.is_readable()) {
             (true, true) => true,
-            (true, false) => {
-                reader.index.span_count() == 0 || reader.verify(reader.sample()).is_ok()
-            }
+            // All of it, or a part that is lost could not be had again while the mount lasts.
+            (true, false) => reader.is_spooled(),
             (false, _) => reader.verify_source(reader.sample()).is_ok(),
         }
     }

@@ -146,6 +146,14 @@ impl Reader {
         self.span(number).map(drop)
     }
 
+    /// Whether every span is in the spool, and what it was.
+    pub(super) fn is_spooled(&self) -> bool {
+        (0..self.index.span_count()).all(|number| {
+            let span = self.index.span(number);
+            span.is_some_and(|span| span_len(&span).is_ok() && self.unspool(&span).is_some())
+        })
+    }
+
     /// As [`Reader::verify`], but from the source alone: what a spool holds tells nothing about
     /// the bytes that are at the source now.
     ///

@@ -14,6 +14,9 @@ pub struct Sanitized {
     pub path: ArchivePath,
     /// The name ended in a slash, and so says "directory" whatever the member's type.
     pub trailing_slash: bool,
+    /// The name has a `..` component: GNU tar refuses such members, and drops it from the targets
+    /// of hard links only.
+    pub climbs: bool,
     /// The leading bytes that were dropped, as GNU tar drops them: everything up to the last
     /// `..` component, and then all leading slashes. Empty for well-behaved names.
     pub stripped: Vec<u8>,
@@ -45,6 +48,7 @@ impl ArchivePath {
         Sanitized {
             path: Self::from_components(rest.split(|&byte| byte == b'/')),
             trailing_slash: name.last() == Some(&b'/'),
+            climbs: keep_from > 0 && name.split(|&byte| byte == b'/').any(|part| part == b".."),
             stripped: stripped.to_vec(),
         }
     }
@@ -165,6 +169,13 @@ mod tests {
         assert_eq!(sanitized("./"), pair(".", ""));
         assert_eq!(sanitized(""), pair(".", ""));
         assert!(ArchivePath::sanitize(b"a/").trailing_slash);
+    }
+
+    #[test]
+    fn only_a_whole_component_of_dots_climbs() {
+        let climbs = |name: &[u8]| ArchivePath::sanitize(name).climbs;
+        assert!(climbs(b"../a") && climbs(b"a/../b") && climbs(b"a/.."));
+        assert!(!climbs(b"/a") && !climbs(b"a/..b") && !climbs(b"...") && !climbs(b""));
     }
 
     #[test]

@@ -88,7 +88,13 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let quiet = !args.foreground;
     let source = absolute(&args.source);
     let archive = archive(&source, &args.cache, spooling, &network, &stats, quiet)?;
-    let notes = archive.notes().to_vec();
+    let mut notes = archive.notes().to_vec();
+    let lost = archive.index().problem_count();
+    if lost > 0 {
+        notes.push(format!(
+            "{lost} members are not in the tree"
+        ));
+    }
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),

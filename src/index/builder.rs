@@ -72,6 +72,9 @@ pub enum Refused {
     /// Its path leads nowhere inside the root.
     #[error(transparent)]
     Unreachable(#[from] Refusal),
+    /// Its name has a `..` component.
+    #[error("the name contains '..'")]
+    Climbs,
     /// It would replace a directory that holds something.
     #[error("a directory that is not empty is in its place")]
     NotEmpty,
@@ -164,7 +167,11 @@ impl Builder {
         } else {
             &member.kind
         };
-        let placed = self.place(&name.path, kind, member);
+        let placed = if name.climbs {
+            Err(Refused::Climbs)
+        } else {
+            self.place(&name.path, kind, member)
+        };
         if let Err(refused) = placed {
             self.problem(name.path, refused.to_string());
         }

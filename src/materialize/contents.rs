@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::plan::Climbs;
 use super::problem::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
 use crate::archive::scan::Sink;
@@ -124,8 +125,13 @@ impl<W: Write> Sink for Contents<W> {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        let Some(placed) = self.selection.take(&mut member) else {
-            return Ok(());
+        let placed = match self.selection.take(&mut member) {
+            Ok(Some(placed)) => placed,
+            Ok(None) => return Ok(()),
+            Err(Climbs(path)) => {
+                self.problems.add(&path, Cause::Climbs);
+                return Ok(());
+            }
         };
         if member.kind != Kind::File {
             return Ok(());

@@ -35,7 +35,7 @@ use self::context::Context;
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
-use self::plan::Placed;
+use self::plan::{Climbs, Placed};
 use self::policy::Policy;
 use self::problem::Problems;
 use self::root::{Missing, Root, parent_of};
@@ -295,8 +295,10 @@ impl Sink for Materializer {
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
         self.check()?;
-        if let Some(placed) = self.selection.take(&mut member) {
-            self.begin(member, placed);
+        match self.selection.take(&mut member) {
+            Ok(Some(placed)) => self.begin(member, placed),
+            Ok(None) => {}
+            Err(Climbs(path)) => self.context.problems.add(&path, Cause::Climbs),
         }
         Ok(())
     }

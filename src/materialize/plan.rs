@@ -46,6 +46,10 @@ pub(super) struct Placed {
     pub(super) stripped: Vec<u8>,
 }
 
+/// A wanted member that is refused because its name has a `..` component.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Climbs(pub(super) ArchivePath);
+
 impl Selection {
     /// Whether the member at `path` is wanted; notes which [`Self::paths`] were found.
     pub fn admits(&mut self, path: &ArchivePath) -> bool {
@@ -71,18 +75,24 @@ impl Selection {
 
     /// Where a wanted member goes; `None` when it is not wanted or nothing is left of its name.
     /// A file whose name ends in a slash becomes the directory that it says it is.
-    pub(super) fn take(&mut self, member: &mut Member) -> Option<Placed> {
+    ///
+    /// # Errors
+    /// [`Climbs`] when it is wanted and must not be made.
+    pub(super) fn take(&mut self, member: &mut Member) -> Result<Option<Placed>, Climbs> {
         let name = ArchivePath::sanitize(&member.name);
         if !self.admits(&name.path) {
-            return None;
+            return Ok(None);
+        }
+        if name.climbs {
+            return Err(Climbs(name.path));
         }
         if name.trailing_slash && member.kind == Kind::File {
             member.kind = Kind::Directory;
         }
-        Some(Placed {
-            path: self.place(name.path)?,
+        Ok(self.place(name.path).map(|path| Placed {
+            path,
             stripped: name.stripped,
-        })
+        }))
     }
 
     /// The paths that were asked for and never met.

@@ -52,6 +52,9 @@ pub enum Cause {
     /// The entry would lie outside the destination.
     #[error("refused: {0}")]
     Refused(Refusal),
+    /// The member's name has a `..` component.
+    #[error("refused: the name contains '..'")]
+    Climbs,
     /// The member is not a directory and its name leads to the destination itself.
     #[error("refused: the name is that of the destination itself")]
     IsTheRoot,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::plan::Climbs;
 use super::problem::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
 use crate::archive::scan::Sink;
@@ -47,12 +48,16 @@ impl Sink for Rehearsal {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        if let Some(placed) = self.selection.take(&mut member) {
-            self.problems.entry(&placed.path);
-            self.entries += 1;
-            if member.kind == Kind::File {
-                self.bytes = self.bytes.saturating_add(member.payload.len());
+        match self.selection.take(&mut member) {
+            Ok(Some(placed)) => {
+                self.problems.entry(&placed.path);
+                self.entries += 1;
+                if member.kind == Kind::File {
+                    self.bytes = self.bytes.saturating_add(member.payload.len());
+                }
             }
+            Ok(None) => {}
+            Err(Climbs(path)) => self.problems.add(&path, Cause::Climbs),
         }
         Ok(())
     }
