@@ -144,10 +144,9 @@ fn bytes_of_a_newer_version_are_never_taken_for_those_that_were_indexed() {
         drop(lab.open());
         let archive = lab.open();
         lab.serve(after);
-        for name in ["last-text", "last-noise"] {
-            let error = read(&archive, name).err();
-            assert!(matches!(error, Some(ReadError::Changed(_))), "{error:?}");
-        }
+        // The last span, of which nothing was looked at when the archive was opened.
+        let error = read(&archive, "z").err();
+        assert!(matches!(error, Some(ReadError::Changed(_))), "{error:?}");
         // Opened anew it is the new version.
         assert_files(&lab.open(), &Tree::other());
     }

@@ -105,9 +105,9 @@ fn pieces(len: usize, tool: &[&str], plain: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// Members of 65,280 bytes that say how long they are, and the empty one at the end.
+/// Members of 57,000 bytes that say how long they are, and the empty one at the end.
 fn bgzf(plain: &[u8]) -> Vec<u8> {
-    let pieces = plain.chunks(65_280).chain([&[][..]]);
+    let pieces = plain.chunks(57_000).chain([&[][..]]);
     pieces.flat_map(bgzf_member).collect()
 }
 
