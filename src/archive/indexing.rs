@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::scan::Sink;
+use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Spool};
 use crate::index::{Builder, Span};
@@ -26,6 +27,9 @@ pub(super) struct Spooler {
     pub(super) spool: Spool,
     /// Every span, because the source gives its bytes only once.
     pub(super) everything: bool,
+    /// The last span, if decoding can start at it: whether it ends at a seek point too, and is
+    /// made again by fetching only what it needs, is known when the next one comes.
+    pub(super) undecided: Option<(Plain, Bytes)>,
     /// Why spooling ended early.
     pub(super) failure: Option<String>,
 }
@@ -70,30 +74,38 @@ impl Sink for Indexing<'_> {
     fn span_end(&mut self, span: Span) {
         let seek_point = span.seek_point.as_ref();
         self.builder.span(span.plain, span.hash, seek_point);
+        let bytes: Bytes = std::mem::take(&mut self.gathered).into_boxed_slice().into();
         if let Some(spooler) = &mut self.spooler {
-            spooler.span(&span, &self.gathered, self.stats);
+            spooler.span(&span, &bytes, self.stats);
         }
         if let Some(memory) = self.memory {
             let key = Key {
                 layer: 0,
                 span: span.number,
             };
-            memory.insert(
-                key,
-                std::mem::take(&mut self.gathered).into_boxed_slice().into(),
-            );
+            memory.insert(key, bytes);
         }
-        self.gathered.clear();
     }
 }
 
 impl Spooler {
-    fn span(&mut self, span: &Span, bytes: &[u8], stats: &Stats) {
-        let wanted = self.everything || span.seek_point.is_none();
-        if !wanted || self.failure.is_some() {
+    fn span(&mut self, span: &Span, bytes: &Bytes, stats: &Stats) {
+        let undecided = self.undecided.take();
+        if span.seek_point.is_some() && !self.everything {
+            self.undecided = Some((span.plain.start(), bytes.clone()));
             return;
         }
-        match self.spool.write(span.plain.start(), bytes) {
+        if let Some((start, bytes)) = undecided {
+            self.write(start, &bytes, stats);
+        }
+        self.write(span.plain.start(), bytes, stats);
+    }
+
+    fn write(&mut self, start: Plain, bytes: &[u8], stats: &Stats) {
+        if self.failure.is_some() {
+            return;
+        }
+        match self.spool.write(start, bytes) {
             Ok(()) => stats.spooled_bytes.add(bytes.len() as u64),
             Err(error) => self.failure = Some(error.to_string()),
         }

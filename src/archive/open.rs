@@ -305,6 +305,7 @@ impl Opening<'_> {
             Ok(spool) => Ok(Some(Spooler {
                 spool,
                 everything: once,
+                undecided: None,
                 failure: None,
             })),
             Err(error) if once => Err(self.no_spool(Some(error.to_string()))),
