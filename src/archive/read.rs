@@ -29,9 +29,6 @@ const ONE_REQUEST: u64 = 16 << 20;
 
 /// Packed bytes pushed at once to a decoder that reads a stream of them.
 const STREAM_CHUNK: u64 = 2 << 20;
-/// Packed bytes of such a stream that are held at once; what [`super::scan::MIN_MEMORY`] says of
-/// decoders that hold on to them goes here too.
-const STREAM_MEMORY: u64 = super::scan::MIN_MEMORY / 2;
 
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -407,7 +404,7 @@ impl PackedBytes {
         let config = fetch::Config {
             chunk_len: STREAM_CHUNK,
             connections: 2,
-            pool: Pool::new(STREAM_MEMORY),
+            pool: Pool::new(4 * STREAM_CHUNK),
         };
         let source = Arc::clone(&reader.source);
         let stream = fetch::Stream::start(&reader.network, source, extent.start(), config);

@@ -75,10 +75,8 @@ pub struct Options {
     pub workers: usize,
 }
 
-/// The least memory a scan works with, in bytes. Of the half that is for packed bytes, a decoder
-/// may hold on to a whole frame before it lets go of any (zstd: 9 MiB), and to the chunk in front
-/// of it; the chunk that completes it must still fit.
-pub const MIN_MEMORY: u64 = 32 << 20;
+/// The least memory a scan works with, in bytes.
+pub const MIN_MEMORY: u64 = 16 << 20;
 
 /// What a scan went through.
 #[derive(Clone, Copy, Debug)]
