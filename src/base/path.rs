@@ -28,9 +28,9 @@ impl ArchivePath {
         Self::default()
     }
 
-    /// Brings a member's name below the root, as GNU tar does without `-P`: whatever precedes the
-    /// end of the last `..` component is dropped, then leading slashes; `.` components and
-    /// repeated slashes mean nothing.
+    /// Brings a member's name below the root, cutting what GNU tar cuts without `-P`: whatever
+    /// precedes the end of the last `..` component, then leading slashes; `.` components and
+    /// repeated slashes mean nothing. GNU tar then skips a member whose name had a `..`.
     pub fn sanitize(name: &[u8]) -> Sanitized {
         let mut keep_from = 0;
         let mut start = 0;

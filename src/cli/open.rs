@@ -91,9 +91,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let mut notes = archive.notes().to_vec();
     let lost = archive.index().problem_count();
     if lost > 0 {
-        notes.push(format!(
-            "{lost} members are not in the tree"
-        ));
+        notes.push(format!("{lost} members are not in the tree"));
     }
     Ok(Opened {
         location: archive.source().location().to_owned(),

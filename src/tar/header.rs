@@ -232,6 +232,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn numbers_in_base_64_make_no_sense() {
+        for field in [b"+AAAAAAB", b"-AAAAAAB"] {
+            assert!(number(field).is_err());
+        }
+    }
+
+    #[test]
     fn octal_fields_end_at_a_blank_a_nul_or_their_end() {
         assert_eq!(octal(b"0001750\0"), Ok(0o1750));
         assert_eq!(octal(b"00001750"), Ok(0o1750));

@@ -1189,6 +1189,19 @@ mod tests {
     }
 
     #[test]
+    fn pieces_follow_each_other_without_padding() {
+        let keywords = [
+            ("GNU.sparse.size", "4096"),
+            ("GNU.sparse.numblocks", "2"),
+            ("GNU.sparse.map", "0,3,512,2"),
+        ];
+        let found = read(&[extension(b'x', &keywords), file("f", b"abcde")]);
+        let pieces = [(0, 3), (512, 2)].map(|(offset, len)| Segment { offset, len });
+        assert_eq!(found.one().sparse.as_deref(), Some(&pieces[..]));
+        assert_eq!(found.one().payload.len(), 5);
+    }
+
+    #[test]
     fn a_map_in_keywords_may_be_empty() {
         let keywords = [("GNU.sparse.size", "4096"), ("GNU.sparse.numblocks", "0")];
         let found = read(&[extension(b'x', &keywords), file("hole", b"")]);

@@ -321,6 +321,14 @@ mod tests {
     }
 
     #[test]
+    fn unknown_keywords_are_ignored_in_silence_and_star_s_are_known() {
+        let body = b"17 comment=a b c\n21 SCHILY.devmajor=8\n21 SCHILY.devminor=1\n";
+        let (keywords, notes) = read(body);
+        assert_eq!((keywords.major, keywords.minor), (Some(8), Some(1)));
+        assert!(notes.is_empty(), "{notes:?}");
+    }
+
+    #[test]
     fn values_may_hold_equal_signs_newlines_and_nuls() {
         let (keywords, notes) = read(b"30 SCHILY.xattr.user.k=a=b\nc\0\n9 path=x\n");
         assert_eq!(

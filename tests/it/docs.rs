@@ -1,0 +1,203 @@
+//! The documents: what they promise has tests, and what they name exists.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const VERBS: [&str; 6] = ["mount", "umount", "status", "materialize", "ls", "index"];
+
+/// Flags of other programs that the documents mention.
+const FOREIGN_FLAGS: [&str; 8] = [
+    "--xattrs",
+    "--acls",
+    "--no-deps",
+    "--rounds",
+    "--locked",
+    "--path",
+    "--all-targets",
+    "--release",
+];
+
+/// Hosts that a document may name: examples, and licences.
+const KNOWN_HOSTS: [&str; 3] = ["example.com", "example.org", "127.0.0.1"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Files below `directory` whose names end in `suffix`.
+fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut pending = vec![directory.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(&directory).expect("readable") {
+            let path = entry.expect("readable").path();
+            if path.is_dir() {
+                pending.push(path);
+            } else if path.to_string_lossy().ends_with(suffix) {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+fn documents() -> Vec<PathBuf> {
+    let mut documents = files(&root().join("docs"), ".md");
+    documents.push(root().join("README.md"));
+    documents
+}
+
+fn is_word(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || letter == '_'
+}
+
+/// The names of all functions marked as tests.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for directory in ["src", "tests"] {
+        for path in files(&root().join(directory), ".rs") {
+            let text = read(&path);
+            for part in text.split("#[test]").skip(1) {
+                let name = part.split_once("fn ").map(|(_, rest)| rest);
+                let name = name.and_then(|rest| rest.split(|letter| !is_word(letter)).next());
+                names.extend(name.map(str::to_owned));
+            }
+        }
+    }
+    names
+}
+
+/// List items and table rows, each on one line; headers of tables are left out.
+fn promises(text: &str) -> Vec<String> {
+    let mut promises: Vec<String> = Vec::new();
+    let mut lines = text.lines().peekable();
+    let mut in_item = false;
+    while let Some(line) = lines.next() {
+        let heads_table = lines.peek().is_some_and(|next| next.starts_with("|--"));
+        if line.starts_with("- ") || (line.starts_with("| ") && !heads_table) {
+            promises.push(line.to_owned());
+            in_item = line.starts_with("- ");
+        } else if in_item && line.starts_with("  ") {
+            let last = promises.last_mut().expect("an item began");
+            last.push(' ');
+            last.push_str(line.trim());
+        } else {
+            in_item = false;
+        }
+    }
+    promises
+}
+
+/// The tests that a promise names, behind `test:` or `tests:`.
+fn named_tests(promise: &str) -> Vec<&str> {
+    let Some((_, list)) = promise
+        .rsplit_once("tests: ")
+        .or_else(|| promise.rsplit_once("test: "))
+    else {
+        return Vec::new();
+    };
+    list.split([',', ' ', ')', '|', '.'])
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+#[test]
+fn promises_name_tests_that_exist() {
+    let tests = tests();
+    let text = read(&root().join("docs/semantics.md"));
+    let promises = promises(&text);
+    assert!(promises.len() > 50, "only {} promises", promises.len());
+    let mut wrong = Vec::new();
+    for promise in &promises {
+        let named = named_tests(promise);
+        if named.is_empty() {
+            wrong.push(format!("no test: {promise}"));
+        }
+        let missing = named.iter().filter(|&&name| !tests.contains(name));
+        wrong.extend(missing.map(|name| format!("no test is called {name}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn links_and_scripts_lead_to_files() {
+    let mut wrong = Vec::new();
+    for document in documents() {
+        let text = read(&document);
+        let folder = document.parent().expect("a folder");
+        for target in text.split("](").skip(1) {
+            let target = target.split([')', '#']).next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") && !folder.join(target).exists() {
+                wrong.push(format!("{}: link to {target}", document.display()));
+            }
+        }
+        for name in text.split("scripts/").skip(1) {
+            let letter = |letter: char| is_word(letter) || letter == '-' || letter == '/';
+            let name = name
+                .split(|other| !letter(other))
+                .next()
+                .unwrap_or_default();
+            if !root().join("scripts").join(name).exists() {
+                wrong.push(format!("{}: scripts/{name}", document.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Words that begin with `--`.
+fn flags(text: &str) -> BTreeSet<&str> {
+    let letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+    text.match_indices("--")
+        .filter(|&(at, _)| {
+            !text
+                .get(..at)
+                .unwrap_or_default()
+                .ends_with(['-', '|', ':'])
+        })
+        .filter_map(|(at, _)| {
+            let rest = text.get(at + 2..)?;
+            let len = rest
+                .find(|other| !(letter(other) || other == '-'))
+                .unwrap_or(rest.len());
+            (len > 1 && rest.starts_with(letter)).then(|| text.get(at..at + 2 + len))?
+        })
+        .collect()
+}
+
+#[test]
+fn flags_are_those_of_the_program() {
+    let mut help = String::new();
+    for verb in VERBS {
+        let program = env!("CARGO_BIN_EXE_tarfs");
+        let output = Command::new(program).args([verb, "--help"]).output();
+        help.push_str(&String::from_utf8_lossy(&output.expect("started").stdout));
+    }
+    let known = flags(&help);
+    for document in ["README.md", "docs/semantics.md"] {
+        let text = read(&root().join(document));
+        for flag in flags(&text) {
+            let is_known = known.contains(flag) || FOREIGN_FLAGS.contains(&flag);
+            assert!(is_known, "{document}: no verb takes {flag}");
+        }
+    }
+}
+
+#[test]
+fn documents_name_no_hosts_but_examples() {
+    for document in documents() {
+        let text = read(&document);
+        for rest in text.split("://").skip(1) {
+            let host = rest.split(|letter: char| !(is_word(letter) || ".-".contains(letter)));
+            let host = host.into_iter().next().unwrap_or_default();
+            let known = host.is_empty() || KNOWN_HOSTS.contains(&host);
+            assert!(known, "{}: names {host}", document.display());
+        }
+    }
+}
