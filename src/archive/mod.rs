@@ -61,6 +61,12 @@ impl Archive {
         &self.notes
     }
 
+    /// Whether some bytes can only be decoded from far before them, or read from a spool.
+    pub fn has_long_ways(&self) -> bool {
+        let index = self.index();
+        (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
+    }
+
     /// Bytes of decoded spans kept in memory at this moment.
     pub fn kept_bytes(&self) -> u64 {
         self.reader.memory.kept_bytes()

@@ -285,7 +285,13 @@ impl Opening<'_> {
         Some(self.options.cache_dir.as_ref()?.join("spool"))
     }
 
-    /// What a spool in `directory` may hold.
+    /// A new spool in `directory`; old ones make room for it.
+    fn new_spool(&self, directory: &Path) -> Result<Spool, cache::SpoolError> {
+        let limit_bytes = Spool::make_room(directory, self.spool_limit(directory));
+        Spool::create(directory, limit_bytes)
+    }
+
+    /// What all spools in `directory` may hold.
     fn spool_limit(&self, directory: &Path) -> u64 {
         match self.options.spooling {
             Spooling::ToDisk { limit_bytes } => {
@@ -303,10 +309,7 @@ impl Opening<'_> {
             Spooling::Refused => None,
             Spooling::ToDisk { .. } => self.spool_directory(),
         };
-        let made = directory.map(|directory| {
-            let limit_bytes = self.spool_limit(&directory);
-            Spool::create(&directory, limit_bytes)
-        });
+        let made = directory.map(|directory| self.new_spool(&directory));
         match made {
             Some(Ok(spool)) => Ok(Some(Spooler {
                 spool,
@@ -340,7 +343,7 @@ impl Opening<'_> {
         if limit_bytes == 0 || spans.all(|number| index.seek_offset(number).is_some()) {
             return None;
         }
-        let mut spool = Spool::create(&directory, limit_bytes).ok()?;
+        let mut spool = self.new_spool(&directory).ok()?;
         // Without a name it serves this mount only.
         drop(spool.publish(&name));
         Some(spool)

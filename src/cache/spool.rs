@@ -4,11 +4,12 @@
 //! hole. There is no table of contents, because none is needed: a reader knows each span's hash
 //! from the index, so a hole, a torn write or a foreign file is simply not what it looks for.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use crate::base::extent::{Extent, Plain};
 
@@ -101,6 +102,24 @@ impl Spool {
         })
     }
 
+    /// Makes room in `directory` for a new spool: removes published ones, the one written longest
+    /// ago first, until those that stay hold at most half of `limit_bytes`, and returns how much
+    /// of the limit is left. Whoever still reads a removed spool keeps it until done.
+    pub fn make_room(directory: &Path, limit_bytes: u64) -> u64 {
+        let mut spools = published(directory);
+        spools.sort_by_key(|spool| spool.written);
+        let mut held_bytes: u64 = spools.iter().map(|spool| spool.held_bytes).sum();
+        for spool in spools {
+            if held_bytes <= limit_bytes / 2 {
+                break;
+            }
+            if std::fs::remove_file(&spool.path).is_ok() {
+                held_bytes -= spool.held_bytes;
+            }
+        }
+        limit_bytes.saturating_sub(held_bytes)
+    }
+
     /// Writes plain bytes to their place.
     ///
     /// # Errors
@@ -149,6 +168,30 @@ impl Spool {
     }
 }
 
+/// A spool file of a directory, open or not.
+struct Published {
+    path: PathBuf,
+    held_bytes: u64,
+    written: SystemTime,
+}
+
+fn published(directory: &Path) -> Vec<Published> {
+    let Ok(entries) = directory.read_dir() else {
+        return Vec::new();
+    };
+    entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let metadata = entry.metadata().ok().filter(Metadata::is_file)?;
+            Some(Published {
+                path: entry.path(),
+                held_bytes: metadata.blocks().saturating_mul(512),
+                written: metadata.modified().ok()?,
+            })
+        })
+        .collect()
+}
+
 impl Drop for Spool {
     fn drop(&mut self) {
         if !self.published {
@@ -181,6 +224,27 @@ mod tests {
             spool.write(Plain(2000), b"x"),
             Err(SpoolError::Full { limit_bytes: 4 })
         ));
+    }
+
+    #[test]
+    fn old_spools_make_room_for_a_new_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let publish = |name: &str| {
+            let mut spool = Spool::create(directory.path(), 1 << 20).expect("a spool");
+            spool.write(Plain(0), &[1; 8192]).expect("room");
+            spool.file.sync_all().expect("blocks are allocated");
+            spool.publish(name).expect("renamed");
+        };
+        publish("first");
+        publish("second");
+        assert_eq!(
+            Spool::make_room(directory.path(), 1 << 20),
+            (1 << 20) - 16384
+        );
+        assert_eq!(Spool::make_room(directory.path(), 20_000), 20_000 - 8192);
+        assert!(Spool::open(directory.path(), "first", 0).is_none());
+        assert!(Spool::open(directory.path(), "second", 0).is_some());
+        assert_eq!(Spool::make_room(&directory.path().join("none"), 7), 7);
     }
 
     #[test]

@@ -89,6 +89,13 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let source = absolute(&args.source);
     let archive = archive(&source, &args.cache, spooling, &network, &stats, quiet)?;
     let mut notes = archive.notes().to_vec();
+    if args.cache.no_spool && archive.has_long_ways() {
+        notes.push(
+            "parts of the stream cannot be decoded from the middle: without a spool (--no-spool) \
+             reads there decode from the start of their frame"
+                .to_owned(),
+        );
+    }
     let lost = archive.index().problem_count();
     if lost > 0 {
         notes.push(format!("{lost} members are not in the tree"));
