@@ -314,19 +314,15 @@ fn names_of_every_length_in_every_dialect() {
     ]);
 }
 
-/// Of names with `..` in them.
-const DOTS: &str = "what follows the last `..` is extracted; GNU tar skips the member";
-
 #[test]
 fn names_stay_inside() {
     check([
         case("absolute", Archive::new().file("/absolute", "1")),
-        case("above", Archive::new().file("../above", "1")).but(Expected::OtherTree(DOTS)),
+        case("above", Archive::new().file("../above", "1")),
         case(
             "dots in between",
             Archive::new().directory("a/").file("a/../b", "1"),
-        )
-        .but(Expected::OtherTree(DOTS)),
+        ),
         case(
             "dots and slashes",
             Archive::new()

@@ -389,7 +389,6 @@ fn links_are_followed_inside_and_never_outside() {
     );
     assert_eq!(content(root.join("usr/lib/x")), "inside");
     assert_eq!(content(root.join("opt/y/z")), "inside");
-    assert_eq!(content(root.join("up")), "inside");
     assert_eq!(content(root.join("linked")), "inside");
     let escaped = "refused: a symbolic link on the way leads outside the root";
     assert_eq!(
@@ -400,6 +399,7 @@ fn links_are_followed_inside_and_never_outside() {
             format!("archived/x: {escaped}"),
             format!("stolen: {escaped}"),
             "round/x: refused: too many levels of symbolic links".to_owned(),
+            "up: refused: the name contains '..'".to_owned(),
             "f/x: refused: something on the way is not a directory".to_owned(),
             ".: refused: the name is that of the destination itself".to_owned(),
         ]

@@ -133,7 +133,7 @@ fn listing_and_extraction_show_the_same_tree() {
             &[directory("d"), link("l", "d"), directory("l/.")],
             &["d", "l"],
         ),
-        (&[file("a/../../b", ""), file("/c", "")], &["b", "c"]),
+        (&[file("a/../../b", ""), file("/c", "")], &["c"]),
         (&[hard_link("l", "t"), file("t", "")], &["l", "t"]),
         (&[hard_link("l", "nowhere"), file("t", "")], &["t"]),
         (&[file("f", ""), file("f/g", "")], &["f"]),
