@@ -22,7 +22,7 @@ impl Watchdog {
     fn start(what: &'static str) -> Self {
         let (alive, silence) = channel::<()>();
         let thread = Thread::spawn("watchdog", move || {
-            let limit = Duration::from_secs(60);
+            let limit = Duration::from_mins(1);
             if silence.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 #[expect(clippy::print_stderr, reason = "the last words of the process")]
                 {

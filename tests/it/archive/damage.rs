@@ -11,7 +11,7 @@ use crate::support::tree::Tree;
 
 fn flipped(packed: &Bytes, place: usize) -> Bytes {
     let mut packed = packed.to_vec();
-    packed[place] ^= 0x10;
+    *packed.get_mut(place).expect("within") ^= 0x10;
     packed.into()
 }
 

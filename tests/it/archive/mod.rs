@@ -204,7 +204,7 @@ fn assert_random_reads(archive: &Archive, tree: &Tree, count: u64, seed: u64) {
     let mut noise = Noise::new(seed);
     for _ in 0..count {
         let number = noise.below(tree.files.len() as u64);
-        let (name, content) = tree.files.iter().nth(index(number)).expect("below");
+        let (name, content) = tree.files.get(index(number)).expect("below");
         let offset = noise.below(content.len() as u64 + 100);
         let len = noise.below(300_000);
         let expected = content.iter().skip(index(offset)).take(index(len));
