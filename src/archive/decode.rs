@@ -356,3 +356,159 @@ impl Ticket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use xxhash_rust::xxh32::xxh32;
+
+    /// A stream of these slots, by a sender that then goes away.
+    fn stream(slots: Vec<Slot>) -> PlainStream {
+        let (sender, receiver) = sync_channel(QUEUED_PIECES);
+        let decoder = Thread::spawn("test", move || {
+            for slot in slots {
+                sender.send(slot).expect("room, and someone listens");
+            }
+        });
+        PlainStream {
+            slots: receiver,
+            hash: None,
+            finished: None,
+            stats: Arc::default(),
+            _decoder: decoder.expect("a thread"),
+        }
+    }
+
+    fn plain(bytes: &'static [u8]) -> Slot {
+        Slot::Item(Item::Plain(Bytes::from_static(bytes)))
+    }
+
+    fn ticket(bytes: &'static [u8]) -> Slot {
+        let job = Job::new(move || Ok(Bytes::from_static(bytes)));
+        Slot::Ticket(Arc::new(Ticket::new(job)))
+    }
+
+    fn hash_end(bytes: &[u8]) -> Slot {
+        Slot::HashEnd {
+            expected: xxh32(bytes, 0),
+            packed: Packed(77),
+        }
+    }
+
+    fn end() -> Slot {
+        Slot::End(Finished {
+            compression: Compression::Lz4,
+            packed_len: 0,
+            content_id: None,
+        })
+    }
+
+    /// The bytes up to the end or an error, and the error.
+    fn drain(mut stream: PlainStream) -> (Vec<u8>, Option<Error>) {
+        let mut bytes = Vec::new();
+        loop {
+            match stream.next() {
+                Ok(Item::Plain(piece)) => bytes.extend_from_slice(&piece),
+                Ok(Item::End) => return (bytes, None),
+                Ok(Item::SeekPoint(_) | Item::Warning(_)) => {}
+                Err(error) => return (bytes, Some(error)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_hash_covers_plain_bytes_and_jobs_from_its_start_on() {
+        let slots = vec![
+            plain(b"before"),
+            Slot::HashStart,
+            ticket(b"ab"),
+            ticket(b""),
+            plain(b"c"),
+            hash_end(b"abc"),
+            plain(b"after"),
+            Slot::HashStart,
+            hash_end(b""),
+            end(),
+        ];
+        let (bytes, error) = drain(stream(slots));
+        assert_eq!(bytes, b"beforeabcafter");
+        assert!(error.is_none(), "{error:?}");
+    }
+
+    #[test]
+    fn a_wrong_hash_is_an_error_behind_the_bytes_it_covers() {
+        let slots = vec![
+            Slot::HashStart,
+            ticket(b"ab"),
+            hash_end(b"other"),
+            plain(b"after"),
+            end(),
+        ];
+        let (bytes, error) = drain(stream(slots));
+        assert_eq!(bytes, b"ab");
+        let Some(Error::Codec(error)) = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(error.packed, Packed(77));
+        assert!(matches!(error.cause, Cause::Checksum { .. }));
+    }
+
+    #[test]
+    fn a_decoder_that_is_gone_without_a_word_is_an_interruption() {
+        let (bytes, error) = drain(stream(vec![plain(b"some")]));
+        assert_eq!(bytes, b"some");
+        assert!(matches!(error, Some(Error::Interrupted)));
+    }
+
+    #[test]
+    fn a_failed_job_fails_the_stream_in_its_place() {
+        let broken = Job::new(|| {
+            Err(codec::Error {
+                compression: Compression::Lz4,
+                packed: Packed(5),
+                cause: Cause::Truncated,
+            })
+        });
+        let broken = Slot::Ticket(Arc::new(Ticket::new(broken)));
+        let (bytes, error) = drain(stream(vec![ticket(b"a"), broken, end()]));
+        assert_eq!(bytes, b"a");
+        assert!(error.is_some_and(|error| error.is_truncation()));
+    }
+
+    #[test]
+    fn a_job_runs_once_whoever_comes_first() {
+        for _ in 0..50 {
+            let runs = Arc::new(AtomicU32::new(0));
+            let job = Job::new({
+                let runs = Arc::clone(&runs);
+                move || {
+                    runs.fetch_add(1, Ordering::SeqCst);
+                    Ok(Bytes::from_static(b"once"))
+                }
+            });
+            let (ticket, barrier) = (Ticket::new(job), Barrier::new(3));
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        ticket.run();
+                    });
+                }
+                barrier.wait();
+                let bytes = ticket.redeem().expect("a job that succeeds");
+                assert_eq!(bytes, b"once"[..]);
+            });
+            assert_eq!(runs.load(Ordering::SeqCst), 1);
+        }
+    }
+
+    #[test]
+    fn a_job_that_panics_is_an_interruption_and_no_one_waits() {
+        let ticket = Ticket::new(Job::new(|| panic!("on purpose")));
+        ticket.run();
+        assert!(matches!(ticket.redeem(), Err(Error::Interrupted)));
+        assert!(matches!(ticket.redeem(), Err(Error::Interrupted)));
+    }
+}

@@ -525,4 +525,82 @@ mod tests {
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));
     }
+
+    /// Spans of this many bytes: a piece is cut where one ends.
+    const SPAN: u64 = 4;
+
+    /// A sparse file: a piece, a hole, two pieces that touch, a hole at the end.
+    fn pieces() -> [Piece; 3] {
+        let piece = |offset, plain, len| Piece {
+            offset,
+            plain: Extent::with_len(Plain(plain), len),
+        };
+        [piece(2, 101, 5), piece(10, 106, 3), piece(13, 300, 6)]
+    }
+
+    const FILE_LEN: u64 = 22;
+
+    fn plain_byte(offset: u64) -> u8 {
+        u8::try_from(offset % 251 + 1).expect("below 252")
+    }
+
+    fn expected() -> Vec<u8> {
+        let mut file = vec![0; 22];
+        for piece in pieces() {
+            for number in 0..piece.plain.len() {
+                let at = usize::try_from(piece.offset + number).expect("small");
+                file[at] = plain_byte(piece.plain.start().0 + number);
+            }
+        }
+        file
+    }
+
+    fn assemble(offset: u64, len: u64, pieces: &[Piece]) -> Bytes {
+        let mut assembly = Assembly::new(offset, len);
+        for piece in pieces {
+            let Some(mut wanted) = assembly.wanted(piece) else {
+                continue;
+            };
+            while !wanted.is_empty() {
+                let end = Plain((wanted.start().0 / SPAN + 1) * SPAN).min(wanted.end());
+                let part = Extent::new(wanted.start(), end).expect("in order");
+                let bytes = (part.start().0..part.end().0).map(plain_byte);
+                assembly.add(piece, part, bytes.collect());
+                wanted = Extent::new(end, wanted.end()).expect("in order");
+            }
+        }
+        assembly.finish()
+    }
+
+    #[test]
+    fn every_part_of_a_sparse_file_is_put_together_right() {
+        let file = expected();
+        for offset in 0..=FILE_LEN {
+            for len in 0..=FILE_LEN - offset {
+                let from = usize::try_from(offset).expect("small");
+                let until = usize::try_from(offset + len).expect("small");
+                let assembled = assemble(offset, len, &pieces());
+                assert_eq!(assembled, file[from..until], "{len} at {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_of_one_span_is_not_copied() {
+        let piece = Piece {
+            offset: 0,
+            plain: Extent::with_len(Plain(0), 4),
+        };
+        let mut assembly = Assembly::new(1, 2);
+        let wanted = assembly.wanted(&piece).expect("wanted");
+        let span = Bytes::from_static(b"span");
+        assembly.add(&piece, wanted, span.slice(1..3));
+        assert_eq!(assembly.finish().as_ptr(), span.slice(1..).as_ptr());
+    }
+
+    #[test]
+    fn a_file_without_pieces_is_zeros() {
+        assert_eq!(assemble(3, 5, &[]), [0; 5][..]);
+        assert!(assemble(0, 0, &pieces()).is_empty());
+    }
 }

@@ -90,3 +90,164 @@ impl Spans {
         self.hasher.reset();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::extent::Packed;
+    use crate::tar::Member;
+    use proptest::prelude::*;
+    use xxhash_rust::xxh3::xxh3_64;
+
+    /// Remembers spans, and the bytes that went by between their ends.
+    #[derive(Default)]
+    struct Seen {
+        spans: Vec<Span>,
+        bytes: Vec<Vec<u8>>,
+        going_by: Vec<u8>,
+    }
+
+    impl Sink for Seen {
+        type Error = std::convert::Infallible;
+
+        fn member(&mut self, _member: Member) -> Result<(), Self::Error> {
+            Ok(())
+        }
+
+        fn payload(&mut self, _bytes: Bytes) -> Result<(), Self::Error> {
+            Ok(())
+        }
+
+        fn member_end(&mut self, _cut: bool) -> Result<(), Self::Error> {
+            Ok(())
+        }
+
+        fn warning(&mut self, _text: &str) {}
+
+        fn span_piece(&mut self, bytes: &Bytes) {
+            self.going_by.extend_from_slice(bytes);
+        }
+
+        fn span_end(&mut self, span: Span) {
+            self.spans.push(span);
+            self.bytes.push(std::mem::take(&mut self.going_by));
+        }
+    }
+
+    /// What a stream holds next.
+    #[derive(Clone, Copy, Debug)]
+    enum Next {
+        Bytes(u64),
+        Seek,
+        Checkpoint,
+    }
+
+    fn seek_point(window: &'static [u8]) -> SeekPoint {
+        SeekPoint {
+            packed: Packed(0),
+            bit: 0,
+            plain: UNCOUNTED,
+            state: 0,
+            window: Bytes::from_static(window),
+        }
+    }
+
+    fn cut(stream: &[Next]) -> Seen {
+        let (mut spans, mut seen) = (Spans::new(), Seen::default());
+        let mut number = 0_u8;
+        for next in stream {
+            match *next {
+                Next::Bytes(len) => {
+                    number = number.wrapping_add(1);
+                    let len = usize::try_from(len).expect("small");
+                    spans.plain(&Bytes::from(vec![number; len]), &mut seen);
+                }
+                Next::Seek => spans.seek_point(seek_point(b""), &mut seen),
+                Next::Checkpoint => spans.seek_point(seek_point(b"window"), &mut seen),
+            }
+        }
+        spans.end(&mut seen);
+        seen
+    }
+
+    /// Starts, and whether decoding can start there.
+    fn cuts(stream: &[Next]) -> Vec<(u64, bool)> {
+        let seen = cut(stream).spans;
+        let cuts = seen
+            .iter()
+            .map(|span| (span.plain.start().0, span.seek_point.is_some()));
+        cuts.collect()
+    }
+
+    #[test]
+    fn a_span_ends_where_the_next_can_be_decoded_on_its_own() {
+        let far = 2 * MIN_SPAN;
+        let stream = [Next::Seek, Next::Bytes(far), Next::Seek, Next::Bytes(1)];
+        assert_eq!(cuts(&stream), [(0, true), (far, true)]);
+    }
+
+    #[test]
+    fn a_seek_point_too_close_to_the_last_is_dropped_unless_it_cost_a_window() {
+        let close = [Next::Bytes(MIN_SPAN - 1), Next::Seek, Next::Bytes(1)];
+        let stream = [&[Next::Seek][..], &close, &[Next::Seek, Next::Bytes(1)]].concat();
+        assert_eq!(cuts(&stream), [(0, true), (MIN_SPAN, true)]);
+        let stream = [
+            Next::Seek,
+            Next::Bytes(10),
+            Next::Checkpoint,
+            Next::Bytes(1),
+        ];
+        assert_eq!(cuts(&stream), [(0, true), (10, true)]);
+    }
+
+    #[test]
+    fn without_seek_points_spans_end_at_the_longest_length() {
+        let stream = [Next::Seek, Next::Bytes(2 * LONGEST_SPAN + 5)];
+        assert_eq!(
+            cuts(&stream),
+            [(0, true), (LONGEST_SPAN, false), (2 * LONGEST_SPAN, false)]
+        );
+    }
+
+    #[test]
+    fn nothing_makes_no_span() {
+        assert!(cuts(&[]).is_empty());
+        assert!(cuts(&[Next::Seek, Next::Seek]).is_empty());
+        let stream = [Next::Seek, Next::Seek, Next::Bytes(3)];
+        assert_eq!(cuts(&stream), [(0, true)]);
+    }
+
+    fn next() -> impl Strategy<Value = Next> {
+        prop_oneof![
+            (1..3 * MIN_SPAN).prop_map(Next::Bytes),
+            Just(Next::Seek),
+            Just(Next::Checkpoint),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn spans_cover_the_stream_and_hash_what_went_by(
+            stream in prop::collection::vec(next(), 0..20)
+        ) {
+            let seen = cut(&stream);
+            let mut end = 0;
+            for (number, (span, bytes)) in seen.spans.iter().zip(&seen.bytes).enumerate() {
+                prop_assert_eq!(span.number as usize, number);
+                prop_assert_eq!(span.plain.start().0, end);
+                prop_assert!((1..=LONGEST_SPAN).contains(&span.plain.len()));
+                prop_assert_eq!(span.plain.len(), bytes.len() as u64);
+                prop_assert_eq!(span.hash, xxh3_64(bytes));
+                let place = span.seek_point.as_ref().map(|seek_point| seek_point.plain);
+                prop_assert!(place.is_none_or(|place| place == span.plain.start()));
+                end = span.plain.end().0;
+            }
+            let total: u64 = stream
+                .iter()
+                .map(|next| if let Next::Bytes(len) = next { *len } else { 0 })
+                .sum();
+            prop_assert_eq!(end, total);
+        }
+    }
+}
