@@ -5,17 +5,20 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 
+use rustix::fs::Stat;
 use rustix::io::Errno;
 
 use super::attributes::{Subject, Xattrs};
 use super::context::Context;
 use super::policy::Policy;
-use super::problem::{Cause, Trouble, While};
-use super::root::{Directory, Identity, Missing, Root, name_of, parent_of};
+use super::problem::{Trouble, While};
+use super::root::{Directory, Identity, Missing, Root, name_of, parent_of, status};
 use super::writers::Writers;
 use crate::base::path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::tar::{Member, Timestamp};
+
+const LOOK: &str = "look at the directory";
 
 /// Directories whose attributes are still to come, in archive order.
 #[derive(Debug, Default)]
@@ -39,6 +42,12 @@ enum Lost {
     /// It is gone, or something else is in its place.
     Replaced,
     Trouble(Trouble),
+}
+
+impl From<Trouble> for Lost {
+    fn from(trouble: Trouble) -> Self {
+        Self::Trouble(trouble)
+    }
 }
 
 impl Directories {
@@ -79,12 +88,8 @@ impl Directories {
         pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
         for mut pending in pending {
             pending.new = made.contains(&pending.identity);
-            match pending.find(root, writers) {
-                Ok(directory) => {
-                    if let Err(trouble) = pending.apply(&directory, context) {
-                        context.problems.add(&pending.path, trouble);
-                    }
-                }
+            match pending.restore(root, writers, context) {
+                Ok(()) => {}
                 Err(Lost::Replaced) => context.problems.warn(&format!(
                     "{}: the directory was replaced before it got its attributes, left as it is",
                     pending.path
@@ -96,37 +101,63 @@ impl Directories {
 }
 
 impl Pending {
-    fn find(&self, root: &mut Root, writers: &mut Writers) -> Result<Directory, Lost> {
+    /// Finds the directory again and gives it all that it lacks.
+    fn restore(
+        &self,
+        root: &mut Root,
+        writers: &mut Writers,
+        context: &Context,
+    ) -> Result<(), Lost> {
         if self.path.is_root() {
-            return Ok(root.top().clone());
+            let top = root.top().clone();
+            let stat = rustix::fs::fstat(&top).while_trying_to(LOOK)?;
+            return Ok(self.apply(&top, &stat, context)?);
         }
+        let name = name_of(&self.path);
         let parent = match root.directory(parent_of(&self.path), Missing::Fail, writers) {
             Ok(parent) => parent,
             Err(ResolveError::Refused(_)) => return Err(Lost::Replaced),
             Err(ResolveError::Tree(trouble)) => return Err(lost(trouble)),
         };
+        let stat = status(&parent, name).while_trying_to(LOOK).map_err(lost)?;
+        if Identity::of(&stat) != self.identity {
+            return Err(Lost::Replaced);
+        }
+        if self.lacks_only_its_time(&stat, &parent, context) {
+            // Nothing to open it for.
+            return Ok(Subject::named(&parent, name).set_mtime(self.mtime)?);
+        }
         let directory = root
-            .open_child(&parent, name_of(&self.path), writers)
+            .open_child(&parent, name, writers)
             .while_trying_to("open the directory")
             .map_err(lost)?;
-        if directory.identity() == self.identity {
-            Ok(directory)
-        } else {
-            Err(Lost::Replaced)
+        if directory.identity() != self.identity {
+            return Err(Lost::Replaced);
         }
+        Ok(self.apply(&directory, &stat, context)?)
     }
 
-    fn apply(&self, directory: &Directory, context: &Context) -> Result<(), Cause> {
+    fn lacks_only_its_time(&self, stat: &Stat, parent: &Directory, context: &Context) -> bool {
+        self.xattrs.is_empty()
+            && !(self.new && parent.inherits_acl())
+            && self.new_owner(stat).is_none()
+            && self.final_mode(stat.st_mode, context) == stat.st_mode & 0o7777
+    }
+
+    /// The owner to set, unless it is the owner.
+    fn new_owner(&self, stat: &Stat) -> Option<(u32, u32)> {
+        self.owner
+            .filter(|&owner| owner != (stat.st_uid, stat.st_gid))
+    }
+
+    fn apply(&self, directory: &Directory, stat: &Stat, context: &Context) -> Result<(), Trouble> {
         let subject = Subject::Open(directory.as_fd());
-        let stat = rustix::fs::fstat(directory).while_trying_to("look at the directory")?;
         let xattrs = Xattrs {
             list: &self.xattrs,
             path: &self.path,
             context,
         };
-        let owner = self
-            .owner
-            .filter(|&owner| owner != (stat.st_uid, stat.st_gid));
+        let owner = self.new_owner(stat);
         let chown = owner.map_or(Ok(()), |owner| subject.chown(owner));
         xattrs.set_plain(subject);
         let inherited_acl = self.new && directory.inherits_acl();
@@ -141,7 +172,7 @@ impl Pending {
         };
         xattrs.set_acls(subject);
         let times = subject.set_mtime(self.mtime);
-        Ok(chown.and(chmod).and(times)?)
+        chown.and(chmod).and(times)
     }
 
     /// Without the archive's set-id bits a new directory keeps what its parent handed down.

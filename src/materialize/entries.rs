@@ -191,8 +191,7 @@ impl Materializer {
     fn try_make_directory(&mut self, job: &Job) -> Result<Option<(Directory, bool)>, Trouble> {
         const OPEN: &str = "open the directory";
         let (parent, name) = (&job.directory, name_of(&job.path));
-        // Nobody else gets in before it has its owner and mode; we always do.
-        let mode = Mode::from_raw_mode(0o700);
+        let mode = Mode::from_raw_mode(self.first_directory_mode(job));
         let make = || rustix::fs::mkdirat(parent, name, mode);
         let new = match make() {
             Ok(()) => true,
@@ -206,8 +205,27 @@ impl Materializer {
             }
             Err(errno) => return Err(errno).while_trying_to("create the directory"),
         };
-        let directory = self.root.open_child(parent, name, &mut self.writers);
+        let directory = if new {
+            self.root.open_new(parent, name, &mut self.writers)
+        } else {
+            self.root.open_child(parent, name, &mut self.writers)
+        };
         Ok(Some((directory.while_trying_to(OPEN)?, new)))
+    }
+
+    /// The mode to make a directory with: its last one, unless that keeps us out, or lets someone
+    /// in who is not to see what belongs to another owner.
+    fn first_directory_mode(&self, job: &Job) -> u32 {
+        const OURS: u32 = 0o700;
+        let policy = &self.context.policy;
+        let mode = policy.mode(&job.member);
+        let has_xattrs = !job.member.xattrs.is_empty();
+        let first = policy.first_mode(mode, !self.is_ours(job), has_xattrs);
+        if first.again || mode & OURS != OURS {
+            OURS
+        } else {
+            mode
+        }
     }
 
     fn make_link(&mut self, job: &Job, target: &[u8]) {

@@ -136,7 +136,10 @@ impl Root {
             .current
             .unwrap_or(u64::MAX);
         Ok(Self {
-            top: directory(fd, &open)?,
+            top: {
+                let inherits_acl = has_default_acl(&fd);
+                directory(fd, inherits_acl, &open)?
+            },
             cache: Cache::default(),
             last: None,
             open,
@@ -278,11 +281,31 @@ impl Root {
         name: &[u8],
         writers: &mut Writers,
     ) -> Result<Directory, Errno> {
+        self.make_room(writers);
+        let fd = open_directory(parent, name)?;
+        let inherits_acl = has_default_acl(&fd);
+        directory(fd, inherits_acl, &self.open)
+    }
+
+    /// Opens the directory `name` that was just made in `parent`: it has a default ACL if its
+    /// parent has.
+    pub(super) fn open_new(
+        &mut self,
+        parent: &Directory,
+        name: &[u8],
+        writers: &mut Writers,
+    ) -> Result<Directory, Errno> {
+        self.make_room(writers);
+        let fd = open_directory(parent, name)?;
+        directory(fd, parent.inherits_acl(), &self.open)
+    }
+
+    /// Closes directories when too many are open.
+    fn make_room(&mut self, writers: &mut Writers) {
         if self.open.load(Ordering::Relaxed) >= self.open_limit {
             self.clear();
             writers.settle_all();
         }
-        directory(open_directory(parent, name)?, &self.open)
     }
 }
 
@@ -333,7 +356,7 @@ impl Tree for Way<'_> {
         }
         let permissions = Mode::from_raw_mode(0o777);
         rustix::fs::mkdirat(parent, name, permissions).while_trying_to(ACTION)?;
-        let made = self.root.open_child(parent, name, self.writers);
+        let made = self.root.open_new(parent, name, self.writers);
         made.while_trying_to("open a parent directory")
     }
 }
@@ -347,9 +370,13 @@ fn open_directory(parent: &Directory, name: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-fn directory(fd: OwnedFd, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {
+/// Whether what is made in this directory inherits an ACL.
+fn has_default_acl(fd: &OwnedFd) -> bool {
+    rustix::fs::fgetxattr_query(fd, DEFAULT_ACL).is_ok()
+}
+
+fn directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {
     let identity = Identity::of(&rustix::fs::fstat(&fd)?);
-    let inherits_acl = rustix::fs::fgetxattr_query(&fd, DEFAULT_ACL).is_ok();
     open.fetch_add(1, Ordering::Relaxed);
     Ok(Directory(Arc::new(Handle {
         fd,

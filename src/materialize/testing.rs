@@ -1,10 +1,28 @@
 //! Members built in code, for the tests of this layer.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
 use bytes::Bytes;
 
+use super::Existing;
+use super::context::Context;
+use super::policy::Policy;
+use super::problem::Problems;
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member, Timestamp};
+
+/// Default rules, and problems that nobody hears of.
+pub(super) fn context() -> Context {
+    Context {
+        policy: Policy::default(),
+        existing: Existing::default(),
+        stats: Arc::default(),
+        problems: Problems::new(None),
+        replacements: AtomicUsize::new(0),
+    }
+}
 
 /// A member with plain attributes.
 pub(super) fn member(name: &[u8], kind: Kind) -> Member {

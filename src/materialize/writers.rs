@@ -1,7 +1,9 @@
 //! Threads that write regular files, each with its own queue.
 //!
-//! All files of one directory go through one queue, in archive order, so a name that comes twice
-//! ends as its last. Whoever needs a certain file to be there first waits for that one alone.
+//! A name that is still queued when it comes again goes through the same queue, so it ends as its
+//! last. Else a file follows the one before it in its directory, because two threads that create
+//! in one directory wait for each other, unless that queue has much more work than another one.
+//! Whoever needs a certain file to be there first waits for that one alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -27,6 +29,11 @@ const BATCH_ITEMS: usize = 16;
 const DOZE: Duration = Duration::from_millis(1);
 /// A content of this size is worth waking for at once.
 const LARGE_BYTES: usize = 64 * 1024;
+/// What a file costs besides its content, as bytes that are written in the same time.
+const FILE_LOAD: u64 = 16 * 1024;
+/// So much more work than the idlest queue a queue may have and still get its directory's next
+/// file; about a millisecond's.
+const LEAST_IMBALANCE: u64 = 1024 * 1024;
 
 /// The writer threads and what is on its way to them; belongs to the scan's thread.
 #[derive(Debug)]
@@ -39,8 +46,10 @@ pub(super) struct Writers {
     hasher: RandomState,
     /// Files queued so far; the last one's number.
     queued: u64,
-    /// Where the pieces of the file at hand go.
-    streaming: usize,
+    /// The directory of the last one.
+    directory: Option<Identity>,
+    /// The queue of the last one, to which its pieces go.
+    current: usize,
     context: Arc<Context>,
 }
 
@@ -68,6 +77,8 @@ struct Shard {
     done: AtomicU64,
     /// How many wait for `drained`. Waking nobody is a system call too.
     waiting: AtomicUsize,
+    /// The work queued or at hand, in bytes; see [`Item::load`].
+    load: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -116,7 +127,8 @@ impl Writers {
             in_flight: HashMap::new(),
             hasher: RandomState::new(),
             queued: 0,
-            streaming: 0,
+            directory: None,
+            current: 0,
             context: Arc::clone(context),
         };
         for number in 0..count {
@@ -139,18 +151,17 @@ impl Writers {
     /// Queues a file; its content follows by [`Self::piece`], its end by [`Self::end`].
     pub(super) fn begin(&mut self, job: Job) {
         let ticket = self.claim(&job);
-        self.streaming = ticket.shard;
         self.push(ticket.shard, Item::Begin(ticket.number, job));
     }
 
     /// Queues the next piece of the file begun last.
     pub(super) fn piece(&self, bytes: Bytes) {
-        self.push(self.streaming, Item::Piece(bytes));
+        self.push(self.current, Item::Piece(bytes));
     }
 
     /// Queues the end of the file begun last.
     pub(super) fn end(&self, cut: bool) {
-        self.push(self.streaming, Item::End { cut });
+        self.push(self.current, Item::End { cut });
     }
 
     /// Waits until no file of this name in this directory is queued.
@@ -192,24 +203,39 @@ impl Writers {
 
     /// Notes that the job's name is on its way, and says where to.
     fn claim(&mut self, job: &Job) -> Ticket {
-        let shards = &self.shards.0;
-        if self.in_flight.len() >= 8 * QUEUE_ITEMS * shards.len() {
-            self.in_flight.retain(|_, ticket| {
-                shards
-                    .get(ticket.shard)
-                    .is_some_and(|shard| !shard.is_done(ticket.number))
-            });
+        let is_in_flight = |ticket: &Ticket| {
+            let shard = self.shards.0.get(ticket.shard);
+            shard.is_some_and(|shard| !shard.is_done(ticket.number))
+        };
+        if self.in_flight.len() >= 8 * QUEUE_ITEMS * self.shards.0.len() {
+            self.in_flight.retain(|_, ticket| is_in_flight(ticket));
         }
-        self.queued += 1;
         let directory = job.directory.identity();
-        let shard = self.hasher.hash_one(directory) % shards.len() as u64;
+        let key = self.hasher.hash_one((directory, name_of(&job.path)));
+        let namesake = self.in_flight.get(&key).copied().filter(is_in_flight);
+        self.current = match namesake {
+            Some(ticket) => ticket.shard,
+            None => self.choose(directory),
+        };
+        self.directory = Some(directory);
+        self.queued += 1;
         let ticket = Ticket {
-            shard: usize::try_from(shard).unwrap_or(0),
+            shard: self.current,
             number: self.queued,
         };
-        let key = self.hasher.hash_one((directory, name_of(&job.path)));
         self.in_flight.insert(key, ticket);
         ticket
+    }
+
+    /// The queue for a new name in `directory`.
+    fn choose(&self, directory: Identity) -> usize {
+        let loads = || self.shards.0.iter().map(Shard::load).enumerate();
+        let (idlest, least) = loads().min_by_key(|&(_, load)| load).unwrap_or_default();
+        let stays = self.directory == Some(directory)
+            && loads().any(|(shard, load)| {
+                shard == self.current && load <= least.saturating_add(LEAST_IMBALANCE)
+            });
+        if stays { self.current } else { idlest }
     }
 
     fn push(&self, shard: usize, item: Item) {
@@ -248,6 +274,7 @@ impl Shard {
             state.queued = number;
         }
         let is_large = item.is_large();
+        self.load.fetch_add(item.load(), Ordering::Relaxed);
         state.queue.push_back(item);
         let worth_it = is_large || state.queue.len() >= BATCH_ITEMS;
         if state.rest == Rest::Asleep || worth_it {
@@ -287,6 +314,10 @@ impl Shard {
         drop(state);
         self.filled.notify_all();
         self.drained.notify_all();
+    }
+
+    fn load(&self) -> u64 {
+        self.load.load(Ordering::Relaxed)
     }
 
     fn is_done(&self, number: u64) -> bool {
@@ -356,6 +387,16 @@ impl Shard {
 }
 
 impl Item {
+    /// The work it is, as bytes that are written in the same time.
+    fn load(&self) -> u64 {
+        match self {
+            Self::Whole(_, _, bytes) => FILE_LOAD + bytes.len() as u64,
+            Self::Begin(..) => FILE_LOAD,
+            Self::Piece(bytes) => bytes.len() as u64,
+            Self::End { .. } => 0,
+        }
+    }
+
     fn is_large(&self) -> bool {
         match self {
             Self::Whole(_, _, bytes) => bytes.len() >= LARGE_BYTES,
@@ -376,7 +417,9 @@ impl Shards {
         let mut open = None;
         while shard.take(&mut items).is_some() {
             for item in items.drain(..) {
+                let load = item.load();
                 open = self.handle(shard, item, open, context);
+                shard.load.fetch_sub(load, Ordering::Relaxed);
             }
         }
     }
@@ -446,5 +489,50 @@ impl Drop for Farewell<'_> {
         self.0.started.store(u64::MAX, Ordering::SeqCst);
         self.0.done.store(u64::MAX, Ordering::SeqCst);
         self.0.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::path::ArchivePath;
+    use crate::materialize::root::Root;
+    use crate::materialize::testing;
+
+    /// Two queues and a job in the destination; nothing is written.
+    fn writers() -> (Writers, impl Fn(&[u8]) -> Job) {
+        let root = Root::open(&std::env::temp_dir()).expect("a directory");
+        let job = move |name: &[u8]| Job {
+            directory: root.top().clone(),
+            path: ArchivePath::sanitize(name).path,
+            member: Box::new(testing::file(name, b"").0),
+        };
+        let context = Arc::new(testing::context());
+        (Writers::start(2, &context).expect("threads"), job)
+    }
+
+    fn add_load(writers: &Writers, ticket: Ticket) {
+        let shard = writers.shards.0.get(ticket.shard).expect("a queue");
+        shard.load.store(2 * LEAST_IMBALANCE, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_name_follows_its_namesake_whatever_the_load() {
+        let (mut writers, job) = writers();
+        let first = writers.claim(&job(b"name"));
+        add_load(&writers, first);
+        assert_ne!(writers.claim(&job(b"other")).shard, first.shard);
+        assert_eq!(writers.claim(&job(b"name")).shard, first.shard);
+    }
+
+    #[test]
+    fn a_directory_keeps_its_queue_until_another_one_is_much_idler() {
+        let (mut writers, job) = writers();
+        let first = writers.claim(&job(b"a"));
+        let shard = writers.shards.0.get(first.shard).expect("a queue");
+        shard.load.store(LEAST_IMBALANCE, Ordering::Relaxed);
+        assert_eq!(writers.claim(&job(b"b")).shard, first.shard);
+        add_load(&writers, first);
+        assert_ne!(writers.claim(&job(b"c")).shard, first.shard);
     }
 }
