@@ -92,22 +92,20 @@ impl Pool {
     }
 
     fn hand_out(&self, mut state: MutexGuard<'_, State>, len: usize) -> Buffer {
-        // The best fit that does not waste more than half of what it holds.
+        // The best fit that does not waste more than half of what it holds; among equals the one
+        // that came back last, which the processor's cache may still hold.
         let fit = state
             .free
             .iter()
             .enumerate()
+            .rev()
             .filter(|(_, free)| free.capacity() >= len && free.capacity() / 2 <= len)
             .min_by_key(|(_, free)| free.capacity())
             .map(|(number, _)| number);
-        let mut bytes = match fit.and_then(|number| state.free.remove(number)) {
-            Some(bytes) => {
-                state.resting -= bytes.capacity() as u64;
-                bytes
-            }
-            None => Vec::new(),
-        };
-        let charge = len.max(bytes.capacity()) as u64;
+        let reused = fit.and_then(|number| state.free.remove(number));
+        let capacity = reused.as_ref().map_or(0, Vec::capacity);
+        state.resting -= capacity as u64;
+        let charge = len.max(capacity) as u64;
         state.taken += charge;
         state.peak = state.peak.max(state.taken);
         while state.taken + state.resting > self.shared.budget {
@@ -117,7 +115,14 @@ impl Pool {
             state.resting -= oldest.capacity() as u64;
         }
         drop(state);
-        bytes.resize(len, 0);
+        let bytes = match reused {
+            Some(mut bytes) => {
+                bytes.resize(len, 0);
+                bytes
+            }
+            // Zeroed by the kernel, page by page as it is touched.
+            None => vec![0; len],
+        };
         Buffer {
             bytes,
             charge,
