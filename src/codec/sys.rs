@@ -1,8 +1,7 @@
 //! zlib's inflate with the calls that make checkpoints, behind a safe interface.
 //!
 //! flate2 hides block boundaries, priming and dictionaries, which resuming in the middle of a
-//! deflate stream needs, so this speaks to the C interface of zlib-rs directly. Everything
-//! unsafe of the codec layer is in this file.
+//! deflate stream needs, so this speaks to the C interface of zlib-rs directly.
 
 #![expect(
     unsafe_code,

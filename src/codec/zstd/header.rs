@@ -10,7 +10,7 @@ pub(super) const MAGIC_LEN: usize = 4;
 pub(super) const BLOCK_HEADER_LEN: usize = 3;
 
 /// No block holds more plain bytes.
-const MAX_BLOCK_LEN: u64 = 128 << 10;
+pub(super) const MAX_BLOCK_LEN: usize = 128 << 10;
 
 const SINGLE_SEGMENT: u8 = 1 << 5;
 const RESERVED: u8 = 1 << 3;
@@ -140,7 +140,7 @@ impl Block {
         let (packed_len, plain_at_most) = match word >> 1 & 3 {
             0 => (len, len.into()),
             1 => (1, len.into()),
-            2 => (len, MAX_BLOCK_LEN),
+            2 => (len, MAX_BLOCK_LEN as u64),
             _ => return None,
         };
         Some(Self {

@@ -4,6 +4,7 @@
 //! enough are decoded by jobs; the others, whose blocks refer to each other, in order.
 
 mod header;
+mod sys;
 
 use std::fmt;
 
@@ -20,6 +21,7 @@ use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED}
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Packed, Plain};
 use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_ancient, is_skippable};
+use sys::Blocks;
 
 /// Short frames are joined to jobs of about so many plain bytes.
 const GROUP_LEN: usize = 1 << 20;
@@ -29,6 +31,13 @@ const JOB_LEN: u64 = 8 << 20;
 
 /// A frame that is a job has at most so many packed bytes; only empty blocks make more.
 const JOB_PACKED_LEN: usize = 9 << 20;
+
+/// Frames that are decoded in order are given out in pieces of about so many plain bytes.
+const PIECE_LEN: usize = 512 << 10;
+
+/// A region must fit into the pool so many times: the one at hand, the one before, and those that
+/// are still being read.
+const REGIONS: u64 = 4;
 
 /// The largest window, as a power of two, that libzstd knows: the limit is ours to check.
 const WINDOW_LOG_MAX: u32 = if usize::BITS == 32 { 30 } else { 31 };
@@ -194,11 +203,8 @@ impl Frames {
             return Err(error::<Self>(packed, cause));
         }
         results.extend(self.group.flush(&self.context.pool));
-        let started = match &mut self.serial {
-            Some(serial) => serial.restart(),
-            None => Serial::start().map(|serial| self.serial = Some(serial)),
-        };
-        started.map_err(|cause| error::<Self>(packed, cause))?;
+        let started = Serial::start(self.serial.take(), header.window_len, &self.context.pool);
+        self.serial = Some(started.map_err(|cause| error::<Self>(packed, cause))?);
         self.state = State::Serial;
         Ok(Step::Moved)
     }
@@ -213,7 +219,7 @@ impl Frames {
         let (step, made, ended) = ran.map_err(|cause| error::<Self>(packed, cause))?;
         self.plain_at_most = self.plain_at_most.saturating_add(made as u64);
         if ended {
-            results.extend(serial.piece.flush());
+            results.extend(serial.flush());
             self.state = State::Between;
         }
         Ok(step)
@@ -244,7 +250,7 @@ impl Walk for Frames {
 
     fn flush(&mut self, results: &mut Results) {
         results.extend(self.group.flush(&self.context.pool));
-        results.extend(self.serial.as_mut().and_then(|serial| serial.piece.flush()));
+        results.extend(self.serial.as_mut().and_then(Serial::flush));
     }
 }
 
@@ -358,10 +364,11 @@ fn decode_group(frames: &[Frame], mut buffer: Buffer) -> Result<Bytes, Error> {
 }
 
 fn decoder() -> Result<DCtx<'static>, Cause> {
-    DCtx::try_create().ok_or_else(|| {
-        let text = "libzstd could not allocate a decoder";
-        Cause::Unsupported(text.to_owned())
-    })
+    DCtx::try_create().ok_or_else(no_memory)
+}
+
+fn no_memory() -> Cause {
+    Cause::Unsupported("libzstd could not allocate a decoder".to_owned())
 }
 
 fn cause(code: ErrorCode) -> Cause {
@@ -369,14 +376,90 @@ fn cause(code: ErrorCode) -> Cause {
 }
 
 /// Decodes long frames, one after the other.
-struct Serial {
+#[derive(Debug)]
+enum Serial {
+    /// Block by block, with our buffers as the window.
+    Blocks { blocks: Blocks, region_len: usize },
+    /// By libzstd's own window, when our buffers would have to be too large for the pool.
+    Stream(Stream),
+}
+
+impl Serial {
+    /// Gets ready for a frame with this window, with what decoded the one before, if any.
+    fn start(last: Option<Self>, window_len: u64, pool: &Pool) -> Result<Self, Cause> {
+        let window_len = usize::try_from(window_len).unwrap_or(usize::MAX);
+        let region_len = Blocks::region_len(window_len.min(isize::MAX.cast_unsigned()));
+        let fits = region_len as u64 <= pool.budget() / REGIONS;
+        match last {
+            Some(Self::Blocks { mut blocks, .. }) if fits => {
+                blocks.begin();
+                Ok(Self::Blocks { blocks, region_len })
+            }
+            _ if fits => {
+                let blocks = Blocks::new().ok_or_else(no_memory)?;
+                Ok(Self::Blocks { blocks, region_len })
+            }
+            Some(Self::Stream(mut stream)) => {
+                stream.restart()?;
+                Ok(Self::Stream(stream))
+            }
+            _ => Stream::start().map(Self::Stream),
+        }
+    }
+
+    /// Decodes some of what is at hand; answers also how many bytes that made, and whether the
+    /// frame ended.
+    fn run(
+        &mut self,
+        input: &mut Input,
+        pool: &Pool,
+        results: &mut Results,
+    ) -> Result<(Step, usize, bool), Cause> {
+        match self {
+            Self::Blocks { blocks, region_len } => {
+                if blocks.is_full() && blocks.len() > 0 {
+                    // Before more room is waited for, which these bytes may take up.
+                    results.extend(pull(blocks.take()));
+                    return Ok((Step::Moved, 0, false));
+                }
+                let Some(packed) = input.take(blocks.next_len()) else {
+                    return Ok((Step::Hungry, 0, false));
+                };
+                if blocks.is_full() {
+                    blocks.add(pool.take(*region_len));
+                }
+                let step = blocks.step(&packed.contiguous());
+                let made = step.map_err(Cause::Malformed)?;
+                if blocks.len() >= PIECE_LEN {
+                    results.extend(pull(blocks.take()));
+                }
+                Ok((Step::Moved, made, blocks.next_len() == 0))
+            }
+            Self::Stream(stream) => stream.run(input, pool, results),
+        }
+    }
+
+    fn flush(&mut self) -> Option<Pull> {
+        match self {
+            Self::Blocks { blocks, .. } => pull(blocks.take()),
+            Self::Stream(stream) => stream.piece.flush(),
+        }
+    }
+}
+
+fn pull(bytes: Bytes) -> Option<Pull> {
+    (!bytes.is_empty()).then_some(Pull::Plain(bytes))
+}
+
+/// Decodes by libzstd's streaming interface.
+struct Stream {
     decoder: DCtx<'static>,
     piece: Piece,
     /// The decoder had no more to give for the input it has seen.
     drained: bool,
 }
 
-impl Serial {
+impl Stream {
     fn start() -> Result<Self, Cause> {
         let mut decoder = decoder()?;
         let parameter = DParameter::WindowLogMax(WINDOW_LOG_MAX);
@@ -425,9 +508,9 @@ impl Serial {
     }
 }
 
-impl fmt::Debug for Serial {
+impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serial")
+        f.debug_struct("Stream")
             .field("piece", &self.piece)
             .finish_non_exhaustive()
     }
@@ -435,6 +518,7 @@ impl fmt::Debug for Serial {
 
 #[cfg(test)]
 mod tests {
+    use super::super::start;
     use super::super::walk::tests::{
         Outcome, check, check_flips, check_truncation, context, decode, drive, noise, text,
     };
@@ -464,6 +548,61 @@ mod tests {
 
     fn cause(outcome: Outcome) -> Cause {
         outcome.end.unwrap_err().cause
+    }
+
+    /// A frame that refers back as far as its window of 2 MiB lets it, all the way through.
+    fn far_referring_frame() -> (Vec<u8>, Vec<u8>) {
+        let plain = noise(3 << 19).repeat(10);
+        let mut encoder = ::zstd::Encoder::new(Vec::new(), 3).unwrap();
+        encoder.set_parameter(CParameter::WindowLog(21)).unwrap();
+        encoder.long_distance_matching(true).unwrap();
+        encoder.include_checksum(true).unwrap();
+        encoder.write_all(&plain).unwrap();
+        let packed = encoder.finish().unwrap();
+        assert!(packed.len() < 3 << 20, "nothing refers back");
+        (plain, packed)
+    }
+
+    #[test]
+    fn a_window_reaches_into_the_region_before() {
+        let (plain, packed) = far_referring_frame();
+        for push_len in [100_000, packed.len()] {
+            let outcome = decode(Compression::Zstd, &packed, push_len);
+            outcome.end.unwrap();
+            assert!(outcome.plain == plain, "pushed by {push_len}");
+        }
+    }
+
+    #[test]
+    fn a_window_too_large_for_the_pool_is_libzstds_own() {
+        let (plain, packed) = far_referring_frame();
+        let pool = Pool::new(4 << 20);
+        let context = Context {
+            pool: pool.clone(),
+            ..context()
+        };
+        let outcome = drive(start(Compression::Zstd, context), &packed, packed.len(), 0);
+        outcome.end.unwrap();
+        assert!(outcome.plain == plain);
+        assert!(pool.peak() <= 4 << 20);
+    }
+
+    #[test]
+    fn bytes_outlive_what_decoded_them() {
+        let (plain, packed) = far_referring_frame();
+        let mut decoder = start(Compression::Zstd, context());
+        decoder.push(packed.into());
+        decoder.finish();
+        let mut pieces = Vec::new();
+        loop {
+            match decoder.pull().unwrap() {
+                Pull::Plain(piece) => pieces.push(piece),
+                Pull::End => break,
+                _ => {}
+            }
+        }
+        drop(decoder);
+        assert!(pieces.concat() == plain);
     }
 
     #[test]

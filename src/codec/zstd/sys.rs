@@ -1,0 +1,199 @@
+//! libzstd block by block, straight into our buffers, behind a safe interface.
+//!
+//! libzstd's streaming interface decodes into a window of its own and copies everything out of it
+//! once more. Here the buffers are the window.
+
+#![expect(
+    unsafe_code,
+    reason = "no safe interface decodes blocks that refer to earlier output where it lies"
+)]
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ::zstd::zstd_safe::zstd_sys::{
+    ZSTD_DCtx, ZSTD_createDCtx, ZSTD_decompressBegin, ZSTD_decompressContinue, ZSTD_freeDCtx,
+    ZSTD_getErrorName, ZSTD_isError, ZSTD_nextSrcSizeToDecompress,
+};
+use bytes::Bytes;
+
+use super::header::MAX_BLOCK_LEN;
+use crate::base::buffer::Buffer;
+
+/// Unused bytes at the front of each region. Without them a region could lie right behind the one
+/// before in memory, and libzstd, which compares pointers, would take the two for one, and refer
+/// to the first when it is long gone.
+const GAP: usize = 64;
+
+/// Decodes frames, block by block.
+pub(super) struct Blocks {
+    context: NonNull<ZSTD_DCtx>,
+    /// Where the next block goes.
+    current: Option<Arc<Region>>,
+    /// Where the blocks before went: libzstd may still refer to it.
+    previous: Option<Arc<Region>>,
+    /// How much of the current region is decoded, and how much of that was given out.
+    filled: usize,
+    given: usize,
+}
+
+// SAFETY: the context is owned by this value alone and has no ties to a thread; regions are
+// `Send` and `Sync` (see there).
+unsafe impl Send for Blocks {}
+
+/// A buffer that is written at its end while its front is read.
+struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    /// Owns the bytes; not touched while this lives, or `start` would no longer be theirs.
+    _buffer: Buffer,
+}
+
+// SAFETY: only the `Blocks` that has the region as its current one writes, and only behind
+// `filled`; all other access is reading, by a `Slice`, and only before `filled`, which only grows.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// Bytes of a region that are final.
+struct Slice {
+    region: Arc<Region>,
+    from: usize,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Slice {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the range was initialised (a `Buffer` always is), lies within the region, and
+        // is never written again; the region lives as long as this slice.
+        unsafe { std::slice::from_raw_parts(self.region.start.as_ptr().add(self.from), self.len) }
+    }
+}
+
+impl Blocks {
+    /// At the start of a frame; `None` when there is no memory.
+    pub(super) fn new() -> Option<Self> {
+        // SAFETY: no preconditions.
+        let context = NonNull::new(unsafe { ZSTD_createDCtx() })?;
+        let mut blocks = Self {
+            context,
+            current: None,
+            previous: None,
+            filled: 0,
+            given: 0,
+        };
+        blocks.begin();
+        Some(blocks)
+    }
+
+    /// Goes to the start of another frame, whatever came before.
+    pub(super) fn begin(&mut self) {
+        // SAFETY: the context is valid. From here on it refers to no region.
+        let code = unsafe { ZSTD_decompressBegin(self.context.as_ptr()) };
+        debug_assert_eq!(code, 0);
+        self.current = None;
+        self.previous = None;
+        self.filled = 0;
+        self.given = 0;
+    }
+
+    /// So many packed bytes the next step takes; 0 at the end of the frame.
+    pub(super) fn next_len(&self) -> usize {
+        // SAFETY: the context is valid, and is not changed.
+        unsafe { ZSTD_nextSrcSizeToDecompress(self.context.as_ptr()) }
+    }
+
+    /// Bytes of a region in which `window_len` bytes stay within reach of each block.
+    pub(super) fn region_len(window_len: usize) -> usize {
+        GAP + window_len.max(8 * MAX_BLOCK_LEN) + MAX_BLOCK_LEN
+    }
+
+    /// Whether the next block may need more room than is left: then what is decoded is to be
+    /// [taken](Self::take) and a new region [added](Self::add).
+    pub(super) fn is_full(&self) -> bool {
+        let len = self.current.as_ref().map_or(0, |region| region.len);
+        len - self.filled < MAX_BLOCK_LEN
+    }
+
+    /// Goes on in `buffer`; the region before stays within reach, those before that do not.
+    pub(super) fn add(&mut self, mut buffer: Buffer) {
+        let region = Region {
+            len: buffer.len(),
+            start: NonNull::from(&mut *buffer).cast(),
+            _buffer: buffer,
+        };
+        self.filled = GAP.min(region.len);
+        self.given = self.filled;
+        self.previous = self.current.replace(Arc::new(region));
+    }
+
+    /// Takes the next step with `packed`, which has [`Self::next_len`] bytes; answers how many
+    /// plain bytes it made.
+    ///
+    /// # Errors
+    /// When the frame is malformed, in libzstd's words. Only [`Self::begin`] leads on then.
+    pub(super) fn step(&mut self, packed: &[u8]) -> Result<usize, String> {
+        let Some(region) = &self.current else {
+            return Err("no room to decode to".to_owned());
+        };
+        let room = region.len - self.filled;
+        // SAFETY: the target is the part of the region that nobody reads, and `packed` a slice.
+        // What libzstd refers to besides is what it wrote to this region and to the one before,
+        // both of which are kept; it forgot all others when the output moved to this one, since
+        // that did not look like a continuation (see `GAP`).
+        let code = unsafe {
+            ZSTD_decompressContinue(
+                self.context.as_ptr(),
+                region.start.as_ptr().add(self.filled).cast(),
+                room,
+                packed.as_ptr().cast(),
+                packed.len(),
+            )
+        };
+        // SAFETY: any code will do; the name is a static string.
+        let error =
+            unsafe { (ZSTD_isError(code) != 0).then(|| CStr::from_ptr(ZSTD_getErrorName(code))) };
+        if let Some(name) = error {
+            return Err(name.to_string_lossy().to_lowercase());
+        }
+        self.filled += code.min(room);
+        Ok(code)
+    }
+
+    /// What was decoded since the last time; empty when nothing was.
+    pub(super) fn take(&mut self) -> Bytes {
+        let (from, len) = (self.given, self.filled - self.given);
+        self.given = self.filled;
+        match &self.current {
+            Some(region) if len > 0 => Bytes::from_owner(Slice {
+                region: Arc::clone(region),
+                from,
+                len,
+            }),
+            _ => Bytes::new(),
+        }
+    }
+
+    /// How much was decoded since the last time.
+    pub(super) fn len(&self) -> usize {
+        self.filled - self.given
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        // SAFETY: the context is valid, and this is its last use.
+        unsafe { ZSTD_freeDCtx(self.context.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks")
+            .field("filled", &self.filled)
+            .field("given", &self.given)
+            .finish_non_exhaustive()
+    }
+}
