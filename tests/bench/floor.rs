@@ -1,7 +1,7 @@
 //! The floor under `tarfs materialize`: the same shape with everything left out that can be.
 //!
 //! ```text
-//! floor URL DIR
+//! floor URL DIR [CONNECTIONS]
 //! ```
 //!
 //! Ranges are fetched in parallel, independent lz4 blocks are decoded in parallel straight from
@@ -25,6 +25,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tarfs::base::buffer::{Buffer, Pool};
 
+/// Unless another number is given; slow networks need more.
 const CONNECTIONS: usize = 4;
 const CHUNK_LEN: usize = 4 << 20;
 const DECODERS: usize = 2;
@@ -34,8 +35,9 @@ const WRITERS: usize = 2;
 const MAX_BLOCK_LEN: usize = 4 << 20;
 /// Room in front of a chunk for the start of a block, which the chunk before ended with.
 const HEADROOM: usize = MAX_BLOCK_LEN + 8;
-/// Chunks in memory, and plain blocks.
-const CHUNKS: usize = 6;
+/// Chunks in memory besides one a connection.
+const SPARE_CHUNKS: usize = 2;
+/// Plain blocks in memory.
 const BLOCKS: usize = 8;
 /// A writer is handed so many files at once, or payloads of so many bytes.
 const BATCH_FILES: usize = 64;
@@ -52,27 +54,31 @@ fn main() {
     }));
     let mut arguments = env::args().skip(1);
     let (Some(url), Some(directory)) = (arguments.next(), arguments.next()) else {
-        panic!("usage: floor URL DIR");
+        panic!("usage: floor URL DIR [CONNECTIONS]");
     };
+    let connections = arguments.next().map_or(CONNECTIONS, |number| {
+        number.parse().expect("a number of connections")
+    });
     let root = rustix::fs::open(&directory, OFlags::PATH, Mode::empty()).expect("a directory");
-    materialize(&Remote::find(&url), &Arc::new(root));
+    materialize(&Remote::find(&url), connections, &Arc::new(root));
 }
 
-fn materialize(remote: &Remote, root: &Arc<OwnedFd>) {
+fn materialize(remote: &Remote, connections: usize, root: &Arc<OwnedFd>) {
+    let chunks = connections + SPARE_CHUNKS;
     let is_packed = remote.path.rsplit('.').next() == Some("lz4");
     let headroom = if is_packed { HEADROOM } else { 0 };
-    let chunks = &Pool::new(((headroom + CHUNK_LEN) * CHUNKS) as u64);
+    let pool = &Pool::new(((headroom + CHUNK_LEN) * chunks) as u64);
     let blocks = &Pool::new((MAX_BLOCK_LEN * BLOCKS) as u64);
     let next = &Mutex::new(0);
-    let (arrived, arrivals) = sync_channel(CHUNKS);
+    let (arrived, arrivals) = sync_channel(chunks);
     let (job, jobs) = sync_channel(BLOCKS);
     let (slot, slots) = sync_channel(BLOCKS);
     let (batch, batches) = sync_channel(WRITERS);
     let (jobs, batches) = (&Mutex::new(jobs), &Mutex::new(batches));
     let links = thread::scope(|scope| {
-        for _ in 0..CONNECTIONS {
+        for _ in 0..connections {
             let arrived = arrived.clone();
-            scope.spawn(move || remote.fetch(headroom, next, chunks, &arrived));
+            scope.spawn(move || remote.fetch(headroom, next, pool, &arrived));
         }
         drop(arrived);
         for _ in 0..DECODERS {
@@ -232,11 +238,12 @@ struct Job {
 }
 
 /// Finds the blocks of a single lz4 frame.
-fn walk(chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
+fn walk(mut chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
     const STORED: u32 = 1 << 31;
     let mut rest = Bytes::new();
     let mut checksum_len = None;
-    for mut buffer in chunks {
+    'frame: loop {
+        let mut buffer = chunks.next().expect("the frame has an end");
         let start = HEADROOM - rest.len();
         let room = buffer.get_mut(start..HEADROOM).expect("less than a block");
         room.copy_from_slice(&rest);
@@ -246,7 +253,7 @@ fn walk(chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
             let len = u32::from_le_bytes(*len);
             let block_len = (len & !STORED) as usize;
             if len == 0 {
-                return;
+                break 'frame;
             }
             if behind.len() < block_len + checksum_len {
                 break;
@@ -262,7 +269,9 @@ fn walk(chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
             send(slot, Slot::Coming(coming));
         }
     }
-    panic!("the frame does not end");
+    // The checksum of it all may be in a chunk of its own.
+    drop(rest);
+    chunks.for_each(drop);
 }
 
 /// Takes the header off; how long the checksum of each block is.
