@@ -72,9 +72,10 @@ line_of() {
     'aria2c;tar')
         echo "aria2c -q -x16 -s16 -d '$5' -o archive $place && $tar -f '$5/archive' || true"
         ;;
-    fastar) echo "fastar $place $tree >/dev/null 2>&1" ;;
+    fastar) echo "fastar $place $tree >/dev/null 2>&1 || true" ;;
     'fastar tuned')
-        echo "fastar --download-workers 16 --chunk-size 8 --write-workers 8 $place $tree >/dev/null 2>&1"
+        echo "fastar --download-workers 16 --chunk-size 8 --write-workers 8 $place $tree" \
+            ">/dev/null 2>&1 || true"
         ;;
     esac
 }
@@ -94,7 +95,8 @@ versions() {
         [[ $program != nginx ]] || flag=-v
         # Each says it in its own way; the version is the first word that looks like one.
         version=$("$program" "$flag" </dev/null 2>&1 | grep -aoEm1 '[0-9]+\.[0-9]+(\.[0-9]+)?' || true)
-        line+=", $program ${version%%$'\n'*}"
+        version=${version%%$'\n'*}
+        line+=", $program ${version:-?}"
     done
     echo "$line"
 }

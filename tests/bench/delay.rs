@@ -32,9 +32,10 @@ const MAX_IN_FLIGHT: usize = 4 << 20;
 const PIECE_LEN: u16 = u16::MAX;
 
 fn main() -> anyhow::Result<()> {
+    // Cargo adds a word of its own, which is no number.
     let numbers: Vec<u16> = env::args()
         .skip(1)
-        .map_while(|word| word.parse().ok())
+        .filter_map(|word| word.parse().ok())
         .collect();
     let &[listen, target, milliseconds] = &numbers[..] else {
         anyhow::bail!("usage: delay LISTEN_PORT TARGET_PORT MILLISECONDS");

@@ -17,6 +17,7 @@ use flate2::bufread::MultiGzDecoder;
 const PIECE_LEN: usize = 1 << 20;
 
 fn main() -> io::Result<()> {
+    // Cargo adds a word of its own.
     let Some(path) = env::args_os().skip(1).find(|word| word != "--bench") else {
         return Err(io::Error::other("usage: inflate FILE.gz"));
     };
