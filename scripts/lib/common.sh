@@ -22,9 +22,10 @@ as_root() {
     if [[ $EUID -eq 0 ]]; then "$@"; else sudo "$@"; fi
 }
 
-# Starts the calling script again as root, keeping which binary it shall use.
+# Starts the calling script again as root, keeping which programs it shall use.
 become_root() {
-    [[ $EUID -eq 0 ]] || exec sudo env TARFS="${TARFS:-}" TMPDIR="${TMPDIR:-/tmp}" "$0" "$@"
+    [[ $EUID -eq 0 ]] || exec sudo env TARFS="${TARFS:-}" BENCHES="${BENCHES:-}" \
+        TMPDIR="${TMPDIR:-/tmp}" PATH="$PATH" "$0" "$@"
 }
 
 # Seconds and hundredths since the time $1, a value of EPOCHREALTIME.

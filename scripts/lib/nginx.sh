@@ -1,17 +1,19 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # nginx_url is for the scripts that source this.
+# shellcheck disable=SC2034 # The URLs are for the scripts that source this.
 # A private nginx on a free port of 127.0.0.1: own configuration, own temporary directory.
 
-# Serves the directory $1 and sets nginx_url. One server a script.
+# Serves the directory $1 and sets nginx_url; given a rate in bytes a second, also serves it at this
+# rate a connection and sets nginx_limited_url. One server a script.
 nginx_start() {
-    local served=$1 attempt port
+    local served=$1 rate=${2:-} attempt port
     nginx_dir=$(mktemp -d)
     for ((attempt = 0; attempt < 20; attempt++)); do
         port=$((20000 + RANDOM % 12000))
-        nginx_configuration "$served" "$port" >"$nginx_dir/nginx.conf"
+        nginx_configuration "$served" "$port" "$rate" >"$nginx_dir/nginx.conf"
         # -e: without it nginx first tries the log under /var, which only root may write.
         if nginx -p "$nginx_dir" -e "$nginx_dir/error.log" -c "$nginx_dir/nginx.conf" 2>/dev/null; then
             nginx_url=http://127.0.0.1:$port
+            nginx_limited_url=http://127.0.0.1:$((port + 1))
             return
         fi
     done
@@ -36,12 +38,18 @@ http {
     fastcgi_temp_path $nginx_dir/fastcgi;
     uwsgi_temp_path $nginx_dir/uwsgi;
     scgi_temp_path $nginx_dir/scgi;
-    server {
-        listen 127.0.0.1:$2;
-        root $1;
-    }
+    $(nginx_server "$1" "$2")
+    $([[ -z $3 ]] || nginx_server "$1" $(($2 + 1)) "$3")
 }
 CONFIGURATION
+}
+
+# The rate holds between two writes to a socket: what is answered in one write would know no limit,
+# so writes are kept short.
+nginx_server() {
+    echo "server { listen 127.0.0.1:$2; root $1;"
+    [[ -z ${3:-} ]] || echo "limit_rate $3; sendfile_max_chunk 240k;"
+    echo '}'
 }
 
 # Stops the server if one runs; safe to call twice.

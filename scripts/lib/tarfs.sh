@@ -17,6 +17,31 @@ find_tarfs() {
     export TARFS
 }
 
+# Sets BENCHES to a directory that holds the programs of tests/bench by their names, building them
+# unless the caller named one. The arguments are the programs that are needed.
+find_benches() {
+    if [[ -z ${BENCHES:-} ]]; then
+        need_cargo
+        BENCHES=$(cd "$project" && realpath "${CARGO_TARGET_DIR:-target}")/release/benches
+        mkdir -p "$BENCHES"
+        local name program
+        while read -r name program; do
+            ln -sf "$program" "$BENCHES/$name"
+        done < <(build_benches "$@")
+    fi
+    for name; do
+        [[ -x $BENCHES/$name ]] || fail "BENCHES=$BENCHES has no program $name"
+    done
+    export BENCHES
+}
+
+# Builds the named benchmarks and prints "name program" for each: cargo gives them names of its own.
+build_benches() {
+    (cd "$project" && cargo build --release --locked --message-format=json-render-diagnostics \
+        "${@/#/--bench=}") |
+        sed -n 's/.*"kind":\["bench"\].*"name":"\([^"]*\)".*"executable":"\([^"]*\)".*/\1 \2/p'
+}
+
 need_fuse() {
     [[ -c /dev/fuse ]] || as_root modprobe fuse 2>/dev/null || true
     [[ -c /dev/fuse ]] ||
