@@ -476,7 +476,9 @@ impl PackedBytes {
         let config = fetch::Config {
             chunk_len: STREAM_CHUNK,
             connections: 2,
+            min_speed: fetch::MinSpeed::default(),
             pool: Pool::new(STREAM_BUFFERS),
+            stats: Arc::clone(&reader.stats),
         };
         let source = Arc::clone(&reader.source);
         let stream = fetch::Stream::start(&reader.network, source, extent.start(), config);

@@ -65,10 +65,12 @@ pub struct Options {
     pub allow_truncated: bool,
     /// Whether seek points, span hashes and the content id are wanted.
     pub spans: bool,
-    /// Requests in flight.
+    /// Requests in flight, at the most.
     pub connections: usize,
     /// Bytes of one request, at the most.
     pub chunk_len: u64,
+    /// What is too slow to be waited for.
+    pub min_speed: fetch::MinSpeed,
     /// Bytes of all buffers together; at least [`MIN_MEMORY`] are used.
     pub memory: u64,
     /// Threads that decode what can be decoded out of order.
@@ -175,7 +177,9 @@ fn open_stream(
         // other when what is decoded as one lies across them.
         chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
+        min_speed: options.min_speed,
         pool: Pool::new(half),
+        stats: Arc::clone(stats),
     };
     let chunks = fetch::Stream::start(network, Arc::clone(source), Packed(0), fetch);
     let decode = decode::Options {

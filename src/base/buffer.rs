@@ -74,7 +74,10 @@ impl Pool {
         std::future::poll_fn(|context| {
             let mut state = self.shared.lock();
             if state.taken > 0 && state.taken + len as u64 > self.shared.budget {
-                state.wakers.push(context.waker().clone());
+                let waker = context.waker();
+                if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+                    state.wakers.push(waker.clone());
+                }
                 return Poll::Pending;
             }
             Poll::Ready(self.hand_out(state, len))

@@ -18,6 +18,11 @@ impl Counter {
         self.add(1);
     }
 
+    /// Makes it `peak`, unless it is higher already.
+    pub fn raise(&self, peak: u64) {
+        self.0.fetch_max(peak, Ordering::Relaxed);
+    }
+
     /// The sum so far.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -44,8 +49,14 @@ macro_rules! stats {
 stats! {
     /// Requests sent to a server, the first probing one and repetitions included.
     source_requests,
-    /// Requests that were repeated after a failure.
+    /// Requests that were repeated after a failure, or because they were cut.
     source_retries,
+    /// Requests cut, and repeated for the rest, because they crawled.
+    source_cuts,
+    /// Requests sent a second time beside the first, because that one was the last and late.
+    source_hedges,
+    /// Requests that a scan had in flight at once, at the most.
+    source_peak_requests,
     /// Bytes received from a source.
     source_read_bytes,
     /// Packed bytes that a scan has handed to its decoder: how far it is.

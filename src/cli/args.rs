@@ -19,7 +19,7 @@ pub(super) struct SourceArgs {
     #[arg(long = "header", value_name = "NAME: VALUE", help_heading = "Network")]
     pub headers: Vec<Header>,
 
-    /// Requests in flight at once
+    /// Requests in flight at once, at the most; as many are used as bring something
     #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
           value_parser = connections, help_heading = "Network")]
     pub connections: usize,
@@ -32,6 +32,24 @@ pub(super) struct SourceArgs {
         help_heading = "Network"
     )]
     pub chunk_size: Size,
+
+    /// Send a request again for the rest when it is slower than SIZE a second; 0 for never
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64KiB",
+        help_heading = "Network"
+    )]
+    pub min_speed: Size,
+
+    /// Seconds over which --min-speed is measured; 0 for never
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 5,
+        help_heading = "Network"
+    )]
+    pub min_speed_wait: u64,
 
     /// Memory for buffers and cached data; the index comes on top
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]

@@ -1,6 +1,7 @@
 //! From flags to a source, a scan's options, or an archive.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::runtime::Runtime;
@@ -11,6 +12,7 @@ use super::output::{Progress, Task};
 use super::settings;
 use crate::archive::{Archive, OpenOptions, Spooling, scan};
 use crate::base::stats::Stats;
+use crate::fetch;
 use crate::source::{self, Source};
 use crate::tar;
 
@@ -66,6 +68,10 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         spans: false,
         connections: args.connections,
         chunk_len: args.chunk_size.0,
+        min_speed: fetch::MinSpeed {
+            bytes_per_second: args.min_speed.0,
+            wait: Duration::from_secs(args.min_speed_wait),
+        },
         memory: args.memory.0,
         workers: settings::processors(),
     }

@@ -1,12 +1,19 @@
 //! Ordered, parallel, bounded prefetch: a source's bytes as one stream of chunks.
 //!
-//! [`Stream`] is for a scan: everything from one offset to the end, several requests at once, as
-//! far ahead as the pool's budget allows. [`read`] is for what is read later: one range.
+//! [`Stream`] is for a scan: everything from one offset to the end, as many requests at once as
+//! bring something, as far ahead as the pool's budget allows. [`read`] is for what is read later:
+//! one range.
 
+mod appetite;
+mod drive;
+mod flight;
+mod laggards;
+mod pace;
 mod plan;
 mod stream;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -15,16 +22,40 @@ use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
-pub use plan::Plan;
 pub use stream::{Config, Stream};
 
-/// Requests in flight at once. One is enough on a fast network; at 40 ms round trip, or where a
-/// server gives each connection 60 MB/s, 4 to 16 were worth 1.2 to 1.4 times.
-pub const CONNECTIONS: usize = 8;
+/// Requests in flight at once, at the most. Sixteen are needed where a server gives each
+/// connection 60 MB/s, or at 40 ms round trip; how many there are is measured.
+pub const CONNECTIONS: usize = 16;
 
-/// The longest chunk in bytes. 4 to 8 MiB hide a round trip of 40 ms at a gigabit a second; more
-/// only delays the first byte and holds memory.
+/// The longest chunk in bytes, at the most; more only delays the first byte and holds memory.
 pub const CHUNK_LEN: u64 = 8 << 20;
+
+/// Below which speed a request is cut and sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MinSpeed {
+    /// Bytes a second; 0 cuts nothing.
+    pub bytes_per_second: u64,
+    /// How long it must have been slower; zero cuts nothing.
+    pub wait: Duration,
+}
+
+impl Default for MinSpeed {
+    /// 64 KiB a second is slower than any link that sixteen requests make sense on; five seconds
+    /// are longer than most servers think.
+    fn default() -> Self {
+        Self {
+            bytes_per_second: 64 << 10,
+            wait: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Bytes a second.
+fn per_second(bytes: u64, time: Duration) -> u64 {
+    let micros = time.as_micros().max(1);
+    u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
+}
 
 /// Reads `extent` by one request, waiting for memory and for the bytes.
 ///

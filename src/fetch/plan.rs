@@ -1,53 +1,43 @@
 //! How an extent is cut into chunks; pure.
 
-use std::iter::FusedIterator;
-
 use crate::base::extent::{Extent, Packed};
 
-/// Length of the first chunk: small, so that decoding starts early.
-const FIRST_CHUNK_LEN: u64 = 1 << 20;
-
-/// The chunks of an extent, in order, without gaps: the first of 1 MiB, each further one twice as
-/// long up to a limit, the last one cut at the end.
+/// The chunks of an extent, in order, without gaps, each as long as is wanted when its turn comes,
+/// the last one cut at the end.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(super) struct Plan {
     next: Packed,
     end: Packed,
-    chunk_len: u64,
-    max_chunk_len: u64,
 }
 
 impl Plan {
-    /// The chunks from `start` up to `end`, none longer than `max_chunk_len` bytes (at least one
-    /// byte); empty when `end` does not lie behind `start`.
-    pub fn new(start: Packed, end: Packed, max_chunk_len: u64) -> Self {
-        let max_chunk_len = max_chunk_len.max(1);
-        Self {
-            next: start,
-            end,
-            chunk_len: FIRST_CHUNK_LEN.min(max_chunk_len),
-            max_chunk_len,
-        }
+    /// The chunks from `start` up to `end`; none when `end` does not lie behind `start`.
+    pub(super) fn new(start: Packed, end: Packed) -> Self {
+        Self { next: start, end }
     }
-}
 
-impl Iterator for Plan {
-    type Item = Extent<Packed>;
+    /// The next chunk if it is to be `len` bytes long (at least one byte is taken).
+    pub(super) fn peek(&self, len: u64) -> Option<Extent<Packed>> {
+        let left = self.end.0.checked_sub(self.next.0)?;
+        let chunk = Extent::with_len(self.next, left.min(len.max(1)));
+        (!chunk.is_empty()).then_some(chunk)
+    }
 
-    fn next(&mut self) -> Option<Extent<Packed>> {
-        let left = self
-            .end
-            .0
-            .checked_sub(self.next.0)
-            .filter(|&left| left > 0)?;
-        let chunk = Extent::with_len(self.next, left.min(self.chunk_len));
+    /// Whether there is no chunk left.
+    pub(super) fn is_done(&self) -> bool {
+        self.next >= self.end
+    }
+
+    /// Goes on behind `chunk`.
+    pub(super) fn pass(&mut self, chunk: Extent<Packed>) {
         self.next = chunk.end();
-        self.chunk_len = self.chunk_len.saturating_mul(2).min(self.max_chunk_len);
-        Some(chunk)
+    }
+
+    /// Ends here: the source turned out to have no more.
+    pub(super) fn end(&mut self) {
+        self.end = self.next;
     }
 }
-
-impl FusedIterator for Plan {}
 
 #[cfg(test)]
 mod tests {
@@ -57,51 +47,61 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn lens(start: u64, end: u64, max_chunk_len: u64) -> Vec<u64> {
-        Plan::new(Packed(start), Packed(end), max_chunk_len)
-            .map(|chunk| chunk.len())
-            .collect()
+    fn lens(start: u64, end: u64, wanted: &[u64]) -> Vec<u64> {
+        let mut plan = Plan::new(Packed(start), Packed(end));
+        let mut lens = Vec::new();
+        for &len in wanted {
+            let Some(chunk) = plan.peek(len) else {
+                break;
+            };
+            plan.pass(chunk);
+            lens.push(chunk.len());
+        }
+        lens
     }
 
     #[test]
-    fn chunks_double_up_to_the_limit_and_end_at_the_end() {
-        assert_eq!(
-            lens(0, 20 * MIB + 5, 8 * MIB),
-            [MIB, 2 * MIB, 4 * MIB, 8 * MIB, 5 * MIB + 5]
-        );
-    }
-
-    #[test]
-    fn a_small_limit_holds_from_the_first_chunk_on() {
-        assert_eq!(lens(7, 17, 4), [4, 4, 2]);
-        assert_eq!(lens(0, 2, 0), [1, 1]);
+    fn chunks_are_as_long_as_wanted_and_end_at_the_end() {
+        assert_eq!(lens(7, 27, &[1, 4, 9, 9]), [1, 4, 9, 6]);
+        assert_eq!(lens(0, 2, &[0, 0, 0]), [1, 1]);
     }
 
     #[test]
     fn nothing_is_cut_into_nothing() {
-        assert_eq!(lens(5, 5, MIB), [0; 0]);
-        assert_eq!(lens(6, 5, MIB), [0; 0]);
+        assert_eq!(lens(5, 5, &[MIB]), [0; 0]);
+        assert_eq!(lens(6, 5, &[MIB]), [0; 0]);
     }
 
     #[test]
-    fn an_end_that_nobody_knows_is_never_reached() {
-        let mut plan = Plan::new(Packed(0), Packed(u64::MAX), u64::MAX);
-        assert_eq!(
-            plan.by_ref().last().map(|chunk| chunk.end()),
-            Some(Packed(u64::MAX))
-        );
-        assert_eq!(plan.next(), None);
+    fn an_end_that_nobody_knows_is_never_reached_until_it_is_found() {
+        let mut plan = Plan::new(Packed(0), Packed(u64::MAX));
+        let chunk = plan.peek(u64::MAX - 1).expect("a chunk");
+        plan.pass(chunk);
+        assert_eq!(plan.peek(MIB).map(|chunk| chunk.len()), Some(1));
+        assert!(!plan.is_done());
+        plan.end();
+        assert!(plan.is_done() && plan.peek(MIB).is_none());
     }
 
     proptest! {
         #[test]
-        fn chunks_cover_the_extent_once(start in 0..MIB, len in 0..64 * MIB, max in MIB / 4..16 * MIB) {
+        fn chunks_cover_the_extent_once(
+            start in 0..MIB,
+            len in 0..64 * MIB,
+            wanted in prop::collection::vec(MIB / 4..16 * MIB, 1..8),
+        ) {
+            let mut plan = Plan::new(Packed(start), Packed(start + len));
             let mut next = start;
-            for chunk in Plan::new(Packed(start), Packed(start + len), max) {
+            for wanted in wanted.into_iter().cycle() {
+                let Some(chunk) = plan.peek(wanted) else {
+                    break;
+                };
                 prop_assert_eq!(chunk.start(), Packed(next));
-                prop_assert!(!chunk.is_empty() && chunk.len() <= max);
+                prop_assert!(!chunk.is_empty() && chunk.len() <= wanted);
+                plan.pass(chunk);
                 next = chunk.end().0;
             }
+            prop_assert!(plan.is_done());
             prop_assert_eq!(next, start + len);
         }
     }

@@ -1,41 +1,54 @@
-//! The driver: requests in flight, in the order in which their bytes are wanted.
+//! A source's bytes in order, as whoever reads them sees it.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::plan::Plan;
-use super::{CHUNK_LEN, CONNECTIONS};
+use super::appetite::Appetite;
+use super::drive;
+use super::flight::Landed;
+use super::{CHUNK_LEN, CONNECTIONS, MinSpeed};
 use crate::base::buffer::Pool;
 use crate::base::extent::Packed;
+use crate::base::stats::Stats;
 use crate::source::{Access, Cause, Error, Source};
 
 /// Bytes of the pieces into which a source without ranges is cut: few enough to be on their way
 /// soon, enough for the queue to hold what a moment's hesitation of the reader takes.
 const PIECE_LEN: usize = 1 << 20;
 
+/// Chunks asked for and not yet read, at the most; their bytes are bounded by the pool.
+const QUEUE_LEN: usize = 64;
+
 /// How far ahead, and in what pieces.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The longest chunk, in bytes.
+    /// The longest chunk, in bytes, at the most.
     pub chunk_len: u64,
-    /// Requests in flight at once.
+    /// Requests in flight at once, at the most.
     pub connections: usize,
+    /// What is too slow.
+    pub min_speed: MinSpeed,
     /// Where the chunks' memory comes from: its budget bounds how far ahead is read.
     pub pool: Pool,
+    /// What counts requests.
+    pub stats: Arc<Stats>,
 }
 
 impl Config {
-    /// The default lengths and numbers with memory from `pool`.
-    pub fn new(pool: Pool) -> Self {
+    /// The default lengths and numbers with memory from `pool`, counted by `stats`.
+    pub fn new(pool: Pool, stats: Arc<Stats>) -> Self {
         Self {
             chunk_len: CHUNK_LEN,
             connections: CONNECTIONS,
+            min_speed: MinSpeed::default(),
             pool,
+            stats,
         }
     }
 }
@@ -46,7 +59,10 @@ impl Config {
 #[derive(Debug)]
 pub struct Stream {
     source: Arc<dyn Source>,
-    flights: mpsc::Receiver<Flight>,
+    coming: mpsc::Receiver<Coming>,
+    /// What landed and was not yet handed on.
+    rest: Bytes,
+    appetite: Arc<Appetite>,
     state: State,
     /// Owns the driver; dropped last, after nobody receives any more.
     _driver: JoinSet<()>,
@@ -61,16 +77,26 @@ enum State {
 
 /// What comes next, on its way or arrived.
 #[derive(Debug)]
-enum Flight {
+pub(super) enum Coming {
     /// A chunk of `len` bytes; fewer are the last of a source of unknown length.
     Chunk {
         len: u64,
-        bytes: oneshot::Receiver<Result<Bytes, Error>>,
+        landing: oneshot::Receiver<Result<Landed, Error>>,
     },
     /// A piece of a source without ranges.
     Piece(Result<Bytes, Error>),
     /// There was nothing more to ask for.
     End,
+}
+
+/// Nobody receives any more.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+impl<T> From<mpsc::error::SendError<T>> for Gone {
+    fn from(_: mpsc::error::SendError<T>) -> Self {
+        Self
+    }
 }
 
 impl Stream {
@@ -79,13 +105,22 @@ impl Stream {
     /// Buffers are taken from the pool in the order of the stream, so a pool of a single chunk
     /// suffices, provided that whoever receives a chunk lets go of it without waiting for more.
     pub fn start(handle: &Handle, source: Arc<dyn Source>, start: Packed, config: Config) -> Self {
-        // Bytes are bounded by the pool; this only keeps the queue as short as it needs to be.
-        let (sender, flights) = mpsc::channel(2 * config.connections.max(1));
+        let (sender, coming) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));
+        let appetite = Arc::<Appetite>::default();
         let mut driver = JoinSet::new();
-        driver.spawn_on(drive(Arc::clone(&source), start, config, sender), handle);
+        let work = supply(
+            Arc::clone(&source),
+            start,
+            config,
+            Arc::clone(&appetite),
+            sender,
+        );
+        driver.spawn_on(work, handle);
         Self {
             source,
-            flights,
+            coming,
+            rest: Bytes::new(),
+            appetite,
             state: State::Flowing,
             _driver: driver,
         }
@@ -102,6 +137,9 @@ impl Stream {
         reason = "an error stays, an iterator's would not"
     )]
     pub fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        if !self.rest.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.rest)));
+        }
         match &self.state {
             State::Flowing => {}
             State::Ended => return Ok(None),
@@ -114,78 +152,56 @@ impl Stream {
             Err(error) => self.state = State::Failed(error.clone()),
         }
         if !matches!(self.state, State::Flowing) {
-            self.flights.close();
+            self.coming.close();
         }
         landed
     }
 
     fn land(&mut self) -> Result<Option<Bytes>, Error> {
         let cancelled = || Error::new(self.source.location(), Cause::Cancelled);
+        let coming = match self.coming.try_recv() {
+            Err(TryRecvError::Empty) => self.appetite.waiting(|| self.coming.blocking_recv()),
+            coming => coming.ok(),
+        };
         // A driver that goes away without a word was stopped with its runtime.
-        match self.flights.blocking_recv().ok_or_else(cancelled)? {
-            Flight::End => Ok(None),
-            Flight::Piece(bytes) => bytes.map(Some),
-            Flight::Chunk { len, bytes } => {
-                let bytes = bytes.blocking_recv().map_err(|_| cancelled())??;
-                if (bytes.len() as u64) < len {
+        match coming.ok_or_else(cancelled)? {
+            Coming::End => Ok(None),
+            Coming::Piece(bytes) => bytes.map(Some),
+            Coming::Chunk { len, mut landing } => {
+                let landed = match landing.try_recv() {
+                    Err(oneshot::error::TryRecvError::Empty) => {
+                        self.appetite.waiting(|| landing.blocking_recv()).ok()
+                    }
+                    landed => landed.ok(),
+                };
+                let landed = landed.ok_or_else(cancelled)??;
+                self.appetite.took(landed.len());
+                if landed.len() < len {
                     self.state = State::Ended;
                 }
-                Ok((!bytes.is_empty()).then_some(bytes))
+                let Landed { front, rest } = landed;
+                if front.is_empty() {
+                    return Ok((!rest.is_empty()).then_some(rest));
+                }
+                self.rest = rest;
+                Ok(Some(front))
             }
         }
     }
 }
 
-async fn drive(
+async fn supply(
     source: Arc<dyn Source>,
     start: Packed,
     config: Config,
-    sender: mpsc::Sender<Flight>,
+    appetite: Arc<Appetite>,
+    sender: mpsc::Sender<Coming>,
 ) {
     // An error here says that nobody receives any more, and so does nobody miss the rest.
     drop(match source.access() {
-        Access::Ranges => fetch(source, start, config, &sender).await,
+        Access::Ranges => drive::drive(source, start, config, &appetite, &sender).await,
         Access::Stream => forward(source.as_ref(), start, &config.pool, &sender).await,
     });
-}
-
-type Gone = mpsc::error::SendError<Flight>;
-
-/// Requests chunk after chunk, up to `connections` at once.
-async fn fetch(
-    source: Arc<dyn Source>,
-    start: Packed,
-    config: Config,
-    sender: &mpsc::Sender<Flight>,
-) -> Result<(), Gone> {
-    let end = Packed(source.fingerprint().len.unwrap_or(u64::MAX));
-    let connections = Arc::new(Semaphore::new(config.connections.max(1)));
-    let mut requests = JoinSet::new();
-    for chunk in Plan::new(start, end, config.chunk_len) {
-        // Never closed, so there is always a permit, though not at once.
-        let permit = Arc::clone(&connections).acquire_owned().await;
-        let Ok(len) = usize::try_from(chunk.len()) else {
-            break;
-        };
-        let buffer = config.pool.take_async(len).await;
-        let (done, bytes) = oneshot::channel();
-        let flight = Flight::Chunk {
-            len: chunk.len(),
-            bytes,
-        };
-        let source = Arc::clone(&source);
-        requests.spawn(async move {
-            let read = source.read_at(chunk.start(), buffer).await;
-            drop(permit);
-            // Nobody receives any more: then nobody misses it.
-            drop(done.send(read));
-        });
-        sender.send(flight).await?;
-        while requests.try_join_next().is_some() {}
-    }
-    sender.send(Flight::End).await?;
-    while requests.join_next().await.is_some() {}
-    Ok(())
 }
 
 /// Cuts a source that gives its bytes once into pieces, as fast as they are taken.
@@ -193,14 +209,14 @@ async fn forward(
     source: &dyn Source,
     start: Packed,
     pool: &Pool,
-    sender: &mpsc::Sender<Flight>,
+    sender: &mpsc::Sender<Coming>,
 ) -> Result<(), Gone> {
     let mut tap = Tap {
         pieces: source.stream(),
         rest: Bytes::new(),
     };
     if let Err(error) = tap.skip(start.0).await {
-        return sender.send(Flight::Piece(Err(error))).await;
+        return Ok(sender.send(Coming::Piece(Err(error))).await?);
     }
     loop {
         let mut buffer = pool.take_async(PIECE_LEN).await;
@@ -209,13 +225,13 @@ async fn forward(
         let is_last = filled < buffer.len();
         buffer.truncate(filled);
         if filled > 0 {
-            sender.send(Flight::Piece(Ok(buffer.freeze()))).await?;
+            sender.send(Coming::Piece(Ok(buffer.freeze()))).await?;
         }
         if let Err(error) = result {
-            return sender.send(Flight::Piece(Err(error))).await;
+            return Ok(sender.send(Coming::Piece(Err(error))).await?);
         }
         if is_last {
-            return sender.send(Flight::End).await;
+            return Ok(sender.send(Coming::End).await?);
         }
     }
 }

@@ -12,6 +12,7 @@ mod location;
 mod memory;
 mod pipe;
 mod retry;
+mod watch;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;
 pub use retry::Retry;
+pub use watch::Watch;
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -60,6 +62,30 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// # Cancel safety
     /// Dropping the future abandons the request; the buffer goes back to its pool.
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>>;
+
+    /// As [`read_at`](Self::read_at), and `watch` tells how far it is and can interfere. A read
+    /// that was told to stop returns fewer bytes. A source whose reads nobody need watch leaves
+    /// `watch` alone.
+    ///
+    /// # Errors
+    /// As `read_at`.
+    ///
+    /// # Cancel safety
+    /// As `read_at`.
+    fn read_watched<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        _watch: &'a Watch,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        self.read_at(offset, buffer)
+    }
+
+    /// Whether requests travel: only then are many of them better than few, and can one of them
+    /// be slower than the others for no reason of its own.
+    fn is_remote(&self) -> bool {
+        false
+    }
 
     /// Everything from the front, in pieces of any size. A source with [`Access::Stream`] gives
     /// it once; a second call is an error.
@@ -96,7 +122,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             headers: Vec::new(),
-            connections: 8,
+            connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),
             retry: Retry::default(),

@@ -11,6 +11,7 @@ use tarfs::archive::scan::{self, Sink};
 use tarfs::archive::{Archive, OpenOptions, Spooling};
 use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
+use tarfs::fetch;
 use tarfs::index::Ino;
 use tarfs::source::{Memory, Pipe, Source};
 use tarfs::tar::{self, Member};
@@ -118,6 +119,7 @@ fn least() -> scan::Options {
         spans: true,
         connections: 8,
         chunk_len: 8 << 20,
+        min_speed: fetch::MinSpeed::default(),
         memory: 0,
         workers: 2,
     }

@@ -2,13 +2,14 @@
 
 use std::error::Error as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tarfs::base::buffer::Pool;
 use tarfs::base::extent::{Extent, Packed};
 use tarfs::base::stats::Stats;
-use tarfs::fetch;
+use tarfs::fetch::{self, MinSpeed};
 use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source};
 use tokio::runtime::{Builder, Runtime};
 
@@ -58,6 +59,10 @@ impl Client {
         fetch::read(self.runtime.handle(), source, extent, &Pool::new(64 << 20))
     }
 
+    fn config(&self, pool: Pool) -> fetch::Config {
+        fetch::Config::new(pool, Arc::clone(&self.stats))
+    }
+
     fn stream(
         &self,
         source: &Arc<dyn Source>,
@@ -68,7 +73,7 @@ impl Client {
         let config = fetch::Config {
             chunk_len,
             connections: 4,
-            pool: Pool::new(budget),
+            ..self.config(Pool::new(budget))
         };
         fetch::Stream::start(
             self.runtime.handle(),
@@ -503,6 +508,98 @@ fn what_is_cut_short_goes_on_where_it_was_cut() {
     assert_eq!(client.stats.source_retries.get(), 1);
 }
 
+/// Bytes of the chunks in the tests that follow.
+const CHUNK: u64 = 100_000;
+
+/// Serves `bytes`, but for the first request for what lies at `offset`, which stalls after a few
+/// thousand bytes; reads it all, with or without a least speed.
+fn read_past_a_stall(
+    (server, client): (&Server, &Client),
+    bytes: &[u8],
+    offset: u64,
+    min_speed: MinSpeed,
+) -> Vec<u8> {
+    let resource = Resource::new(bytes.to_owned());
+    let has_stalled = AtomicBool::new(false);
+    server.route("/a", move |request| {
+        let (start, end) = request.range().expect("a range");
+        let response = resource.answer(request);
+        let is_there = request.number > 1 && (start..end).contains(&offset);
+        if is_there && !has_stalled.swap(true, Ordering::SeqCst) {
+            return response.stall_after(5_000);
+        }
+        response
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    let config = fetch::Config {
+        chunk_len: CHUNK,
+        connections: 4,
+        min_speed,
+        ..client.config(Pool::new(16 << 20))
+    };
+    let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
+    collect(stream).expect("read")
+}
+
+#[test]
+fn a_request_that_crawls_is_cut_and_goes_on_elsewhere() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(20 * 100_000));
+    let min_speed = MinSpeed {
+        bytes_per_second: 50_000,
+        wait: Duration::from_millis(300),
+    };
+    let read = read_past_a_stall((&server, &client), &bytes, 5 * CHUNK + 1, min_speed);
+    assert!(read == bytes, "they differ");
+    let stats = &client.stats;
+    assert_eq!(stats.source_cuts.get(), 1);
+    assert_eq!(stats.source_retries.get(), 1);
+    assert_eq!(stats.source_hedges.get(), 0);
+    assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
+    let rest = Some((5 * CHUNK + 5_000, 6 * CHUNK));
+    let seen = server.seen("/a");
+    assert!(seen.iter().any(|seen| seen.request.range() == rest));
+}
+
+#[test]
+fn the_last_request_is_sent_again_when_it_takes_far_too_long() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(20 * 100_000));
+    let no_min_speed = MinSpeed {
+        bytes_per_second: 0,
+        wait: Duration::ZERO,
+    };
+    let read = read_past_a_stall((&server, &client), &bytes, 20 * CHUNK - 1, no_min_speed);
+    assert!(read == bytes, "they differ");
+    let stats = &client.stats;
+    assert_eq!(stats.source_hedges.get(), 1);
+    assert_eq!(stats.source_cuts.get(), 0);
+    assert_eq!(stats.source_retries.get(), 0);
+    assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
+    let seen = server.seen("/a");
+    let last = seen.last().expect("some");
+    let rest = Some((19 * CHUNK + 5_000, 20 * CHUNK));
+    assert_eq!(last.request.range(), rest);
+}
+
+#[test]
+fn no_more_requests_are_in_flight_than_are_allowed() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+    server.serve("/a", Resource::new(bytes.clone()));
+    let source = client.open(&server.url("/a")).expect("opened");
+    for connections in [1, 3] {
+        let stats = Arc::<Stats>::default();
+        let config = fetch::Config {
+            chunk_len: CHUNK,
+            connections,
+            ..fetch::Config::new(Pool::new(16 << 20), Arc::clone(&stats))
+        };
+        let source = Arc::clone(&source);
+        let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
+        assert!(collect(stream).expect("read") == bytes, "they differ");
+        let peak = stats.source_peak_requests.get();
+        assert!((1..=connections as u64).contains(&peak), "{peak}");
+    }
+}
+
 #[test]
 fn a_server_in_trouble_is_asked_again_and_then_given_up() {
     let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
@@ -575,7 +672,7 @@ fn a_pool_of_one_chunk_is_enough_and_its_budget_holds() {
     let config = fetch::Config {
         chunk_len: 1 << 20,
         connections: 8,
-        pool: pool.clone(),
+        ..client.config(pool.clone())
     };
     let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
     assert_eq!(collect(stream).expect("read"), bytes);

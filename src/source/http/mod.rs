@@ -19,7 +19,8 @@ use url::Url;
 use self::client::{Client, Reply};
 use super::answer::{Answer, ContentRange};
 use super::retry::{Retry, spread};
-use super::{Access, Cause, Error, Fingerprint, Location, Options, Source, Validator};
+use super::watch::Order;
+use super::{Access, Cause, Error, Fingerprint, Location, Options, Source, Validator, Watch};
 use crate::base::buffer::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -80,26 +81,58 @@ impl Http {
         })
     }
 
-    async fn fill(&self, offset: u64, buffer: &mut Buffer) -> Result<(), Error> {
+    async fn fill(&self, offset: u64, buffer: &mut Buffer, watch: &Watch) -> Result<(), Error> {
         let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
         let mut filled = self
             .copy_prefix(offset, buffer)
             .map_err(|cause| effort.error(self.location(), cause))?;
+        watch.set_received(filled);
         while filled < buffer.len() {
-            match self.ask(offset, buffer, &mut filled).await {
-                Ok(Asked::All) => break,
-                Ok(Asked::End) => buffer.truncate(filled),
-                Err(failure) => {
-                    // The node that failed may be out of service: let the original choose anew.
+            watch.begin();
+            let attempt = self.attempt(offset, buffer, &mut filled, &mut effort, watch);
+            let asked = tokio::select! {
+                biased;
+                order = watch.order() => Err(order),
+                asked = attempt => Ok(asked),
+            };
+            match asked {
+                Ok(asked) => match asked.map_err(|cause| effort.error(self.location(), cause))? {
+                    Asked::All | Asked::Failed => {}
+                    Asked::End => buffer.truncate(filled),
+                },
+                Err(Order::Stop) => buffer.truncate(filled),
+                Err(Order::Cut) => {
+                    self.stats.source_cuts.increment();
+                    self.stats.source_retries.increment();
                     self.remember(self.client.original().clone());
-                    effort
-                        .failed(failure)
-                        .await
-                        .map_err(|cause| effort.error(self.location(), cause))?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Asks once for what `buffer` lacks; if that fails, waits until it is time to ask again.
+    ///
+    /// # Cancel safety
+    /// Bytes that came stay and count.
+    async fn attempt(
+        &self,
+        offset: u64,
+        buffer: &mut Buffer,
+        filled: &mut usize,
+        effort: &mut Effort,
+        watch: &Watch,
+    ) -> Result<Asked, Cause> {
+        match self.ask(offset, buffer, filled, watch).await {
+            Ok(asked) => Ok(asked),
+            Err(failure) => {
+                // The node that failed may be out of service: let the original choose anew.
+                self.remember(self.client.original().clone());
+                watch.pause();
+                effort.failed(failure).await?;
+                Ok(Asked::Failed)
+            }
+        }
     }
 
     /// Copies what the first answer brought and returns how many bytes that are.
@@ -126,14 +159,17 @@ impl Http {
         offset: u64,
         buffer: &mut Buffer,
         filled: &mut usize,
+        watch: &Watch,
     ) -> Result<Asked, Failure> {
         // Neither overflows: `copy_prefix` has added them up.
         let wanted = (offset + *filled as u64, offset + buffer.len() as u64);
+        let sent = Instant::now();
         let Reply {
             answer,
             mut response,
             url,
         } = self.send(wanted).await?;
+        watch.answered(sent.elapsed());
         match answer.status {
             206 => {}
             416 if self.fingerprint.len.is_none() => return Ok(Asked::End),
@@ -153,12 +189,8 @@ impl Http {
         }
         let len = part_len(&answer, wanted)?;
         self.remember(url);
-        let target = buffer.get_mut(*filled..).unwrap_or_default();
-        let target = target.get_mut(..len).unwrap_or_default();
-        let mut received = 0;
-        let result = receive(&mut response, target, &mut received, &self.stats).await;
-        *filled += received;
-        result?;
+        let target = buffer.get_mut(..*filled + len).unwrap_or_default();
+        receive(&mut response, target, filled, &self.stats, watch).await?;
         Ok(if *filled < buffer.len() {
             Asked::End
         } else {
@@ -189,12 +221,14 @@ impl Http {
     }
 }
 
-/// How a request for the rest of a buffer ended well.
+/// How a request for the rest of a buffer ended.
 enum Asked {
     /// It is full.
     All,
     /// The source, whose length nobody knew, ends before.
     End,
+    /// It did not, and is worth another try.
+    Failed,
 }
 
 /// A failed attempt.
@@ -281,7 +315,8 @@ async fn probe(client: &Client, stats: &Stats) -> Result<(Fingerprint, Url, Body
                 .min(PREFIX_LEN);
             let len = part_len(&answer, (0, len))?;
             let mut prefix = vec![0; len];
-            receive(&mut response, &mut prefix, &mut 0, stats).await?;
+            let watch = Watch::default();
+            receive(&mut response, &mut prefix, &mut 0, stats, &watch).await?;
             Body::Prefix(prefix.into())
         }
         (200, _) if answer.content_len == Some(0) => empty,
@@ -315,6 +350,7 @@ async fn receive(
     target: &mut [u8],
     received: &mut usize,
     stats: &Stats,
+    watch: &Watch,
 ) -> Result<(), Cause> {
     while *received < target.len() {
         let piece = response
@@ -324,6 +360,7 @@ async fn receive(
         let piece = piece.ok_or(Cause::Truncated)?;
         stats.source_read_bytes.add(piece.len() as u64);
         *received += copy(&piece, target.get_mut(*received..).unwrap_or_default());
+        watch.set_received(*received);
     }
     Ok(())
 }
@@ -359,10 +396,28 @@ impl Source for Http {
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         async move {
-            self.fill(offset.0, &mut buffer).await?;
+            let watch = Watch::default();
+            self.fill(offset.0, &mut buffer, &watch).await?;
             Ok(buffer.freeze())
         }
         .boxed()
+    }
+
+    fn read_watched<'a>(
+        &'a self,
+        offset: Packed,
+        mut buffer: Buffer,
+        watch: &'a Watch,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        async move {
+            self.fill(offset.0, &mut buffer, watch).await?;
+            Ok(buffer.freeze())
+        }
+        .boxed()
+    }
+
+    fn is_remote(&self) -> bool {
+        true
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {

@@ -86,6 +86,7 @@ fn materialize_once(packing: Packing, chunk_len: u64, connections: usize) {
     scanned.expect("scanned");
     let summary = sink.finish().expect("written");
     assert_eq!(summary.errors, 0, "{:?}", summary.problems);
+    assert_eq!(stats.source_cuts.get() + stats.source_hedges.get(), 0);
     assert_eq!(stats.source_read_bytes.get(), packed.len() as u64);
     assert_eq!(lab.server.sent_bytes(PATH), packed.len() as u64);
     for (name, content) in &tree.files {

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use tarfs::archive::{Archive, OpenError, OpenOptions, ReadError, Spooling, scan};
 use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
+use tarfs::fetch;
 use tarfs::index::Ino;
 use tarfs::source::{self, Retry, Source};
 use tarfs::tar;
@@ -133,6 +134,7 @@ fn scan_options() -> scan::Options {
         spans: false,
         connections: 4,
         chunk_len: 1 << 20,
+        min_speed: fetch::MinSpeed::default(),
         memory: 64 << 20,
         workers: 2,
     }

@@ -82,8 +82,10 @@ pub(crate) struct Response {
     status: u16,
     headers: Vec<(String, String)>,
     body: Bytes,
-    /// Send only that many bytes of the body, and hang up.
+    /// Send only that many bytes of the body.
     cut: Option<usize>,
+    /// Then wait for the client to hang up, instead of hanging up first.
+    stalls: bool,
 }
 
 impl Response {
@@ -93,6 +95,7 @@ impl Response {
             headers: Vec::new(),
             body: Bytes::new(),
             cut: None,
+            stalls: false,
         }
     }
 
@@ -127,6 +130,12 @@ impl Response {
     pub(crate) fn cut_after(mut self, len: usize) -> Self {
         self.cut = Some(len);
         self
+    }
+
+    /// Promises the whole body, sends `len` bytes, and no more until the client hangs up.
+    pub(crate) fn stall_after(mut self, len: usize) -> Self {
+        self.stalls = true;
+        self.cut_after(len)
     }
 }
 
@@ -333,6 +342,10 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             seen.body_bytes = sent as u64;
         }
         write_response(stream, &response)?;
+        if response.stalls {
+            // Nothing is sent by a client that waits.
+            reader.fill_buf()?;
+        }
         if response.cut.is_some() {
             return stream.shutdown(Shutdown::Both);
         }

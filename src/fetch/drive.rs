@@ -1,0 +1,220 @@
+//! The driver: requests in flight, in the order in which their bytes are wanted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::MissedTickBehavior;
+
+use super::appetite::Appetite;
+use super::flight::Flight;
+use super::laggards::{Laggards, TICK, Verdict};
+use super::pace::{Landing, Moment, PATIENCE, Pace};
+use super::plan::Plan;
+use super::stream::{Coming, Config, Gone};
+use crate::base::buffer::{Buffer, Pool};
+use crate::base::extent::{Extent, Packed};
+use crate::source::Source;
+
+/// Reads of a local source at once: one, and the next.
+const LOCAL_READS: usize = 2;
+
+/// Requests `source` chunk after chunk from `start` to its end.
+///
+/// Buffers are taken in the order of the chunks, but for the second one of a request that is sent
+/// twice, which nobody waits for.
+///
+/// # Errors
+/// When nobody receives any more.
+pub(super) async fn drive(
+    source: Arc<dyn Source>,
+    start: Packed,
+    config: Config,
+    appetite: &Appetite,
+    sender: &mpsc::Sender<Coming>,
+) -> Result<(), Gone> {
+    let mut driver = Driver::new(source, start, config);
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut has_ended = false;
+    while !(has_ended && driver.requests.is_empty()) {
+        let chunk = driver.plan.peek(driver.pace.chunk_len());
+        let may_launch = !has_ended && driver.requests.len() < driver.pace.requests();
+        let may_grow = driver.pace.may_grow() && appetite.is_waiting();
+        let is_watching = driver.is_remote && !driver.requests.is_empty();
+        tokio::select! {
+            biased;
+            () = sender.closed() => return Err(Gone),
+            Some(ended) = driver.requests.join_next() => driver.landed(&ended, appetite),
+            () = appetite.begins() => driver.look(appetite),
+            () = tokio::time::sleep(PATIENCE), if may_grow => driver.look(appetite),
+            _ = ticks.tick(), if is_watching => driver.patrol(),
+            room = room(sender, &driver.config.pool, chunk), if may_launch => {
+                let (place, chunk) = room?;
+                has_ended = chunk.is_none();
+                place.send(chunk.map_or(Coming::End, |(chunk, buffer)| {
+                    driver.launch(chunk, buffer)
+                }));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A place in the queue, and then a buffer for `chunk`, if there is one.
+///
+/// # Cancel safety
+/// Nothing is taken until the future is ready.
+async fn room<'a>(
+    sender: &'a mpsc::Sender<Coming>,
+    pool: &Pool,
+    chunk: Option<Extent<Packed>>,
+) -> Result<(mpsc::Permit<'a, Coming>, Option<(Extent<Packed>, Buffer)>), Gone> {
+    let place = sender.reserve().await?;
+    let Some(chunk) = chunk else {
+        return Ok((place, None));
+    };
+    // Longer than memory is longer than any budget.
+    let len = usize::try_from(chunk.len()).map_err(|_| Gone)?;
+    Ok((place, Some((chunk, pool.take_async(len).await))))
+}
+
+struct Driver {
+    source: Arc<dyn Source>,
+    config: Config,
+    started: Instant,
+    is_remote: bool,
+    plan: Plan,
+    pace: Pace,
+    laggards: Laggards,
+    /// Those of `requests`, by number.
+    flights: BTreeMap<u64, Arc<Flight>>,
+    /// Each returns its number, and how many bytes came unless it failed.
+    requests: JoinSet<(u64, Option<u64>)>,
+    launched: u64,
+    landed_bytes: u64,
+}
+
+impl Driver {
+    fn new(source: Arc<dyn Source>, start: Packed, config: Config) -> Self {
+        let is_remote = source.is_remote();
+        let connections = if is_remote {
+            config.connections
+        } else {
+            config.connections.min(LOCAL_READS)
+        };
+        let end = Packed(source.fingerprint().len.unwrap_or(u64::MAX));
+        Self {
+            started: Instant::now(),
+            is_remote,
+            plan: Plan::new(start, end),
+            pace: Pace::new(connections, config.chunk_len, config.pool.budget()),
+            laggards: Laggards::new(config.min_speed),
+            flights: BTreeMap::new(),
+            requests: JoinSet::new(),
+            launched: 0,
+            landed_bytes: 0,
+            source,
+            config,
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn launch(&mut self, chunk: Extent<Packed>, buffer: Buffer) -> Coming {
+        let number = self.launched;
+        self.launched += 1;
+        self.plan.pass(chunk);
+        self.pace.launched();
+        self.laggards.launched(number, self.now());
+        let flight = Arc::new(Flight::new(chunk));
+        self.flights.insert(number, Arc::clone(&flight));
+        let (done, landing) = oneshot::channel();
+        let source = Arc::clone(&self.source);
+        let (pool, stats) = (self.config.pool.clone(), Arc::clone(&self.config.stats));
+        self.requests.spawn(async move {
+            let landed = flight.land(source.as_ref(), buffer, &pool, &stats).await;
+            let len = landed.as_ref().ok().map(super::flight::Landed::len);
+            // Nobody receives any more: then nobody misses it.
+            drop(done.send(landed));
+            (number, len)
+        });
+        let in_flight = self.requests.len() as u64;
+        self.config.stats.source_peak_requests.raise(in_flight);
+        Coming::Chunk {
+            len: chunk.len(),
+            landing,
+        }
+    }
+
+    fn landed(&mut self, ended: &Result<(u64, Option<u64>), JoinError>, appetite: &Appetite) {
+        // One that panicked has said so, and its reader finds it gone.
+        let Ok((number, len)) = *ended else {
+            return;
+        };
+        let Some(flight) = self.flights.remove(&number) else {
+            return;
+        };
+        let took = flight.began().elapsed();
+        self.laggards.landed(number, len.map(|len| (len, took)));
+        let Some(len) = len else {
+            return;
+        };
+        self.landed_bytes += len;
+        if len < flight.extent().len() {
+            self.plan.end();
+        }
+        let landing = Landing {
+            len,
+            took,
+            latency: flight.watch().latency(),
+        };
+        self.pace.landed(self.moment(appetite), landing);
+        self.look(appetite);
+    }
+
+    /// Looks whether the reader starves.
+    fn look(&mut self, appetite: &Appetite) {
+        self.pace.look(self.moment(appetite));
+    }
+
+    fn moment(&self, appetite: &Appetite) -> Moment {
+        let coming = self
+            .flights
+            .values()
+            .map(|flight| flight.watch().received());
+        let (read, waited) = appetite.sums();
+        Moment {
+            now: self.now(),
+            received: self.landed_bytes + coming.sum::<u64>(),
+            read,
+            waited,
+            in_flight: self.requests.len(),
+        }
+    }
+
+    /// Looks for requests that have fallen behind.
+    fn patrol(&mut self) {
+        let flights = &self.flights;
+        let received = |number| {
+            let flight = flights.get(&number);
+            flight.map_or(0, |flight| flight.watch().received())
+        };
+        // Where nobody knows the end, nobody knows that nothing is left to ask for.
+        let is_all_asked = self.plan.is_done() && self.source.fingerprint().len.is_some();
+        for (number, verdict) in self.laggards.look(self.now(), received, is_all_asked) {
+            let Some(flight) = self.flights.get(&number) else {
+                continue;
+            };
+            tracing::debug!(number, ?verdict, "a request has fallen behind");
+            match verdict {
+                Verdict::Cut => flight.watch().cut(),
+                Verdict::Hedge => flight.hedge(),
+            }
+        }
+    }
+}

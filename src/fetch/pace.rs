@@ -1,0 +1,671 @@
+//! How many requests at once, and how long a chunk; pure.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::per_second;
+
+/// Requests in flight at first. Two, so that one's round trip passes while the other's bytes come:
+/// on loopback no number is faster.
+const FIRST: usize = 4;
+
+/// Bytes of the first chunk, and of the shortest that the link leads to: decoding starts early.
+const SHORT_CHUNK: u64 = 1 << 20;
+
+/// The shortest chunk that a small budget leads to, in bytes.
+const SHORTEST_CHUNK: u64 = 64 << 10;
+
+/// Round trips that a chunk's bytes should take to come: the pause before them is then a ninth of
+/// the connection's time.
+const ROUND_TRIPS: u32 = 8;
+
+/// How long a chunk's bytes should take at least: the longer, the less a request costs; but the
+/// reader waits for whole chunks.
+const SHORTEST_TRANSFER: Duration = Duration::from_millis(50);
+
+/// Chunks of the budget that are not in flight: the one in the reader's hands, and the next.
+const SPARE_CHUNKS: u64 = 2;
+
+/// How long the reader must have waited before there are more requests: more than a hiccup, and
+/// short enough for sixteen to be on their way within one round trip of 40 ms.
+pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+
+/// Over how long the share of waiting is taken.
+const MEMORY: Duration = Duration::from_millis(100);
+
+/// How much more than the reader takes the requests should be able to bring: three for two.
+const PLENTY: (u64, u64) = (3, 2);
+
+/// Requests by which is judged what one can bring.
+const MOST_SPEEDS: usize = 8;
+
+/// Rounds shorter than this tell more about the moment than about the link.
+const SHORTEST_ROUND: Duration = Duration::from_millis(100);
+
+/// Rounds before the first trial, and after one that went well.
+const REST: u32 = 8;
+
+/// Rounds between two trials, at the most.
+const LONGEST_REST: u32 = 64;
+
+/// Decides how many requests may be in flight and how long the next chunk is.
+///
+/// It begins with four requests. Their number doubles, up to the limit, whenever the reader has
+/// spent a quarter of its time waiting, at least 5 ms, and the requests look too few: all were in
+/// flight, and at the speed of the last ones (the median) they do not bring half as much again as
+/// the reader takes while it need not wait. So a busy machine is rarely taken for a slow network.
+/// Where half of them would suffice by the same measure, half of them are given up.
+///
+/// More is not always better: once there have been enough rounds (of as many chunks as may be in
+/// flight) in which the reader had to wait, half as many are tried for a round, and kept for
+/// nearly the same throughput. What does not prove itself is taken back, then the other direction
+/// is tried, and each failure doubles the rounds until the next trial.
+///
+/// A chunk's bytes should take eight times as long to come as a request to be answered, and at
+/// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
+/// the budget would not hold two chunks more than may ever be in flight.
+#[derive(Debug)]
+pub(super) struct Pace {
+    most_requests: usize,
+    longest_chunk: u64,
+    requests: usize,
+    /// Bytes of the next chunk, but for `longest_chunk`.
+    chunk_len: u64,
+    link: Link,
+    glance: Moment,
+    round: Round,
+    trial: Option<Trial>,
+    /// Whether there was a trial: from then on, waiting alone leads to no more requests.
+    has_tried: bool,
+    tries_fewer: bool,
+    /// Rounds since the last trial, and how many there should be.
+    rested: u32,
+    rest: u32,
+}
+
+/// How things are: sums from the beginning up to now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moment {
+    /// Time.
+    pub(super) now: Duration,
+    /// Bytes that came, those of chunks in flight included.
+    pub(super) received: u64,
+    /// Bytes that the reader took.
+    pub(super) read: u64,
+    /// How long the reader waited for them.
+    pub(super) waited: Duration,
+    /// Requests that are under way.
+    pub(super) in_flight: usize,
+}
+
+/// A chunk that came.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Landing {
+    /// Its bytes.
+    pub(super) len: u64,
+    /// From the request to its last byte.
+    pub(super) took: Duration,
+    /// From the request to the beginning of the answer; `None` where nobody was asked.
+    pub(super) latency: Option<Duration>,
+}
+
+/// What one connection was measured to do.
+#[derive(Debug, Default)]
+struct Link {
+    /// The shortest time from a request to its answer.
+    latency: Option<Duration>,
+    /// Bytes a second of the last requests: from the request on, and from the answer on.
+    speeds: VecDeque<(u64, u64)>,
+}
+
+/// As many landings as there may be requests in flight.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    /// Landings that were on their way before it.
+    earlier: usize,
+    left: usize,
+    began: Moment,
+}
+
+/// Another number of requests for a round.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    /// Requests before.
+    requests: usize,
+    /// Bytes a second before.
+    rate: u64,
+}
+
+impl Pace {
+    /// At most `connections` requests of at most `chunk_len` bytes, into buffers of together
+    /// `budget` bytes.
+    pub(super) fn new(connections: usize, chunk_len: u64, budget: u64) -> Self {
+        let most_requests = connections.max(1);
+        let share = budget / (most_requests as u64).saturating_add(SPARE_CHUNKS);
+        let requests = FIRST.min(most_requests);
+        Self {
+            most_requests,
+            longest_chunk: chunk_len.min(share.max(SHORTEST_CHUNK)).max(1),
+            requests,
+            chunk_len: SHORT_CHUNK,
+            link: Link::default(),
+            glance: Moment::default(),
+            round: Round::begin(Moment::default(), 0, requests),
+            trial: None,
+            has_tried: false,
+            tries_fewer: true,
+            rested: 0,
+            rest: REST,
+        }
+    }
+
+    /// Requests that may be in flight now.
+    pub(super) fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Bytes of the next chunk.
+    pub(super) fn chunk_len(&self) -> u64 {
+        self.chunk_len.min(self.longest_chunk)
+    }
+
+    /// Whether waiting can still lead to more requests.
+    pub(super) fn may_grow(&self) -> bool {
+        !self.has_tried && self.requests < self.most_requests
+    }
+
+    /// A chunk was asked for.
+    pub(super) fn launched(&mut self) {
+        if self.link.latency.is_none() {
+            self.chunk_len = self.chunk_len.saturating_mul(2);
+        }
+    }
+
+    /// Looks whether the reader starves.
+    pub(super) fn look(&mut self, moment: Moment) {
+        let waiting = moment.waited.saturating_sub(self.glance.waited);
+        let all = moment.now.saturating_sub(self.glance.now);
+        let is_starving = waiting >= PATIENCE && waiting * 4 >= all;
+        let is_scarce = moment.in_flight >= self.requests && !self.suffice(self.requests, moment);
+        if is_starving && is_scarce && self.may_grow() {
+            self.rested = 0;
+            self.change(moment, self.requests.saturating_mul(2));
+        } else if all < MEMORY {
+            return;
+        }
+        self.glance = moment;
+    }
+
+    /// Whether so many requests can bring more than the reader takes.
+    fn suffice(&self, requests: usize, moment: Moment) -> bool {
+        let demand = per_second(moment.read, moment.now.saturating_sub(moment.waited));
+        self.link.speed().is_some_and(|speed| {
+            let supply = speed.saturating_mul(requests as u64);
+            supply.saturating_mul(PLENTY.1) >= demand.saturating_mul(PLENTY.0)
+        })
+    }
+
+    /// Takes note of a chunk that came.
+    pub(super) fn landed(&mut self, moment: Moment, landing: Landing) {
+        self.link.landed(landing);
+        if let Some(len) = self.link.chunk_len() {
+            self.chunk_len = len;
+        }
+        if self.round.earlier > 0 {
+            self.round.earlier -= 1;
+            if self.round.earlier == 0 {
+                self.round = Round::begin(moment, 0, self.requests);
+            }
+            return;
+        }
+        self.round.left = self.round.left.saturating_sub(1);
+        let took = moment.now.saturating_sub(self.round.began.now);
+        if self.round.left > 0 || took < SHORTEST_ROUND {
+            return;
+        }
+        let received = moment.received.saturating_sub(self.round.began.received);
+        let waited = moment.waited.saturating_sub(self.round.began.waited);
+        let (rate, is_fed) = (per_second(received, took), waited * 4 < took);
+        self.round = Round::begin(moment, 0, self.requests);
+        match self.trial.take() {
+            Some(trial) => self.judge(moment, trial, rate, is_fed),
+            None if !is_fed => self.try_another(moment, rate),
+            None if self.requests > FIRST && self.suffice(self.requests / 2, moment) => {
+                self.change(moment, self.requests / 2);
+                self.has_tried = false;
+            }
+            None => {}
+        }
+    }
+
+    /// Begins a trial when it is time.
+    fn try_another(&mut self, moment: Moment, rate: u64) {
+        self.rested += 1;
+        if self.rested < self.rest {
+            return;
+        }
+        self.rested = 0;
+        if self.requests <= FIRST {
+            self.tries_fewer = false;
+        } else if self.requests >= self.most_requests {
+            self.tries_fewer = true;
+        }
+        let requests = if self.tries_fewer {
+            (self.requests / 2).max(FIRST)
+        } else {
+            self.requests.saturating_mul(2)
+        };
+        let before = self.requests;
+        if self.change(moment, requests) {
+            self.has_tried = true;
+            self.trial = Some(Trial {
+                requests: before,
+                rate,
+            });
+        }
+    }
+
+    fn judge(&mut self, moment: Moment, trial: Trial, rate: u64, is_fed: bool) {
+        let is_good = if self.requests < trial.requests {
+            rate >= trial.rate / 16 * 15
+        } else {
+            rate / 8 * 7 >= trial.rate
+        };
+        if is_good || is_fed {
+            self.rest = REST;
+        } else {
+            self.change(moment, trial.requests);
+            self.tries_fewer = !self.tries_fewer;
+            self.rest = (self.rest * 2).min(LONGEST_REST);
+        }
+    }
+
+    /// Sets the number of requests; whether that changes it.
+    fn change(&mut self, moment: Moment, requests: usize) -> bool {
+        let before = self.requests;
+        self.requests = requests.clamp(1, self.most_requests);
+        self.round = Round::begin(moment, before, self.requests);
+        self.requests != before
+    }
+}
+
+impl Link {
+    fn landed(&mut self, landing: Landing) {
+        let Some(latency) = landing.latency else {
+            return;
+        };
+        self.latency = Some(self.latency.map_or(latency, |known| known.min(latency)));
+        self.speeds.truncate(MOST_SPEEDS - 1);
+        self.speeds.push_front((
+            per_second(landing.len, landing.took),
+            per_second(landing.len, landing.took.saturating_sub(latency)),
+        ));
+    }
+
+    /// The median of the last ones.
+    fn median(&self, speed: impl Fn(&(u64, u64)) -> u64) -> Option<u64> {
+        let mut speeds: Vec<u64> = self.speeds.iter().map(speed).collect();
+        speeds.sort_unstable_by(|one, other| other.cmp(one));
+        speeds.get(speeds.len() / 2).copied()
+    }
+
+    /// Bytes a second of a request, round trip included.
+    fn speed(&self) -> Option<u64> {
+        self.median(|&(speed, _)| speed)
+    }
+
+    /// How long a chunk should be.
+    fn chunk_len(&self) -> Option<u64> {
+        let rate = self.median(|&(_, rate)| rate)?;
+        let transfer = (self.latency? * ROUND_TRIPS).max(SHORTEST_TRANSFER);
+        let bytes = u128::from(rate) * transfer.as_micros() / 1_000_000;
+        let shorts = u64::try_from(bytes).unwrap_or(u64::MAX) / SHORT_CHUNK;
+        Some(SHORT_CHUNK << shorts.max(1).ilog2())
+    }
+}
+
+impl Round {
+    fn begin(began: Moment, earlier: usize, requests: usize) -> Self {
+        Self {
+            earlier,
+            left: requests,
+            began,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const BUDGET: u64 = 64 * MIB;
+
+    /// A link, and whoever reads what comes over it.
+    #[derive(Clone, Copy)]
+    struct World {
+        /// In milliseconds.
+        round_trip: u64,
+        /// Bytes a millisecond: of a connection, of all, and of the reader.
+        per_connection: u64,
+        in_all: u64,
+        reader: u64,
+        /// Bytes to be read.
+        len: u64,
+    }
+
+    /// A transfer, in steps of a millisecond.
+    struct Transfer {
+        world: World,
+        pace: Pace,
+        /// Requests and length of chunks, as if someone had chosen well, or not.
+        fixed: Option<(usize, u64)>,
+        /// In order, until read.
+        requests: VecDeque<Request>,
+        asked: u64,
+        received: u64,
+        read: u64,
+        now: u64,
+        waited: u64,
+        most_requests: usize,
+        /// When there were as many requests as ever.
+        grown: u64,
+    }
+
+    #[derive(Clone, Copy)]
+    struct Request {
+        began: u64,
+        len: u64,
+        received: u64,
+        read: u64,
+    }
+
+    impl Request {
+        fn is_in_flight(&self) -> bool {
+            self.received < self.len
+        }
+    }
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    impl World {
+        fn transfer(self, fixed: Option<(usize, u64)>) -> Transfer {
+            let mut transfer = Transfer {
+                world: self,
+                pace: Pace::new(16, 8 * MIB, BUDGET),
+                fixed,
+                requests: VecDeque::new(),
+                asked: 0,
+                received: 0,
+                read: 0,
+                now: 0,
+                waited: 0,
+                most_requests: 0,
+                grown: 0,
+            };
+            while transfer.read < self.len {
+                assert!(transfer.now < 1_000_000, "it ends");
+                transfer.request();
+                transfer.now += 1;
+                transfer.receive();
+                transfer.consume();
+            }
+            transfer
+        }
+
+        /// As the controller has it, and how much longer than with the best of all fixed settings
+        /// it takes, in percent.
+        fn run(self) -> (Transfer, u64) {
+            let settings = [1, 2, 4, 8, 16].into_iter().flat_map(|most| {
+                [MIB, 2 * MIB, 3 * MIB, 4 * MIB, 8 * MIB].map(move |len| (most, len))
+            });
+            let best = settings.map(|fixed| self.transfer(Some(fixed)).now).min();
+            let transfer = self.transfer(None);
+            let best = best.expect("there are some");
+            let longer = (transfer.now * 100 / best).saturating_sub(100);
+            (transfer, longer)
+        }
+    }
+
+    impl Transfer {
+        fn moment(&self) -> Moment {
+            Moment {
+                now: ms(self.now),
+                received: self.received,
+                read: self.read,
+                waited: ms(self.waited),
+                in_flight: self.in_flight(),
+            }
+        }
+
+        /// Requests that may be in flight, trials apart.
+        fn settled(&self) -> usize {
+            let trial = self.pace.trial.as_ref();
+            trial.map_or(self.pace.requests, |trial| trial.requests)
+        }
+
+        fn in_flight(&self) -> usize {
+            let requests = self.requests.iter();
+            requests.filter(|request| request.is_in_flight()).count()
+        }
+
+        fn request(&mut self) {
+            self.pace.look(self.moment());
+            if self.pace.requests() > self.most_requests {
+                (self.most_requests, self.grown) = (self.pace.requests(), self.now);
+            }
+            loop {
+                let chosen = (self.pace.requests(), self.pace.chunk_len());
+                let (most, len) = self.fixed.unwrap_or(chosen);
+                let len = len.min(self.world.len - self.asked);
+                let held: u64 = self.requests.iter().map(|request| request.len).sum();
+                if len == 0 || self.in_flight() >= most || held + len > BUDGET {
+                    return;
+                }
+                self.requests.push_back(Request {
+                    began: self.now,
+                    len,
+                    received: 0,
+                    read: 0,
+                });
+                self.pace.launched();
+                self.asked += len;
+            }
+        }
+
+        fn receive(&mut self) {
+            let (world, now) = (self.world, self.now);
+            let flows = |request: &Request| {
+                request.is_in_flight() && now > request.began + world.round_trip
+            };
+            let mut flowing = self
+                .requests
+                .iter()
+                .filter(|request| flows(request))
+                .count();
+            let (mut left, mut landings) = (world.in_all, Vec::new());
+            for request in self.requests.iter_mut().filter(|request| flows(request)) {
+                let share = (left / flowing as u64).min(world.per_connection);
+                let came = share.min(request.len - request.received);
+                (left, flowing) = (left - came, flowing - 1);
+                request.received += came;
+                self.received += came;
+                if !request.is_in_flight() {
+                    landings.push(Landing {
+                        len: request.len,
+                        took: ms(now - request.began),
+                        latency: Some(ms(world.round_trip)),
+                    });
+                }
+            }
+            for landing in landings {
+                self.pace.landed(self.moment(), landing);
+            }
+        }
+
+        fn consume(&mut self) {
+            let mut appetite = self.world.reader;
+            while appetite > 0 {
+                let Some(front) = self
+                    .requests
+                    .front_mut()
+                    .filter(|front| !front.is_in_flight())
+                else {
+                    self.waited += u64::from(appetite == self.world.reader);
+                    return;
+                };
+                let bite = appetite.min(front.len - front.read);
+                front.read += bite;
+                appetite -= bite;
+                self.read += bite;
+                if front.read == front.len {
+                    self.requests.pop_front();
+                }
+            }
+        }
+    }
+
+    const LOOPBACK: World = World {
+        round_trip: 0,
+        per_connection: 1_000_000,
+        in_all: 1_500_000,
+        reader: 500_000,
+        len: 400 * MIB,
+    };
+
+    #[test]
+    fn a_reader_that_never_waits_gets_no_more_connections() {
+        let (transfer, longer) = LOOPBACK.run();
+        assert_eq!(transfer.most_requests, FIRST);
+        assert!(longer <= 5, "{longer} %");
+    }
+
+    #[test]
+    fn slow_connections_are_many_at_once() {
+        let world = World {
+            per_connection: 60_000,
+            ..LOOPBACK
+        };
+        let (transfer, longer) = world.run();
+        assert_eq!(transfer.settled(), 16);
+        assert!(transfer.grown <= 100, "after {} ms", transfer.grown);
+        assert!(longer <= 10, "{longer} %");
+    }
+
+    #[test]
+    fn a_long_round_trip_is_filled_before_it_is_over() {
+        // A window of 4 MiB is what a connection can have on its way.
+        let world = World {
+            round_trip: 40,
+            per_connection: 4 * MIB / 40,
+            ..LOOPBACK
+        };
+        let (transfer, longer) = world.run();
+        assert_eq!(transfer.settled(), 16);
+        assert!(transfer.grown <= 40, "after {} ms", transfer.grown);
+        assert!(longer <= 10, "{longer} %");
+    }
+
+    #[test]
+    fn connections_that_bring_nothing_are_given_up() {
+        let world = World {
+            round_trip: 5,
+            per_connection: 200_000,
+            in_all: 200_000,
+            len: 4096 * MIB,
+            ..LOOPBACK
+        };
+        let (transfer, longer) = world.run();
+        assert_eq!(transfer.most_requests, 16);
+        assert_eq!(transfer.settled(), FIRST);
+        assert!(longer <= 10, "{longer} %");
+    }
+
+    #[test]
+    fn what_was_given_up_wrongly_is_not_given_up_for_long() {
+        let world = World {
+            per_connection: 60_000,
+            reader: 2_000_000,
+            len: 8192 * MIB,
+            ..LOOPBACK
+        };
+        let (transfer, longer) = world.run();
+        assert!(transfer.pace.has_tried);
+        assert_eq!(transfer.settled(), 16);
+        assert!(longer <= 5, "{longer} %");
+    }
+
+    #[test]
+    fn a_slow_reader_gets_as_many_connections_as_it_needs() {
+        let world = World {
+            per_connection: 20_000,
+            reader: 100_000,
+            ..LOOPBACK
+        };
+        let (transfer, longer) = world.run();
+        assert_eq!(transfer.settled(), 8);
+        assert!(longer <= 5, "{longer} %");
+    }
+
+    fn measured(latency: u64, took: u64, len: u64) -> u64 {
+        let mut pace = Pace::new(16, 64 * MIB, 1 << 40);
+        let landing = Landing {
+            len,
+            took: ms(took),
+            latency: Some(ms(latency)),
+        };
+        pace.landed(Moment::default(), landing);
+        pace.chunk_len()
+    }
+
+    #[test]
+    fn a_chunk_takes_eight_times_as_long_as_a_request_and_is_a_power_of_two() {
+        assert_eq!(measured(40, 140, 5_000_000), 8 * MIB);
+        assert_eq!(measured(40, 140, 6_000_000), 16 * MIB);
+        assert_eq!(measured(40, 40, 5_000_000), 64 * MIB);
+        assert_eq!(measured(0, 100, 5 * MIB), 2 * MIB, "50 ms");
+        assert_eq!(measured(1, 101, MIB), MIB, "and is worth asking for");
+    }
+
+    #[test]
+    fn chunks_double_until_something_is_measured() {
+        let mut pace = Pace::new(2, 8 * MIB, 1 << 40);
+        let mut lens = Vec::new();
+        for _ in 0..5 {
+            lens.push(pace.chunk_len() / MIB);
+            pace.launched();
+        }
+        assert_eq!(lens, [1, 2, 4, 8, 8]);
+    }
+
+    #[test]
+    fn the_budget_holds_two_chunks_more_than_are_in_flight() {
+        for (connections, budget) in [(1, 16), (4, 16), (16, 64), (64, 16), (256, 64)] {
+            let mut pace = Pace::new(connections, 8 * MIB, budget * MIB);
+            for _ in 0..10 {
+                pace.launched();
+            }
+            let held = (connections as u64 + 2) * pace.chunk_len();
+            assert!(held <= budget * MIB, "{connections} with {budget} MiB");
+        }
+        assert!(Pace::new(1, 1, 0).chunk_len() > 0);
+    }
+
+    #[test]
+    fn no_limit_is_exceeded() {
+        for most in [1, 2, 3, 5] {
+            let mut pace = Pace::new(most, MIB, BUDGET);
+            for now in 0..100 {
+                pace.look(Moment {
+                    now: ms(now * 10),
+                    waited: ms(now * 10),
+                    in_flight: 100,
+                    ..Moment::default()
+                });
+            }
+            assert_eq!(pace.requests(), most);
+        }
+    }
+}
