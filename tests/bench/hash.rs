@@ -70,6 +70,7 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
         spans: false,
         connections: fetch::CONNECTIONS,
         chunk_len: fetch::CHUNK_LEN,
+        min_speed: fetch::MinSpeed::default(),
         memory: MEMORY,
         workers: std::thread::available_parallelism().map_or(1, usize::from),
     };
