@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::per_second;
 
-/// Requests in flight at first. Two, so that one's round trip passes while the other's bytes come:
-/// on loopback no number is faster.
+/// Requests in flight at first, and at the least: on loopback no number is faster.
 const FIRST: usize = 4;
 
 /// Bytes of the first chunk, and of the shortest that the link leads to: decoding starts early.
