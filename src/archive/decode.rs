@@ -2,12 +2,11 @@
 //!
 //! One thread walks the packed stream. What can be decoded out of order becomes a ticket that
 //! any worker may take, and that the consumer takes itself when it arrives first: so a stage
-//! that waits works instead.
+//! that waits works instead. What a decoder wants decoded ahead goes to the workers alone.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use bytes::Bytes;
 use xxhash_rust::xxh32::Xxh32;
@@ -17,6 +16,7 @@ use super::workers::Workers;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
+use crate::base::ticket;
 use crate::codec::{self, Cause, Compression, Context, Detected, Job, Pull, SeekPoint};
 use crate::fetch;
 
@@ -28,12 +28,10 @@ const QUEUED_PIECES: usize = 64;
 pub(super) struct Options {
     /// The format; found by magic bytes when `None`.
     pub(super) compression: Option<Compression>,
-    /// What decoders need.
+    /// What decoders need, and how many threads run jobs.
     pub(super) context: Context,
     /// Whether to take a digest over the packed bytes.
     pub(super) content_id: bool,
-    /// Threads that run jobs.
-    pub(super) workers: usize,
 }
 
 /// What the plain stream holds next.
@@ -57,6 +55,9 @@ pub(super) struct Finished {
     pub(super) content_id: Option<[u8; 32]>,
 }
 
+/// A job on its way: run by whoever comes first.
+type Ticket = ticket::Ticket<Result<Bytes, codec::Error>>;
+
 /// The plain stream, pulled by the consumer's thread.
 pub(super) struct PlainStream {
     // Before the threads: they end when no one receives.
@@ -70,8 +71,13 @@ pub(super) struct PlainStream {
 enum Slot {
     Item(Item),
     Ticket(Arc<Ticket>),
+    /// For the consumer alone, when it has all before.
+    Check(Job),
     HashStart,
-    HashEnd { expected: u32, packed: Packed },
+    HashEnd {
+        expected: u32,
+        packed: Packed,
+    },
     Failed(Error, Finished),
     End(Finished),
 }
@@ -87,7 +93,7 @@ impl PlainStream {
         stats: &Arc<Stats>,
     ) -> io::Result<Self> {
         let (sender, slots) = sync_channel(QUEUED_PIECES);
-        let workers = Workers::start("tarfs-job", options.workers)?;
+        let workers = Workers::start("tarfs-job", options.context.workers)?;
         let progress = Arc::clone(stats);
         let decoder = Thread::spawn("tarfs-decode", move || {
             let mut walker = Walker {
@@ -128,8 +134,15 @@ impl PlainStream {
                 Slot::Item(Item::Plain(bytes)) => return Ok(self.deliver(bytes)),
                 Slot::Item(item) => return Ok(item),
                 Slot::Ticket(ticket) => {
-                    let bytes = ticket.redeem()?;
+                    // Nothing is there only if the job panicked.
+                    let bytes = ticket.redeem().ok_or(Error::Interrupted)??;
                     // A job of empty frames makes nothing.
+                    if !bytes.is_empty() {
+                        return Ok(self.deliver(bytes));
+                    }
+                }
+                Slot::Check(job) => {
+                    let bytes = job.run()?;
                     if !bytes.is_empty() {
                         return Ok(self.deliver(bytes));
                     }
@@ -228,6 +241,12 @@ impl Walker {
                 }
                 Pull::Plain(bytes) => self.send(Slot::Item(Item::Plain(bytes)))?,
                 Pull::Job(job) => self.ticket(job)?,
+                Pull::Check(job) => self.send(Slot::Check(job))?,
+                Pull::Ahead(ahead) => {
+                    self.stats.decoder_shares.increment();
+                    self.workers.submit(move || ahead.run());
+                }
+                Pull::Await(ahead) => ahead.wait(),
                 Pull::HashStart => self.send(Slot::HashStart)?,
                 Pull::HashEnd { expected, packed } => {
                     self.send(Slot::HashEnd { expected, packed })?;
@@ -279,7 +298,8 @@ impl Walker {
     }
 
     fn ticket(&self, job: Job) -> Result<(), Stop> {
-        let ticket = Arc::new(Ticket::new(job));
+        self.stats.decoder_jobs.increment();
+        let ticket = Arc::new(Ticket::new(|| job.run()));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
         self.workers.submit(move || ticket.run());
         Ok(())
@@ -299,69 +319,10 @@ fn recognise(first: &[u8]) -> Result<Compression, Error> {
     }
 }
 
-/// A job on its way: run by whoever comes first, a worker or the consumer.
-struct Ticket {
-    state: Mutex<State>,
-    done: Condvar,
-}
-
-enum State {
-    Waiting(Job),
-    Running,
-    Done(Result<Bytes, codec::Error>),
-    /// Nothing is left: the bytes were taken, or the job panicked.
-    Redeemed,
-}
-
-impl Ticket {
-    fn new(job: Job) -> Self {
-        Self {
-            state: Mutex::new(State::Waiting(job)),
-            done: Condvar::new(),
-        }
-    }
-
-    /// Runs the job, unless someone else does already.
-    fn run(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match std::mem::replace(&mut *state, State::Running) {
-            State::Waiting(job) => {
-                drop(state);
-                // A panic must not leave the consumer waiting for ever.
-                let result = catch_unwind(AssertUnwindSafe(|| job.run()));
-                *self.state.lock().unwrap_or_else(PoisonError::into_inner) = match result {
-                    Ok(result) => State::Done(result),
-                    Err(_panic) => State::Redeemed,
-                };
-                self.done.notify_all();
-            }
-            other => *state = other,
-        }
-    }
-
-    /// The job's bytes; runs the job when no one has begun it.
-    fn redeem(&self) -> Result<Bytes, Error> {
-        self.run();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match std::mem::replace(&mut *state, State::Redeemed) {
-                State::Done(result) => return Ok(result?),
-                State::Redeemed => return Err(Error::Interrupted),
-                other => *state = other,
-            }
-            state = self
-                .done
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Barrier;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use xxhash_rust::xxh32::xxh32;
 
     /// A stream of these slots, by a sender that then goes away.
@@ -387,7 +348,7 @@ mod tests {
 
     fn ticket(bytes: &'static [u8]) -> Slot {
         let job = Job::new(move || Ok(Bytes::from_static(bytes)));
-        Slot::Ticket(Arc::new(Ticket::new(job)))
+        Slot::Ticket(Arc::new(Ticket::new(|| job.run())))
     }
 
     fn hash_end(bytes: &[u8]) -> Slot {
@@ -464,51 +425,44 @@ mod tests {
 
     #[test]
     fn a_failed_job_fails_the_stream_in_its_place() {
-        let broken = Job::new(|| {
+        let broken = Ticket::new(|| {
             Err(codec::Error {
                 compression: Compression::Lz4,
                 packed: Packed(5),
                 cause: Cause::Truncated,
             })
         });
-        let broken = Slot::Ticket(Arc::new(Ticket::new(broken)));
+        let broken = Slot::Ticket(Arc::new(broken));
         let (bytes, error) = drain(stream(vec![ticket(b"a"), broken, end()]));
         assert_eq!(bytes, b"a");
         assert!(error.is_some_and(|error| error.is_truncation()));
     }
 
     #[test]
-    fn a_job_runs_once_whoever_comes_first() {
-        for _ in 0..50 {
-            let runs = Arc::new(AtomicU32::new(0));
-            let job = Job::new({
-                let runs = Arc::clone(&runs);
-                move || {
-                    runs.fetch_add(1, Ordering::SeqCst);
-                    Ok(Bytes::from_static(b"once"))
-                }
-            });
-            let (ticket, barrier) = (Ticket::new(job), Barrier::new(3));
-            std::thread::scope(|scope| {
-                for _ in 0..2 {
-                    scope.spawn(|| {
-                        barrier.wait();
-                        ticket.run();
-                    });
-                }
-                barrier.wait();
-                let bytes = ticket.redeem().expect("a job that succeeds");
-                assert_eq!(bytes, b"once"[..]);
-            });
-            assert_eq!(runs.load(Ordering::SeqCst), 1);
-        }
+    fn a_job_that_panics_is_an_interruption() {
+        let broken = Slot::Ticket(Arc::new(Ticket::new(|| panic!("on purpose"))));
+        let (bytes, error) = drain(stream(vec![ticket(b"a"), broken, end()]));
+        assert_eq!(bytes, b"a");
+        assert!(matches!(error, Some(Error::Interrupted)));
     }
 
     #[test]
-    fn a_job_that_panics_is_an_interruption_and_no_one_waits() {
-        let ticket = Ticket::new(Job::new(|| panic!("on purpose")));
-        ticket.run();
-        assert!(matches!(ticket.redeem(), Err(Error::Interrupted)));
-        assert!(matches!(ticket.redeem(), Err(Error::Interrupted)));
+    fn a_check_runs_when_all_before_was_redeemed() {
+        let redeemed = Arc::new(AtomicBool::new(false));
+        let job = {
+            let redeemed = Arc::clone(&redeemed);
+            move || {
+                redeemed.store(true, Ordering::SeqCst);
+                Ok(Bytes::from_static(b"a"))
+            }
+        };
+        let check = Job::new(move || {
+            assert!(redeemed.load(Ordering::SeqCst));
+            Ok(Bytes::from_static(b"b"))
+        });
+        let job = Slot::Ticket(Arc::new(Ticket::new(job)));
+        let (bytes, error) = drain(stream(vec![job, Slot::Check(check), end()]));
+        assert_eq!(bytes, b"ab");
+        assert!(error.is_none(), "{error:?}");
     }
 }

@@ -258,6 +258,7 @@ impl Reader {
             pool: Pool::new(PLAIN_BUFFERS),
             seek_points: false,
             memory_limit: codec::MEMORY_LIMIT,
+            workers: 0,
         };
         let failed = |error: Error| failed(span, error);
         let mut decoder = codec::resume(self.compression, context, seek_point)
@@ -449,12 +450,17 @@ impl Resumed {
                     self.rest = bytes;
                     return Ok(true);
                 }
-                Pull::Job(job) => {
+                Pull::Job(job) | Pull::Check(job) => {
                     self.rest = job.run()?;
                     return Ok(true);
                 }
-                // Spans carry hashes of their own.
-                Pull::SeekPoint(_) | Pull::HashStart | Pull::HashEnd { .. } | Pull::Warning(_) => {}
+                Pull::Await(ahead) => ahead.wait(),
+                // Spans carry hashes of their own, and who reads one has no other threads.
+                Pull::SeekPoint(_)
+                | Pull::Ahead(_)
+                | Pull::HashStart
+                | Pull::HashEnd { .. }
+                | Pull::Warning(_) => {}
                 Pull::End => return Ok(false),
             }
         }

@@ -188,9 +188,9 @@ fn open_stream(
             pool: Pool::new(half),
             seek_points: options.spans,
             memory_limit: codec::MEMORY_LIMIT,
+            workers: options.workers,
         },
         content_id: options.spans,
-        workers: options.workers,
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }

@@ -8,3 +8,4 @@ pub mod path;
 pub mod resolve;
 pub mod stats;
 pub mod task;
+pub mod ticket;

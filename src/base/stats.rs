@@ -63,6 +63,10 @@ stats! {
     scanned_packed_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
+    /// Pieces of plain bytes that a scan's decoder left to any thread to make.
+    decoder_jobs,
+    /// Shares of a packed stream that a scan's decoder had decoded ahead, useful or not.
+    decoder_shares,
     /// Spans decoded again after the scan, to answer reads.
     decoded_spans,
     /// Members seen by a scan.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use bytes::{Buf, Bytes};
 
@@ -144,6 +145,23 @@ impl Input {
         self.offset.0 = self.offset.0.saturating_add(len as u64);
         Some(Pieces { slices, len })
     }
+
+    /// The bytes at hand in `range`, which counts from the next one, left where they are and not
+    /// copied; fewer when not so many are at hand.
+    pub(super) fn slice(&self, range: Range<usize>) -> Pieces {
+        let mut pieces = Pieces::default();
+        let mut start = 0;
+        for slice in &self.slices {
+            let within = |position: usize| position.clamp(start, start + slice.len()) - start;
+            let (first, last) = (within(range.start), within(range.end));
+            if first < last {
+                pieces.len += last - first;
+                pieces.slices.push(slice.slice(first..last));
+            }
+            start += slice.len();
+        }
+        pieces
+    }
 }
 
 /// Packed bytes that follow each other, in as many slices as they were pushed in.
@@ -212,6 +230,20 @@ mod tests {
             let found = input.from(distance).collect::<Vec<_>>().concat();
             assert_eq!(found, b"abcdefg"[distance.min(7)..]);
         }
+    }
+
+    #[test]
+    fn slices_of_what_is_ahead_are_those_that_taking_finds() {
+        let input = input();
+        for start in 0..9 {
+            for end in start..9 {
+                let pieces = input.slice(start..end);
+                let expected = &b"abcdefg"[start.min(7)..end.min(7)];
+                assert_eq!(pieces.contiguous(), expected);
+                assert_eq!(pieces.len(), expected.len());
+            }
+        }
+        assert_eq!((input.offset(), input.len()), (Packed(100), 7));
     }
 
     #[test]

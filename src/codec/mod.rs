@@ -19,11 +19,13 @@ mod xz;
 mod zstd;
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::base::buffer::Pool;
 use crate::base::extent::{Packed, Plain};
+use crate::base::ticket::Ticket;
 
 pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
@@ -42,6 +44,9 @@ pub struct Context {
     pub seek_points: bool,
     /// The most memory that decoder state (an xz dictionary, a zstd window) may take, in bytes.
     pub memory_limit: u64,
+    /// Threads that run jobs and [`Pull::Ahead`]; with fewer than four, or 0 when no others than
+    /// the driver's do, nothing is decoded ahead on suspicion.
+    pub workers: usize,
 }
 
 /// Turns a packed stream into plain bytes.
@@ -80,6 +85,12 @@ pub enum Pull {
     Plain(Bytes),
     /// The next plain bytes, made by running the job, on any thread.
     Job(Job),
+    /// As [`Pull::Job`], but to be run only when all jobs before it have been.
+    Check(Job),
+    /// Work whose result the decoder may want later, to be run on another thread, or not at all.
+    Ahead(Ahead),
+    /// The decoder cannot go on while this runs; [`Ahead::wait`], then pull again.
+    Await(Ahead),
     /// The plain bytes since the last [`Pull::HashStart`] must have this hash. The driver runs
     /// the check, because jobs end out of order; decoders that see every byte check themselves.
     HashStart,
@@ -124,6 +135,50 @@ impl Job {
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Job")
+    }
+}
+
+/// Work that a decoder itself may use the result of.
+#[derive(Clone)]
+pub struct Ahead {
+    work: Arc<dyn Work>,
+}
+
+trait Work: Send + Sync {
+    fn run(&self);
+    fn wait(&self);
+}
+
+impl<T: Send> Work for Ticket<T> {
+    fn run(&self) {
+        Ticket::run(self);
+    }
+
+    fn wait(&self) {
+        Ticket::wait(self);
+    }
+}
+
+impl Ahead {
+    /// The work behind `ticket`, whatever it comes to.
+    fn new<T: Send + 'static>(ticket: Arc<Ticket<T>>) -> Self {
+        Self { work: ticket }
+    }
+
+    /// Does the work, here and now, unless it has begun or is not wanted any more.
+    pub fn run(&self) {
+        self.work.run();
+    }
+
+    /// Waits while the work runs on another thread.
+    pub fn wait(&self) {
+        self.work.wait();
+    }
+}
+
+impl fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ahead")
     }
 }
 

@@ -106,6 +106,7 @@ mod tests {
             pool: Pool::new(0),
             seek_points,
             memory_limit: 0,
+            workers: 0,
         }
     }
 

@@ -136,6 +136,7 @@ pub(super) mod tests {
             pool: Pool::new(256 << 20),
             seek_points: true,
             memory_limit: 256 << 20,
+            workers: 0,
         }
     }
 
@@ -200,6 +201,7 @@ pub(super) mod tests {
                     outcome.jobs += 1;
                     job.run()
                 }
+                Ok(Pull::Check(_) | Pull::Ahead(_) | Pull::Await(_)) => panic!("only gzip's"),
                 Ok(Pull::HashStart) => {
                     hash_start = Some(outcome.plain.len());
                     continue;

@@ -224,6 +224,7 @@ fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
         pool: Pool::new(64 << 20),
         seek_points: false,
         memory_limit: codec::MEMORY_LIMIT,
+        workers: 0,
     };
     let mut decoder = codec::start(compression, context);
     let mut pieces = pieces(packed);

@@ -3,24 +3,32 @@
 //! Headers and trailers are read here, the deflate streams between them by zlib-rs. Where a
 //! checkpoint is due, inflating stops at the next block's end: deflate can be taken up there
 //! given the bit where the block begins and the 32 KiB before it. Small members, as pigz and
-//! eStargz make them, share buffers and seek points; BGZF's become jobs.
+//! eStargz make them, share buffers and seek points; BGZF's become jobs. Long members are decoded
+//! ahead by other threads when there are enough of them (`shares.rs`, `guess.rs`).
 //!
 //! [`SeekPoint::state`] is [`AT_MEMBER`] or [`AT_BLOCK`].
 
 mod bgzf;
+mod finder;
+mod guess;
 mod header;
 mod output;
+mod shares;
 mod trailer;
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
 use self::bgzf::Group;
+use self::guess::{BlockEnd, Guess};
 use self::header::{Flaw, Header};
 use self::output::Output;
+use self::shares::{Meeting, Plan, Queue};
 use self::trailer::{Check, Trailer};
+use super::input::Input;
 use super::seek_point::{Spacing, unpack_window};
 use super::sys::{Inflate, Reason, Stop, WINDOW_LEN};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
+use crate::base::buffer::Pool;
 use crate::base::extent::{Packed, Plain};
 
 /// [`SeekPoint::state`]: a member's header begins here.
@@ -45,14 +53,19 @@ pub(super) struct Decoder {
     spacing: Spacing,
     inflate: Inflate,
     /// Packed bytes not yet used.
-    input: Bytes,
-    /// Whether no more of them will come.
-    finished: bool,
-    /// The offset of the first byte of `input`.
-    packed: Packed,
+    input: Input,
+    /// The byte before them.
+    last_byte: u8,
     /// The offset of the plain byte that is decoded next.
     plain: Plain,
     output: Output,
+    pool: Pool,
+    /// How much may be decoded ahead.
+    plan: Option<Plan>,
+    /// Where decoding of the member began.
+    member: (Packed, Plain),
+    /// What is decoded ahead in the member, when it is long.
+    shares: Option<Queue>,
     state: State,
     /// How it ended, once everything before has been pulled.
     end: Option<Result<(), Error>>,
@@ -67,8 +80,16 @@ enum State {
         /// Whether a member came before, so that the stream may end instead.
         follows: bool,
     },
-    /// The byte whose upper bits begin a deflate block.
-    SplitByte { bit: u8, window: Vec<u8> },
+    /// A deflate block, which zlib does not stand at.
+    Block {
+        /// How many bits of the byte it begins in come before.
+        bit: u8,
+        /// Whether that byte is still to come; else it is the last that was used.
+        byte_follows: bool,
+        window: Bytes,
+        /// As in [`State::Deflate`].
+        check: Option<Check>,
+    },
     /// A member's deflate stream.
     Deflate {
         /// What the trailer must agree to; none when decoding began inside the member.
@@ -110,16 +131,16 @@ impl Decoder {
     /// # Errors
     /// [`Cause::Malformed`] when it is not gzip's.
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
-        let error = |cause| Error {
-            compression: Compression::Gzip,
-            packed: seek_point.packed,
-            cause,
-        };
+        let error = |cause| error(seek_point.packed, cause);
         let state = match (seek_point.state, seek_point.bit) {
             (AT_MEMBER, 0) if seek_point.window.is_empty() => State::member(false),
-            (AT_BLOCK, bit @ 0..8) => State::SplitByte {
+            (AT_BLOCK, bit @ 0..8) => State::Block {
                 bit,
-                window: unpack_window(&seek_point.window, WINDOW_LEN).map_err(error)?,
+                byte_follows: bit > 0,
+                window: unpack_window(&seek_point.window, WINDOW_LEN)
+                    .map_err(error)?
+                    .into(),
+                check: None,
             },
             _ => {
                 return Err(error(Cause::Malformed(
@@ -141,11 +162,14 @@ impl Decoder {
         Self {
             spacing,
             inflate: Inflate::new(),
-            input: Bytes::new(),
-            finished: false,
-            packed,
+            input: Input::at(packed),
+            last_byte: 0,
             plain,
-            output: Output::new(context.pool),
+            output: Output::new(context.pool.clone()),
+            plan: Plan::new(&context),
+            pool: context.pool,
+            member: (packed, plain),
+            shares: None,
             state,
             end: None,
         }
@@ -154,7 +178,7 @@ impl Decoder {
     fn step(&mut self) -> Result<Step, Error> {
         match self.state {
             State::Header { .. } => self.header(),
-            State::SplitByte { .. } => self.split_byte(),
+            State::Block { .. } => self.block(),
             State::Deflate { .. } => self.deflate(),
             State::Trailer { .. } => self.trailer(),
             State::Zeros => Ok(self.zeros()),
@@ -172,7 +196,7 @@ impl Decoder {
         let State::Header { header, .. } = &mut self.state else {
             return Ok(Step::Done);
         };
-        match header.push(&self.input) {
+        match header.push(self.input.front()) {
             Err(Flaw::NoMagic) if follows => Ok(self.garbage(seen)),
             Err(Flaw::NoMagic) => {
                 self.fail(Cause::Malformed("no gzip member begins here".to_owned()))
@@ -181,12 +205,12 @@ impl Decoder {
             Ok(len) if header.is_done() => {
                 let header_len = header.len();
                 self.consume(len);
-                self.begin_member(Packed(self.packed.0.saturating_sub(header_len)));
+                self.begin_member(Packed(self.input.offset().0.saturating_sub(header_len)));
                 Ok(Step::Done)
             }
             // The header goes on, or the stream ends, with a lone first byte of a magic at most.
-            Ok(0) if follows && self.finished && seen == 0 => Ok(Step::End),
-            Ok(0) if follows && self.finished && seen == 1 => Ok(self.garbage(seen)),
+            Ok(0) if follows && self.input.is_ended() && seen == 0 => Ok(Step::End),
+            Ok(0) if follows && self.input.is_ended() && seen == 1 => Ok(self.garbage(seen)),
             Ok(0) => self.starve(),
             Ok(len) => {
                 self.consume(len);
@@ -197,11 +221,11 @@ impl Decoder {
 
     /// Looks, where a member may begin, for what is not read member by member.
     fn begin_otherwise(&mut self, follows: bool) -> bool {
-        if follows && self.input.first() == Some(&0) {
+        if follows && self.input.front().first() == Some(&0) {
             self.state = State::Zeros;
             return true;
         }
-        let Some(group) = Group::cut(&self.input, BUFFER_LEN) else {
+        let Some(group) = Group::cut(self.input.front(), BUFFER_LEN) else {
             return false;
         };
         // First whatever holds buffers: the job's own may have to wait for them.
@@ -217,19 +241,20 @@ impl Decoder {
     fn begin_member(&mut self, packed: Packed) {
         self.mark_member(packed);
         self.inflate.reset();
+        self.member = (self.input.offset(), self.plain);
         self.state = State::deflate(Some(Check::new(self.plain)));
     }
 
     /// Makes a job of the members that come next.
     fn begin_job(&mut self, group: Group) {
-        self.mark_member(self.packed);
-        let (packed, plain_len) = (self.packed, group.plain_len());
-        let input = self.input.slice(..group.packed_len());
+        let (packed, plain_len) = (self.input.offset(), group.plain_len());
+        self.mark_member(packed);
+        let input = self.input.slice(0..group.packed_len());
         self.consume(input.len());
         self.plain = Plain(self.plain.0.saturating_add(plain_len as u64));
         // Taken here and not in the job: later jobs must not keep an earlier one waiting.
         let buffer = self.output.take(plain_len);
-        let job = Job::new(move || group.decode(&input, packed, buffer));
+        let job = Job::new(move || group.decode(&input.contiguous(), packed, buffer));
         self.output.push(Pull::Job(job));
         self.state = State::member(true);
     }
@@ -247,31 +272,69 @@ impl Decoder {
         }
     }
 
-    fn split_byte(&mut self) -> Result<Step, Error> {
-        let State::SplitByte { bit, window } = &self.state else {
+    fn block(&mut self) -> Result<Step, Error> {
+        let State::Block {
+            bit,
+            byte_follows,
+            window,
+            ..
+        } = &mut self.state
+        else {
             return Ok(Step::Done);
         };
-        if *bit == 0 {
-            self.inflate.resume(window, None);
-        } else {
-            let Some(&byte) = self.input.first() else {
+        if *byte_follows {
+            if self.input.len() == 0 {
                 return self.starve();
-            };
-            self.inflate.resume(window, Some((byte, *bit)));
+            }
+            *byte_follows = false;
             self.consume(1);
+            return Ok(Step::Done);
         }
-        self.state = State::deflate(None);
+        let (bit, window_len) = (*bit, window.len());
+        if self.begin_shares() {
+            return Ok(Step::Done);
+        }
+        let meeting = match window_len {
+            WINDOW_LEN => self.meet((8 - bit) % 8),
+            // References to before the member's beginning are errors, which no guess can see.
+            _ => Meeting::Nothing,
+        };
+        if meeting == Meeting::Guess {
+            self.accept();
+            return Ok(Step::Done);
+        }
+        if self.is_hungry() {
+            return Ok(Step::NeedInput);
+        }
+        if meeting == Meeting::Running
+            && let Some(work) = self.shares.as_ref().and_then(Queue::running)
+        {
+            self.output.push(Pull::Await(work));
+            return Ok(Step::Done);
+        }
+        if let State::Block { window, check, .. } = &mut self.state {
+            let split = (bit > 0).then_some((self.last_byte, bit));
+            self.inflate.resume(window, split);
+            self.state = State::deflate(check.take());
+        }
         Ok(Step::Done)
     }
 
     fn deflate(&mut self) -> Result<Step, Error> {
+        if self.begin_shares() {
+            return Ok(Step::Done);
+        }
+        if self.is_hungry() {
+            return Ok(Step::NeedInput);
+        }
         let State::Deflate { check, pending } = &mut self.state else {
             return Ok(Step::Done);
         };
-        if self.input.is_empty() && !*pending {
+        if self.input.len() == 0 && !*pending {
             return self.starve();
         }
-        let stop = if self.spacing.checkpoint_due(self.plain, self.packed) {
+        let watched = self.shares.as_ref().is_some_and(Queue::is_busy);
+        let stop = if watched || self.spacing.checkpoint_due(self.plain, self.input.offset()) {
             Stop::AtBlockEnd
         } else {
             Stop::AtEnd
@@ -282,7 +345,9 @@ impl Decoder {
             .room(buffer_len.clamp(MIN_BUFFER_LEN, BUFFER_LEN));
         let stretch_len = room.len().min(STRETCH_LEN);
         let stretch = room.get_mut(..stretch_len).unwrap_or_default();
-        let progress = self.inflate.decode(&self.input, stretch, stop);
+        let input = self.input.front();
+        let progress = self.inflate.decode(input, stretch, stop);
+        let stuck = progress.produced == 0 && progress.consumed == 0 && !input.is_empty();
         if let Some(check) = check {
             check.update(stretch.get(..progress.produced).unwrap_or_default());
         }
@@ -291,12 +356,12 @@ impl Decoder {
         self.plain = Plain(self.plain.0.saturating_add(progress.produced as u64));
         self.consume(progress.consumed);
         match progress.reason {
-            Reason::Exhausted if progress.produced == 0 && !self.input.is_empty() => {
+            Reason::Exhausted if stuck => {
                 self.fail(Cause::Malformed("inflate makes no progress".to_owned()))
             }
             Reason::Exhausted => Ok(Step::Done),
             Reason::BlockEnd { unused_bits } => {
-                self.checkpoint(unused_bits);
+                self.end_block(unused_bits);
                 Ok(Step::Done)
             }
             Reason::StreamEnd => {
@@ -307,24 +372,155 @@ impl Decoder {
         }
     }
 
-    /// Makes a checkpoint where a block ended, `unused_bits` before the next packed byte, unless
-    /// its window is too dear.
-    fn checkpoint(&mut self, unused_bits: u8) {
-        let window = self.inflate.window();
-        let Some(window) = self.spacing.checkpoint(self.plain, self.packed, &window) else {
+    /// Where a block ended, `unused_bits` before the next packed byte.
+    fn end_block(&mut self, unused_bits: u8) {
+        if self.spacing.checkpoint_due(self.plain, self.input.offset()) {
+            let (bit, window) = (self.bit(unused_bits), self.inflate.window());
+            let seek_point = checkpoint(&mut self.spacing, bit, self.plain, &window);
+            if let Some(seek_point) = seek_point {
+                self.output.mark(seek_point);
+            }
+        }
+        if self.meet(unused_bits) != Meeting::Nothing
+            && let State::Deflate { check, .. } = &mut self.state
+        {
+            self.state = State::Block {
+                bit: (8 - unused_bits) % 8,
+                byte_follows: false,
+                window: self.inflate.window().into(),
+                check: check.take(),
+            };
+        }
+    }
+
+    /// The bit that is `unused_bits` before the next packed byte.
+    fn bit(&self, unused_bits: u8) -> u64 {
+        let bits = self.input.offset().0.saturating_mul(8);
+        bits.saturating_sub(unused_bits.into())
+    }
+
+    /// What is known ahead of the block that begins `unused_bits` before the next packed byte.
+    fn meet(&mut self, unused_bits: u8) -> Meeting {
+        let bit = self.bit(unused_bits);
+        self.shares
+            .as_mut()
+            .map_or(Meeting::Nothing, |shares| shares.meet(bit))
+    }
+
+    /// Begins to decode ahead what is at hand; whether there was something to begin.
+    fn begin_shares(&mut self) -> bool {
+        let Some(plan) = self.plan else {
+            return false;
+        };
+        let packed_len = self.input.offset().0.saturating_sub(self.member.0.0);
+        let plain_len = self.plain.0.saturating_sub(self.member.1.0);
+        if self.shares.is_none() && packed_len < plan.share_len as u64 {
+            return false;
+        }
+        let (pool, offset) = (&self.pool, self.input.offset());
+        let so_far = (packed_len, plain_len);
+        let shares = self
+            .shares
+            .get_or_insert_with(|| Queue::new(plan, pool.clone(), offset, so_far));
+        let work = shares.begin(&self.input, so_far);
+        let begun = work.is_some();
+        if let Some(work) = work {
+            self.output.aside(Pull::Ahead(work));
+        }
+        begun
+    }
+
+    /// Whether more input is wanted to decode ahead.
+    fn is_hungry(&self) -> bool {
+        let shares = self.shares.as_ref();
+        shares.is_some_and(|shares| shares.is_hungry(&self.input))
+    }
+
+    /// Takes what was decoded ahead from the block on that comes next.
+    fn accept(&mut self) {
+        let Some(guess) = self.shares.as_mut().and_then(Queue::take) else {
             return;
         };
-        let split = u8::from(unused_bits > 0);
-        self.output.mark(SeekPoint {
-            packed: Packed(self.packed.0.saturating_sub(u64::from(split))),
-            bit: (8 * split).saturating_sub(unused_bits),
-            plain: self.plain,
-            state: AT_BLOCK,
-            window,
-        });
+        let State::Block {
+            bit, window, check, ..
+        } = &mut self.state
+        else {
+            return;
+        };
+        let (bit, window, mut check) = (*bit, window.clone(), check.take());
+        let start = BlockEnd {
+            bit: self.bit((8 - bit) % 8),
+            plain: 0,
+        };
+        let mut marks = self.checkpoints(&guess, start, &window);
+        let end = guess.end;
+        let next_window = guess.window_at(end.plain, &window);
+        self.output.flush();
+        let mut from = 0;
+        for piece in guess.pieces {
+            let to = from + piece.len();
+            let inside = marks.extract_if(.., |(plain, _)| *plain < to);
+            let inside: Vec<_> = inside
+                .map(|(plain, seek_point)| (plain - from, seek_point))
+                .collect();
+            let (window, part) = (window.clone(), check.as_mut().map(Check::part));
+            let finish = move || {
+                let plain = piece.resolve(&window);
+                if let Some(part) = part {
+                    part.tell(&plain);
+                }
+                plain
+            };
+            if inside.iter().all(|(plain, _)| *plain == 0) {
+                for (_, seek_point) in inside {
+                    self.output.mark(seek_point);
+                }
+                self.output.push(Pull::Job(Job::new(|| Ok(finish()))));
+            } else {
+                // A job makes one piece, and here there are several.
+                self.output.marked(finish(), inside);
+            }
+            from = to;
+        }
+        self.plain = Plain(self.plain.0.saturating_add(end.plain as u64));
+        let len = end.bit.div_ceil(8).saturating_sub(self.input.offset().0);
+        self.input.skip(len);
+        self.last_byte = guess.last_byte;
+        if guess.is_last {
+            self.state = State::deflate(check);
+            self.end_deflate();
+        } else {
+            self.state = State::Block {
+                bit: u8::try_from(end.bit % 8).unwrap_or_default(),
+                byte_follows: false,
+                window: next_window,
+                check,
+            };
+        }
+    }
+
+    /// The checkpoints that are due in `guess`, each before the byte at its place.
+    fn checkpoints(
+        &mut self,
+        guess: &Guess,
+        start: BlockEnd,
+        window: &[u8],
+    ) -> Vec<(usize, SeekPoint)> {
+        let mut marks = Vec::new();
+        for end in std::iter::once(&start).chain(&guess.inner_ends) {
+            let plain = Plain(self.plain.0.saturating_add(end.plain as u64));
+            let packed = Packed(end.bit.div_ceil(8));
+            if self.spacing.checkpoint_due(plain, packed) {
+                let window = guess.window_at(end.plain, window);
+                let seek_point = checkpoint(&mut self.spacing, end.bit, plain, &window);
+                marks.extend(seek_point.map(|seek_point| (end.plain, seek_point)));
+            }
+        }
+        marks
     }
 
     fn end_deflate(&mut self) {
+        self.shares = None;
         if let State::Deflate { check, .. } = &mut self.state {
             self.state = State::Trailer {
                 check: check.take(),
@@ -337,14 +533,14 @@ impl Decoder {
         let State::Trailer { check, trailer } = &mut self.state else {
             return Ok(Step::Done);
         };
-        if self.input.is_empty() {
+        if self.input.len() == 0 {
             return self.starve();
         }
-        let len = trailer.push(&self.input);
+        let len = trailer.push(self.input.front());
         if trailer.is_done() {
-            let check = check.as_ref();
-            if let Some(cause) = check.and_then(|check| check.disagreement(trailer, self.plain)) {
-                return self.fail(cause);
+            let (check, trailer) = (check.take(), std::mem::take(trailer));
+            if let Some(check) = check {
+                self.check(check, trailer)?;
             }
             self.state = State::member(true);
         }
@@ -352,19 +548,35 @@ impl Decoder {
         Ok(Step::Done)
     }
 
+    /// Holds the member that ends here against its trailer; later, when it was decoded by jobs.
+    fn check(&mut self, check: Check, trailer: Trailer) -> Result<(), Error> {
+        let (has_parts, packed, plain) = (check.has_parts(), self.input.offset(), self.plain);
+        let check = move || match check.disagreement(&trailer, plain) {
+            Some(cause) => Err(error(packed, cause)),
+            None => Ok(()),
+        };
+        if has_parts {
+            let job = Job::new(|| check().map(|()| Bytes::new()));
+            self.output.push(Pull::Check(job));
+            return Ok(());
+        }
+        check()
+    }
+
     fn zeros(&mut self) -> Step {
-        let zeros = self.input.iter().take_while(|&&byte| byte == 0).count();
-        self.consume(zeros);
-        match (self.input.is_empty(), self.finished) {
-            (true, true) => Step::End,
-            (true, false) => Step::NeedInput,
-            (false, _) => self.garbage(0),
+        let front = self.input.front().iter();
+        self.consume(front.take_while(|&&byte| byte == 0).count());
+        match self.input.front().first() {
+            Some(0) => Step::Done,
+            Some(_) => self.garbage(0),
+            None if self.input.is_ended() => Step::End,
+            None => Step::NeedInput,
         }
     }
 
     /// Ends at something that is no member, of which `seen` bytes are consumed.
     fn garbage(&mut self, seen: u64) -> Step {
-        let packed = self.packed.0.saturating_sub(seen);
+        let packed = self.input.offset().0.saturating_sub(seen);
         self.output.push(Pull::Warning(format!(
             "garbage after the last gzip member is ignored, from packed byte {packed} on"
         )));
@@ -372,12 +584,15 @@ impl Decoder {
     }
 
     fn consume(&mut self, len: usize) {
-        self.input.advance(len);
-        self.packed = Packed(self.packed.0.saturating_add(len as u64));
+        let last = len.checked_sub(1);
+        if let Some(&byte) = last.and_then(|last| self.input.front().get(last)) {
+            self.last_byte = byte;
+        }
+        self.input.skip(len as u64);
     }
 
     fn starve(&self) -> Result<Step, Error> {
-        if self.finished {
+        if self.input.is_ended() {
             self.fail(Cause::Truncated)
         } else {
             Ok(Step::NeedInput)
@@ -385,22 +600,37 @@ impl Decoder {
     }
 
     fn fail<T>(&self, cause: Cause) -> Result<T, Error> {
-        Err(Error {
-            compression: Compression::Gzip,
-            packed: self.packed,
-            cause,
-        })
+        Err(error(self.input.offset(), cause))
     }
+}
+
+fn error(packed: Packed, cause: Cause) -> Error {
+    Error {
+        compression: Compression::Gzip,
+        packed,
+        cause,
+    }
+}
+
+/// The checkpoint at the block that begins at `bit`, when it is due and its window not too dear.
+fn checkpoint(spacing: &mut Spacing, bit: u64, plain: Plain, window: &[u8]) -> Option<SeekPoint> {
+    let window = spacing.checkpoint(plain, Packed(bit.div_ceil(8)), window)?;
+    Some(SeekPoint {
+        packed: Packed(bit / 8),
+        bit: u8::try_from(bit % 8).unwrap_or_default(),
+        plain,
+        state: AT_BLOCK,
+        window,
+    })
 }
 
 impl super::Decoder for Decoder {
     fn push(&mut self, packed: Bytes) {
-        debug_assert!(self.input.is_empty(), "pushed before input was needed");
-        self.input = packed;
+        self.input.push(packed);
     }
 
     fn finish(&mut self) {
-        self.finished = true;
+        self.input.finish();
     }
 
     fn pull(&mut self) -> Result<Pull, Error> {
@@ -414,8 +644,6 @@ impl super::Decoder for Decoder {
             match self.step() {
                 Ok(Step::Done) => continue,
                 Ok(Step::NeedInput) => {
-                    // An empty slice, too, keeps its chunk from those who fetch the next.
-                    self.input = Bytes::new();
                     self.output.flush();
                     match self.output.pull() {
                         Some(pull) => return Ok(pull),
@@ -447,6 +675,9 @@ impl State {
 }
 
 #[cfg(test)]
+mod differential;
+
+#[cfg(test)]
 mod tests {
     use std::collections::HashSet;
     use std::io::Write;
@@ -455,7 +686,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::base::buffer::Pool;
     use crate::codec::Decoder as _;
 
     fn context(seek_points: bool) -> Context {
@@ -463,18 +693,19 @@ mod tests {
             pool: Pool::new(64 << 20),
             seek_points,
             memory_limit: 0,
+            workers: 0,
         }
     }
 
     /// One member that holds `plain`.
-    fn member(plain: &[u8], level: u32) -> Vec<u8> {
+    pub(super) fn member(plain: &[u8], level: u32) -> Vec<u8> {
         let mut writer = GzBuilder::new().write(Vec::new(), Level::new(level));
         writer.write_all(plain).expect("a vector takes all");
         writer.finish().expect("a vector takes all")
     }
 
     /// Words in no order: packs to about a third, in many blocks.
-    fn text(len: usize, mut seed: u64) -> Vec<u8> {
+    pub(super) fn text(len: usize, mut seed: u64) -> Vec<u8> {
         let mut text = Vec::with_capacity(len + 16);
         while text.len() < len {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -515,7 +746,9 @@ mod tests {
                     assert!(!bytes.is_empty());
                     run.plain.extend_from_slice(&bytes);
                 }
-                Ok(Pull::Job(job)) => match job.run() {
+                Ok(Pull::Ahead(ahead)) => ahead.run(),
+                Ok(Pull::Await(ahead)) => ahead.wait(),
+                Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
                     Ok(bytes) => run.plain.extend_from_slice(&bytes),
                     Err(error) => {
                         run.end = Some(error);
@@ -922,6 +1155,7 @@ mod tests {
             pool: Pool::new(u64::MAX),
             seek_points: false,
             memory_limit: 0,
+            workers: 0,
         };
         let mut decoder = Decoder::start(context);
         decoder.push(header.freeze());

@@ -78,6 +78,11 @@ impl Output {
         self.ready.push_back(pull);
     }
 
+    /// Puts something before all that was filled and marked: its place does not matter.
+    pub(super) fn aside(&mut self, pull: Pull) {
+        self.ready.push_back(pull);
+    }
+
     /// Makes all that was filled and marked ready to be pulled.
     pub(super) fn flush(&mut self) {
         let Some(mut buffer) = self.buffer.take().filter(|_| self.filled > 0) else {
@@ -85,9 +90,15 @@ impl Output {
         };
         buffer.truncate(self.filled);
         self.filled = 0;
-        let mut rest = buffer.freeze();
+        let marks = std::mem::take(&mut self.marks);
+        self.marked(buffer.freeze(), marks);
+    }
+
+    /// Makes `rest` ready to be pulled, with `marks` before the bytes at their positions; all
+    /// before must be.
+    pub(super) fn marked(&mut self, mut rest: Bytes, marks: Vec<(usize, SeekPoint)>) {
         let mut start = 0;
-        for (position, seek_point) in self.marks.drain(..) {
+        for (position, seek_point) in marks {
             push_plain(&mut self.ready, rest.split_to(position - start));
             self.ready.push_back(Pull::SeekPoint(seek_point));
             start = position;

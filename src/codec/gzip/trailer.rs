@@ -1,5 +1,8 @@
 //! The trailer of a gzip member, as its bytes come, and what it must agree to.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use flate2::Crc;
 
 use crate::base::extent::Plain;
@@ -45,8 +48,52 @@ impl Trailer {
 /// The plain bytes of a member, as its trailer counts them.
 #[derive(Debug)]
 pub(super) struct Check {
+    /// Of the bytes since the last part, or all.
     crc: Crc,
     start: Plain,
+    parts: Option<Parts>,
+}
+
+/// Checksums of parts of a member, which are known in any order.
+#[derive(Clone, Debug, Default)]
+struct Parts {
+    count: u64,
+    sums: Arc<Mutex<Sums>>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    /// Of the first `count` parts.
+    crc: Crc,
+    count: u64,
+    /// Of parts behind the first that is not known yet.
+    early: BTreeMap<u64, Crc>,
+}
+
+/// The checksum of one part of a member, to be told.
+#[derive(Debug)]
+pub(super) struct Part {
+    number: u64,
+    sums: Arc<Mutex<Sums>>,
+}
+
+impl Part {
+    /// Tells that the part has these bytes.
+    pub(super) fn tell(self, plain: &[u8]) {
+        let mut crc = Crc::new();
+        crc.update(plain);
+        self.add(crc);
+    }
+
+    fn add(self, crc: Crc) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let sums = &mut *sums;
+        sums.early.insert(self.number, crc);
+        while let Some(next) = sums.early.remove(&sums.count) {
+            sums.crc.combine(&next);
+            sums.count += 1;
+        }
+    }
 }
 
 impl Check {
@@ -55,6 +102,7 @@ impl Check {
         Self {
             crc: Crc::new(),
             start,
+            parts: None,
         }
     }
 
@@ -63,13 +111,40 @@ impl Check {
         self.crc.update(plain);
     }
 
+    /// The next plain bytes are a part whose checksum someone else will tell.
+    pub(super) fn part(&mut self) -> Part {
+        self.end_part();
+        self.parts.get_or_insert_default().next()
+    }
+
+    /// Makes a part of what was counted since the last.
+    fn end_part(&mut self) {
+        let crc = std::mem::take(&mut self.crc);
+        self.parts.get_or_insert_default().next().add(crc);
+    }
+
+    /// Whether there are parts: what is wrong can only be known when all have been told.
+    pub(super) fn has_parts(&self) -> bool {
+        self.parts.is_some()
+    }
+
     /// What is wrong with a member that has `trailer` and whose plain bytes end at `end`.
-    pub(super) fn disagreement(&self, trailer: &Trailer, end: Plain) -> Option<Cause> {
+    pub(super) fn disagreement(mut self, trailer: &Trailer, end: Plain) -> Option<Cause> {
         let len = end.0.saturating_sub(self.start.0) & u64::from(u32::MAX);
-        let (stored_crc, crc) = (trailer.crc().into(), self.crc.sum().into());
+        if self.has_parts() {
+            self.end_part();
+        }
+        let computed = match &self.parts {
+            Some(parts) => parts.sum(),
+            None => self.crc.sum(),
+        };
         let stored_len = trailer.plain_len().into();
         let checks = [
-            ("CRC-32 of a gzip member", stored_crc, crc),
+            (
+                "CRC-32 of a gzip member",
+                trailer.crc().into(),
+                computed.into(),
+            ),
             ("length of a gzip member", stored_len, len),
         ];
         let (what, expected, computed) = checks
@@ -80,5 +155,67 @@ impl Check {
             expected,
             computed,
         })
+    }
+}
+
+impl Parts {
+    fn next(&mut self) -> Part {
+        let number = self.count;
+        self.count += 1;
+        Part {
+            number,
+            sums: Arc::clone(&self.sums),
+        }
+    }
+
+    /// Of all parts, which have been told.
+    fn sum(&self) -> u32 {
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        debug_assert_eq!(sums.count, self.count, "asked before all parts were told");
+        sums.crc.sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(tell: impl FnOnce(Vec<(Part, &[u8])>)) -> Option<Cause> {
+        let mut check = Check::new(Plain(10));
+        check.update(b"ab");
+        let second = check.part();
+        let third = check.part();
+        check.update(b"g");
+        let last = check.part();
+        tell(vec![(second, b"cd"), (third, b"ef"), (last, b"")]);
+        let mut crc = Crc::new();
+        crc.update(b"abcdefg");
+        let mut trailer = Trailer::default();
+        trailer.push(&crc.sum().to_le_bytes());
+        trailer.push(&[7, 0, 0, 0]);
+        check.disagreement(&trailer, Plain(17))
+    }
+
+    #[test]
+    fn parts_may_be_told_in_any_order() {
+        for turn in 0..3 {
+            let told = check(|mut parts| {
+                parts.rotate_left(turn);
+                for (part, bytes) in parts {
+                    part.tell(bytes);
+                }
+            });
+            assert_eq!(told, None);
+        }
+    }
+
+    #[test]
+    fn a_part_with_other_bytes_is_a_disagreement() {
+        let told = check(|parts| {
+            for (part, bytes) in parts.into_iter().rev() {
+                part.tell(if bytes == b"cd" { b"cx" } else { bytes });
+            }
+        });
+        assert!(matches!(told, Some(Cause::Checksum { .. })));
     }
 }

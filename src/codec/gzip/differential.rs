@@ -1,0 +1,493 @@
+//! Tests that what is decoded ahead comes out as if it had not been.
+
+use std::io::Write;
+
+use bytes::Bytes;
+use flate2::{Compression as Level, GzBuilder};
+use proptest::prelude::*;
+
+use super::Decoder;
+use super::shares::Plan;
+use super::tests::{member, text};
+use crate::base::buffer::Pool;
+use crate::base::task::Thread;
+use crate::codec::walk::tests::noise;
+use crate::codec::{Cause, Context, Decoder as _, Error, Pull, SeekPoint};
+
+/// Shares so short that there are many joins in little data.
+const SMALL: Plan = Plan {
+    shares: 3,
+    share_len: 20_000,
+    overlap: 40_000,
+    buffers: 6,
+    buffer_len: 64 << 10,
+};
+
+/// What becomes of work that is to be done ahead.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Helpers {
+    /// It is done as soon as it is known.
+    Prompt,
+    /// No one is ever free for it.
+    None,
+    /// Two of three times someone is.
+    Some,
+    /// Each has a thread.
+    Threads,
+}
+
+#[derive(Default, Debug)]
+struct Run {
+    plain: Vec<u8>,
+    seek_points: Vec<SeekPoint>,
+    warnings: Vec<String>,
+    end: Option<Error>,
+    /// Shares begun.
+    shares: usize,
+    /// Pieces of guesses that were accepted.
+    jobs: usize,
+}
+
+fn context(pool: &Pool) -> Context {
+    Context {
+        pool: pool.clone(),
+        seek_points: true,
+        memory_limit: 0,
+        workers: 0,
+    }
+}
+
+fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Run {
+    let mut pushes = packed.chunks(step);
+    let mut run = Run::default();
+    let mut threads = Vec::new();
+    let start = decoder.plain.0;
+    loop {
+        match decoder.pull() {
+            Ok(Pull::NeedInput) => match pushes.next() {
+                Some(bytes) => decoder.push(Bytes::copy_from_slice(bytes)),
+                None => decoder.finish(),
+            },
+            Ok(Pull::SeekPoint(seek_point)) => {
+                assert_eq!(seek_point.plain.0, start + run.plain.len() as u64);
+                run.seek_points.push(seek_point);
+            }
+            Ok(Pull::Plain(bytes)) => {
+                assert!(!bytes.is_empty());
+                run.plain.extend_from_slice(&bytes);
+            }
+            Ok(Pull::Ahead(ahead)) => {
+                run.shares += 1;
+                match helpers {
+                    Helpers::Prompt => ahead.run(),
+                    Helpers::Some if run.shares % 3 > 0 => ahead.run(),
+                    Helpers::Threads => {
+                        threads.push(Thread::spawn("test", move || ahead.run()).expect("a thread"));
+                    }
+                    _ => {}
+                }
+            }
+            Ok(Pull::Await(ahead)) => ahead.wait(),
+            Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
+                Ok(bytes) => {
+                    run.jobs += usize::from(!bytes.is_empty());
+                    run.plain.extend_from_slice(&bytes);
+                }
+                Err(error) => {
+                    run.end = Some(error);
+                    return run;
+                }
+            },
+            Ok(Pull::Warning(text)) => run.warnings.push(text),
+            Ok(Pull::HashStart | Pull::HashEnd { .. }) => panic!("gzip checks itself"),
+            Ok(Pull::End) => return run,
+            Err(error) => {
+                assert_eq!(
+                    decoder.pull().err().as_ref(),
+                    Some(&error),
+                    "errors are fused"
+                );
+                run.end = Some(error);
+                return run;
+            }
+        }
+    }
+}
+
+fn serial(packed: &[u8], step: usize) -> Run {
+    let decoder = Decoder::start(context(&Pool::new(64 << 20)));
+    run(decoder, packed, step, Helpers::None)
+}
+
+fn ahead_in(pool: &Pool, plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
+    let mut decoder = Decoder::start(context(pool));
+    assert!(decoder.plan.is_none(), "there are no workers");
+    decoder.plan = Some(plan);
+    run(decoder, packed, step, helpers)
+}
+
+fn ahead(plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
+    ahead_in(&Pool::new(64 << 20), plan, packed, step, helpers)
+}
+
+/// Expects both to have come to the same; but for where exactly damage is noticed, in which zlib
+/// depends on how its input is cut.
+fn assert_same(ahead: &Run, serial: &Run) {
+    assert!(ahead.plain == serial.plain);
+    assert_eq!(ahead.warnings, serial.warnings);
+    let cause = |run: &Run| run.end.as_ref().map(|error| error.cause.clone());
+    assert_eq!(cause(ahead), cause(serial));
+    if let (Some(ahead), Some(serial)) = (&ahead.end, &serial.end) {
+        let distance = ahead.packed.0.abs_diff(serial.packed.0);
+        let may_differ = ahead.cause != Cause::Truncated;
+        assert!(
+            distance <= if may_differ { 8 } else { 0 },
+            "{ahead:?} {serial:?}"
+        );
+    }
+}
+
+/// Expects decoding from every seek point to come to the same as from the start.
+fn resumes_everywhere(packed: &[u8], first: &Run) {
+    for seek_point in &first.seek_points {
+        let context = context(&Pool::new(64 << 20));
+        let mut decoder = Decoder::resume(context, seek_point).expect("its own");
+        decoder.plan = Some(SMALL);
+        let offset = usize::try_from(seek_point.packed.0).expect("small");
+        let rest = run(decoder, &packed[offset..], 77_777, Helpers::Prompt);
+        assert_eq!(rest.end, first.end);
+        let offset = usize::try_from(seek_point.plain.0).expect("small");
+        assert!(rest.plain == first.plain[offset..], "{offset}");
+    }
+}
+
+/// A member as pigz makes them: its blocks end on a byte now and then.
+fn flushed(plain: &[u8], every: usize) -> Vec<u8> {
+    let mut writer = GzBuilder::new().write(Vec::new(), Level::new(6));
+    for part in plain.chunks(every) {
+        writer.write_all(part).expect("a vector takes all");
+        writer.flush().expect("a vector takes all");
+    }
+    writer.finish().expect("a vector takes all")
+}
+
+/// A member of blocks that hold `every` literals each in the fixed code.
+fn fixed(plain: &[u8], every: usize) -> Vec<u8> {
+    let (mut bits, mut packed) = (Vec::new(), member(b"", 6)[..10].to_vec());
+    let mut put = |value: u32, len: u32| bits.extend((0..len).rev().map(|bit| value >> bit & 1));
+    let mut parts = plain.chunks(every).peekable();
+    while let Some(part) = parts.next() {
+        put(u32::from(parts.peek().is_none()), 1);
+        put(0b10, 2);
+        for &byte in part {
+            match u32::from(byte) {
+                byte @ 0..144 => put(0x30 + byte, 8),
+                byte => put(0x190 + byte - 144, 9),
+            }
+        }
+        put(0, 7);
+    }
+    for byte in bits.chunks(8) {
+        let byte = byte.iter().rev().fold(0, |byte, bit| byte << 1 | bit);
+        packed.push(u8::try_from(byte).expect("eight bits"));
+    }
+    let whole = member(plain, 0);
+    packed.extend_from_slice(&whole[whole.len() - 8..]);
+    packed
+}
+
+/// `len` bytes of several kinds in turn.
+fn mixture(len: usize) -> Vec<u8> {
+    let mut plain = Vec::new();
+    for turn in 0.. {
+        match turn % 4 {
+            0 => plain.extend(text(150_000, turn)),
+            1 => plain.extend(noise(70_000)),
+            2 => plain.extend(vec![7; 50_000]),
+            // A stream within the stream, whose blocks are none of it.
+            _ => plain.extend(member(&text(200_000, turn), 6)),
+        }
+        if plain.len() >= len {
+            break;
+        }
+    }
+    plain.truncate(len);
+    plain
+}
+
+/// Streams of all kinds; and whether something decoded ahead must have been of use.
+fn streams() -> Vec<(&'static str, bool, Vec<u8>)> {
+    let plain = text(2_000_000, 1);
+    vec![
+        // This zlib's level 1 makes fixed blocks.
+        ("level 1", false, member(&plain, 1)),
+        ("level 2", true, member(&plain, 2)),
+        ("level 6", true, member(&plain, 6)),
+        ("level 9", true, member(&plain, 9)),
+        ("mixture", true, member(&mixture(2_000_000), 6)),
+        ("noise", true, member(&noise(500_000), 6)),
+        ("stored", true, member(&plain[..500_000], 0)),
+        ("stored mixture", true, member(&mixture(700_000), 0)),
+        ("flushed", true, flushed(&plain, 30_000)),
+        ("flushed often", true, flushed(&plain[..500_000], 500)),
+        ("fixed", false, fixed(&mixture(500_000), 3000)),
+        ("zeros", false, member(&vec![0; 20_000_000], 6)),
+        (
+            "members",
+            true,
+            plain
+                .chunks(700_000)
+                .flat_map(|part| member(part, 6))
+                .collect(),
+        ),
+        (
+            "fixed and others",
+            true,
+            [
+                fixed(&plain[..300_000], 3000),
+                member(&plain, 6),
+                vec![0; 99],
+            ]
+            .concat(),
+        ),
+        (
+            "garbage behind",
+            true,
+            [member(&plain, 6), noise(100_000)].concat(),
+        ),
+    ]
+}
+
+#[test]
+fn streams_of_all_kinds_come_out_the_same() {
+    for (name, useful, packed) in streams() {
+        let expected = serial(&packed, usize::MAX);
+        assert_eq!(expected.end, None, "{name}");
+        for step in [usize::MAX, 300_000, 4001] {
+            for helpers in [Helpers::Prompt, Helpers::Some, Helpers::Threads] {
+                let run = ahead(SMALL, &packed, step, helpers);
+                assert_same(&run, &expected);
+                if helpers == Helpers::Prompt {
+                    assert!(!useful || run.jobs > 3, "{name}: {}", run.jobs);
+                }
+            }
+        }
+        let run = ahead(SMALL, &packed, 50_000, Helpers::None);
+        assert_same(&run, &expected);
+        assert_eq!(run.jobs, 0);
+    }
+}
+
+#[test]
+fn nearly_all_of_a_long_member_is_decoded_ahead() {
+    let plan = Plan {
+        share_len: 150_000,
+        buffers: 20,
+        ..SMALL
+    };
+    let packed = member(&text(9_000_000, 1), 6);
+    let run = ahead(plan, &packed, usize::MAX, Helpers::Prompt);
+    let shares = packed.len() / plan.share_len;
+    assert!(
+        run.shares + 3 >= shares && run.shares <= shares,
+        "{} {shares}",
+        run.shares
+    );
+    let ahead_len = run.jobs * plan.buffer_len;
+    assert!(ahead_len > run.plain.len() * 8 / 10, "{ahead_len}");
+}
+
+#[test]
+fn seek_points_lie_as_close_as_else_and_all_are_good() {
+    let plan = Plan {
+        share_len: 1 << 20,
+        overlap: 256 << 10,
+        buffers: 10,
+        buffer_len: 1 << 20,
+        ..SMALL
+    };
+    for packed in [
+        member(&text(40 << 20, 1), 6),
+        flushed(&text(24 << 20, 2), 100_000),
+    ] {
+        let expected = serial(&packed, 1 << 20);
+        let run = ahead(plan, &packed, 1 << 20, Helpers::Prompt);
+        assert_same(&run, &expected);
+        assert!(run.jobs > 5, "{}", run.jobs);
+        let (count, expected) = (run.seek_points.len(), expected.seek_points.len());
+        assert!(
+            count + 1 >= expected && count <= expected + 1,
+            "{count} {expected}"
+        );
+        resumes_everywhere(&packed, &run);
+    }
+}
+
+#[test]
+fn cut_anywhere_a_stream_holds_what_it_holds_else() {
+    let packed = member(&mixture(900_000), 6);
+    for len in (0..packed.len()).step_by(9_973) {
+        let (cut, step) = (&packed[..len], 1 + len * 7 % 150_000);
+        assert_same(
+            &ahead(SMALL, cut, step, Helpers::Prompt),
+            &serial(cut, step),
+        );
+    }
+}
+
+#[test]
+fn damage_anywhere_is_found_where_it_is_found_else() {
+    let packed = [member(&text(1_000_000, 1), 6), member(&mixture(300_000), 6)].concat();
+    for at in (0..packed.len()).step_by(8_111) {
+        let mut packed = packed.clone();
+        packed[at] ^= 1 << (at % 8);
+        let expected = serial(&packed, usize::MAX);
+        let run = ahead(SMALL, &packed, 90_000, Helpers::Prompt);
+        assert_same(&run, &expected);
+    }
+}
+
+#[test]
+fn a_wrong_trailer_is_told_after_all_bytes() {
+    let plain = text(1_000_000, 1);
+    for back in [8, 1] {
+        let mut packed = member(&plain, 6);
+        let at = packed.len() - back;
+        packed[at] ^= 1;
+        let run = ahead(SMALL, &packed, 100_000, Helpers::Prompt);
+        assert!(run.jobs > 0 && run.plain == plain);
+        assert_same(&run, &serial(&packed, usize::MAX));
+        let cause = run.end.map(|error| error.cause);
+        assert!(matches!(cause, Some(Cause::Checksum { .. })), "{cause:?}");
+    }
+}
+
+#[test]
+fn references_to_before_a_member_are_errors_here_too() {
+    // A member's deflate stream without its first blocks, but with as many empty ones as it takes
+    // to begin a share.
+    let whole = flushed(&text(1_000_000, 1), 400_000);
+    let flush = whole
+        .windows(4)
+        .position(|bytes| bytes == [0, 0, 0xff, 0xff]);
+    let rest = &whole[flush.expect("it was flushed") + 4..];
+    let empty = [0, 0, 0, 0xff, 0xff].repeat(3 * SMALL.share_len / 5);
+    let packed = [&whole[..10], &empty, rest].concat();
+    let expected = serial(&packed, usize::MAX);
+    let cause = expected.end.as_ref().map(|error| &error.cause);
+    assert!(matches!(cause, Some(Cause::Malformed(_))), "{cause:?}");
+    let run = ahead(SMALL, &packed, 5000, Helpers::Prompt);
+    assert!(run.shares > 0);
+    assert_same(&run, &expected);
+}
+
+#[test]
+fn shares_stay_within_the_pool_whatever_they_hold() {
+    let bomb = member(&vec![0; 100_000_000], 6);
+    let plan = Plan {
+        share_len: 10_000,
+        ..SMALL
+    };
+    for packed in [bomb, member(&text(3_000_000, 1), 6)] {
+        // The other half is for those who wait; see `Plan::new`.
+        let pool = Pool::new(2 * (plan.shares * plan.buffers * plan.buffer_len) as u64);
+        let run = ahead_in(&pool, plan, &packed, 50_000, Helpers::Threads);
+        assert_eq!(run.end, None);
+        assert!(run.shares > 5, "{}", run.shares);
+        assert!(pool.peak() <= pool.budget());
+        assert_eq!(pool.taken(), 0);
+    }
+}
+
+#[test]
+fn without_memory_to_spare_there_are_no_shares() {
+    let packed = member(&text(1_000_000, 1), 6);
+    let pool = Pool::new((SMALL.buffers * SMALL.buffer_len) as u64 - 1);
+    let run = ahead_in(&pool, SMALL, &packed, 50_000, Helpers::Prompt);
+    assert_eq!(run.shares, 0);
+    assert_same(&run, &serial(&packed, usize::MAX));
+}
+
+#[test]
+fn where_nothing_is_found_little_is_searched() {
+    let packed = fixed(&text(6_000_000, 1), 3000);
+    let run = ahead(SMALL, &packed, usize::MAX, Helpers::Prompt);
+    assert_eq!((run.end, run.jobs), (None, 0));
+    let shares = packed.len() / SMALL.share_len;
+    assert!(run.shares * 10 < shares, "{} of {shares}", run.shares);
+}
+
+#[test]
+fn what_was_begun_is_given_up_with_the_decoder() {
+    let packed = member(&text(1_000_000, 1), 6);
+    let pool = Pool::new(64 << 20);
+    let mut decoder = Decoder::start(context(&pool));
+    decoder.plan = Some(SMALL);
+    let mut pushed = false;
+    let ahead = loop {
+        match decoder.pull().expect("a good stream") {
+            Pull::NeedInput if !pushed => decoder.push(Bytes::copy_from_slice(&packed)),
+            Pull::Ahead(ahead) => break ahead,
+            _ => {}
+        }
+        pushed = true;
+    };
+    drop(decoder);
+    assert_eq!(pool.taken(), 0);
+    ahead.run();
+    ahead.wait();
+}
+
+#[test]
+fn whether_there_are_shares_depends_on_workers_and_memory() {
+    let plan = |workers, memory: u64| {
+        let pool = Pool::new(memory << 20);
+        Plan::new(&Context {
+            workers,
+            ..context(&pool)
+        })
+    };
+    assert!(plan(3, 1024).is_none());
+    assert!(plan(0, 1024).is_none());
+    assert!(plan(4, 16).is_none());
+    assert!(plan(64, 8).is_none());
+    for (workers, memory, shares) in [
+        (4, 24, 3),
+        (4, 64, 5),
+        (8, 64, 8),
+        (64, 64, 8),
+        (16, 1024, 17),
+    ] {
+        let plan = plan(workers, memory).expect("enough of both");
+        assert_eq!(plan.shares, shares);
+        let bytes = plan.shares * plan.buffers * plan.buffer_len;
+        assert!(bytes as u64 <= (memory << 20) / 2);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_members_come_out_the_same(
+        parts in prop::collection::vec((0_usize..600_000, 0_u32..10, 0..4_u64), 1..4),
+        step in 1_usize..300_000,
+        share_len in 1_usize..60_000,
+        overlap in 0_usize..60_000,
+        buffers in 2_usize..7,
+        flip in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let parts = parts.into_iter().map(|(len, level, kind)| match kind {
+            0 => member(&mixture(len), level),
+            1 => flushed(&text(len, 1), 20_000),
+            _ => member(&text(len, 1), level),
+        });
+        let mut packed: Vec<u8> = parts.flatten().collect();
+        if let Some(flip) = flip {
+            let at = flip.index(packed.len() * 8);
+            packed[at / 8] ^= 1 << (at % 8);
+        }
+        let plan = Plan { share_len, overlap, buffers, ..SMALL };
+        assert_same(&ahead(plan, &packed, step, Helpers::Some), &serial(&packed, step));
+    }
+}

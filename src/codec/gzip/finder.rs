@@ -1,0 +1,274 @@
+//! Finds where deflate blocks may begin in the middle of a stream (RFC 1951, section 3.2).
+//!
+//! What is found is only likely: a dynamic block by the first 74 bits of its header, whose code
+//! for code lengths must be complete, which one position in a thousand is by chance; a stored
+//! block by its length and the complement of it. Fixed blocks have nothing to be known by, and
+//! the last block of a stream is not worth finding.
+
+/// A place where a block may begin, in bits from the start of what is searched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Candidate {
+    /// Where it begins.
+    pub(super) bit: u64,
+    /// So many bits before, it could begin as well, and would be the same block: the zeros
+    /// before a stored block's length may be header or padding.
+    pub(super) slack: u64,
+}
+
+/// The candidates in some bytes, about in order.
+#[derive(Debug)]
+pub(super) struct Candidates<'a> {
+    bytes: &'a [u8],
+    /// Blocks that begin at or after this byte are not searched.
+    end: usize,
+    /// The byte that comes next.
+    next: usize,
+    /// The bits of the byte before `next` at which a dynamic block may begin.
+    offsets: u8,
+}
+
+impl<'a> Candidates<'a> {
+    /// In the first `end` of `bytes`; the rest is only looked ahead at.
+    pub(super) fn new(bytes: &'a [u8], end: usize) -> Self {
+        Self {
+            bytes,
+            end: end.min(bytes.len()),
+            next: 0,
+            offsets: 0,
+        }
+    }
+
+    /// The stored block whose length is at byte `at`.
+    fn stored(&self, at: usize) -> Option<Candidate> {
+        let [len_low, len_high, not_low, not_high] = *self.bytes.get(at..)?.first_chunk()?;
+        if len_low != !not_low || len_high != !not_high {
+            return None;
+        }
+        let before = at.checked_sub(2).and_then(|at| self.bytes.get(at));
+        let before = [
+            *before.unwrap_or(&0xff),
+            *self.bytes.get(at.checked_sub(1)?)?,
+        ];
+        let zeros = u16::from_le_bytes(before).leading_zeros();
+        // Three are the header of a block that is not the last, up to seven are padding.
+        Some(Candidate {
+            bit: (at as u64) * 8 - 3,
+            slack: u64::from(zeros.min(10).checked_sub(3)?),
+        })
+    }
+}
+
+impl Iterator for Candidates<'_> {
+    type Item = Candidate;
+
+    fn next(&mut self) -> Option<Candidate> {
+        loop {
+            while self.offsets != 0 {
+                let offset = u64::from(self.offsets.trailing_zeros());
+                self.offsets &= self.offsets - 1;
+                let bit = (self.next as u64 - 1) * 8 + offset;
+                if has_complete_precode(self.bytes, bit) {
+                    return Some(Candidate { bit, slack: 0 });
+                }
+            }
+            if self.next >= self.end {
+                return None;
+            }
+            let at = self.next;
+            self.next += 1;
+            self.offsets = entry(&DYNAMIC, word(self.bytes, at));
+            if let Some(candidate) = self.stored(at) {
+                return Some(candidate);
+            }
+        }
+    }
+}
+
+/// The entry of `table` that the lowest bits of `bits` choose; its length is a power of two.
+fn entry<T: Copy + Default, const N: usize>(table: &[T; N], bits: u64) -> T {
+    let number = usize::try_from(bits & (N as u64 - 1)).unwrap_or_default();
+    table.get(number).copied().unwrap_or_default()
+}
+
+/// The 64 bits from byte `at` on; zeros where there are no more.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let rest = bytes.get(at..).unwrap_or_default();
+    match rest.first_chunk() {
+        Some(chunk) => u64::from_le_bytes(*chunk),
+        None => rest
+            .iter()
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    }
+}
+
+/// Whether the header of a dynamic block, whose first three bits are known to be at `bit`, is
+/// good as far as the lengths of the code for code lengths.
+fn has_complete_precode(bytes: &[u8], bit: u64) -> bool {
+    let at = |bit: u64| {
+        let byte = usize::try_from(bit / 8).unwrap_or(usize::MAX);
+        word(bytes, byte) >> (bit % 8)
+    };
+    let header = at(bit + 3);
+    let (literals, distances, lens) = (header & 31, header >> 5 & 31, (header >> 10 & 15) + 4);
+    if literals > 29 || distances > 29 {
+        return false;
+    }
+    let lens = at(bit + 17) & ((1 << (3 * lens)) - 1);
+    let mut shares = 0;
+    for four in 0..5 {
+        shares += entry(&SHARES, lens >> (12 * four));
+    }
+    shares == WHOLE
+}
+
+/// What all codes of a complete code with lengths up to 7 bits share.
+const WHOLE: u16 = 1 << 7;
+
+/// For four lengths of three bits: what part of [`WHOLE`] their codes take.
+const SHARES: [u16; 1 << 12] = {
+    let mut table = [0; 1 << 12];
+    let mut lens = 0;
+    while lens < table.len() {
+        let mut rest = lens;
+        let mut share = 0;
+        while rest > 0 {
+            if rest & 7 > 0 {
+                share += WHOLE >> (rest & 7);
+            }
+            rest >>= 3;
+        }
+        #[expect(clippy::indexing_slicing, reason = "when compiled")]
+        {
+            table[lens] = share;
+        }
+        lens += 1;
+    }
+    table
+};
+
+/// For ten bits: at which of the first eight a dynamic block that is not the last may begin,
+/// which are those followed by the bits 0, 0 and 1.
+const DYNAMIC: [u8; 1 << 10] = {
+    let mut table = [0; 1 << 10];
+    let mut bits = 0;
+    while bits < table.len() {
+        let mut offset = 0;
+        while offset < 8 {
+            if bits >> offset & 7 == 0b100 {
+                #[expect(clippy::indexing_slicing, reason = "when compiled")]
+                {
+                    table[bits] |= 1 << offset;
+                }
+            }
+            offset += 1;
+        }
+        bits += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::super::tests::text;
+    use super::*;
+    use crate::codec::sys::{Inflate, Reason, Stop};
+    use crate::codec::walk::tests::noise;
+
+    fn deflate(plain: &[u8], level: u32) -> Vec<u8> {
+        let level = flate2::Compression::new(level);
+        let mut writer = flate2::write::DeflateEncoder::new(Vec::new(), level);
+        writer.write_all(plain).expect("a vector takes all");
+        writer.finish().expect("a vector takes all")
+    }
+
+    /// Where the blocks after the first begin, but for the last, as zlib says.
+    fn blocks(packed: &[u8]) -> Vec<u64> {
+        let mut inflate = Inflate::new();
+        let mut output = vec![0; 4 << 20];
+        let (mut at, mut found) = (0, Vec::new());
+        loop {
+            let progress = inflate.decode(&packed[at..], &mut output, Stop::AtBlockEnd);
+            at += progress.consumed;
+            match progress.reason {
+                Reason::BlockEnd { unused_bits } => {
+                    found.push(at as u64 * 8 - u64::from(unused_bits));
+                }
+                reason => {
+                    assert_eq!(reason, Reason::StreamEnd);
+                    found.pop();
+                    return found;
+                }
+            }
+        }
+    }
+
+    fn finds_all(packed: &[u8]) -> usize {
+        let candidates: Vec<_> = Candidates::new(packed, packed.len()).collect();
+        let blocks = blocks(packed);
+        for block in &blocks {
+            assert!(
+                candidates
+                    .iter()
+                    .any(
+                        |candidate| (candidate.bit - candidate.slack..=candidate.bit)
+                            .contains(block)
+                    ),
+                "{block}"
+            );
+        }
+        assert!(candidates.len() < blocks.len() + packed.len() * 8 / 500);
+        blocks.len()
+    }
+
+    #[test]
+    fn dynamic_blocks_are_found_and_little_else() {
+        for level in [2, 6, 9] {
+            assert!(finds_all(&deflate(&text(2 << 20, 1), level)) > 10);
+        }
+    }
+
+    #[test]
+    fn stored_blocks_are_found_and_little_else() {
+        assert!(finds_all(&deflate(&noise(1 << 20), 6)) > 10);
+        assert!(finds_all(&deflate(&text(1 << 20, 1), 0)) > 10);
+    }
+
+    #[test]
+    fn the_zeros_before_a_stored_block_belong_to_it() {
+        let found = |first, second| {
+            let bytes = [first, second, 5, 0, 0xfa, 0xff];
+            Candidates::new(&bytes, 6).collect::<Vec<_>>()
+        };
+        for (first, second, slack) in [
+            (0xff, 0b0001_1111, 0),
+            (0xff, 0b0000_1111, 1),
+            (0xff, 0, 5),
+            (0x7f, 0, 6),
+            (0x0f, 0, 7),
+        ] {
+            assert_eq!(found(first, second), [Candidate { bit: 13, slack }]);
+        }
+        assert_eq!(found(0, 0b0011_1111), []);
+    }
+
+    #[test]
+    fn what_begins_behind_the_end_is_not_searched() {
+        let packed = deflate(&text(200_000, 1), 6);
+        let first = blocks(&packed)[0];
+        let byte = usize::try_from(first / 8).expect("small");
+        let found = |end| Candidates::new(&packed, end).any(|candidate| candidate.bit == first);
+        assert!(!found(byte) && found(byte + 1));
+    }
+
+    #[test]
+    fn any_bytes_are_searched_to_their_end() {
+        for len in 0..40 {
+            for byte in [0, 4, 0xff, 0x92] {
+                assert!(Candidates::new(&vec![byte; len], len + 1).count() <= 8 * len);
+            }
+        }
+    }
+}

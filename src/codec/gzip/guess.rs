@@ -1,0 +1,395 @@
+//! Decodes the middle of a deflate stream without knowing what came before.
+//!
+//! A *share* of a packed stream is searched for where a block begins, and decoded from there on
+//! twice, as if after two different windows. The two windows differ in every byte, and no two
+//! places in them hold the same pair of bytes; so where the results differ, the pair says which
+//! byte of the true window belongs there, and where they agree, they are right whatever it is.
+//! Once they agree for as long as deflate can refer back to, one decoding is enough.
+//!
+//! Nothing here is trusted: a [`Guess`] counts only when the decoding of what is before it ends
+//! exactly where it begins.
+
+use bytes::Bytes;
+
+use super::finder::{Candidate, Candidates};
+use crate::base::buffer::Buffer;
+use crate::codec::input::Pieces;
+use crate::codec::sys::{Inflate, Reason, Stop, WINDOW_LEN};
+
+/// The window that the first decoding is given, and the second.
+static WINDOWS: [[u8; WINDOW_LEN]; 2] = windows();
+
+/// Block ends inside a guess are remembered when they are so many plain bytes apart.
+const END_SPACING: usize = 256 << 10;
+/// How many plain bytes the second decoding makes before it is asked whether it is needed.
+const STRETCH_LEN: usize = 128 << 10;
+
+#[expect(clippy::large_stack_arrays, reason = "when compiled")]
+const fn windows() -> [[u8; WINDOW_LEN]; 2] {
+    let mut windows = [[0; WINDOW_LEN]; 2];
+    let mut place = 0_u16;
+    while (place as usize) < WINDOW_LEN {
+        let [low, high] = place.to_le_bytes();
+        #[expect(clippy::indexing_slicing, reason = "when compiled")]
+        {
+            windows[0][place as usize] = low;
+            windows[1][place as usize] = low.wrapping_add(high).wrapping_add(1);
+        }
+        place += 1;
+    }
+    windows
+}
+
+/// Puts the bytes of `window` where `first` and `second`, of one length, differ.
+fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
+    for (first, second) in first.chunks_mut(64).zip(second.chunks(64)) {
+        if first == second {
+            continue;
+        }
+        for (first, &second) in first.iter_mut().zip(second) {
+            if *first != second {
+                let high = second.wrapping_sub(*first).wrapping_sub(1);
+                let place = usize::from(u16::from_le_bytes([*first, high]));
+                *first = window.get(place).copied().unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// A share to be decoded.
+#[derive(Debug)]
+pub(super) struct Task {
+    /// The share, and some bytes behind it for the block that crosses its end.
+    pub(super) packed: Pieces,
+    /// Where it lies in the stream, in bits.
+    pub(super) start: u64,
+    /// The share's length in bytes.
+    pub(super) share_len: usize,
+    /// Where plain bytes go; each at least as long as a window.
+    pub(super) buffers: Vec<Buffer>,
+}
+
+/// Plain bytes from a block's beginning on, but for what the window before holds.
+#[derive(Debug)]
+pub(super) struct Guess {
+    /// Where the first block begins, in bits of the stream.
+    first: Candidate,
+    /// Where the last block ends.
+    pub(super) end: BlockEnd,
+    /// The byte that holds the last bit before the end.
+    pub(super) last_byte: u8,
+    /// Whether the last block is the stream's last.
+    pub(super) is_last: bool,
+    /// Block ends inside.
+    pub(super) inner_ends: Vec<BlockEnd>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// Where a block ends and the next begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct BlockEnd {
+    /// In bits of the stream.
+    pub(super) bit: u64,
+    /// In plain bytes since the guess began.
+    pub(super) plain: usize,
+}
+
+/// The block ends met so far.
+#[derive(Default)]
+struct Ends {
+    /// Far enough from each other.
+    inner: Vec<BlockEnd>,
+    last: Option<BlockEnd>,
+}
+
+impl Ends {
+    fn push(&mut self, end: BlockEnd) {
+        let Some(last) = self.last.replace(end) else {
+            return;
+        };
+        let before = self.inner.last().map_or(0, |inner| inner.plain);
+        if last.plain - before >= END_SPACING && last.plain < end.plain {
+            self.inner.push(last);
+        }
+    }
+}
+
+/// Some of a guess' plain bytes.
+#[derive(Debug)]
+pub(super) struct Piece {
+    first: Buffer,
+    len: usize,
+    /// What the second decoding made of the beginning.
+    second: Option<(Buffer, usize)>,
+}
+
+impl Task {
+    /// Searches and decodes up to the first block end behind the share, or as far as there are
+    /// buffers. `None` when nothing in the share holds good.
+    pub(super) fn run(self) -> Option<Guess> {
+        let packed = self.packed.contiguous();
+        let mut decoding = Decoding {
+            packed: &packed,
+            share_end: self.share_len as u64 * 8,
+            free: self.buffers,
+            sides: WINDOWS.each_ref().map(Side::new),
+        };
+        let mut probe = Inflate::new();
+        // What all false starts together may cost.
+        let mut wasted_limit: usize = decoding.free.iter().map(|buffer| buffer.len()).sum();
+        for candidate in Candidates::new(&packed, self.share_len) {
+            if !begins_block(&mut probe, &packed, candidate.bit) {
+                continue;
+            }
+            match decoding.decode(candidate) {
+                Ok(mut guess) => {
+                    guess.first.bit += self.start;
+                    guess.end.bit += self.start;
+                    for end in &mut guess.inner_ends {
+                        end.bit += self.start;
+                    }
+                    return Some(guess);
+                }
+                Err(wasted) => wasted_limit = wasted_limit.checked_sub(wasted)?,
+            }
+        }
+        None
+    }
+}
+
+/// Whether zlib finds nothing wrong with the header of a block at `bit`.
+fn begins_block(inflate: &mut Inflate, packed: &[u8], bit: u64) -> bool {
+    let (rest, split) = from_bit(packed, bit);
+    inflate.resume(&[], split);
+    let progress = inflate.decode(rest, &mut [], Stop::AtEnd);
+    !matches!(progress.reason, Reason::Damaged(_))
+}
+
+/// What lies behind `bit`: whole bytes, and before them the byte that `bit` splits, and where.
+fn from_bit(packed: &[u8], bit: u64) -> (&[u8], Option<(u8, u8)>) {
+    let at = usize::try_from(bit / 8).unwrap_or(usize::MAX);
+    let rest = packed.get(at..).unwrap_or_default();
+    match (rest.split_first(), u8::try_from(bit % 8)) {
+        (Some((&byte, rest)), Ok(bit @ 1..8)) => (rest, Some((byte, bit))),
+        _ => (rest, None),
+    }
+}
+
+/// One of the two decodings.
+struct Side {
+    inflate: Inflate,
+    window: &'static [u8],
+    /// Packed bytes used.
+    at: usize,
+}
+
+impl Side {
+    fn new(window: &'static [u8; WINDOW_LEN]) -> Self {
+        Self {
+            inflate: Inflate::new(),
+            window,
+            at: 0,
+        }
+    }
+
+    fn begin(&mut self, packed: &[u8], bit: u64) {
+        let (rest, split) = from_bit(packed, bit);
+        self.at = packed.len() - rest.len();
+        self.inflate.resume(self.window, split);
+    }
+
+    /// Decodes on; answers how many bytes were made, and why no more.
+    fn decode(&mut self, packed: &[u8], output: &mut [u8], stop: Stop) -> (usize, Reason) {
+        let rest = packed.get(self.at..).unwrap_or_default();
+        let progress = self.inflate.decode(rest, output, stop);
+        self.at += progress.consumed;
+        (progress.produced, progress.reason)
+    }
+}
+
+/// How a piece came to its end.
+#[derive(PartialEq, Eq)]
+enum Filled {
+    /// It is full, and there is more.
+    Full,
+    /// The packed bytes are used up.
+    Starved,
+    /// The share's end was reached, or the stream's when `is_last`.
+    Done { is_last: bool },
+}
+
+/// Decodes a share from one candidate after the other.
+struct Decoding<'a> {
+    packed: &'a [u8],
+    /// In bits.
+    share_end: u64,
+    free: Vec<Buffer>,
+    sides: [Side; 2],
+}
+
+impl Decoding<'_> {
+    /// Decodes from `candidate`, where all bits count from the first of the packed bytes. When no
+    /// block begins there after all, answers how many bytes were decoded to see that.
+    fn decode(&mut self, candidate: Candidate) -> Result<Guess, usize> {
+        for side in &mut self.sides {
+            side.begin(self.packed, candidate.bit);
+        }
+        let (mut pieces, mut ends) = (Vec::new(), Ends::default());
+        let mut start = 0;
+        let mut both = true;
+        let mut filled = Ok(Filled::Full);
+        // A piece needs two buffers as long as the window matters, else one.
+        while filled == Ok(Filled::Full)
+            && self.free.len() > usize::from(both)
+            && let Some(first) = self.free.pop()
+        {
+            let second = both.then(|| self.free.pop()).flatten();
+            let mut piece = Piece {
+                first,
+                len: 0,
+                second: second.map(|buffer| (buffer, 0)),
+            };
+            filled = self.fill(&mut piece, start, &mut ends);
+            if both && filled.is_ok() {
+                both = !self.follow(&mut piece);
+            }
+            start += piece.len;
+            pieces.push(piece);
+        }
+        let (Some(end), Ok(filled)) = (ends.last, filled) else {
+            for piece in pieces {
+                self.free.push(piece.first);
+                self.free.extend(piece.second.map(|(buffer, _)| buffer));
+            }
+            // Each false start costs something, be it as short as it may.
+            return Err(start + WINDOW_LEN);
+        };
+        cut(&mut pieces, end.plain);
+        let last_byte = usize::try_from((end.bit - 1) / 8).unwrap_or(usize::MAX);
+        Ok(Guess {
+            first: candidate,
+            end,
+            last_byte: self.packed.get(last_byte).copied().unwrap_or_default(),
+            is_last: filled == Filled::Done { is_last: true },
+            inner_ends: ends.inner,
+            pieces,
+        })
+    }
+
+    /// Fills the first side of `piece`, which begins at plain byte `start`, and appends the block
+    /// ends in it to `ends`.
+    fn fill(&mut self, piece: &mut Piece, start: usize, ends: &mut Ends) -> Result<Filled, ()> {
+        let [side, _] = &mut self.sides;
+        loop {
+            let room = piece.first.get_mut(piece.len..).unwrap_or_default();
+            let room_len = room.len();
+            let (produced, reason) = side.decode(self.packed, room, Stop::AtBlockEnd);
+            piece.len += produced;
+            let unused_bits = match reason {
+                Reason::Damaged(_) => return Err(()),
+                Reason::Exhausted if produced == room_len => return Ok(Filled::Full),
+                Reason::Exhausted => return Ok(Filled::Starved),
+                Reason::BlockEnd { unused_bits } => unused_bits.into(),
+                Reason::StreamEnd => 0,
+            };
+            let bit = (side.at as u64 * 8).saturating_sub(unused_bits);
+            let end = BlockEnd {
+                bit,
+                plain: start + piece.len,
+            };
+            ends.push(end);
+            let is_last = reason == Reason::StreamEnd;
+            if is_last || bit >= self.share_end {
+                return Ok(Filled::Done { is_last });
+            }
+        }
+    }
+
+    /// Fills the second side of `piece` as far as the first, unless both come to agree on a whole
+    /// window before; answers whether they do.
+    fn follow(&mut self, piece: &mut Piece) -> bool {
+        let [_, side] = &mut self.sides;
+        let Some((second, len)) = &mut piece.second else {
+            return true;
+        };
+        while *len < piece.len {
+            let stretch_end = piece.len.min(*len + STRETCH_LEN);
+            let room = second.get_mut(*len..stretch_end).unwrap_or_default();
+            let (produced, _) = side.decode(self.packed, room, Stop::AtEnd);
+            // Both decodings take the same way: what stands in the window decides nothing.
+            debug_assert!(produced > 0, "the second decoding stops before the first");
+            if produced == 0 {
+                break;
+            }
+            *len += produced;
+            let window = len.saturating_sub(WINDOW_LEN)..*len;
+            if window.len() == WINDOW_LEN && piece.first.get(window.clone()) == second.get(window) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Shortens `pieces` to `len` bytes together.
+fn cut(pieces: &mut Vec<Piece>, mut len: usize) {
+    pieces.retain_mut(|piece| {
+        piece.len = piece.len.min(len);
+        len -= piece.len;
+        if let Some((_, second_len)) = &mut piece.second {
+            *second_len = piece.len.min(*second_len);
+        }
+        piece.len > 0
+    });
+}
+
+impl Guess {
+    /// Whether the first block is one that begins at `bit`.
+    pub(super) fn begins_at(&self, bit: u64) -> bool {
+        bit <= self.first.bit && self.first.bit - bit <= self.first.slack
+    }
+
+    /// Whether the first block begins before `bit`.
+    pub(super) fn begins_before(&self, bit: u64) -> bool {
+        self.first.bit < bit
+    }
+
+    /// The window at plain byte `plain`, given the whole one before the guess.
+    pub(super) fn window_at(&self, plain: usize, window: &[u8]) -> Bytes {
+        let mut tail = Vec::with_capacity(WINDOW_LEN);
+        tail.extend_from_slice(window.get(plain..).unwrap_or_default());
+        let wanted = plain.saturating_sub(WINDOW_LEN)..plain;
+        let mut start = 0;
+        for piece in &self.pieces {
+            let within = |position: usize| position.clamp(start, start + piece.len) - start;
+            let range = within(wanted.start)..within(wanted.end);
+            let first = tail.len();
+            tail.extend_from_slice(piece.first.get(range.clone()).unwrap_or_default());
+            if let Some((second, len)) = &piece.second {
+                let second = second.get(range.start..range.end.min(*len));
+                let second = second.unwrap_or_default();
+                let tail = tail.get_mut(first..first + second.len());
+                resolve(tail.unwrap_or_default(), second, window);
+            }
+            start += piece.len;
+        }
+        tail.into()
+    }
+}
+
+impl Piece {
+    /// Plain bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The plain bytes, given the whole window before the guess.
+    pub(super) fn resolve(mut self, window: &[u8]) -> Bytes {
+        if let Some((second, len)) = self.second.take() {
+            let first = self.first.get_mut(..len).unwrap_or_default();
+            resolve(first, &second, window);
+        }
+        self.first.truncate(self.len);
+        self.first.freeze()
+    }
+}
