@@ -160,18 +160,11 @@ impl Sink for Counter {
     fn warning(&mut self, _text: &str) {}
 }
 
-fn scanned(packed: Vec<u8>) -> usize {
+fn scanned(packed: Vec<u8>, options: &scan::Options, stats: &Arc<Stats>) -> usize {
     let runtime = runtime();
     let source: Arc<dyn Source> = Arc::new(Memory::new("test", packed));
     let mut counter = Counter::default();
-    scan::scan(
-        &source,
-        &least(),
-        runtime.handle(),
-        &Arc::default(),
-        &mut counter,
-    )
-    .expect("scanned");
+    scan::scan(&source, options, runtime.handle(), stats, &mut counter).expect("scanned");
     counter.0
 }
 
@@ -185,8 +178,34 @@ fn whatever_a_decoder_waits_for_fits_into_the_least_memory() {
         ("xz of threads", xz_of_threads(&plain)),
     ];
     for (name, packed) in formats {
-        let len = in_time(name, move || scanned(packed));
+        let len = in_time(name, move || scanned(packed, &least(), &Arc::default()));
         assert_eq!(len, 20 * MIB, "{name}");
+    }
+}
+
+#[test]
+fn what_is_decoded_ahead_never_keeps_what_comes_before_waiting() {
+    // Where nothing packs, shares are as long as can be; where it packs a thousand times, what
+    // they decode to is.
+    let mut payload = noise(20 * MIB);
+    payload.extend(vec![0; 150 * MIB]);
+    payload.extend(noise(20 * MIB));
+    let len = payload.len();
+    let level = flate2::Compression::new(3);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);
+    encoder.write_all(&archive("a", &payload)).expect("room");
+    let packed = encoder.finish().expect("room");
+    for memory in [0, 48 << 20, 64 << 20, 128 << 20] {
+        let options = scan::Options {
+            memory,
+            workers: 6,
+            ..least()
+        };
+        let (packed, stats) = (packed.clone(), Arc::<Stats>::default());
+        let counted = Arc::clone(&stats);
+        let got = in_time("a scan", move || scanned(packed, &options, &counted));
+        assert_eq!(got, len);
+        assert_eq!(stats.decoder_shares.get() > 0, memory > 32 << 20);
     }
 }
 

@@ -1,5 +1,6 @@
 //! One archive behind a server: opened, read, opened again, damaged, and asked by many at once.
 
+mod ahead;
 mod concurrency;
 mod damage;
 mod economy;

@@ -1,0 +1,66 @@
+//! A long gzip member, decoded ahead by several threads, is what it is when one decodes it.
+
+use tarfs::archive::scan;
+use tarfs::materialize::{Materializer, Options};
+
+use super::{Lab, assert_files, assert_files_backwards, assert_random_reads, packed, scan_options};
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+/// Materializes the mixed tree and answers how many shares were begun, and how many pieces of
+/// such shares were good.
+fn materialized(workers: usize, memory: u64) -> (u64, u64) {
+    let tree = Tree::mixed();
+    let lab = Lab::serving(packed(Packing::Gzip));
+    let (source, stats) = lab.source();
+    let options = scan::Options {
+        workers,
+        memory,
+        ..scan_options()
+    };
+    let root = tempfile::tempdir().expect("a directory");
+    let mut sink = Materializer::new(root.path(), Options::for_this_user(), stats.clone())
+        .expect("a destination");
+    let scanned = scan::scan(&source, &options, lab.network.handle(), &stats, &mut sink);
+    scanned.expect("scanned");
+    let summary = sink.finish().expect("written");
+    assert_eq!(summary.errors, 0, "{:?}", summary.problems);
+    for (name, content) in &tree.files {
+        let written = std::fs::read(root.path().join(name)).expect("a file");
+        assert!(written == *content, "{name} is wrong");
+    }
+    (stats.decoder_shares.get(), stats.decoder_jobs.get())
+}
+
+#[test]
+fn four_workers_decode_a_gzip_ahead_and_three_do_not() {
+    let (shares, jobs) = materialized(4, 128 << 20);
+    assert!(shares >= 3 && jobs >= 3, "{shares} {jobs}");
+    assert_eq!(materialized(3, 128 << 20), (0, 0));
+}
+
+#[test]
+fn with_little_memory_nothing_is_decoded_ahead() {
+    assert_eq!(materialized(8, 32 << 20), (0, 0));
+}
+
+#[test]
+fn an_index_made_ahead_serves_every_byte() {
+    let tree = Tree::mixed();
+    let lab = Lab::serving(packed(Packing::Gzip));
+    let mut options = lab.options();
+    options.scan.workers = 4;
+    options.scan.memory = 256 << 20;
+    let archive = lab.open_with(&options);
+    assert!(archive.stats().decoder_jobs.get() > 0);
+    assert_eq!(archive.index().problem_count(), 0);
+    assert!(!archive.has_long_ways());
+    assert_files(&archive, &tree);
+
+    // Every span from its seek point.
+    options.scan.memory = 0;
+    let archive = lab.open_with(&options);
+    assert_eq!(archive.stats().scans.get(), 0);
+    assert_random_reads(&archive, &tree, 100, 5);
+    assert_files_backwards(&archive, &tree);
+}
