@@ -73,14 +73,15 @@ impl<T> Ticket<T> {
     /// Takes the result if there is one, and withdraws the work if no one has begun.
     pub fn claim(&self) -> Claim<T> {
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
+        if matches!(*state, State::Running) {
+            return Claim::Running;
+        }
+        let before = std::mem::replace(&mut *state, State::Gone);
+        // Whatever the work holds is dropped when the lock is free again.
+        drop(state);
+        match before {
             State::Done(result) => Claim::Done(result),
-            State::Running => {
-                *state = State::Running;
-                Claim::Running
-            }
-            // Dropped when the lock is free again.
-            State::Waiting(_) | State::Gone => Claim::Never,
+            _ => Claim::Never,
         }
     }
 

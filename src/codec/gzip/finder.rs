@@ -169,7 +169,7 @@ const DYNAMIC: [u8; 1 << 10] = {
 };
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Write;
 
     use super::super::tests::text;
@@ -177,28 +177,28 @@ mod tests {
     use crate::codec::sys::{Inflate, Reason, Stop};
     use crate::codec::walk::tests::noise;
 
-    fn deflate(plain: &[u8], level: u32) -> Vec<u8> {
+    pub(in super::super) fn deflate(plain: &[u8], level: u32) -> Vec<u8> {
         let level = flate2::Compression::new(level);
         let mut writer = flate2::write::DeflateEncoder::new(Vec::new(), level);
         writer.write_all(plain).expect("a vector takes all");
         writer.finish().expect("a vector takes all")
     }
 
-    /// Where the blocks after the first begin, but for the last, as zlib says.
-    fn blocks(packed: &[u8]) -> Vec<u64> {
+    /// Where the blocks after the first begin, in bits and in plain bytes, as zlib says.
+    pub(in super::super) fn blocks(packed: &[u8]) -> Vec<(u64, usize)> {
         let mut inflate = Inflate::new();
         let mut output = vec![0; 4 << 20];
-        let (mut at, mut found) = (0, Vec::new());
+        let (mut at, mut plain, mut found) = (0, 0, Vec::new());
         loop {
             let progress = inflate.decode(&packed[at..], &mut output, Stop::AtBlockEnd);
             at += progress.consumed;
+            plain += progress.produced;
             match progress.reason {
                 Reason::BlockEnd { unused_bits } => {
-                    found.push(at as u64 * 8 - u64::from(unused_bits));
+                    found.push((at as u64 * 8 - u64::from(unused_bits), plain));
                 }
                 reason => {
                     assert_eq!(reason, Reason::StreamEnd);
-                    found.pop();
                     return found;
                 }
             }
@@ -207,8 +207,10 @@ mod tests {
 
     fn finds_all(packed: &[u8]) -> usize {
         let candidates: Vec<_> = Candidates::new(packed, packed.len()).collect();
-        let blocks = blocks(packed);
-        for block in &blocks {
+        let mut blocks = blocks(packed);
+        // The last is marked as the last.
+        blocks.pop();
+        for (block, _) in &blocks {
             assert!(
                 candidates
                     .iter()
@@ -257,7 +259,7 @@ mod tests {
     #[test]
     fn what_begins_behind_the_end_is_not_searched() {
         let packed = deflate(&text(200_000, 1), 6);
-        let first = blocks(&packed)[0];
+        let (first, _) = blocks(&packed)[0];
         let byte = usize::try_from(first / 8).expect("small");
         let found = |end| Candidates::new(&packed, end).any(|candidate| candidate.bit == first);
         assert!(!found(byte) && found(byte + 1));

@@ -40,7 +40,7 @@ const fn windows() -> [[u8; WINDOW_LEN]; 2] {
     windows
 }
 
-/// Puts the bytes of `window` where `first` and `second`, of one length, differ.
+/// Puts the bytes of `window` where `first` and `second` differ, as far as both go.
 fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
     for (first, second) in first.chunks_mut(64).zip(second.chunks(64)) {
         if first == second {
@@ -265,7 +265,7 @@ impl Decoding<'_> {
             return Err(start + WINDOW_LEN);
         };
         cut(&mut pieces, end.plain);
-        let last_byte = usize::try_from((end.bit - 1) / 8).unwrap_or(usize::MAX);
+        let last_byte = usize::try_from(end.bit.saturating_sub(1) / 8).unwrap_or(usize::MAX);
         Ok(Guess {
             first: candidate,
             end,
@@ -336,9 +336,6 @@ fn cut(pieces: &mut Vec<Piece>, mut len: usize) {
     pieces.retain_mut(|piece| {
         piece.len = piece.len.min(len);
         len -= piece.len;
-        if let Some((_, second_len)) = &mut piece.second {
-            *second_len = piece.len.min(*second_len);
-        }
         piece.len > 0
     });
 }
@@ -385,11 +382,142 @@ impl Piece {
 
     /// The plain bytes, given the whole window before the guess.
     pub(super) fn resolve(mut self, window: &[u8]) -> Bytes {
-        if let Some((second, len)) = self.second.take() {
-            let first = self.first.get_mut(..len).unwrap_or_default();
-            resolve(first, &second, window);
-        }
         self.first.truncate(self.len);
+        if let Some((second, len)) = self.second.take() {
+            let second = second.get(..len.min(self.len)).unwrap_or_default();
+            resolve(&mut self.first, second, window);
+        }
         self.first.freeze()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finder::tests::{blocks, deflate};
+    use super::super::tests::text;
+    use super::*;
+    use crate::base::buffer::Pool;
+    use crate::base::extent::Packed;
+    use crate::codec::input::Input;
+    use crate::codec::walk::tests::noise;
+
+    /// The guess for the `share_len` bytes at `start`, with so many buffers of 64 KiB.
+    fn guess(packed: &[u8], start: usize, share_len: usize, buffers: usize) -> Option<Guess> {
+        let mut input = Input::at(Packed(0));
+        // In several slices, as it comes.
+        for slice in packed.chunks(30_011) {
+            input.push(Bytes::copy_from_slice(slice));
+        }
+        let pool = Pool::new(64 << 20);
+        let task = Task {
+            packed: input.slice(start..start + share_len + 100_000),
+            start: start as u64 * 8,
+            share_len,
+            buffers: (0..buffers).map(|_| pool.take(64 << 10)).collect(),
+        };
+        task.run()
+    }
+
+    /// Expects `guess` to hold `plain` from one of the blocks of `packed` to another; answers
+    /// the bit where it ends.
+    fn assert_right(guess: Guess, packed: &[u8], plain: &[u8]) -> u64 {
+        let blocks = blocks(packed);
+        let begins = |(bit, _): &&(u64, usize)| guess.begins_at(*bit);
+        let (bit, start) = *blocks.iter().find(begins).expect("a block");
+        assert!(!guess.begins_before(bit));
+        let end = start + guess.end.plain;
+        assert!(blocks.contains(&(guess.end.bit, end)));
+        for inner in &guess.inner_ends {
+            assert!(blocks.contains(&(inner.bit, start + inner.plain)));
+        }
+        let window = &plain[start - WINDOW_LEN..start];
+        for at in [0, 1, 20_000, 40_000, 65_536, guess.end.plain] {
+            let at = at.min(guess.end.plain);
+            let expected = &plain[start + at - WINDOW_LEN..start + at];
+            assert!(guess.window_at(at, window) == expected, "{at}");
+        }
+        let last_byte = usize::try_from((guess.end.bit - 1) / 8).expect("small");
+        assert_eq!(guess.last_byte, packed[last_byte]);
+        let bit = guess.end.bit;
+        let pieces = guess.pieces.into_iter();
+        let bytes: Vec<_> = pieces.flat_map(|piece| piece.resolve(window)).collect();
+        assert!(bytes == plain[start..end]);
+        bit
+    }
+
+    #[test]
+    fn shares_hold_what_the_stream_holds_there() {
+        let plain = text(2_000_000, 1);
+        let (mut right, mut wrong) = (0, 0);
+        for level in [2, 6, 9] {
+            let packed = deflate(&plain, level);
+            let blocks = blocks(&packed);
+            for start in (60_000..packed.len() - 60_000).step_by(40_009) {
+                let guess = guess(&packed, start, 50_000, 20).expect("a guess");
+                if blocks.iter().any(|(bit, _)| guess.begins_at(*bit)) {
+                    let end = assert_right(guess, &packed, &plain);
+                    assert!(end >= 8 * (start as u64 + 50_000));
+                    right += 1;
+                } else {
+                    wrong += 1;
+                }
+            }
+        }
+        // A stored block that is none is found once in half a million bytes.
+        assert!(right > 40 && wrong <= 2, "{right} {wrong}");
+    }
+
+    #[test]
+    fn what_packs_too_well_ends_with_a_block_that_fits() {
+        let plain = [b"so it goes ".repeat(200_000), text(300_000, 1)].concat();
+        let packed = deflate(&plain, 6);
+        let start = 1000;
+        let guess = guess(&packed, start, packed.len(), 8).expect("a guess");
+        assert!(!guess.is_last);
+        let end = assert_right(guess, &packed, &plain);
+        assert!(end < 8 * packed.len() as u64);
+    }
+
+    #[test]
+    fn one_decoding_is_enough_where_the_window_is_forgotten() {
+        let plain = noise(1_000_000);
+        let packed = deflate(&plain, 6);
+        let guess = guess(&packed, 100_000, 300_000, 7).expect("a guess");
+        let seconds: Vec<_> = guess
+            .pieces
+            .iter()
+            .map(|piece| piece.second.is_some())
+            .collect();
+        // Each piece has one buffer but for the first.
+        assert_eq!(seconds, [true, false, false, false, false]);
+        assert_right(guess, &packed, &plain);
+    }
+
+    #[test]
+    fn the_end_of_a_stream_ends_its_last_share() {
+        let plain = text(500_000, 1);
+        let mut packed = deflate(&plain, 6);
+        let len = packed.len() as u64;
+        packed.extend(noise(100_000));
+        let guess = guess(&packed, 60_000, 200_000, 40).expect("a guess");
+        assert_eq!((guess.is_last, guess.end.bit), (true, len * 8));
+    }
+
+    #[test]
+    fn nothing_is_made_of_what_holds_no_block() {
+        let bytes = [vec![0; 50_000], noise(30_000), vec![0xff; 50_000]].concat();
+        assert!(guess(&bytes, 0, bytes.len(), 4).is_none());
+    }
+
+    #[test]
+    fn a_damaged_share_is_searched_further() {
+        let plain = text(1_000_000, 1);
+        let mut packed = deflate(&plain, 6);
+        let first = guess(&packed, 100_000, 100_000, 20).expect("a guess");
+        let at = usize::try_from(first.first.bit / 8).expect("small") + 20;
+        packed[at] ^= 0xff;
+        if let Some(second) = guess(&packed, 100_000, 100_000, 20) {
+            assert!(second.begins_before(first.end.bit) && !second.begins_at(first.first.bit));
+        }
     }
 }

@@ -118,12 +118,9 @@ impl Decoder {
     /// At the start of a stream.
     pub(super) fn start(context: Context) -> Self {
         let spacing = Spacing::start(&context);
-        Self::new(
-            context,
-            spacing,
-            (Packed(0), Plain(0)),
-            State::member(false),
-        )
+        let plan = Plan::new(&context);
+        let offsets = (Packed(0), Plain(0));
+        Self::new(context, spacing, plan, offsets, State::member(false))
     }
 
     /// At a seek point.
@@ -150,12 +147,14 @@ impl Decoder {
         };
         let spacing = Spacing::resume(&context, seek_point);
         let offsets = (seek_point.packed, seek_point.plain);
-        Ok(Self::new(context, spacing, offsets, state))
+        // From the middle, little is decoded.
+        Ok(Self::new(context, spacing, None, offsets, state))
     }
 
     fn new(
         context: Context,
         spacing: Spacing,
+        plan: Option<Plan>,
         (packed, plain): (Packed, Plain),
         state: State,
     ) -> Self {
@@ -166,7 +165,7 @@ impl Decoder {
             last_byte: 0,
             plain,
             output: Output::new(context.pool.clone()),
-            plan: Plan::new(&context),
+            plan,
             pool: context.pool,
             member: (packed, plain),
             shares: None,
