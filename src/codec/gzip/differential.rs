@@ -12,7 +12,7 @@ use super::tests::{member, text};
 use crate::base::buffer::Pool;
 use crate::base::task::Thread;
 use crate::codec::walk::tests::noise;
-use crate::codec::{Cause, Context, Decoder as _, Error, Pull, SeekPoint};
+use crate::codec::{Cause, Context, Decoder as _, Error, Job, Pull, SeekPoint};
 
 /// Shares so short that there are many joins in little data.
 const SMALL: Plan = Plan {
@@ -44,8 +44,30 @@ struct Run {
     end: Option<Error>,
     /// Shares begun.
     shares: usize,
+    /// Shares begun one after the other, at the most.
+    shares_at_once: usize,
     /// Pieces of guesses that were accepted.
     jobs: usize,
+    /// Those that are still to be run.
+    late: Vec<Job>,
+}
+
+impl Run {
+    /// Runs the late jobs, the last first; whether all went well.
+    fn catch_up(&mut self) -> bool {
+        let late = std::mem::take(&mut self.late).into_iter().rev();
+        let mut pieces: Vec<_> = late.map(Job::run).collect();
+        while let Some(piece) = pieces.pop() {
+            match piece {
+                Ok(bytes) => self.plain.extend_from_slice(&bytes),
+                Err(error) => {
+                    self.end = Some(error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
 }
 
 fn context(pool: &Pool) -> Context {
@@ -62,8 +84,22 @@ fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Ru
     let mut run = Run::default();
     let mut threads = Vec::new();
     let start = decoder.plain.0;
+    let mut shares_in_a_row = 0;
     loop {
-        match decoder.pull() {
+        let pull = decoder.pull();
+        // As where other threads run them, jobs run later, and not in order.
+        let waits = match &pull {
+            Ok(Pull::Job(_)) => run.late.len() < 3,
+            Ok(Pull::Ahead(_) | Pull::Await(_)) => true,
+            _ => false,
+        };
+        if !waits && !run.catch_up() {
+            return run;
+        }
+        let is_ahead = matches!(pull, Ok(Pull::Ahead(_)));
+        shares_in_a_row = if is_ahead { shares_in_a_row + 1 } else { 0 };
+        run.shares_at_once = run.shares_at_once.max(shares_in_a_row);
+        match pull {
             Ok(Pull::NeedInput) => match pushes.next() {
                 Some(bytes) => decoder.push(Bytes::copy_from_slice(bytes)),
                 None => decoder.finish(),
@@ -88,16 +124,16 @@ fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Ru
                 }
             }
             Ok(Pull::Await(ahead)) => ahead.wait(),
-            Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
-                Ok(bytes) => {
-                    run.jobs += usize::from(!bytes.is_empty());
-                    run.plain.extend_from_slice(&bytes);
-                }
-                Err(error) => {
-                    run.end = Some(error);
+            Ok(Pull::Job(job)) => {
+                run.jobs += 1;
+                run.late.push(job);
+            }
+            Ok(Pull::Check(job)) => {
+                run.late.push(job);
+                if !run.catch_up() {
                     return run;
                 }
-            },
+            }
             Ok(Pull::Warning(text)) => run.warnings.push(text),
             Ok(Pull::HashStart | Pull::HashEnd { .. }) => panic!("gzip checks itself"),
             Ok(Pull::End) => return run,
@@ -215,6 +251,18 @@ fn mixture(len: usize) -> Vec<u8> {
     plain
 }
 
+/// What is said is said again, between what never was: a window never loses its meaning.
+fn echo(len: usize) -> Vec<u8> {
+    let mut fresh = noise(2 * len);
+    let said = fresh.split_off(fresh.len() - 16_000);
+    let parts = fresh.chunks(10_000);
+    let mut plain = parts
+        .flat_map(|part| [&said, part].concat())
+        .collect::<Vec<_>>();
+    plain.truncate(len);
+    plain
+}
+
 /// Streams of all kinds; and whether something decoded ahead must have been of use.
 fn streams() -> Vec<(&'static str, bool, Vec<u8>)> {
     let plain = text(2_000_000, 1);
@@ -226,6 +274,7 @@ fn streams() -> Vec<(&'static str, bool, Vec<u8>)> {
         ("level 9", true, member(&plain, 9)),
         ("mixture", true, member(&mixture(2_000_000), 6)),
         ("noise", true, member(&noise(500_000), 6)),
+        ("echo", true, member(&echo(3_000_000), 6)),
         ("stored", true, member(&plain[..500_000], 0)),
         ("stored mixture", true, member(&mixture(700_000), 0)),
         ("flushed", true, flushed(&plain, 30_000)),
@@ -293,6 +342,7 @@ fn nearly_all_of_a_long_member_is_decoded_ahead() {
         "{} {shares}",
         run.shares
     );
+    assert_eq!(run.shares_at_once, plan.shares);
     let ahead_len = run.jobs * plan.buffer_len;
     assert!(ahead_len > run.plain.len() * 8 / 10, "{ahead_len}");
 }
@@ -389,8 +439,8 @@ fn shares_stay_within_the_pool_whatever_they_hold() {
         ..SMALL
     };
     for packed in [bomb, member(&text(3_000_000, 1), 6)] {
-        // The other half is for those who wait; see `Plan::new`.
-        let pool = Pool::new(2 * (plan.shares * plan.buffers * plan.buffer_len) as u64);
+        // The rest is for those who wait; see `Plan::new`.
+        let pool = Pool::new(3 * (plan.shares * plan.buffers * plan.buffer_len) as u64);
         let run = ahead_in(&pool, plan, &packed, 50_000, Helpers::Threads);
         assert_eq!(run.end, None);
         assert!(run.shares > 5, "{}", run.shares);
@@ -415,6 +465,17 @@ fn where_nothing_is_found_little_is_searched() {
     assert_eq!((run.end, run.jobs), (None, 0));
     let shares = packed.len() / SMALL.share_len;
     assert!(run.shares * 10 < shares, "{} of {shares}", run.shares);
+}
+
+#[test]
+fn small_members_behind_a_long_one_are_not_decoded_ahead() {
+    let long = member(&text(1_000_000, 1), 6);
+    let small = member(&text(20_000, 1), 6).repeat(100);
+    let alone = ahead(SMALL, &long, 50_000, Helpers::Prompt);
+    let run = ahead(SMALL, &[long, small].concat(), 50_000, Helpers::Prompt);
+    assert_eq!(run.end, None);
+    // Where the long one ends is not known before.
+    assert!(run.shares <= alone.shares + SMALL.shares, "{}", run.shares);
 }
 
 #[test]

@@ -510,14 +510,26 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_share_is_searched_further() {
-        let plain = text(1_000_000, 1);
-        let mut packed = deflate(&plain, 6);
-        let first = guess(&packed, 100_000, 100_000, 20).expect("a guess");
-        let at = usize::try_from(first.first.bit / 8).expect("small") + 20;
-        packed[at] ^= 0xff;
-        if let Some(second) = guess(&packed, 100_000, 100_000, 20) {
-            assert!(second.begins_before(first.end.bit) && !second.begins_at(first.first.bit));
+    fn what_only_looks_like_a_block_is_passed_over() {
+        // Beginnings of blocks, in stored blocks.
+        let fakes = deflate(&text(40_000, 1), 6);
+        let parts = noise(1_000_000);
+        let parts = parts.chunks(15_000);
+        let plain: Vec<_> = parts
+            .flat_map(|part| [&fakes[..3000], part].concat())
+            .collect();
+        let packed = deflate(&plain, 0);
+        let blocks = blocks(&packed);
+        let (mut right, mut wrong) = (0, 0);
+        for start in (100_000..packed.len() - 300_000).step_by(70_001) {
+            let guess = guess(&packed, start, 150_000, 40).expect("a guess");
+            if blocks.iter().any(|(bit, _)| guess.begins_at(*bit)) {
+                assert_right(guess, &packed, &plain);
+                right += 1;
+            } else {
+                wrong += 1;
+            }
         }
+        assert!(right > 2 * wrong, "{right} {wrong}");
     }
 }
