@@ -470,7 +470,9 @@ fn where_nothing_is_found_little_is_searched() {
 #[test]
 fn small_members_behind_a_long_one_are_not_decoded_ahead() {
     let long = member(&text(1_000_000, 1), 6);
-    let small = member(&text(20_000, 1), 6).repeat(100);
+    let small = flushed(&text(50_000, 1), 2000);
+    assert!(small.len() < SMALL.share_len, "{}", small.len());
+    let small = small.repeat(60);
     let alone = ahead(SMALL, &long, 50_000, Helpers::Prompt);
     let run = ahead(SMALL, &[long, small].concat(), 50_000, Helpers::Prompt);
     assert_eq!(run.end, None);
