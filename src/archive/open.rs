@@ -393,10 +393,11 @@ impl Opening<'_> {
         }
     }
 
-    /// Room for decoded spans: half the memory. A quarter is for packed bytes on their way to a
-    /// decoder, and a quarter for what decoders make before it is kept.
+    /// Room for decoded spans: three eighths of the memory. Half is a scan's, or for packed bytes
+    /// on their way to readers and for what their decoders make; the rest is what neither counts,
+    /// such as the allocator's own.
     fn memory(&self) -> Memory {
-        Memory::new(self.options.scan.memory / 2)
+        Memory::new(self.options.scan.memory / 8 * 3)
     }
 
     fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
