@@ -12,6 +12,7 @@ use super::read::{ReadError, Reader};
 use super::scan::{self, ScanError, Summary};
 use super::workers::Workers;
 use crate::base::buffer::Pool;
+use crate::base::loan::{Lender, Loans};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::cache::{self, Memory, Spool};
@@ -233,6 +234,9 @@ impl Opening<'_> {
 
     fn by_scanning(&self) -> Result<Archive, OpenError> {
         let memory = self.memory();
+        // With little memory there is room for kept spans only when the scan is over.
+        let scan_memory = self.half().max(scan::MIN_MEMORY);
+        let lent = memory.lend(scan_memory - self.half());
         let mut sink = Indexing {
             builder: Builder::new(index::Options::default()),
             memory: (self.options.spooling != Spooling::TreeOnly).then_some(&memory),
@@ -243,7 +247,11 @@ impl Opening<'_> {
         };
         let options = scan::Options {
             spans: true,
-            memory: self.options.scan.memory / 2,
+            memory: scan_memory,
+            lenders: match lent {
+                0 => vec![Arc::new(memory.clone())],
+                _ => Vec::new(),
+            },
             ..self.options.scan.clone()
         };
         let summary = scan::scan(&self.source, &options, self.network, self.stats, &mut sink)
@@ -251,6 +259,7 @@ impl Opening<'_> {
                 ScanError::Archive { error, member } => self.failed(error, member),
                 ScanError::Sink(never) => match never {},
             })?;
+        memory.take_back(lent);
         let Indexing {
             mut builder,
             spooler,
@@ -380,6 +389,9 @@ impl Opening<'_> {
     }
 
     fn reader(&self, index: Index, memory: Memory, spool: Option<Spool>) -> Reader {
+        let budget = Pool::new(self.half());
+        // Kept spans last: they would have to be decoded again.
+        let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
         Reader {
             source: Arc::clone(&self.source),
             compression: index.origin().compression,
@@ -388,16 +400,21 @@ impl Opening<'_> {
             spool,
             long_way: Mutex::default(),
             network: self.network.clone(),
-            pool: Pool::new(self.options.scan.memory / 4),
+            budget,
+            loans,
             stats: Arc::clone(self.stats),
         }
     }
 
-    /// Room for decoded spans: three eighths of the memory. Half is a scan's, or for packed bytes
-    /// on their way to readers and for what their decoders make; the rest is what neither counts,
-    /// such as the allocator's own.
+    /// Room for decoded spans: three eighths of the memory. Half is a scan's, and later what reads
+    /// hold while they decode; the rest is what neither counts, such as the allocator's own.
     fn memory(&self) -> Memory {
         Memory::new(self.options.scan.memory / 8 * 3)
+    }
+
+    /// Half the memory, which buffers and decoders have while the archive is read.
+    fn half(&self) -> u64 {
+        self.options.scan.memory.max(scan::MIN_MEMORY) / 2
     }
 
     fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {

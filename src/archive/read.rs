@@ -12,6 +12,7 @@ use super::error::Error;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Spool};
 use crate::codec::{self, Compression, Context, Decoder, Pull};
@@ -33,10 +34,6 @@ const STREAM_CHUNK: u64 = 2 << 20;
 /// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
 /// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
 const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
-
-/// Plain bytes that a decoder makes at a stretch. Codecs choose by it what they decode whole and
-/// what piece by piece; as each piece is copied away before the next is made, none waits for it.
-const PLAIN_BUFFERS: u64 = 32 << 20;
 
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -75,8 +72,11 @@ pub(super) struct Reader {
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
     pub(super) network: Handle,
-    /// For packed bytes.
-    pub(super) pool: Pool,
+    /// Counts what reads hold between them while they decode, and makes them wait for each other
+    /// when that is too much.
+    pub(super) budget: Pool,
+    /// For what their decoders need besides.
+    pub(super) loans: Loans,
     pub(super) stats: Arc<Stats>,
 }
 
@@ -253,11 +253,16 @@ impl Reader {
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
+        // All at once: a decoder under way never waits for one that waits for it.
+        let _reserved = self.budget.reserve(
+            extent.len().min(STREAM_BUFFERS)
+                + codec::reading_bytes(self.compression)
+                + span_len(span)? as u64,
+        );
         let context = Context {
-            // Its own: a decoder under way never waits for one that waits for it.
-            pool: Pool::new(PLAIN_BUFFERS),
+            pool: Pool::new(codec::READING_POOL),
             seek_points: false,
-            memory_limit: codec::MEMORY_LIMIT,
+            loans: self.loans.clone(),
         };
         let failed = |error: Error| failed(span, error);
         let mut decoder = codec::resume(self.compression, context, seek_point)
@@ -470,7 +475,8 @@ enum PackedBytes {
 impl PackedBytes {
     fn open(reader: &Reader, extent: Extent<Packed>) -> Result<Self, Error> {
         if extent.len() <= ONE_REQUEST {
-            let bytes = fetch::read(&reader.network, &reader.source, extent, &reader.pool)?;
+            let pool = Pool::new(extent.len());
+            let bytes = fetch::read(&reader.network, &reader.source, extent, &pool)?;
             return Ok(Self::Fetched(Some(bytes)));
         }
         let config = fetch::Config {
@@ -522,7 +528,8 @@ mod tests {
             spool: Spool::create(directory.path(), 0).ok(),
             long_way: Mutex::default(),
             network: network.handle().clone(),
-            pool: Pool::new(0),
+            budget: Pool::new(0),
+            loans: Loans::limited(0),
             stats: Arc::default(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));

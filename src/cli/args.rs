@@ -51,7 +51,7 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed_wait: u64,
 
-    /// Memory for buffers and cached data; the index comes on top
+    /// Memory for buffers, decoders and cached data together; the index comes on top
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     pub memory: Size,
 

@@ -73,6 +73,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             wait: Duration::from_secs(args.min_speed_wait),
         },
         memory: args.memory.0,
+        lenders: Vec::new(),
         workers: settings::processors(),
     }
 }

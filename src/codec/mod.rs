@@ -24,13 +24,10 @@ use bytes::Bytes;
 
 use crate::base::buffer::Pool;
 use crate::base::extent::{Packed, Plain};
+use crate::base::loan::{Loan, Loans};
 
 pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
-
-/// The most memory that one decoder's state may take, in bytes: enough for what the tools make
-/// with their highest ordinary settings, `xz -9` (65 MiB) and `zstd --ultra -22` (128 MiB).
-pub const MEMORY_LIMIT: u64 = 160 << 20;
 
 /// What a decoder needs besides bytes.
 #[derive(Clone, Debug)]
@@ -40,8 +37,18 @@ pub struct Context {
     pub pool: Pool,
     /// Whether seek points are wanted; without them checkpoints cost nothing.
     pub seek_points: bool,
-    /// The most memory that decoder state (an xz dictionary, a zstd window) may take, in bytes.
-    pub memory_limit: u64,
+    /// Memory for what is not made of buffers: an xz dictionary, a zstd window.
+    pub loans: Loans,
+}
+
+impl Context {
+    /// Borrows `needed_bytes` for a decoder's state.
+    fn borrow(&self, needed_bytes: u64) -> Result<Loan, Cause> {
+        self.loans.borrow(needed_bytes).ok_or(Cause::Memory {
+            needed_bytes,
+            limit_bytes: self.loans.limit_bytes(),
+        })
+    }
 }
 
 /// Turns a packed stream into plain bytes.
@@ -159,7 +166,7 @@ pub enum Cause {
     /// The format allows it, this program does not know it.
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// Decoder state would exceed [`Context::memory_limit`].
+    /// Decoder state would exceed what [`Context::loans`] allow.
     #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
     Memory {
         /// What the stream asks for.
@@ -171,6 +178,22 @@ pub enum Cause {
     #[error("truncated")]
     Truncated,
 }
+
+/// What a decoder of `compression` takes from its pool at the most, when that has
+/// [`READING_POOL`] bytes and each piece is dropped before the next is pulled.
+pub fn reading_bytes(compression: Compression) -> u64 {
+    match compression {
+        Compression::None => 0,
+        Compression::Gzip => 1 << 20,
+        // A block of the legacy format; a block, a stream made of it, and libbz2's state.
+        Compression::Lz4 | Compression::Bzip2 => 8 << 20,
+        Compression::Xz => READING_POOL / 4,
+        Compression::Zstd => READING_POOL,
+    }
+}
+
+/// A pool large enough to read spans with, in bytes.
+pub const READING_POOL: u64 = 16 << 20;
 
 /// A decoder for a stream of `compression` that starts at packed and plain offset 0.
 pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {

@@ -136,6 +136,7 @@ fn scan_options() -> scan::Options {
         chunk_len: 1 << 20,
         min_speed: fetch::MinSpeed::default(),
         memory: 64 << 20,
+        lenders: Vec::new(),
         workers: 2,
     }
 }
