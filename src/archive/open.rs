@@ -153,7 +153,7 @@ struct Opening<'a> {
 }
 
 /// What makes saved state belong to this archive, read this way.
-fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
+pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
     Locator {
@@ -165,6 +165,13 @@ fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
             scan.tar.ignore_zeros,
             scan.allow_truncated,
         ),
+    }
+}
+
+pub(super) fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
+    OpenError::ForeignIndex {
+        path: path.display().to_string(),
+        location: source.location().to_owned(),
     }
 }
 
@@ -200,12 +207,8 @@ impl Opening<'_> {
     }
 
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
-        let named = || path.display().to_string();
         let index = store::read(path).map_err(OpenError::Index)?;
-        let foreign = || OpenError::ForeignIndex {
-            path: named(),
-            location: self.source.location().to_string(),
-        };
+        let foreign = || foreign_index(path, &*self.source);
         let len = self.source.fingerprint().len;
         if len.is_some_and(|len| len != index.origin().packed_bytes) {
             return Err(foreign());

@@ -2,6 +2,7 @@
 //! decoded again from the nearest seek point. Whatever the way, a span is verified against the
 //! hash in the index before anyone sees it.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
@@ -19,10 +20,6 @@ use crate::codec::{self, Compression, Context, Decoder, Pull};
 use crate::fetch;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{self, Access, Source};
-
-/// Packed bytes fetched past the next seek point: some decoders recognise the end of a piece only
-/// by the beginning of the next (bzip2: 48 bits of magic).
-const SLACK: u64 = 16;
 
 /// Packed extents up to this length are fetched by one request; longer ones, which occur only
 /// without seek points, as a stream.
@@ -316,7 +313,9 @@ impl Reader {
         let next =
             (number + 1..self.index.span_count()).find_map(|number| self.index.seek_offset(number));
         let len = self.index.origin().packed_bytes;
-        Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
+        Packed(next.map_or(len, |next| {
+            next.0.saturating_add(codec::SLACK as u64).min(len)
+        }))
     }
 }
 
@@ -418,14 +417,14 @@ fn zeros(len: u64) -> Vec<u8> {
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
 struct Resumed {
     decoder: Box<dyn Decoder>,
-    rest: Bytes,
+    rest: VecDeque<Bytes>,
 }
 
 impl Resumed {
     fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
-            rest: Bytes::new(),
+            rest: VecDeque::new(),
         }
     }
 
@@ -433,11 +432,17 @@ impl Resumed {
     fn take(&mut self, len: usize, packed: &mut PackedBytes) -> Result<Bytes, Error> {
         let mut taken = BytesMut::with_capacity(len);
         while taken.len() < len {
-            if self.rest.is_empty() && !self.pull(packed)? {
+            let Some(rest) = self.rest.front_mut() else {
+                if self.pull(packed)? {
+                    continue;
+                }
                 break;
-            }
-            let part = self.rest.split_to(self.rest.len().min(len - taken.len()));
+            };
+            let part = rest.split_to(rest.len().min(len - taken.len()));
             taken.extend_from_slice(&part);
+            if rest.is_empty() {
+                self.rest.pop_front();
+            }
         }
         Ok(taken.freeze())
     }
@@ -451,11 +456,11 @@ impl Resumed {
                     None => self.decoder.finish(),
                 },
                 Pull::Plain(bytes) => {
-                    self.rest = bytes;
+                    self.rest.push_back(bytes);
                     return Ok(true);
                 }
                 Pull::Job(job) => {
-                    self.rest = job.run()?;
+                    self.rest.extend(job.run()?);
                     return Ok(true);
                 }
                 // Spans carry hashes of their own.

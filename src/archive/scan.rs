@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 
 use super::decode::{self, Item, PlainStream};
 use super::error::Error;
+use super::saved::Saved;
 use super::spans::Spans;
 use crate::base::buffer::Pool;
 use crate::base::extent::Packed;
@@ -78,6 +79,10 @@ pub struct Options {
     pub lenders: Vec<Arc<dyn Lender>>,
     /// Threads that decode what can be decoded out of order.
     pub workers: usize,
+    /// An index of this version of the source, if there is one: with it a stream that must
+    /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
+    /// wanted.
+    pub saved: Option<Saved>,
 }
 
 /// The least memory a scan works with, in bytes. In half of it there is room for all that a
@@ -205,6 +210,7 @@ fn open_stream(
         },
         content_id: options.spans,
         workers: options.workers,
+        saved: options.saved.clone().filter(|_| !options.spans),
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }

@@ -18,6 +18,8 @@ use super::loan::Lender;
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
+    /// What its buffers are counted in before they count in the pool.
+    ration: Option<Arc<Ration>>,
 }
 
 struct Shared {
@@ -54,6 +56,21 @@ impl Pool {
                 state: Mutex::default(),
                 returned: Condvar::new(),
             }),
+            ration: None,
+        }
+    }
+
+    /// A pool whose buffers come from this one without waiting, as `bytes` of it are taken now,
+    /// as by [`Pool::take`]. What is not used of them returns when the last clone is dropped;
+    /// whatever is used beyond them is counted, but not waited for.
+    #[must_use]
+    pub fn ration(&self, bytes: u64) -> Self {
+        let reserved = self.reserve(bytes);
+        Self {
+            shared: Arc::clone(&self.shared),
+            ration: Some(Arc::new(Ration {
+                left: Mutex::new(reserved),
+            })),
         }
     }
 
@@ -62,7 +79,10 @@ impl Pool {
     /// Callers that hold buffers of the same pool while they wait must make sure that someone
     /// else gives some back, or they wait for ever.
     pub fn take(&self, len: usize) -> Buffer {
-        let state = self.shared.wait_for(len as u64);
+        let state = match self.ration {
+            None => self.shared.wait_for(len as u64),
+            Some(_) => self.shared.lock(),
+        };
         self.hand_out(state, len)
     }
 
@@ -84,7 +104,7 @@ impl Pool {
     pub async fn take_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
             let mut state = self.shared.lock();
-            if !state.has_room(len as u64, self.shared.budget) {
+            if self.ration.is_none() && !state.has_room(len as u64, self.shared.budget) {
                 let waker = context.waker();
                 if !state.wakers.iter().any(|known| known.will_wake(waker)) {
                     state.wakers.push(waker.clone());
@@ -99,7 +119,7 @@ impl Pool {
     /// As [`Pool::take`], but `None` instead of waiting.
     pub fn try_take(&self, len: usize) -> Option<Buffer> {
         let state = self.shared.lock();
-        if !state.has_room(len as u64, self.shared.budget) {
+        if self.ration.is_none() && !state.has_room(len as u64, self.shared.budget) {
             return None;
         }
         Some(self.hand_out(state, len))
@@ -121,6 +141,9 @@ impl Pool {
         state.resting -= capacity as u64;
         let charge = len.max(capacity) as u64;
         state.take(charge, self.shared.budget);
+        if let Some(ration) = &self.ration {
+            state.taken -= ration.use_up(charge);
+        }
         drop(state);
         let bytes = match reused {
             Some(mut bytes) => {
@@ -158,7 +181,7 @@ impl fmt::Debug for Pool {
         f.debug_struct("Pool")
             .field("budget", &self.shared.budget)
             .field("taken", &self.taken())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -227,6 +250,21 @@ impl State {
             };
             self.resting -= oldest.capacity() as u64;
         }
+    }
+}
+
+/// What is left of bytes that were taken in advance.
+struct Ration {
+    left: Mutex<Reserved>,
+}
+
+impl Ration {
+    /// Takes `bytes`, or what is left, out of the ration.
+    fn use_up(&self, bytes: u64) -> u64 {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = left.bytes.min(bytes);
+        left.bytes -= used;
+        used
     }
 }
 
@@ -364,6 +402,28 @@ mod tests {
         drop(reserved);
         assert_eq!(pool.taken(), 0);
         assert!(pool.try_take(41).is_some());
+    }
+
+    #[test]
+    fn a_ration_is_taken_at_once_and_its_buffers_do_not_wait() {
+        let pool = Pool::new(100);
+        drop(pool.take(40));
+        let ration = pool.ration(70);
+        assert_eq!(pool.taken(), 70);
+        let first = ration.take(40);
+        let second = ration.clone().take(20);
+        assert_eq!(pool.taken(), 70);
+        let third = ration.take(50);
+        assert_eq!(pool.taken(), 110, "which is beyond the ration");
+        drop((first, third));
+        assert_eq!(pool.taken(), 20);
+        drop(second);
+        drop(ration);
+        assert_eq!(pool.taken(), 0);
+        let ration = pool.ration(70);
+        drop(ration.take(30));
+        drop(ration);
+        assert_eq!(pool.taken(), 0, "what was not used returns too");
     }
 
     #[test]

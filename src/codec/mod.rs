@@ -13,6 +13,7 @@ mod lz4;
 mod piece;
 mod plain;
 pub mod seek_point;
+mod stretches;
 mod sys;
 mod walk;
 mod xz;
@@ -28,6 +29,11 @@ use crate::base::loan::{Loan, Loans};
 
 pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
+pub use stretches::{Stretch, Sum};
+
+/// Packed bytes that a decoder may want to see past the next seek point: some recognise the end
+/// of a piece only by the beginning of the next (bzip2: 48 bits of magic).
+pub const SLACK: usize = 16;
 
 /// What a decoder needs besides bytes.
 #[derive(Clone, Debug)]
@@ -106,24 +112,29 @@ pub enum Pull {
 /// The plain offset of a seek point that comes after jobs: only the driver can know it.
 pub const UNCOUNTED: Plain = Plain(u64::MAX);
 
-/// Work that makes one piece of plain bytes, possibly empty, independent of any other.
+/// Work that makes some plain bytes, possibly none, independent of any other.
 pub struct Job {
-    work: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
+    work: Box<dyn FnOnce() -> Result<Vec<Bytes>, Error> + Send>,
 }
 
 impl Job {
-    /// A job that does `work`.
+    /// A job that does `work`, which makes one piece.
     pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
+        Self::of_pieces(move || Ok(vec![work()?]))
+    }
+
+    /// A job that does `work`, which makes any number of pieces.
+    pub fn of_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
         }
     }
 
-    /// Does the work, here and now.
+    /// Does the work, here and now; answers the pieces in order, some of which may be empty.
     ///
     /// # Errors
     /// As [`Decoder::pull`].
-    pub fn run(self) -> Result<Bytes, Error> {
+    pub fn run(self) -> Result<Vec<Bytes>, Error> {
         (self.work)()
     }
 }
@@ -205,6 +216,20 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
         Compression::Xz => Box::new(xz::Decoder::start(context)),
         Compression::Bzip2 => Box::new(bzip2::Decoder::start(context)),
     }
+}
+
+/// As [`start`], for a stream whose seek points are known: `stretches` in stream order, which
+/// together are all of it. What they decode to is checked by their hashes, and by nothing else.
+pub fn along(
+    compression: Compression,
+    context: Context,
+    stretches: impl Iterator<Item = Stretch> + Send + 'static,
+) -> Box<dyn Decoder> {
+    Box::new(stretches::Along::new(
+        compression,
+        context,
+        Box::new(stretches),
+    ))
 }
 
 /// A decoder that stands at `seek_point`: the first packed byte to push is the one at

@@ -199,7 +199,7 @@ pub(super) mod tests {
                 }
                 Ok(Pull::Job(job)) => {
                     outcome.jobs += 1;
-                    job.run()
+                    job.run().map(|pieces| pieces.concat().into())
                 }
                 Ok(Pull::HashStart) => {
                     hash_start = Some(outcome.plain.len());

@@ -239,7 +239,7 @@ fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
                 0
             }
             Pull::Plain(bytes) => black_box(bytes).len(),
-            Pull::Job(job) => black_box(job.run()?).len(),
+            Pull::Job(job) => black_box(job.run()?).iter().map(Bytes::len).sum(),
             Pull::End => return Ok(plain_len),
             _ => 0,
         };

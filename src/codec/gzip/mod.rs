@@ -517,7 +517,7 @@ mod tests {
                     run.plain.extend_from_slice(&bytes);
                 }
                 Ok(Pull::Job(job)) => match job.run() {
-                    Ok(bytes) => run.plain.extend_from_slice(&bytes),
+                    Ok(pieces) => run.plain.extend_from_slice(&pieces.concat()),
                     Err(error) => {
                         run.end = Some(error);
                         return run;

@@ -3,6 +3,7 @@
 mod concurrency;
 mod damage;
 mod economy;
+mod indexed;
 mod lives;
 mod packings;
 mod spool;
@@ -138,6 +139,7 @@ fn scan_options() -> scan::Options {
         memory: 64 << 20,
         lenders: Vec::new(),
         workers: 2,
+        saved: None,
     }
 }
 
