@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 
-use super::args::SourceArgs;
+use super::args::{self, SourceArgs};
 use super::open;
 use super::output::{self, Progress, Task};
 use crate::archive::scan::{self, ScanError, Sink};
@@ -80,6 +80,10 @@ pub(super) struct MaterializeArgs {
     /// Give files exactly their modes (the default for root)
     #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
     same_permissions: bool,
+
+    /// Threads that write files [default: 2, or 16 where each file is a round trip: NFS, FUSE, ...]
+    #[arg(long, value_name = "N", value_parser = args::writers)]
+    writers: Option<usize>,
 
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long)]
@@ -162,8 +166,8 @@ impl MaterializeArgs {
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
             numeric_owner: self.numeric_owner,
+            writers: self.writers,
             reporter: Some(reporter),
-            ..defaults
         }
     }
 }

@@ -15,6 +15,7 @@ mod directories;
 mod entries;
 mod file;
 mod glob;
+mod medium;
 mod plan;
 mod policy;
 mod problem;
@@ -52,10 +53,6 @@ pub use self::plan::{Selection, Wanted};
 pub use self::problem::{Cause, Error, Problem, Reporter};
 pub use self::rehearsal::Rehearsal;
 
-/// Threads that write files. Two nearly halved the time of one on two cores (0.74 s to 0.44 s for
-/// a root filesystem of 920 MB onto tmpfs), and a network or a decoder is rarely faster than that.
-pub const DEFAULT_WRITERS: usize = 2;
-
 /// Distinct prefixes whose removal from member names is told; GNU tar tells each once as well.
 const TOLD_PREFIXES: usize = 16;
 
@@ -86,8 +83,8 @@ pub struct Options {
     pub same_permissions: bool,
     /// Look at owners' numbers only, not at their names.
     pub numeric_owner: bool,
-    /// Threads that write files, at least one.
-    pub writers: usize,
+    /// Threads that write files, at least one; as many as suit the destination when not said.
+    pub writers: Option<usize>,
     /// Hears of entries and problems as they happen.
     pub reporter: Option<Arc<dyn Reporter>>,
 }
@@ -102,7 +99,7 @@ impl Options {
             same_owner: is_root,
             same_permissions: is_root,
             numeric_owner: false,
-            writers: DEFAULT_WRITERS,
+            writers: None,
             reporter: None,
         }
     }
@@ -162,8 +159,11 @@ impl Materializer {
             problems: Problems::new(options.reporter),
             replacements: AtomicUsize::new(0),
         });
-        let writers = Writers::start(options.writers, &context)
-            .map_err(|error| Error::Thread(Arc::new(error)))?;
+        let count = options
+            .writers
+            .unwrap_or_else(|| medium::writers(root.top()));
+        let writers =
+            Writers::start(count, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Self {
             context,
             selection: options.selection,
@@ -174,6 +174,11 @@ impl Materializer {
             links: Links::default(),
             told_prefixes: Vec::new(),
         })
+    }
+
+    /// Threads that write files.
+    pub fn writer_count(&self) -> usize {
+        self.writers.count()
     }
 
     /// Waits for the writers, makes the links whose targets came late, and gives directories their
