@@ -12,12 +12,13 @@ use tokio::runtime::Runtime;
 use super::args::{self, SourceArgs};
 use super::open;
 use super::output::{self, Progress, Task};
+use super::undo::Undo;
 use crate::archive::scan::{self, ScanError, Sink};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::materialize::{
-    Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
-    Selection, Summary, Wanted,
+    self, Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
+    Selection, Staging, Summary, Wanted,
 };
 use crate::source::Source;
 
@@ -28,7 +29,7 @@ pub(super) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Write below this directory, which must exist
+    /// Write below this directory, which must exist; for --atomic it need not
     #[arg(
         short = 'C',
         long = "directory",
@@ -85,6 +86,15 @@ pub(super) struct MaterializeArgs {
     #[arg(long, value_name = "N", value_parser = args::writers)]
     writers: Option<usize>,
 
+    /// Make DIR appear whole or not at all; until now it is not there, or empty
+    #[arg(long, requires = "directory", conflicts_with_all = [
+        "keep_old_files", "skip_old_files", "allow_truncated", "to_stdout", "dry_run"])]
+    atomic: bool,
+
+    /// Wait until all is on disk before saying that it is written
+    #[arg(long, conflicts_with_all = ["to_stdout", "dry_run"])]
+    sync: bool,
+
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long)]
     to_stdout: bool,
@@ -109,6 +119,11 @@ pub(super) struct MaterializeArgs {
 pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
+    // Before anything is fetched for nothing.
+    let staging = args
+        .atomic
+        .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
+        .transpose()?;
     let source = open::source(&args.source, &network, &stats)?;
     let run = Run {
         args,
@@ -124,6 +139,8 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         run.to_stdout()
     } else if args.dry_run {
         Ok(run.rehearse())
+    } else if let Some(staging) = staging {
+        run.to_new_tree(&Arc::new(staging))
     } else {
         run.to_disk()
     };
@@ -167,6 +184,7 @@ impl MaterializeArgs {
                 && !self.no_same_permissions,
             numeric_owner: self.numeric_owner,
             writers: self.writers,
+            sync: self.sync,
             reporter: Some(reporter),
         }
     }
@@ -190,6 +208,35 @@ impl Run<'_> {
         let finished = sink.finish();
         let complete = self.report(scanned);
         Ok(exit_code(complete, &finished?))
+    }
+
+    /// As [`Run::to_disk`], but what is not whole goes again, also when a signal ends it all.
+    fn to_new_tree(&self, staging: &Arc<Staging>) -> anyhow::Result<ExitCode> {
+        let undone = Arc::clone(staging);
+        let _undo = Undo::on_signals(move || tell_leftover(undone.interrupt()))?;
+        let outcome = self.build(staging);
+        tell_leftover(staging.discard());
+        outcome
+    }
+
+    fn build(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
+        let options = self.args.options(Arc::clone(&self.reporter));
+        let mut sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
+        let scanned = self.scan(&mut sink);
+        let finished = sink.finish();
+        let complete = self.report(scanned);
+        let summary = finished?;
+        if complete && summary.errors == 0 {
+            staging.commit(self.args.sync)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let code = exit_code(complete, &summary);
+        output::complain(format_args!(
+            "{}: nothing was put there, because the tree is not whole (without --atomic the rest \
+             is kept)",
+            self.args.directory.display()
+        ));
+        Ok(code)
     }
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
@@ -241,6 +288,12 @@ impl Run<'_> {
                 false
             }
         }
+    }
+}
+
+fn tell_leftover(removed: Result<(), materialize::Error>) {
+    if let Err(error) = removed {
+        output::complain(output::with_hint(&error.into()));
     }
 }
 
