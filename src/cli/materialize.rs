@@ -29,7 +29,7 @@ pub(super) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Write below this directory, which must exist; for --atomic it need not
+    /// Write below this directory, which must exist, but for --atomic
     #[arg(
         short = 'C',
         long = "directory",
@@ -86,7 +86,7 @@ pub(super) struct MaterializeArgs {
     #[arg(long, value_name = "N", value_parser = args::writers)]
     writers: Option<usize>,
 
-    /// Make DIR appear whole or not at all; until now it is not there, or empty
+    /// Make DIR, which must be missing or empty, appear whole or not at all
     #[arg(long, requires = "directory", conflicts_with_all = [
         "keep_old_files", "skip_old_files", "allow_truncated", "to_stdout", "dry_run"])]
     atomic: bool,

@@ -427,6 +427,32 @@ fn a_signal_in_the_midst_leaves_nothing() {
 }
 
 #[test]
+fn what_cannot_be_removed_is_told_unless_a_second_signal_comes() {
+    for second in [false, true] {
+        let place = Place::new();
+        let mut fed = place.feed(&mut refusal::without(refusal::UNLINKAT, PROGRAM));
+        fed.write(&long()[..FIRST_BYTES]);
+        let tree = place.half_made();
+        kill_process(fed.pid(), Signal::TERM).expect("alive");
+        if second {
+            // Long enough to be heard after the first, short of the second that removal goes on.
+            std::thread::sleep(Duration::from_millis(200));
+            kill_process(fed.pid(), Signal::INT).expect("alive");
+        }
+        let output = fed.end();
+        assert_eq!(output.status.signal(), Some(if second { 2 } else { 15 }));
+        let leftover = format!("in/{}: cannot remove", place.names()[0]);
+        assert_eq!(
+            told(&output).contains(&leftover),
+            !second,
+            "{}",
+            told(&output)
+        );
+        assert!(tree.join("top/a").exists());
+    }
+}
+
+#[test]
 fn a_signal_that_was_to_be_ignored_is_ignored() {
     let place = Place::new();
     let mut nohup = Command::new("sh");

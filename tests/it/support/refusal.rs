@@ -28,7 +28,15 @@ pub(crate) const RENAME_NOREPLACE: Refused = Refused {
     errno: EINVAL,
 };
 
+/// As if the files were open on NFS.
+pub(crate) const UNLINKAT: Refused = Refused {
+    numbers: (263, 35),
+    argument: None,
+    errno: EBUSY,
+};
+
 const EIO: i32 = 5;
+const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
 /// Installs a seccomp filter (see linux/filter.h and linux/seccomp.h) and becomes the program.
