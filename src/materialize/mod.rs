@@ -4,7 +4,7 @@
 //! directories, links and special files; regular files go to writer threads, piece by piece as
 //! they come. Directories get their owner, mode and times at the very end. Everything stays below
 //! the destination, whatever the archive says and whatever lies there already: the kernel is never
-//! asked to follow a link.
+//! asked to follow a link. A tree that is to appear whole is written into a [`Staging`] first.
 //!
 //! Two smaller sinks answer without writing a tree: [`Contents`] and [`Rehearsal`].
 
