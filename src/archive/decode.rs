@@ -4,6 +4,7 @@
 //! any worker may take, and that the consumer takes itself when it arrives first: so a stage
 //! that waits works instead.
 
+use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -13,6 +14,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh32::Xxh32;
 
 use super::error::Error;
+use super::saved::Saved;
 use super::workers::Workers;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -34,6 +36,8 @@ pub(super) struct Options {
     pub(super) content_id: bool,
     /// Threads that run jobs.
     pub(super) workers: usize,
+    /// An index that may be of this stream, to decode along.
+    pub(super) saved: Option<Saved>,
 }
 
 /// What the plain stream holds next.
@@ -61,6 +65,8 @@ pub(super) struct Finished {
 pub(super) struct PlainStream {
     // Before the threads: they end when no one receives.
     slots: Receiver<Slot>,
+    /// What a job made, as far as it was not delivered.
+    made: VecDeque<Bytes>,
     hash: Option<Xxh32>,
     finished: Option<Finished>,
     stats: Arc<Stats>,
@@ -99,7 +105,7 @@ impl PlainStream {
                 packed_len: 0,
                 stats: progress,
             };
-            let last = match walker.walk(options.context) {
+            let last = match walker.walk(options.context, options.saved) {
                 Ok(()) => Slot::End(walker.finished()),
                 Err(Stop::Failed(error)) => Slot::Failed(error, walker.finished()),
                 Err(Stop::Deserted) => return,
@@ -109,6 +115,7 @@ impl PlainStream {
         })?;
         Ok(Self {
             slots,
+            made: VecDeque::new(),
             hash: None,
             finished: None,
             stats: Arc::clone(stats),
@@ -122,18 +129,19 @@ impl PlainStream {
     /// When bytes cannot be fetched or decoded; everything before was delivered.
     pub(super) fn next(&mut self) -> Result<Item, Error> {
         loop {
+            if let Some(bytes) = self.made.pop_front() {
+                // A job of empty frames makes nothing.
+                if !bytes.is_empty() {
+                    return Ok(self.deliver(bytes));
+                }
+                continue;
+            }
             // The sender is gone without a last word only if its thread panicked.
             let slot = self.slots.recv().map_err(|_| Error::Interrupted)?;
             match slot {
                 Slot::Item(Item::Plain(bytes)) => return Ok(self.deliver(bytes)),
                 Slot::Item(item) => return Ok(item),
-                Slot::Ticket(ticket) => {
-                    let bytes = ticket.redeem()?;
-                    // A job of empty frames makes nothing.
-                    if !bytes.is_empty() {
-                        return Ok(self.deliver(bytes));
-                    }
-                }
+                Slot::Ticket(ticket) => self.made.extend(ticket.redeem()?),
                 Slot::HashStart => self.hash = Some(Xxh32::new(0)),
                 Slot::HashEnd { expected, packed } => self.check_hash(expected, packed)?,
                 Slot::Failed(error, finished) => {
@@ -205,14 +213,21 @@ struct Walker {
 }
 
 impl Walker {
-    fn walk(&mut self, context: Context) -> Result<(), Stop> {
+    fn walk(&mut self, context: Context, saved: Option<Saved>) -> Result<(), Stop> {
         let first = self.first_bytes()?;
         let compression = match self.compression {
             Some(compression) => compression,
             None => recognise(&first)?,
         };
         self.compression = Some(compression);
-        let mut decoder = codec::start(compression, context);
+        let along = saved.and_then(|saved| saved.stretches(compression));
+        let mut decoder = match along {
+            Some(stretches) => {
+                self.stats.indexed_scans.increment();
+                codec::along(compression, context, stretches)
+            }
+            None => codec::start(compression, context),
+        };
         let mut first = Some(first).filter(|first| !first.is_empty());
         loop {
             match decoder.pull()? {
@@ -308,7 +323,7 @@ struct Ticket {
 enum State {
     Waiting(Job),
     Running,
-    Done(Result<Bytes, codec::Error>),
+    Done(Result<Vec<Bytes>, codec::Error>),
     /// Nothing is left: the bytes were taken, or the job panicked.
     Redeemed,
 }
@@ -340,7 +355,7 @@ impl Ticket {
     }
 
     /// The job's bytes; runs the job when no one has begun it.
-    fn redeem(&self) -> Result<Bytes, Error> {
+    fn redeem(&self) -> Result<Vec<Bytes>, Error> {
         self.run();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -374,6 +389,7 @@ mod tests {
         });
         PlainStream {
             slots: receiver,
+            made: VecDeque::new(),
             hash: None,
             finished: None,
             stats: Arc::default(),
@@ -498,7 +514,7 @@ mod tests {
                 }
                 barrier.wait();
                 let bytes = ticket.redeem().expect("a job that succeeds");
-                assert_eq!(bytes, b"once"[..]);
+                assert_eq!(bytes, ["once"]);
             });
             assert_eq!(runs.load(Ordering::SeqCst), 1);
         }

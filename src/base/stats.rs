@@ -67,6 +67,8 @@ stats! {
     decoded_spans,
     /// Members seen by a scan.
     scanned_members,
+    /// Scans that decoded along the seek points of a saved index.
+    indexed_scans,
     /// Scans started.
     scans,
     /// Reads answered from memory.

@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 
-use super::args::{self, SourceArgs};
+use super::args::{self, SavedArgs, SourceArgs};
 use super::open;
 use super::output::{self, Progress, Task};
 use super::undo::Undo;
 use crate::archive::scan::{self, ScanError, Sink};
+use crate::archive::{Saved, Spooling};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::materialize::{
@@ -28,6 +29,9 @@ use crate::source::Source;
 pub(super) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
+
+    #[command(flatten)]
+    saved: SavedArgs,
 
     /// Write below this directory, which must exist, but for --atomic
     #[arg(
@@ -125,8 +129,14 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
         .transpose()?;
     let source = open::source(&args.source, &network, &stats)?;
+    let opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
+    let saved = Saved::find(&*source, &opening)?;
     let run = Run {
         args,
+        scan_options: scan::Options {
+            saved,
+            ..opening.scan
+        },
         network: &network,
         stats: &stats,
         source: &source,
@@ -196,6 +206,7 @@ struct Run<'a> {
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
     source: &'a Arc<dyn Source>,
+    scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
 }
 
@@ -263,10 +274,9 @@ impl Run<'_> {
             stats: Arc::clone(self.stats),
         };
         let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
-        let options = open::scan_options(&self.args.source);
         scan::scan(
             self.source,
-            &options,
+            &self.scan_options,
             self.network.handle(),
             self.stats,
             sink,

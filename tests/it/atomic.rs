@@ -433,6 +433,8 @@ fn what_cannot_be_removed_is_told_unless_a_second_signal_comes() {
         let mut fed = place.feed(&mut refusal::without(refusal::UNLINKAT, PROGRAM));
         fed.write(&long()[..FIRST_BYTES]);
         let tree = place.half_made();
+        // The end of the archive would end the run by itself.
+        let _open = fed.0.stdin.take();
         kill_process(fed.pid(), Signal::TERM).expect("alive");
         if second {
             // Long enough to be heard after the first, short of the second that removal goes on.

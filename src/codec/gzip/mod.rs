@@ -456,13 +456,14 @@ mod tests {
 
     use super::*;
     use crate::base::buffer::Pool;
+    use crate::base::loan::Loans;
     use crate::codec::Decoder as _;
 
     fn context(seek_points: bool) -> Context {
         Context {
             pool: Pool::new(64 << 20),
             seek_points,
-            memory_limit: 0,
+            loans: Loans::limited(0),
         }
     }
 
@@ -516,7 +517,7 @@ mod tests {
                     run.plain.extend_from_slice(&bytes);
                 }
                 Ok(Pull::Job(job)) => match job.run() {
-                    Ok(bytes) => run.plain.extend_from_slice(&bytes),
+                    Ok(pieces) => run.plain.extend_from_slice(&pieces.concat()),
                     Err(error) => {
                         run.end = Some(error);
                         return run;
@@ -921,7 +922,7 @@ mod tests {
         let context = Context {
             pool: Pool::new(u64::MAX),
             seek_points: false,
-            memory_limit: 0,
+            loans: Loans::limited(0),
         };
         let mut decoder = Decoder::start(context);
         decoder.push(header.freeze());

@@ -3,6 +3,7 @@
 mod concurrency;
 mod damage;
 mod economy;
+mod indexed;
 mod lives;
 mod packings;
 mod spool;
@@ -136,7 +137,9 @@ fn scan_options() -> scan::Options {
         chunk_len: 1 << 20,
         min_speed: fetch::MinSpeed::default(),
         memory: 64 << 20,
+        lenders: Vec::new(),
         workers: 2,
+        saved: None,
     }
 }
 
