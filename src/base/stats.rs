@@ -85,6 +85,8 @@ stats! {
     written_bytes,
     /// Entries written by materialize.
     written_entries,
+    /// File systems brought to disk by materialize, because it was asked to.
+    synced_file_systems,
 }
 
 #[cfg(test)]

@@ -181,10 +181,19 @@ impl FromStr for Size {
 }
 
 fn connections(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count @ 1..=256) => Ok(count),
-        _ => Err("between 1 and 256".to_owned()),
-    }
+    count_up_to(256, text)
+}
+
+/// A number of writer threads.
+pub(super) fn writers(text: &str) -> Result<usize, String> {
+    count_up_to(64, text)
+}
+
+fn count_up_to(most: usize, text: &str) -> Result<usize, String> {
+    let count = text.parse().ok();
+    count
+        .filter(|count| (1..=most).contains(count))
+        .ok_or_else(|| format!("between 1 and {most}"))
 }
 
 #[cfg(test)]
