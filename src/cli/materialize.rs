@@ -86,7 +86,7 @@ pub(super) struct MaterializeArgs {
     #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
     same_permissions: bool,
 
-    /// Threads that write files [default: 2, or 16 where each file is a round trip: NFS, FUSE, ...]
+    /// Threads that write files [default: 2 to 4 by processors, 16 where each file is a round trip: NFS, FUSE, ...]
     #[arg(long, value_name = "N", value_parser = args::writers)]
     writers: Option<usize>,
 
