@@ -4,6 +4,7 @@
 //! any worker may take, and that the consumer takes itself when it arrives first: so a stage
 //! that waits works instead. What a decoder wants decoded ahead goes to the workers alone.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh32::Xxh32;
 
 use super::error::Error;
+use super::saved::Saved;
 use super::workers::Workers;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -32,6 +34,8 @@ pub(super) struct Options {
     pub(super) context: Context,
     /// Whether to take a digest over the packed bytes.
     pub(super) content_id: bool,
+    /// An index that may be of this stream, to decode along.
+    pub(super) saved: Option<Saved>,
 }
 
 /// What the plain stream holds next.
@@ -56,12 +60,14 @@ pub(super) struct Finished {
 }
 
 /// A job on its way: run by whoever comes first.
-type Ticket = ticket::Ticket<Result<Bytes, codec::Error>>;
+type Ticket = ticket::Ticket<Result<Vec<Bytes>, codec::Error>>;
 
 /// The plain stream, pulled by the consumer's thread.
 pub(super) struct PlainStream {
     // Before the threads: they end when no one receives.
     slots: Receiver<Slot>,
+    /// What a job made, as far as it was not delivered.
+    made: VecDeque<Bytes>,
     hash: Option<Xxh32>,
     finished: Option<Finished>,
     stats: Arc<Stats>,
@@ -105,7 +111,7 @@ impl PlainStream {
                 packed_len: 0,
                 stats: progress,
             };
-            let last = match walker.walk(options.context) {
+            let last = match walker.walk(options.context, options.saved) {
                 Ok(()) => Slot::End(walker.finished()),
                 Err(Stop::Failed(error)) => Slot::Failed(error, walker.finished()),
                 Err(Stop::Deserted) => return,
@@ -115,6 +121,7 @@ impl PlainStream {
         })?;
         Ok(Self {
             slots,
+            made: VecDeque::new(),
             hash: None,
             finished: None,
             stats: Arc::clone(stats),
@@ -128,25 +135,24 @@ impl PlainStream {
     /// When bytes cannot be fetched or decoded; everything before was delivered.
     pub(super) fn next(&mut self) -> Result<Item, Error> {
         loop {
+            if let Some(bytes) = self.made.pop_front() {
+                // A job of empty frames makes nothing.
+                if !bytes.is_empty() {
+                    return Ok(self.deliver(bytes));
+                }
+                continue;
+            }
             // The sender is gone without a last word only if its thread panicked.
             let slot = self.slots.recv().map_err(|_| Error::Interrupted)?;
             match slot {
                 Slot::Item(Item::Plain(bytes)) => return Ok(self.deliver(bytes)),
                 Slot::Item(item) => return Ok(item),
+                // Nothing is there only if the job panicked.
                 Slot::Ticket(ticket) => {
-                    // Nothing is there only if the job panicked.
-                    let bytes = ticket.redeem().ok_or(Error::Interrupted)??;
-                    // A job of empty frames makes nothing.
-                    if !bytes.is_empty() {
-                        return Ok(self.deliver(bytes));
-                    }
+                    let made = ticket.redeem().ok_or(Error::Interrupted)??;
+                    self.made.extend(made);
                 }
-                Slot::Check(job) => {
-                    let bytes = job.run()?;
-                    if !bytes.is_empty() {
-                        return Ok(self.deliver(bytes));
-                    }
-                }
+                Slot::Check(job) => self.made.extend(job.run()?),
                 Slot::HashStart => self.hash = Some(Xxh32::new(0)),
                 Slot::HashEnd { expected, packed } => self.check_hash(expected, packed)?,
                 Slot::Failed(error, finished) => {
@@ -218,14 +224,21 @@ struct Walker {
 }
 
 impl Walker {
-    fn walk(&mut self, context: Context) -> Result<(), Stop> {
+    fn walk(&mut self, context: Context, saved: Option<Saved>) -> Result<(), Stop> {
         let first = self.first_bytes()?;
         let compression = match self.compression {
             Some(compression) => compression,
             None => recognise(&first)?,
         };
         self.compression = Some(compression);
-        let mut decoder = codec::start(compression, context);
+        let along = saved.and_then(|saved| saved.stretches(compression));
+        let mut decoder = match along {
+            Some(stretches) => {
+                self.stats.indexed_scans.increment();
+                codec::along(compression, context, stretches)
+            }
+            None => codec::start(compression, context),
+        };
         let mut first = Some(first).filter(|first| !first.is_empty());
         loop {
             match decoder.pull()? {
@@ -335,6 +348,7 @@ mod tests {
         });
         PlainStream {
             slots: receiver,
+            made: VecDeque::new(),
             hash: None,
             finished: None,
             stats: Arc::default(),
@@ -453,7 +467,7 @@ mod tests {
             let redeemed = Arc::clone(&redeemed);
             move || {
                 redeemed.store(true, Ordering::SeqCst);
-                Ok(Bytes::from_static(b"a"))
+                Ok(vec![Bytes::from_static(b"a")])
             }
         };
         let check = Job::new(move || {

@@ -1,5 +1,8 @@
 //! Why an archive cannot be scanned or read.
 
+use std::borrow::Cow;
+
+use super::scan;
 use crate::{codec, source, tar};
 
 /// What went wrong, by layer.
@@ -42,7 +45,17 @@ const CHECK: &str = "check what is stored there: an error page, perhaps";
 
 impl Error {
     /// What the user can do about it.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
+        if let Self::Codec(error) = self
+            && let codec::Cause::Memory { needed_bytes, .. } = error.cause
+        {
+            let mebibytes = scan::memory_for_state(needed_bytes).div_ceil(1 << 20);
+            return Some(Cow::from(format!("allow it with --memory {mebibytes}MiB")));
+        }
+        self.known_hint().map(Cow::from)
+    }
+
+    fn known_hint(&self) -> Option<&'static str> {
         match self {
             Self::Source(_) if self.is_truncation() => Some(CUT),
             Self::Source(error) => error.cause.hint(),

@@ -5,6 +5,7 @@ mod error;
 mod indexing;
 mod open;
 mod read;
+mod saved;
 pub mod scan;
 mod spans;
 mod workers;
@@ -20,6 +21,7 @@ use crate::source::Source;
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use read::ReadError;
+pub use saved::Saved;
 
 /// An archive whose index is complete: any byte of any file, from memory, from a spool, or from
 /// the source.

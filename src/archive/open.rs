@@ -12,6 +12,7 @@ use super::read::{ReadError, Reader};
 use super::scan::{self, ScanError, Summary};
 use super::workers::Workers;
 use crate::base::buffer::Pool;
+use crate::base::loan::{Lender, Loans};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::cache::{self, Memory, Spool};
@@ -152,7 +153,7 @@ struct Opening<'a> {
 }
 
 /// What makes saved state belong to this archive, read this way.
-fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
+pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
     Locator {
@@ -164,6 +165,13 @@ fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
             scan.tar.ignore_zeros,
             scan.allow_truncated,
         ),
+    }
+}
+
+pub(super) fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
+    OpenError::ForeignIndex {
+        path: path.display().to_string(),
+        location: source.location().to_owned(),
     }
 }
 
@@ -199,12 +207,8 @@ impl Opening<'_> {
     }
 
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
-        let named = || path.display().to_string();
         let index = store::read(path).map_err(OpenError::Index)?;
-        let foreign = || OpenError::ForeignIndex {
-            path: named(),
-            location: self.source.location().to_string(),
-        };
+        let foreign = || foreign_index(path, &*self.source);
         let len = self.source.fingerprint().len;
         if len.is_some_and(|len| len != index.origin().packed_bytes) {
             return Err(foreign());
@@ -233,6 +237,9 @@ impl Opening<'_> {
 
     fn by_scanning(&self) -> Result<Archive, OpenError> {
         let memory = self.memory();
+        // With little memory there is room for kept spans only when the scan is over.
+        let scan_memory = self.half().max(scan::MIN_MEMORY);
+        let lent = memory.lend(scan_memory - self.half());
         let mut sink = Indexing {
             builder: Builder::new(index::Options::default()),
             memory: (self.options.spooling != Spooling::TreeOnly).then_some(&memory),
@@ -243,7 +250,11 @@ impl Opening<'_> {
         };
         let options = scan::Options {
             spans: true,
-            memory: self.options.scan.memory / 2,
+            memory: scan_memory,
+            lenders: match lent {
+                0 => vec![Arc::new(memory.clone())],
+                _ => Vec::new(),
+            },
             ..self.options.scan.clone()
         };
         let summary = scan::scan(&self.source, &options, self.network, self.stats, &mut sink)
@@ -251,6 +262,7 @@ impl Opening<'_> {
                 ScanError::Archive { error, member } => self.failed(error, member),
                 ScanError::Sink(never) => match never {},
             })?;
+        memory.take_back(lent);
         let Indexing {
             mut builder,
             spooler,
@@ -380,6 +392,9 @@ impl Opening<'_> {
     }
 
     fn reader(&self, index: Index, memory: Memory, spool: Option<Spool>) -> Reader {
+        let budget = Pool::new(self.half());
+        // Kept spans last: they would have to be decoded again.
+        let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
         Reader {
             source: Arc::clone(&self.source),
             compression: index.origin().compression,
@@ -388,15 +403,21 @@ impl Opening<'_> {
             spool,
             long_way: Mutex::default(),
             network: self.network.clone(),
-            pool: Pool::new(self.options.scan.memory / 4),
+            budget,
+            loans,
             stats: Arc::clone(self.stats),
         }
     }
 
-    /// Room for decoded spans: half the memory. A quarter is for packed bytes on their way to a
-    /// decoder, and a quarter for what decoders make before it is kept.
+    /// Room for decoded spans: three eighths of the memory. Half is a scan's, and later what reads
+    /// hold while they decode; the rest is what neither counts, such as the allocator's own.
     fn memory(&self) -> Memory {
-        Memory::new(self.options.scan.memory / 2)
+        Memory::new(self.options.scan.memory / 8 * 3)
+    }
+
+    /// Half the memory, which buffers and decoders have while the archive is read.
+    fn half(&self) -> u64 {
+        self.options.scan.memory.max(scan::MIN_MEMORY) / 2
     }
 
     fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {

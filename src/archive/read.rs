@@ -2,6 +2,7 @@
 //! decoded again from the nearest seek point. Whatever the way, a span is verified against the
 //! hash in the index before anyone sees it.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
@@ -12,16 +13,13 @@ use super::error::Error;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Spool};
 use crate::codec::{self, Compression, Context, Decoder, Pull};
 use crate::fetch;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{self, Access, Source};
-
-/// Packed bytes fetched past the next seek point: some decoders recognise the end of a piece only
-/// by the beginning of the next (bzip2: 48 bits of magic).
-const SLACK: u64 = 16;
 
 /// Packed extents up to this length are fetched by one request; longer ones, which occur only
 /// without seek points, as a stream.
@@ -33,10 +31,6 @@ const STREAM_CHUNK: u64 = 2 << 20;
 /// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
 /// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
 const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
-
-/// Plain bytes that a decoder makes at a stretch. Codecs choose by it what they decode whole and
-/// what piece by piece; as each piece is copied away before the next is made, none waits for it.
-const PLAIN_BUFFERS: u64 = 32 << 20;
 
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -75,8 +69,11 @@ pub(super) struct Reader {
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
     pub(super) network: Handle,
-    /// For packed bytes.
-    pub(super) pool: Pool,
+    /// Counts what reads hold between them while they decode, and makes them wait for each other
+    /// when that is too much.
+    pub(super) budget: Pool,
+    /// For what their decoders need besides.
+    pub(super) loans: Loans,
     pub(super) stats: Arc<Stats>,
 }
 
@@ -253,11 +250,16 @@ impl Reader {
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
+        // All at once: a decoder under way never waits for one that waits for it.
+        let _reserved = self.budget.reserve(
+            extent.len().min(STREAM_BUFFERS)
+                + codec::reading_bytes(self.compression)
+                + span_len(span)? as u64,
+        );
         let context = Context {
-            // Its own: a decoder under way never waits for one that waits for it.
-            pool: Pool::new(PLAIN_BUFFERS),
+            pool: Pool::new(codec::READING_POOL),
             seek_points: false,
-            memory_limit: codec::MEMORY_LIMIT,
+            loans: self.loans.clone(),
             workers: 0,
         };
         let failed = |error: Error| failed(span, error);
@@ -312,7 +314,9 @@ impl Reader {
         let next =
             (number + 1..self.index.span_count()).find_map(|number| self.index.seek_offset(number));
         let len = self.index.origin().packed_bytes;
-        Packed(next.map_or(len, |next| next.0.saturating_add(SLACK).min(len)))
+        Packed(next.map_or(len, |next| {
+            next.0.saturating_add(codec::SLACK as u64).min(len)
+        }))
     }
 }
 
@@ -414,14 +418,14 @@ fn zeros(len: u64) -> Vec<u8> {
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
 struct Resumed {
     decoder: Box<dyn Decoder>,
-    rest: Bytes,
+    rest: VecDeque<Bytes>,
 }
 
 impl Resumed {
     fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
-            rest: Bytes::new(),
+            rest: VecDeque::new(),
         }
     }
 
@@ -429,11 +433,17 @@ impl Resumed {
     fn take(&mut self, len: usize, packed: &mut PackedBytes) -> Result<Bytes, Error> {
         let mut taken = BytesMut::with_capacity(len);
         while taken.len() < len {
-            if self.rest.is_empty() && !self.pull(packed)? {
+            let Some(rest) = self.rest.front_mut() else {
+                if self.pull(packed)? {
+                    continue;
+                }
                 break;
-            }
-            let part = self.rest.split_to(self.rest.len().min(len - taken.len()));
+            };
+            let part = rest.split_to(rest.len().min(len - taken.len()));
             taken.extend_from_slice(&part);
+            if rest.is_empty() {
+                self.rest.pop_front();
+            }
         }
         Ok(taken.freeze())
     }
@@ -447,11 +457,11 @@ impl Resumed {
                     None => self.decoder.finish(),
                 },
                 Pull::Plain(bytes) => {
-                    self.rest = bytes;
+                    self.rest.push_back(bytes);
                     return Ok(true);
                 }
                 Pull::Job(job) | Pull::Check(job) => {
-                    self.rest = job.run()?;
+                    self.rest.extend(job.run()?);
                     return Ok(true);
                 }
                 Pull::Await(ahead) => ahead.wait(),
@@ -476,7 +486,8 @@ enum PackedBytes {
 impl PackedBytes {
     fn open(reader: &Reader, extent: Extent<Packed>) -> Result<Self, Error> {
         if extent.len() <= ONE_REQUEST {
-            let bytes = fetch::read(&reader.network, &reader.source, extent, &reader.pool)?;
+            let pool = Pool::new(extent.len());
+            let bytes = fetch::read(&reader.network, &reader.source, extent, &pool)?;
             return Ok(Self::Fetched(Some(bytes)));
         }
         let config = fetch::Config {
@@ -528,7 +539,8 @@ mod tests {
             spool: Spool::create(directory.path(), 0).ok(),
             long_way: Mutex::default(),
             network: network.handle().clone(),
-            pool: Pool::new(0),
+            budget: Pool::new(0),
+            loans: Loans::limited(0),
             stats: Arc::default(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));

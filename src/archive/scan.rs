@@ -7,15 +7,17 @@ use tokio::runtime::Handle;
 
 use super::decode::{self, Item, PlainStream};
 use super::error::Error;
+use super::saved::Saved;
 use super::spans::Spans;
 use crate::base::buffer::Pool;
 use crate::base::extent::Packed;
+use crate::base::loan::{Lender, Loans};
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context};
+use crate::fetch;
 use crate::index::Span;
 use crate::source::Source;
 use crate::tar::{self, Event, Member, Parser};
-use crate::{codec, fetch};
 
 /// Receives what a scan finds, in archive order, on the scanning thread: a
 /// [`member`](Self::member), its payload piece by piece, then [`member_end`](Self::member_end).
@@ -71,16 +73,28 @@ pub struct Options {
     pub chunk_len: u64,
     /// What is too slow to be waited for.
     pub min_speed: fetch::MinSpeed,
-    /// Bytes of all buffers together; at least [`MIN_MEMORY`] are used.
+    /// Bytes of all buffers and of decoder state together; at least [`MIN_MEMORY`] are used.
     pub memory: u64,
+    /// Who gives way to decoder state before the buffers do.
+    pub lenders: Vec<Arc<dyn Lender>>,
     /// Threads that decode what can be decoded out of order.
     pub workers: usize,
+    /// An index of this version of the source, if there is one: with it a stream that must
+    /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
+    /// wanted.
+    pub saved: Option<Saved>,
 }
 
 /// The least memory a scan works with, in bytes. In half of it there is room for all that a
 /// decoder waits for before it gives anything out, the chunks at both ends of that included: a
 /// zstd frame has up to 9 MiB of packed bytes, a block of legacy lz4 8 MiB packed and plain.
 pub const MIN_MEMORY: u64 = 32 << 20;
+
+/// The memory with which a decoder whose state takes `needed_bytes` works: three quarters of any
+/// memory can be lent, see [`Lender`].
+pub fn memory_for_state(needed_bytes: u64) -> u64 {
+    needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
+}
 
 /// What a scan went through.
 #[derive(Clone, Copy, Debug)]
@@ -172,25 +186,31 @@ fn open_stream(
 ) -> Result<PlainStream, Error> {
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
+    let (packed, plain) = (Pool::new(half), Pool::new(half));
+    let mut lenders = options.lenders.clone();
+    lenders.push(Arc::new(plain.clone()));
+    // Last: what is fetched ahead is here already and takes its time to go.
+    lenders.push(Arc::new(packed.clone()));
     let fetch = fetch::Config {
         // Several chunks must fit, or fetching and decoding would take turns, and wait for each
         // other when what is decoded as one lies across them.
         chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
         min_speed: options.min_speed,
-        pool: Pool::new(half),
+        pool: packed,
         stats: Arc::clone(stats),
     };
     let chunks = fetch::Stream::start(network, Arc::clone(source), Packed(0), fetch);
     let decode = decode::Options {
         compression: options.compression,
         context: Context {
-            pool: Pool::new(half),
+            pool: plain,
             seek_points: options.spans,
-            memory_limit: codec::MEMORY_LIMIT,
+            loans: Loans::new(lenders),
             workers: options.workers,
         },
         content_id: options.spans,
+        saved: options.saved.clone().filter(|_| !options.spans),
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything that waits, waits on bytes: a [`Pool`] hands out no more than its budget, and a
 //! buffer's share comes back when the last [`Bytes`] cut from it is dropped. Reuse spares the
-//! kernel from zeroing fresh pages for every chunk.
+//! kernel from zeroing fresh pages for every chunk. A pool is also a [`Lender`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,10 +12,14 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
+use super::loan::Lender;
+
 /// Buffers that may be alive at once, in bytes. Clones share one budget.
 #[derive(Clone)]
 pub struct Pool {
     shared: Arc<Shared>,
+    /// What its buffers are counted in before they count in the pool.
+    ration: Option<Arc<Ration>>,
 }
 
 struct Shared {
@@ -28,6 +32,8 @@ struct Shared {
 struct State {
     /// Bytes of capacity handed out.
     taken: u64,
+    /// Bytes of the budget that others have for now.
+    lent: u64,
     /// The highest `taken` has been.
     peak: u64,
     /// Buffers at rest, oldest first; their capacity counts in `resting`.
@@ -36,6 +42,9 @@ struct State {
     /// Tasks that wait in [`Pool::take_async`].
     wakers: Vec<Waker>,
 }
+
+/// One part in so many of a budget is never lent: work goes on with it.
+const KEPT_SHARE: u64 = 4;
 
 impl Pool {
     /// A pool whose buffers, taken and resting together, never exceed `budget` bytes, but for a
@@ -47,6 +56,21 @@ impl Pool {
                 state: Mutex::default(),
                 returned: Condvar::new(),
             }),
+            ration: None,
+        }
+    }
+
+    /// A pool whose buffers come from this one without waiting, as `bytes` of it are taken now,
+    /// as by [`Pool::take`]. What is not used of them returns when the last clone is dropped;
+    /// whatever is used beyond them is counted, but not waited for.
+    #[must_use]
+    pub fn ration(&self, bytes: u64) -> Self {
+        let reserved = self.reserve(bytes);
+        Self {
+            shared: Arc::clone(&self.shared),
+            ration: Some(Arc::new(Ration {
+                left: Mutex::new(reserved),
+            })),
         }
     }
 
@@ -55,15 +79,22 @@ impl Pool {
     /// Callers that hold buffers of the same pool while they wait must make sure that someone
     /// else gives some back, or they wait for ever.
     pub fn take(&self, len: usize) -> Buffer {
-        let mut state = self.shared.lock();
-        while state.taken > 0 && state.taken + len as u64 > self.shared.budget {
-            state = self
-                .shared
-                .returned
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        let state = match self.ration {
+            None => self.shared.wait_for(len as u64),
+            Some(_) => self.shared.lock(),
+        };
         self.hand_out(state, len)
+    }
+
+    /// Counts `bytes` as taken, for memory that is not the pool's; waits as [`Pool::take`] does.
+    pub fn reserve(&self, bytes: u64) -> Reserved {
+        let mut state = self.shared.wait_for(bytes);
+        state.take(bytes, self.shared.budget);
+        drop(state);
+        Reserved {
+            bytes,
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     /// As [`Pool::take`], but waits as a task.
@@ -73,7 +104,7 @@ impl Pool {
     pub async fn take_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
             let mut state = self.shared.lock();
-            if state.taken > 0 && state.taken + len as u64 > self.shared.budget {
+            if self.ration.is_none() && !state.has_room(len as u64, self.shared.budget) {
                 let waker = context.waker();
                 if !state.wakers.iter().any(|known| known.will_wake(waker)) {
                     state.wakers.push(waker.clone());
@@ -88,7 +119,7 @@ impl Pool {
     /// As [`Pool::take`], but `None` instead of waiting.
     pub fn try_take(&self, len: usize) -> Option<Buffer> {
         let state = self.shared.lock();
-        if state.taken > 0 && state.taken + len as u64 > self.shared.budget {
+        if self.ration.is_none() && !state.has_room(len as u64, self.shared.budget) {
             return None;
         }
         Some(self.hand_out(state, len))
@@ -109,13 +140,9 @@ impl Pool {
         let capacity = reused.as_ref().map_or(0, Vec::capacity);
         state.resting -= capacity as u64;
         let charge = len.max(capacity) as u64;
-        state.taken += charge;
-        state.peak = state.peak.max(state.taken);
-        while state.taken + state.resting > self.shared.budget {
-            let Some(oldest) = state.free.pop_front() else {
-                break;
-            };
-            state.resting -= oldest.capacity() as u64;
+        state.take(charge, self.shared.budget);
+        if let Some(ration) = &self.ration {
+            state.taken -= ration.use_up(charge);
         }
         drop(state);
         let bytes = match reused {
@@ -154,13 +181,110 @@ impl fmt::Debug for Pool {
         f.debug_struct("Pool")
             .field("budget", &self.shared.budget)
             .field("taken", &self.taken())
-            .finish()
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lender for Pool {
+    fn lendable(&self) -> u64 {
+        self.shared.budget - self.shared.budget / KEPT_SHARE
+    }
+
+    fn lend(&self, bytes: u64) -> u64 {
+        let mut state = self.shared.lock();
+        let part = bytes.min(self.lendable().saturating_sub(state.lent));
+        state.lent += part;
+        state.drop_resting(self.shared.budget);
+        part
+    }
+
+    fn take_back(&self, bytes: u64) {
+        let mut state = self.shared.lock();
+        state.lent = state.lent.saturating_sub(bytes);
+        self.shared.wake(state);
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `bytes` may be taken.
+    fn wait_for(&self, bytes: u64) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        while !state.has_room(bytes, self.budget) {
+            state = self
+                .returned
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    /// Tells everyone who waits that there may be room now.
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.returned.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl State {
+    fn has_room(&self, bytes: u64, budget: u64) -> bool {
+        self.taken == 0 || self.taken.saturating_add(bytes) <= budget - self.lent
+    }
+
+    fn take(&mut self, bytes: u64, budget: u64) {
+        self.taken += bytes;
+        self.peak = self.peak.max(self.taken);
+        self.drop_resting(budget);
+    }
+
+    /// Lets go of buffers at rest for which there is no room any more.
+    fn drop_resting(&mut self, budget: u64) {
+        while self.taken + self.resting > budget - self.lent {
+            let Some(oldest) = self.free.pop_front() else {
+                break;
+            };
+            self.resting -= oldest.capacity() as u64;
+        }
+    }
+}
+
+/// What is left of bytes that were taken in advance.
+struct Ration {
+    left: Mutex<Reserved>,
+}
+
+impl Ration {
+    /// Takes `bytes`, or what is left, out of the ration.
+    fn use_up(&self, bytes: u64) -> u64 {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = left.bytes.min(bytes);
+        left.bytes -= used;
+        used
+    }
+}
+
+/// Bytes of a budget that are taken without a buffer of the pool; they return when dropped.
+pub struct Reserved {
+    bytes: u64,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Reserved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reserved({} bytes)", self.bytes)
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.taken -= self.bytes;
+        self.shared.wake(state);
     }
 }
 
@@ -215,14 +339,12 @@ impl Drop for Buffer {
         let capacity = bytes.capacity() as u64;
         let mut state = self.shared.lock();
         state.taken -= self.charge;
-        if capacity > 0 && state.taken + state.resting + capacity <= self.shared.budget {
+        if capacity > 0 && state.taken + state.resting + capacity <= self.shared.budget - state.lent
+        {
             state.resting += capacity;
             state.free.push_back(bytes);
         }
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
-        self.shared.returned.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        self.shared.wake(state);
     }
 }
 
@@ -269,6 +391,67 @@ mod tests {
         assert_eq!(small.len(), 200);
         let taken = pool.taken();
         assert!(pool.shared.lock().resting + taken <= 1000);
+    }
+
+    #[test]
+    fn a_reservation_is_taken_like_a_buffer() {
+        let pool = Pool::new(100);
+        let reserved = pool.reserve(60);
+        assert!(pool.try_take(41).is_none());
+        drop(pool.try_take(40).expect("room"));
+        drop(reserved);
+        assert_eq!(pool.taken(), 0);
+        assert!(pool.try_take(41).is_some());
+    }
+
+    #[test]
+    fn a_ration_is_taken_at_once_and_its_buffers_do_not_wait() {
+        let pool = Pool::new(100);
+        drop(pool.take(40));
+        let ration = pool.ration(70);
+        assert_eq!(pool.taken(), 70);
+        let first = ration.take(40);
+        let second = ration.clone().take(20);
+        assert_eq!(pool.taken(), 70);
+        let third = ration.take(50);
+        assert_eq!(pool.taken(), 110, "which is beyond the ration");
+        drop((first, third));
+        assert_eq!(pool.taken(), 20);
+        drop(second);
+        drop(ration);
+        assert_eq!(pool.taken(), 0);
+        let ration = pool.ration(70);
+        drop(ration.take(30));
+        drop(ration);
+        assert_eq!(pool.taken(), 0, "what was not used returns too");
+    }
+
+    #[test]
+    fn what_is_lent_cannot_be_taken_and_a_quarter_is_never_lent() {
+        let pool = Pool::new(100);
+        drop(pool.take(50));
+        assert_eq!(pool.lend(60), 60);
+        assert_eq!(pool.shared.lock().resting, 0);
+        let held = pool.take(30);
+        assert!(pool.try_take(11).is_none());
+        assert_eq!(pool.lend(60), 15);
+        assert_eq!(pool.lend(60), 0);
+        drop(held);
+        assert_eq!(pool.take(90).len(), 90, "alone");
+        pool.take_back(75);
+        assert!(pool.try_take(100).is_some());
+    }
+
+    #[test]
+    fn a_waiter_wakes_when_a_loan_comes_back() {
+        let pool = Pool::new(100);
+        let _held = pool.take(20);
+        assert_eq!(pool.lend(70), 70);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pool.take(50).len());
+            pool.take_back(70);
+            assert_eq!(waiter.join().ok(), Some(50));
+        });
     }
 
     #[test]

@@ -71,6 +71,8 @@ stats! {
     decoded_spans,
     /// Members seen by a scan.
     scanned_members,
+    /// Scans that decoded along the seek points of a saved index.
+    indexed_scans,
     /// Scans started.
     scans,
     /// Reads answered from memory.
@@ -87,6 +89,8 @@ stats! {
     written_bytes,
     /// Entries written by materialize.
     written_entries,
+    /// File systems brought to disk by materialize, because it was asked to.
+    synced_file_systems,
 }
 
 #[cfg(test)]

@@ -2,14 +2,20 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
 use super::Key;
+use crate::base::loan::Lender;
 
-/// Decoded spans, evicted by how recently and how often they were read.
+/// Decoded spans, evicted by how recently and how often they were read. Clones share them.
+#[derive(Clone)]
 pub struct Memory {
     spans: moka::sync::Cache<Key, Bytes>,
+    budget: u64,
+    /// Bytes of the budget that others have for now.
+    lent: Arc<AtomicU64>,
 }
 
 /// What a span costs besides its bytes: the cache's own bookkeeping.
@@ -20,13 +26,14 @@ impl Memory {
     pub fn new(budget: u64) -> Self {
         let spans = moka::sync::Cache::builder()
             .max_capacity(budget)
-            .weigher(|_, span: &Bytes| {
-                u32::try_from(span.len())
-                    .unwrap_or(u32::MAX)
-                    .saturating_add(OVERHEAD_BYTES)
-            })
+            .weigher(|_, span| weight(span))
             .build();
-        Self { spans }
+        let lent = Arc::default();
+        Self {
+            spans,
+            budget,
+            lent,
+        }
     }
 
     /// The span's bytes, if they are here.
@@ -37,8 +44,15 @@ impl Memory {
     /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
     /// of that alive without being charged for it.
     pub fn insert(&self, key: Key, bytes: Bytes) {
-        self.spans.insert(key, bytes);
-        self.settle();
+        // Not to be evicted for bytes that find no room then.
+        if bytes.len() as u64
+            <= self
+                .budget
+                .saturating_sub(self.lent.load(Ordering::Relaxed))
+        {
+            self.spans.insert(key, bytes);
+            self.settle();
+        }
     }
 
     /// The span's bytes; made by `fill` if they are not here. Of any number of callers at once
@@ -66,6 +80,23 @@ impl Memory {
     /// and dozens of spans are more than the budget itself.
     fn settle(&self) {
         self.spans.run_pending_tasks();
+        let lent = self.lent.load(Ordering::Relaxed);
+        if lent > 0 {
+            self.shrink(self.budget.saturating_sub(lent));
+        }
+    }
+
+    /// Lets go of spans, whichever, until no more than `limit` bytes are kept.
+    fn shrink(&self, limit: u64) {
+        let mut kept = self.spans.weighted_size();
+        for (key, span) in &self.spans {
+            if kept <= limit {
+                break;
+            }
+            self.spans.invalidate(&*key);
+            kept = kept.saturating_sub(weight(&span).into());
+        }
+        self.spans.run_pending_tasks();
     }
 
     /// Bytes kept at this moment, bookkeeping included.
@@ -75,11 +106,38 @@ impl Memory {
     }
 }
 
+fn weight(span: &Bytes) -> u32 {
+    u32::try_from(span.len())
+        .unwrap_or(u32::MAX)
+        .saturating_add(OVERHEAD_BYTES)
+}
+
+impl Lender for Memory {
+    fn lendable(&self) -> u64 {
+        self.budget
+    }
+
+    fn lend(&self, bytes: u64) -> u64 {
+        let lend = |lent| Some(bytes.saturating_add(lent).min(self.budget));
+        let lent = self
+            .lent
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lend);
+        self.settle();
+        // It never declines.
+        let (Ok(lent) | Err(lent)) = lent;
+        bytes.min(self.budget - lent)
+    }
+
+    fn take_back(&self, bytes: u64) {
+        self.lent.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memory")
             .field("kept_bytes", &self.spans.weighted_size())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -107,6 +165,30 @@ mod tests {
             assert!(memory.spans.weighted_size() <= 100_000);
         }
         assert!(memory.kept_bytes() > 50_000);
+    }
+
+    #[test]
+    fn what_is_lent_is_evicted_and_not_filled_again_until_it_is_back() {
+        let memory = Memory::new(100_000);
+        let fill = || {
+            for span in 0..20 {
+                memory.insert(key(span), Bytes::from(vec![0; 10_000]));
+            }
+            memory.kept_bytes()
+        };
+        assert!(fill() > 80_000);
+        assert_eq!(memory.lend(70_000), 70_000);
+        assert!(memory.kept_bytes() <= 30_000);
+        assert!((10_000..=30_000).contains(&fill()));
+        let filled = memory.get_or_fill(key(99), || {
+            Ok::<_, Infallible>(Bytes::from(vec![0; 31_000]))
+        });
+        assert_eq!(filled.map(|bytes| bytes.len()).ok(), Some(31_000));
+        assert!(memory.kept_bytes() <= 30_000);
+        assert_eq!(memory.lend(70_000), 30_000, "there is no more");
+        assert_eq!(fill(), 0);
+        memory.take_back(100_000);
+        assert!(fill() > 80_000);
     }
 
     #[test]

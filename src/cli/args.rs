@@ -51,7 +51,7 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed_wait: u64,
 
-    /// Memory for buffers and cached data; the index comes on top
+    /// Memory for buffers, decoders and cached data together; the index comes on top
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     pub memory: Size,
 
@@ -68,9 +68,9 @@ pub(super) struct SourceArgs {
     pub allow_truncated: bool,
 }
 
-/// Where saved indexes and spools are kept.
+/// Where saved indexes are found.
 #[derive(Args, Clone, Debug)]
-pub(super) struct CacheArgs {
+pub(super) struct SavedArgs {
     /// Where indexes and spools are kept [default: $`XDG_CACHE_HOME/tarfs`]
     #[arg(
         long,
@@ -79,6 +79,17 @@ pub(super) struct CacheArgs {
         help_heading = "Cache"
     )]
     pub cache_dir: Option<PathBuf>,
+
+    /// Use this index file instead of looking in the cache
+    #[arg(long, value_name = "FILE", help_heading = "Cache")]
+    pub index: Option<PathBuf>,
+}
+
+/// Where saved indexes and spools are kept.
+#[derive(Args, Clone, Debug)]
+pub(super) struct CacheArgs {
+    #[command(flatten)]
+    pub saved: SavedArgs,
 
     /// Disk that spools may take [default: all but a tenth of the disk]
     #[arg(
@@ -92,10 +103,6 @@ pub(super) struct CacheArgs {
     /// Keep no plain bytes on disk, even if SOURCE cannot be read from the middle
     #[arg(long, help_heading = "Cache")]
     pub no_spool: bool,
-
-    /// Use this index file instead of looking in the cache
-    #[arg(long, value_name = "FILE", help_heading = "Cache")]
-    pub index: Option<PathBuf>,
 }
 
 /// A `NAME: VALUE` pair.
@@ -174,10 +181,19 @@ impl FromStr for Size {
 }
 
 fn connections(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(count @ 1..=256) => Ok(count),
-        _ => Err("between 1 and 256".to_owned()),
-    }
+    count_up_to(256, text)
+}
+
+/// A number of writer threads.
+pub(super) fn writers(text: &str) -> Result<usize, String> {
+    count_up_to(64, text)
+}
+
+fn count_up_to(most: usize, text: &str) -> Result<usize, String> {
+    let count = text.parse().ok();
+    count
+        .filter(|count| (1..=most).contains(count))
+        .ok_or_else(|| format!("between 1 and {most}"))
 }
 
 #[cfg(test)]

@@ -9,15 +9,17 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 
-use super::args::SourceArgs;
+use super::args::{self, SavedArgs, SourceArgs};
 use super::open;
 use super::output::{self, Progress, Task};
+use super::undo::Undo;
 use crate::archive::scan::{self, ScanError, Sink};
+use crate::archive::{Saved, Spooling};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::materialize::{
-    Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
-    Selection, Summary, Wanted,
+    self, Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
+    Selection, Staging, Summary, Wanted,
 };
 use crate::source::Source;
 
@@ -28,7 +30,10 @@ pub(super) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Write below this directory, which must exist
+    #[command(flatten)]
+    saved: SavedArgs,
+
+    /// Write below this directory, which must exist, but for --atomic
     #[arg(
         short = 'C',
         long = "directory",
@@ -81,6 +86,19 @@ pub(super) struct MaterializeArgs {
     #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
     same_permissions: bool,
 
+    /// Threads that write files [default: 2 to 4 by processors, 16 where each file is a round trip: NFS, FUSE, ...]
+    #[arg(long, value_name = "N", value_parser = args::writers)]
+    writers: Option<usize>,
+
+    /// Make DIR, which must be missing or empty, appear whole or not at all
+    #[arg(long, requires = "directory", conflicts_with_all = [
+        "keep_old_files", "skip_old_files", "allow_truncated", "to_stdout", "dry_run"])]
+    atomic: bool,
+
+    /// Wait until all is on disk before saying that it is written
+    #[arg(long, conflicts_with_all = ["to_stdout", "dry_run"])]
+    sync: bool,
+
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long)]
     to_stdout: bool,
@@ -105,9 +123,20 @@ pub(super) struct MaterializeArgs {
 pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
+    // Before anything is fetched for nothing.
+    let staging = args
+        .atomic
+        .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
+        .transpose()?;
     let source = open::source(&args.source, &network, &stats)?;
+    let opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
+    let saved = Saved::find(&*source, &opening)?;
     let run = Run {
         args,
+        scan_options: scan::Options {
+            saved,
+            ..opening.scan
+        },
         network: &network,
         stats: &stats,
         source: &source,
@@ -120,6 +149,8 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         run.to_stdout()
     } else if args.dry_run {
         Ok(run.rehearse())
+    } else if let Some(staging) = staging {
+        run.to_new_tree(&Arc::new(staging))
     } else {
         run.to_disk()
     };
@@ -162,8 +193,9 @@ impl MaterializeArgs {
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
             numeric_owner: self.numeric_owner,
+            writers: self.writers,
+            sync: self.sync,
             reporter: Some(reporter),
-            ..defaults
         }
     }
 }
@@ -174,6 +206,7 @@ struct Run<'a> {
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
     source: &'a Arc<dyn Source>,
+    scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
 }
 
@@ -186,6 +219,35 @@ impl Run<'_> {
         let finished = sink.finish();
         let complete = self.report(scanned);
         Ok(exit_code(complete, &finished?))
+    }
+
+    /// As [`Run::to_disk`], but what is not whole goes again, also when a signal ends it all.
+    fn to_new_tree(&self, staging: &Arc<Staging>) -> anyhow::Result<ExitCode> {
+        let undone = Arc::clone(staging);
+        let _undo = Undo::on_signals(move || tell_leftover(undone.interrupt()))?;
+        let outcome = self.build(staging);
+        tell_leftover(staging.discard());
+        outcome
+    }
+
+    fn build(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
+        let options = self.args.options(Arc::clone(&self.reporter));
+        let mut sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
+        let scanned = self.scan(&mut sink);
+        let finished = sink.finish();
+        let complete = self.report(scanned);
+        let summary = finished?;
+        if complete && summary.errors == 0 {
+            staging.commit(self.args.sync)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let code = exit_code(complete, &summary);
+        output::complain(format_args!(
+            "{}: nothing was put there, because the tree is not whole (without --atomic the rest \
+             is kept)",
+            self.args.directory.display()
+        ));
+        Ok(code)
     }
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
@@ -212,10 +274,9 @@ impl Run<'_> {
             stats: Arc::clone(self.stats),
         };
         let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
-        let options = open::scan_options(&self.args.source);
         scan::scan(
             self.source,
-            &options,
+            &self.scan_options,
             self.network.handle(),
             self.stats,
             sink,
@@ -237,6 +298,12 @@ impl Run<'_> {
                 false
             }
         }
+    }
+}
+
+fn tell_leftover(removed: Result<(), materialize::Error>) {
+    if let Err(error) = removed {
+        output::complain(output::with_hint(&error.into()));
     }
 }
 

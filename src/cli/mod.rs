@@ -13,6 +13,7 @@ mod settings;
 mod status;
 mod telemetry;
 mod umount;
+mod undo;
 
 use std::process::ExitCode;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::runtime::Runtime;
 
-use super::args::{CacheArgs, SourceArgs};
+use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::mount::{MountArgs, Opened};
 use super::output::{Progress, Task};
 use super::settings;
@@ -73,7 +73,9 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             wait: Duration::from_secs(args.min_speed_wait),
         },
         memory: args.memory.0,
+        lenders: Vec::new(),
         workers: settings::processors(),
+        saved: None,
     }
 }
 
@@ -152,14 +154,23 @@ pub(super) fn archive(
         stats: Arc::clone(stats),
     };
     let _progress = Progress::start(task, quiet);
-    let options = OpenOptions {
+    let options = open_options(args, &cache.saved, spooling);
+    Ok(Archive::open(source, &options, network.handle(), stats)?)
+}
+
+/// How the archive that the arguments name is opened.
+pub(super) fn open_options(
+    args: &SourceArgs,
+    saved: &SavedArgs,
+    spooling: Spooling,
+) -> OpenOptions {
+    OpenOptions {
         scan: scan_options(args),
-        cache_dir: match &cache.cache_dir {
+        cache_dir: match &saved.cache_dir {
             Some(directory) => Some(directory.clone()),
             None => settings::cache_dir().ok(),
         },
-        index_file: cache.index.clone(),
+        index_file: saved.index.clone(),
         spooling,
-    };
-    Ok(Archive::open(source, &options, network.handle(), stats)?)
+    }
 }

@@ -1,5 +1,6 @@
 //! What the user sees: errors told once, progress, exit codes.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::io::{IsTerminal, Write, stderr};
 use std::process::ExitCode;
@@ -48,9 +49,9 @@ pub(super) fn with_hint(error: &anyhow::Error) -> String {
 }
 
 /// What to do about an error, if it is of a kind that knows.
-fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
+fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
-        return error.cause.hint();
+        return error.cause.hint().map(Cow::from);
     }
     if let Some(error) = error.downcast_ref::<archive::Error>() {
         return error.hint();
@@ -59,12 +60,12 @@ fn hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
         return error.hint();
     }
     if let Some(error) = error.downcast_ref::<materialize::Error>() {
-        return error.hint();
+        return error.hint().map(Cow::from);
     }
     if let Some(error) = error.downcast_ref::<MountError>() {
-        return error.hint();
+        return error.hint().map(Cow::from);
     }
-    error.downcast_ref::<UnmountError>()?.hint()
+    error.downcast_ref::<UnmountError>()?.hint().map(Cow::from)
 }
 
 /// An error and its causes on one line, each told once.

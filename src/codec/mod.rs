@@ -13,6 +13,7 @@ mod lz4;
 mod piece;
 mod plain;
 pub mod seek_point;
+mod stretches;
 mod sys;
 mod walk;
 mod xz;
@@ -25,14 +26,16 @@ use bytes::Bytes;
 
 use crate::base::buffer::Pool;
 use crate::base::extent::{Packed, Plain};
+use crate::base::loan::{Loan, Loans};
 use crate::base::ticket::Ticket;
 
 pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
+pub use stretches::{Stretch, Sum};
 
-/// The most memory that one decoder's state may take, in bytes: enough for what the tools make
-/// with their highest ordinary settings, `xz -9` (65 MiB) and `zstd --ultra -22` (128 MiB).
-pub const MEMORY_LIMIT: u64 = 160 << 20;
+/// Packed bytes that a decoder may want to see past the next seek point: some recognise the end
+/// of a piece only by the beginning of the next (bzip2: 48 bits of magic).
+pub const SLACK: usize = 16;
 
 /// What a decoder needs besides bytes.
 #[derive(Clone, Debug)]
@@ -42,11 +45,21 @@ pub struct Context {
     pub pool: Pool,
     /// Whether seek points are wanted; without them checkpoints cost nothing.
     pub seek_points: bool,
-    /// The most memory that decoder state (an xz dictionary, a zstd window) may take, in bytes.
-    pub memory_limit: u64,
+    /// Memory for what is not made of buffers: an xz dictionary, a zstd window.
+    pub loans: Loans,
     /// Threads that run jobs and [`Pull::Ahead`]; with fewer than four, or 0 when no others than
     /// the driver's do, nothing is decoded ahead on suspicion.
     pub workers: usize,
+}
+
+impl Context {
+    /// Borrows `needed_bytes` for a decoder's state.
+    fn borrow(&self, needed_bytes: u64) -> Result<Loan, Cause> {
+        self.loans.borrow(needed_bytes).ok_or(Cause::Memory {
+            needed_bytes,
+            limit_bytes: self.loans.limit_bytes(),
+        })
+    }
 }
 
 /// Turns a packed stream into plain bytes.
@@ -110,24 +123,29 @@ pub enum Pull {
 /// The plain offset of a seek point that comes after jobs: only the driver can know it.
 pub const UNCOUNTED: Plain = Plain(u64::MAX);
 
-/// Work that makes one piece of plain bytes, possibly empty, independent of any other.
+/// Work that makes some plain bytes, possibly none, independent of any other.
 pub struct Job {
-    work: Box<dyn FnOnce() -> Result<Bytes, Error> + Send>,
+    work: Box<dyn FnOnce() -> Result<Vec<Bytes>, Error> + Send>,
 }
 
 impl Job {
-    /// A job that does `work`.
+    /// A job that does `work`, which makes one piece.
     pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
+        Self::of_pieces(move || Ok(vec![work()?]))
+    }
+
+    /// A job that does `work`, which makes any number of pieces.
+    pub fn of_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
         }
     }
 
-    /// Does the work, here and now.
+    /// Does the work, here and now; answers the pieces in order, some of which may be empty.
     ///
     /// # Errors
     /// As [`Decoder::pull`].
-    pub fn run(self) -> Result<Bytes, Error> {
+    pub fn run(self) -> Result<Vec<Bytes>, Error> {
         (self.work)()
     }
 }
@@ -214,7 +232,7 @@ pub enum Cause {
     /// The format allows it, this program does not know it.
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// Decoder state would exceed [`Context::memory_limit`].
+    /// Decoder state would exceed what [`Context::loans`] allow.
     #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
     Memory {
         /// What the stream asks for.
@@ -227,6 +245,22 @@ pub enum Cause {
     Truncated,
 }
 
+/// What a decoder of `compression` takes from its pool at the most, when that has
+/// [`READING_POOL`] bytes and each piece is dropped before the next is pulled.
+pub fn reading_bytes(compression: Compression) -> u64 {
+    match compression {
+        Compression::None => 0,
+        Compression::Gzip => 1 << 20,
+        // A block of the legacy format; a block, a stream made of it, and libbz2's state.
+        Compression::Lz4 | Compression::Bzip2 => 8 << 20,
+        Compression::Xz => READING_POOL / 4,
+        Compression::Zstd => READING_POOL,
+    }
+}
+
+/// A pool large enough to read spans with, in bytes.
+pub const READING_POOL: u64 = 16 << 20;
+
 /// A decoder for a stream of `compression` that starts at packed and plain offset 0.
 pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
     match compression {
@@ -237,6 +271,20 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
         Compression::Xz => Box::new(xz::Decoder::start(context)),
         Compression::Bzip2 => Box::new(bzip2::Decoder::start(context)),
     }
+}
+
+/// As [`start`], for a stream whose seek points are known: `stretches` in stream order, which
+/// together are all of it. What they decode to is checked by their hashes, and by nothing else.
+pub fn along(
+    compression: Compression,
+    context: Context,
+    stretches: impl Iterator<Item = Stretch> + Send + 'static,
+) -> Box<dyn Decoder> {
+    Box::new(stretches::Along::new(
+        compression,
+        context,
+        Box::new(stretches),
+    ))
 }
 
 /// A decoder that stands at `seek_point`: the first packed byte to push is the one at

@@ -97,6 +97,7 @@ impl super::Decoder for Decoder {
 mod tests {
     use super::*;
     use crate::base::buffer::Pool;
+    use crate::base::loan::Loans;
     use crate::codec::Decoder as _;
 
     const MIB: usize = 1 << 20;
@@ -105,7 +106,7 @@ mod tests {
         Context {
             pool: Pool::new(0),
             seek_points,
-            memory_limit: 0,
+            loans: Loans::limited(0),
             workers: 0,
         }
     }

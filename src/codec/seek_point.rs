@@ -163,12 +163,13 @@ pub(super) fn unpack_window(packed: &[u8], max_len: usize) -> Result<Vec<u8>, Ca
 mod tests {
     use super::*;
     use crate::base::buffer::Pool;
+    use crate::base::loan::Loans;
 
     fn context(seek_points: bool) -> Context {
         Context {
             pool: Pool::new(0),
             seek_points,
-            memory_limit: 0,
+            loans: Loans::limited(0),
             workers: 0,
         }
     }

@@ -118,6 +118,7 @@ pub(super) mod tests {
     use super::*;
     use crate::base::buffer::Pool;
     use crate::base::extent::Plain;
+    use crate::base::loan::Loans;
 
     /// What a whole stream came to.
     #[derive(Debug)]
@@ -135,7 +136,7 @@ pub(super) mod tests {
         Context {
             pool: Pool::new(256 << 20),
             seek_points: true,
-            memory_limit: 256 << 20,
+            loans: Loans::limited(256 << 20),
             workers: 0,
         }
     }
@@ -199,7 +200,7 @@ pub(super) mod tests {
                 }
                 Ok(Pull::Job(job)) => {
                     outcome.jobs += 1;
-                    job.run()
+                    job.run().map(|pieces| pieces.concat().into())
                 }
                 Ok(Pull::Check(_) | Pull::Ahead(_) | Pull::Await(_)) => panic!("only gzip's"),
                 Ok(Pull::HashStart) => {

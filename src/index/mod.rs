@@ -296,6 +296,11 @@ impl Index {
         (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
     }
 
+    /// Whether decoding refers, at some seek point, to plain bytes before it.
+    pub fn has_windows(&self) -> bool {
+        !self.arrays.windows.0.is_empty()
+    }
+
     /// Span `number`, its window as the codec packed it; `None` past the last or when damaged.
     pub fn span(&self, number: u32) -> Option<Span> {
         let row = self.arrays.spans.get(number as usize)?;

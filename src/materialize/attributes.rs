@@ -15,6 +15,10 @@ use super::root::Directory;
 use crate::base::path::ArchivePath;
 use crate::tar::Timestamp;
 
+/// The most that Linux gives at once: a list of names (`XATTR_LIST_MAX`) or a value
+/// (`XATTR_SIZE_MAX`).
+const XATTR_BYTES: usize = 64 * 1024;
+
 /// What attributes are set on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Subject<'a> {
@@ -157,6 +161,46 @@ impl Xattrs<'_> {
             name.escape_ascii()
         ));
     }
+}
+
+/// Gives the new directory `to` owner, mode and extended attributes of `from`.
+///
+/// # Errors
+/// When one of them is not ours to give.
+pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+    let (old, new) = (rustix::fs::fstat(from)?, rustix::fs::fstat(to)?);
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid) {
+        let (user, group) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
+        rustix::fs::fchown(to, Some(user), Some(group))?;
+    }
+    let value = |fd, name: &[u8]| {
+        let mut value = vec![0; XATTR_BYTES];
+        let len = rustix::fs::fgetxattr(fd, name, &mut *value)?;
+        value.truncate(len);
+        Ok::<_, Errno>(value)
+    };
+    for inherited in [ACCESS_ACL, DEFAULT_ACL] {
+        if value(from, inherited.as_bytes()).is_err() && value(to, inherited.as_bytes()).is_ok() {
+            rustix::fs::fremovexattr(to, inherited)?;
+        }
+    }
+    let mut names = vec![0; XATTR_BYTES];
+    let len = match rustix::fs::flistxattr(from, &mut *names) {
+        Err(Errno::OPNOTSUPP) => 0,
+        len => len?,
+    };
+    names.truncate(len);
+    for name in names
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+    {
+        let wanted = value(from, name)?;
+        // Labels that the system gave both of them are not ours to set.
+        if value(to, name).as_ref() != Ok(&wanted) {
+            rustix::fs::fsetxattr(to, name, &wanted, XattrFlags::empty())?;
+        }
+    }
+    rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
 }
 
 /// The number that chown(2) takes for "leave it" is nobody's.

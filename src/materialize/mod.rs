@@ -4,7 +4,7 @@
 //! directories, links and special files; regular files go to writer threads, piece by piece as
 //! they come. Directories get their owner, mode and times at the very end. Everything stays below
 //! the destination, whatever the archive says and whatever lies there already: the kernel is never
-//! asked to follow a link.
+//! asked to follow a link. A tree that is to appear whole is written into a [`Staging`] first.
 //!
 //! Two smaller sinks answer without writing a tree: [`Contents`] and [`Rehearsal`].
 
@@ -12,25 +12,31 @@ mod attributes;
 mod contents;
 mod context;
 mod directories;
+mod durable;
 mod entries;
 mod file;
 mod glob;
+mod medium;
 mod plan;
 mod policy;
 mod problem;
 mod rehearsal;
+mod removal;
 mod root;
+mod staging;
 mod writers;
 
 #[cfg(test)]
 mod testing;
 
-use std::path::Path;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
 
+use self::attributes::Subject;
 use self::context::Context;
 use self::directories::Directories;
 use self::entries::Links;
@@ -42,6 +48,7 @@ use self::root::{Missing, Root, parent_of};
 use self::writers::Writers;
 use crate::archive::scan::Sink;
 use crate::base::accounts::Accounts;
+use crate::base::path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::tar::{Kind, Member};
@@ -51,10 +58,7 @@ pub use self::glob::Glob;
 pub use self::plan::{Selection, Wanted};
 pub use self::problem::{Cause, Error, Problem, Reporter};
 pub use self::rehearsal::Rehearsal;
-
-/// Threads that write files. Two nearly halved the time of one on two cores (0.74 s to 0.44 s for
-/// a root filesystem of 920 MB onto tmpfs), and a network or a decoder is rarely faster than that.
-pub const DEFAULT_WRITERS: usize = 2;
+pub use self::staging::Staging;
 
 /// Distinct prefixes whose removal from member names is told; GNU tar tells each once as well.
 const TOLD_PREFIXES: usize = 16;
@@ -75,6 +79,7 @@ pub enum Existing {
 
 /// How members become entries.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct Options {
     /// Which members, and where.
     pub selection: Selection,
@@ -86,8 +91,10 @@ pub struct Options {
     pub same_permissions: bool,
     /// Look at owners' numbers only, not at their names.
     pub numeric_owner: bool,
-    /// Threads that write files, at least one.
-    pub writers: usize,
+    /// Threads that write files, at least one; as many as suit the destination when not said.
+    pub writers: Option<usize>,
+    /// Wait at the end until all is on disk. A tree in a [`Staging`] is synced by its commit.
+    pub sync: bool,
     /// Hears of entries and problems as they happen.
     pub reporter: Option<Arc<dyn Reporter>>,
 }
@@ -102,7 +109,8 @@ impl Options {
             same_owner: is_root,
             same_permissions: is_root,
             numeric_owner: false,
-            writers: DEFAULT_WRITERS,
+            writers: None,
+            sync: false,
             reporter: None,
         }
     }
@@ -127,6 +135,10 @@ pub struct Materializer {
     context: Arc<Context>,
     selection: Selection,
     root: Root,
+    /// Where the root is, for messages, if it is to be synced.
+    sync: Option<PathBuf>,
+    /// The mode to give to the root at the end, unless a member says otherwise.
+    root_mode: Option<u32>,
     writers: Writers,
     current: Current,
     directories: Directories,
@@ -155,25 +167,65 @@ impl Materializer {
             path: destination.to_owned(),
             errno,
         })?;
+        let problems = Problems::new(options.reporter.clone());
+        let sync = options.sync.then(|| destination.to_owned());
+        let materializer = Self::start(root, problems, options, stats)?;
+        Ok(Self {
+            sync,
+            ..materializer
+        })
+    }
+
+    /// As [`Materializer::new`], for a tree that is to appear whole: makes the directory to build
+    /// in. It is for the caller to commit when all went well.
+    ///
+    /// # Errors
+    /// When no directory can be made there any more, [`Error::Interrupted`], and [`Error::Thread`].
+    pub fn staged(staging: &Staging, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
+        let (root, mode) = staging.make()?;
+        let problems = Problems::until(staging.end(), options.reporter.clone());
+        let materializer = Self::start(root, problems, options, stats)?;
+        Ok(Self {
+            root_mode: Some(mode),
+            ..materializer
+        })
+    }
+
+    fn start(
+        root: Root,
+        problems: Problems,
+        options: Options,
+        stats: Arc<Stats>,
+    ) -> Result<Self, Error> {
         let context = Arc::new(Context {
             policy: policy(&options),
             existing: options.existing,
             stats,
-            problems: Problems::new(options.reporter),
+            problems,
             replacements: AtomicUsize::new(0),
         });
-        let writers = Writers::start(options.writers, &context)
-            .map_err(|error| Error::Thread(Arc::new(error)))?;
+        let count = options
+            .writers
+            .unwrap_or_else(|| medium::writers(root.top()));
+        let writers =
+            Writers::start(count, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Self {
             context,
             selection: options.selection,
             root,
+            sync: None,
+            root_mode: None,
             writers,
             current: Current::Nothing,
             directories: Directories::default(),
             links: Links::default(),
             told_prefixes: Vec::new(),
         })
+    }
+
+    /// Threads that write files.
+    pub fn writer_count(&self) -> usize {
+        self.writers.count()
     }
 
     /// Waits for the writers, makes the links whose targets came late, and gives directories their
@@ -187,21 +239,30 @@ impl Materializer {
         }
         self.writers.settle_all();
         self.make_late_links();
+        if let Some(mode) = self.root_mode {
+            let root = Subject::Open(self.root.top().as_fd());
+            if let Err(trouble) = root.chmod(mode) {
+                self.context.problems.add(&ArchivePath::root(), trouble);
+            }
+        }
         self.directories
             .restore(&mut self.root, &mut self.writers, &self.context);
         self.writers.close();
         for path in self.selection.missing() {
             self.context.problems.add(path, Cause::NotFound);
         }
-        match self.context.problems.fatal() {
-            Some(error) => Err(error.clone()),
-            None => Ok(Summary {
-                entries: self.context.stats.written_entries.get(),
-                bytes: self.context.stats.written_bytes.get(),
-                errors: self.context.problems.count(),
-                problems: self.context.problems.take_kept(),
-            }),
+        if let Some(error) = self.context.problems.fatal() {
+            return Err(error.clone());
         }
+        if let Some(path) = &self.sync {
+            durable::sync_file_system(self.root.top(), path, &self.context.stats)?;
+        }
+        Ok(Summary {
+            entries: self.context.stats.written_entries.get(),
+            bytes: self.context.stats.written_bytes.get(),
+            errors: self.context.problems.count(),
+            problems: self.context.problems.take_kept(),
+        })
     }
 
     fn tell_prefix(&mut self, stripped: Vec<u8>) {
@@ -258,7 +319,7 @@ impl Materializer {
     }
 
     /// The member is the destination itself: only a directory can be, and its attributes count.
-    fn begin_root(&mut self, member: Member, path: crate::base::path::ArchivePath) {
+    fn begin_root(&mut self, member: Member, path: ArchivePath) {
         if member.kind == Kind::Directory {
             let identity = self.root.top().identity();
             if self.context.existing == Existing::Replace {

@@ -87,6 +87,52 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// A tree is to appear whole where something is already.
+    #[error("{}: is there already and not empty; a whole tree replaces nothing", path.display())]
+    Occupied {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A tree is to appear whole where nothing can be renamed to.
+    #[error("{}: {why}, so that no whole tree can be renamed to it", path.display())]
+    Unmovable {
+        /// Where.
+        path: PathBuf,
+        /// What it is.
+        why: &'static str,
+    },
+    /// The place where a tree is to appear whole cannot be used.
+    #[error("{}: cannot {action}", path.display())]
+    Place {
+        /// Where.
+        path: PathBuf,
+        /// The step, as an infinitive.
+        action: &'static str,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
+    /// What was built and is not wanted any more cannot be removed.
+    #[error("{}: cannot remove the unfinished tree", path.display())]
+    Leftover {
+        /// Where it is.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
+    /// The run was ended from outside.
+    #[error("interrupted")]
+    Interrupted,
+    /// What was written is not known to be on disk.
+    #[error("{}: cannot bring to disk what was written", path.display())]
+    Sync {
+        /// What was synced.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
     /// No thread to write with.
     #[error("cannot start a writer thread")]
     Thread(#[source] Arc<std::io::Error>),
@@ -156,7 +202,14 @@ impl Error {
                 Some("free space, or choose another destination")
             }
             Self::Failing { .. } => Some("choose another destination"),
-            Self::Thread(_) | Self::Output(_) => None,
+            Self::Occupied { .. } => Some("remove it, or name a directory that is not there yet"),
+            Self::Unmovable { .. } => {
+                Some("name a directory in a directory with -C, or do without --atomic")
+            }
+            Self::Place { .. } => Some("choose another place, or do without --atomic"),
+            Self::Leftover { .. } => Some("remove it by hand"),
+            Self::Sync { .. } => Some("look at the disk, and write it again"),
+            Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }
     }
 }
@@ -206,7 +259,8 @@ pub(super) struct Problems {
     reporter: Option<Arc<dyn Reporter>>,
     kept: Mutex<Vec<Problem>>,
     count: AtomicU64,
-    fatal: OnceLock<Error>,
+    /// Shared with whoever may end the run from outside.
+    fatal: Arc<OnceLock<Error>>,
 }
 
 impl Problems {
@@ -217,7 +271,19 @@ impl Problems {
         }
     }
 
+    /// As [`Self::new`]; what is set in `end` stops everything.
+    pub(super) fn until(end: Arc<OnceLock<Error>>, reporter: Option<Arc<dyn Reporter>>) -> Self {
+        Self {
+            fatal: end,
+            ..Self::new(reporter)
+        }
+    }
+
     pub(super) fn add(&self, path: &ArchivePath, cause: impl Into<Cause>) {
+        // The tree is being removed under our feet; nobody wants to hear how that feels.
+        if matches!(self.fatal(), Some(Error::Interrupted)) {
+            return;
+        }
         let problem = Problem {
             path: path.clone(),
             cause: cause.into(),

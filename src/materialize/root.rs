@@ -130,7 +130,14 @@ impl Root {
     /// When it is not a directory that can be opened.
     pub(super) fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+        Self::at(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+    }
+
+    /// The destination is an open directory.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub(super) fn at(fd: OwnedFd) -> Result<Self, Errno> {
         let open = Arc::new(AtomicUsize::new(0));
         let files = rustix::process::getrlimit(Resource::Nofile)
             .current

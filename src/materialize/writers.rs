@@ -142,6 +142,11 @@ impl Writers {
         Ok(writers)
     }
 
+    /// How many threads there are.
+    pub(super) fn count(&self) -> usize {
+        self.threads.len()
+    }
+
     /// Queues a file with all its content.
     pub(super) fn write(&mut self, job: Job, bytes: Bytes) {
         let ticket = self.claim(&job);

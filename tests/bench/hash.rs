@@ -72,7 +72,9 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
         chunk_len: fetch::CHUNK_LEN,
         min_speed: fetch::MinSpeed::default(),
         memory: MEMORY,
+        lenders: Vec::new(),
         workers: std::thread::available_parallelism().map_or(1, usize::from),
+        saved: None,
     };
     let mut hashes = Hashes::default();
     match scan::scan(&source, &options, network.handle(), &stats, &mut hashes) {

@@ -26,6 +26,7 @@ use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use tarfs::archive::scan::Sink;
 use tarfs::base::buffer::Pool;
+use tarfs::base::loan::Loans;
 use tarfs::base::stats::Stats;
 use tarfs::codec::{self, Compression, Pull};
 use tarfs::materialize::{Materializer, Options};
@@ -223,7 +224,7 @@ fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
     let context = codec::Context {
         pool: Pool::new(64 << 20),
         seek_points: false,
-        memory_limit: codec::MEMORY_LIMIT,
+        loans: Loans::limited(0),
         workers: 0,
     };
     let mut decoder = codec::start(compression, context);
@@ -239,7 +240,7 @@ fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
                 0
             }
             Pull::Plain(bytes) => black_box(bytes).len(),
-            Pull::Job(job) => black_box(job.run()?).len(),
+            Pull::Job(job) => black_box(job.run()?).iter().map(Bytes::len).sum(),
             Pull::End => return Ok(plain_len),
             _ => 0,
         };

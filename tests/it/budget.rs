@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use tarfs::archive::scan::{self, Sink};
+use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Archive, OpenOptions, Spooling};
 use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
@@ -89,8 +89,18 @@ fn lz4_linked(bytes: &[u8]) -> Vec<u8> {
 
 /// `bytes` in blocks of 24 MiB that say how long they are.
 fn xz_of_threads(bytes: &[u8]) -> Vec<u8> {
+    xz(&["-0", "-T2", "--block-size=24MiB"], bytes)
+}
+
+/// `bytes` in blocks of 4 MiB, each with a dictionary of 64 MiB.
+fn xz_of_large_dictionaries(bytes: &[u8]) -> Vec<u8> {
+    xz(&["--lzma2=preset=0,dict=64MiB", "--block-size=4MiB"], bytes)
+}
+
+fn xz(arguments: &[&str], bytes: &[u8]) -> Vec<u8> {
     let mut xz = Command::new("xz")
-        .args(["-0", "-T2", "--block-size=24MiB", "-c"])
+        .arg("-c")
+        .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -121,7 +131,9 @@ fn least() -> scan::Options {
         chunk_len: 8 << 20,
         min_speed: fetch::MinSpeed::default(),
         memory: 0,
+        lenders: Vec::new(),
         workers: 2,
+        saved: None,
     }
 }
 
@@ -209,13 +221,83 @@ fn what_is_decoded_ahead_never_keeps_what_comes_before_waiting() {
     }
 }
 
-fn opened(source: impl Source + 'static, cache_dir: &Path, network: &Runtime) -> Archive {
-    let options = OpenOptions {
+/// `bytes` as one frame of zstd, with a window of 64 MiB.
+fn zstd_of_a_large_window(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
+    let window = zstd::zstd_safe::CParameter::WindowLog(26);
+    encoder.set_parameter(window).expect("a known parameter");
+    encoder.write_all(bytes).expect("room");
+    encoder.finish().expect("room")
+}
+
+#[test]
+fn a_decoder_that_needs_more_than_the_memory_says_how_much() {
+    let plain = archive("a", &noise(70 * MIB));
+    let formats = [
+        ("xz", xz_of_large_dictionaries(&plain)),
+        ("zstd", zstd_of_a_large_window(&plain)),
+    ];
+    for (name, packed) in formats {
+        for memory in [85 << 20, 86 << 20] {
+            let packed = packed.clone();
+            let scanned = in_time(name, move || {
+                let runtime = runtime();
+                let source: Arc<dyn Source> = Arc::new(Memory::new("test", packed));
+                let options = scan::Options { memory, ..least() };
+                let (mut counter, stats) = (Counter::default(), Arc::default());
+                let scanned = scan::scan(&source, &options, runtime.handle(), &stats, &mut counter);
+                scanned.map(|_| counter.0)
+            });
+            match scanned {
+                Ok(len) => assert_eq!((len, memory), (70 * MIB, 86 << 20), "{name}"),
+                Err(ScanError::Archive { error, .. }) => {
+                    assert_eq!(memory, 85 << 20, "{name}: {error}");
+                    let hint = error.hint().expect("a hint");
+                    assert_eq!(hint, "allow it with --memory 86MiB", "{name}");
+                }
+                Err(ScanError::Sink(())) => panic!("{name}: the sink has no limit"),
+            }
+        }
+    }
+}
+
+#[test]
+fn readers_take_turns_with_memory_that_only_one_decoder_can_have() {
+    let payload = noise(20 * MIB);
+    let packed = xz_of_large_dictionaries(&archive("a", &payload));
+    let got = in_time("reads", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let mut options = options(cache.path());
+        options.scan.memory = 90 << 20;
+        options.spooling = Spooling::Refused;
+        let source = Arc::new(Memory::new("test", packed));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        let archive = archive.expect("opened");
+        std::thread::scope(|scope| {
+            let readers = [0, 5, 10, 15].map(|at| {
+                let archive = &archive;
+                scope.spawn(move || read(archive, b"a", at * MIB as u64))
+            });
+            readers.map(|reader| reader.join().expect("no panic"))
+        })
+    });
+    for (at, got) in [0, 5, 10, 15].into_iter().zip(got) {
+        assert!(got == payload[at * MIB..at * MIB + 100], "at {at} MiB");
+    }
+}
+
+fn options(cache_dir: &Path) -> OpenOptions {
+    OpenOptions {
         scan: least(),
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
         spooling: Spooling::ToDisk { limit_bytes: None },
-    };
+    }
+}
+
+fn opened(source: impl Source + 'static, cache_dir: &Path, network: &Runtime) -> Archive {
+    let options = options(cache_dir);
     let stats = Arc::new(Stats::default());
     Archive::open(Arc::new(source), &options, network.handle(), &stats).expect("opened")
 }

@@ -564,6 +564,36 @@ fn the_command_line_is_explained_with_exit_code_64() {
         &["mount", "a.tar", "mnt", "-o", "uid=root"],
         &["materialize", "a.tar", "--to-stdout", "--dry-run"],
         &["materialize", "a.tar", "--strip-components", "x"],
+        &["materialize", "a.tar", "--sync", "--dry-run"],
+        &["materialize", "a.tar", "--atomic"],
+        &["materialize", "a.tar", "--atomic", "-C", "new", "-k"],
+        &[
+            "materialize",
+            "a.tar",
+            "--atomic",
+            "-C",
+            "new",
+            "--skip-old-files",
+        ],
+        &[
+            "materialize",
+            "a.tar",
+            "--atomic",
+            "-C",
+            "new",
+            "--allow-truncated",
+        ],
+        &[
+            "materialize",
+            "a.tar",
+            "--atomic",
+            "-C",
+            "new",
+            "--to-stdout",
+        ],
+        &["materialize", "a.tar", "--atomic", "-C", "new", "--dry-run"],
+        &["materialize", "a.tar", "--writers", "0"],
+        &["materialize", "a.tar", "--writers", "65"],
     ] {
         let outcome = place.run(arguments);
         assert_eq!(outcome.code, 64, "{arguments:?}: {}", outcome.complaints);

@@ -57,7 +57,7 @@ fn is_word(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_'
 }
 
-/// The names of all functions marked as tests.
+/// The names of all functions marked as tests, and of those that are tests of every packing.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for directory in ["src", "tests"] {
@@ -66,6 +66,10 @@ fn tests() -> BTreeSet<String> {
             for part in text.split("#[test]").skip(1) {
                 let name = part.split_once("fn ").map(|(_, rest)| rest);
                 let name = name.and_then(|rest| rest.split(|letter| !is_word(letter)).next());
+                names.extend(name.map(str::to_owned));
+            }
+            for part in text.split("\nfor_each_packing!(").skip(1) {
+                let name = part.split(|letter| !is_word(letter)).next();
                 names.extend(name.map(str::to_owned));
             }
         }

@@ -1,6 +1,7 @@
 //! The program and the library from outside: real mounts, real files, real servers and processes.
 
 mod archive;
+mod atomic;
 mod budget;
 mod cli;
 mod daemon;

@@ -740,6 +740,8 @@ fn any_number_of_writers_makes_the_same_tree() {
             }
             if number % 50 == 0 {
                 entries.push(file("again", format!("{number}")));
+                entries.push(file("swapped", vec![7; 250_000]));
+                entries.push(directory("swapped"));
             }
         }
         for number in 0..7 {
@@ -751,16 +753,20 @@ fn any_number_of_writers_makes_the_same_tree() {
         entries.push(directory("links"));
         entries
     };
-    let (one, four) = (temporary(), temporary());
-    for (root, writers) in [(&one, 1), (&four, 4)] {
+    let one = temporary();
+    for writers in [1, 4, 64] {
+        let another = temporary();
+        let root = if writers == 1 { &one } else { &another };
         let options = Options {
-            writers,
+            writers: Some(writers),
             ..options()
         };
         let summary = try_materialize(root.path(), options, entries()).expect("a fine destination");
         assert_eq!(problems(&summary), Vec::<String>::new());
+        // All but the root.
+        assert_eq!(summary.entries, entries().len() as u64 - 1);
+        assert_same_trees(one.path(), root.path());
     }
-    assert_same_trees(one.path(), four.path());
 }
 
 #[test]

@@ -25,6 +25,7 @@ use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
 use tarfs::fs::{Content, Force, Mount, MountOptions, ReadReply, Tree, UnmountError, View};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
+use tarfs::materialize::{Materializer, Options as MaterializeOptions};
 use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
 
 /// An archive in memory.
@@ -409,6 +410,22 @@ fn nothing_can_be_written() {
     )));
     let set = setxattr(&file, "user.x", b"y", XattrFlags::empty());
     assert_eq!(set, Err(Errno::ROFS));
+}
+
+#[test]
+fn more_writers_are_kept_busy_by_fuse_than_by_what_is_local() {
+    let mounted = one_file().mount();
+    let local = tempfile::tempdir().expect("a directory");
+    let count = |directory: &Path| {
+        let sink = Materializer::new(
+            directory,
+            MaterializeOptions::for_this_user(),
+            Arc::default(),
+        );
+        sink.expect("a directory").writer_count()
+    };
+    assert_eq!(count(local.path()), 2);
+    assert_eq!(count(mounted.directory.path()), 16);
 }
 
 #[test]

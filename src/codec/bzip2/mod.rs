@@ -21,6 +21,7 @@ use super::walk::{Results, Step, Walk, Walker, error};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Packed, Plain};
+use crate::base::loan::Loan;
 use bits::{Reader, Writer, shift};
 use boundary::{BLOCK, BLOCK_HEADER_LEN, END, Found, MAGIC_BITS, Plausible, Scanner, plausible};
 
@@ -36,6 +37,9 @@ const LEVEL_LEN: usize = 100_000;
 
 /// No symbol takes more bits.
 const MAX_CODE_BITS: usize = 20;
+
+/// Bytes of libbz2's state for each byte that a block works on.
+const STATE_FACTOR: usize = 4;
 
 /// A block that is packed to less than this part of what it works on may have runs and be very
 /// long: it is decoded piece by piece.
@@ -299,15 +303,20 @@ impl Streams {
         let runs = block.pieces.len() * RUNS_FACTOR < usual_len;
         let len = if runs { MIN_SPAN } else { usual_len as u64 };
         self.plain_about = self.plain_about.saturating_add(len);
+        let needed_bytes = block.needed_bytes();
         if runs {
-            self.state = State::Serial(packed, Serial::new(&block)?);
+            let loan = self.context.borrow(needed_bytes)?;
+            self.state = State::Serial(packed, Serial::new(&block, loan)?);
             return Ok(());
         }
         let longest = Arc::clone(&self.longest);
         let room = longest.load(Ordering::Relaxed).max(usual_len);
+        // In stream order, as they return: see `Pool::take`.
         let buffer = self.context.pool.take(room);
+        let state = self.context.pool.reserve(needed_bytes);
         results.push_back(Pull::Job(Job::new(move || {
             let decoded = decode(&block, buffer);
+            drop(state);
             let plain = decoded.map_err(|cause| error::<Self>(packed, cause))?;
             longest.fetch_max(plain.len(), Ordering::Relaxed);
             Ok(plain)
@@ -365,6 +374,13 @@ struct Block {
 }
 
 impl Block {
+    /// What decoding it takes besides its buffer: libbz2's state, and the block once more, as a
+    /// stream of its own.
+    fn needed_bytes(&self) -> u64 {
+        let state = usize::from(self.level) * LEVEL_LEN * STATE_FACTOR;
+        (state + 2 * self.pieces.len()) as u64
+    }
+
     /// A stream of this block alone.
     fn stream(&self) -> Vec<u8> {
         let packed = self.pieces.contiguous();
@@ -458,18 +474,21 @@ fn run(
 /// Decodes a block piece by piece.
 struct Serial {
     decoder: Decompress,
+    /// For its state.
+    _loan: Loan,
     stream: Vec<u8>,
     read: usize,
     piece: Piece,
 }
 
 impl Serial {
-    fn new(block: &Block) -> Result<Self, Cause> {
+    fn new(block: &Block, loan: Loan) -> Result<Self, Cause> {
         let stream = block.stream();
         let mut decoder = Decompress::new(false);
         let read = run(&mut decoder, &stream, 0, &mut [])?.read;
         Ok(Self {
             decoder,
+            _loan: loan,
             stream,
             read,
             piece: Piece::default(),

@@ -10,6 +10,7 @@ use super::Decoder;
 use super::shares::Plan;
 use super::tests::{member, text};
 use crate::base::buffer::Pool;
+use crate::base::loan::Loans;
 use crate::base::task::Thread;
 use crate::codec::walk::tests::noise;
 use crate::codec::{Cause, Context, Decoder as _, Error, Job, Pull, SeekPoint};
@@ -59,7 +60,7 @@ impl Run {
         let mut pieces: Vec<_> = late.map(Job::run).collect();
         while let Some(piece) = pieces.pop() {
             match piece {
-                Ok(bytes) => self.plain.extend_from_slice(&bytes),
+                Ok(bytes) => self.plain.extend_from_slice(&bytes.concat()),
                 Err(error) => {
                     self.end = Some(error);
                     return false;
@@ -74,7 +75,7 @@ fn context(pool: &Pool) -> Context {
     Context {
         pool: pool.clone(),
         seek_points: true,
-        memory_limit: 0,
+        loans: Loans::limited(0),
         workers: 0,
     }
 }

@@ -685,13 +685,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::loan::Loans;
     use crate::codec::Decoder as _;
 
     fn context(seek_points: bool) -> Context {
         Context {
             pool: Pool::new(64 << 20),
             seek_points,
-            memory_limit: 0,
+            loans: Loans::limited(0),
             workers: 0,
         }
     }
@@ -748,7 +749,7 @@ mod tests {
                 Ok(Pull::Ahead(ahead)) => ahead.run(),
                 Ok(Pull::Await(ahead)) => ahead.wait(),
                 Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
-                    Ok(bytes) => run.plain.extend_from_slice(&bytes),
+                    Ok(pieces) => run.plain.extend_from_slice(&pieces.concat()),
                     Err(error) => {
                         run.end = Some(error);
                         return run;
@@ -1153,7 +1154,7 @@ mod tests {
         let context = Context {
             pool: Pool::new(u64::MAX),
             seek_points: false,
-            memory_limit: 0,
+            loans: Loans::limited(0),
             workers: 0,
         };
         let mut decoder = Decoder::start(context);

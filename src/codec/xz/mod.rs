@@ -21,6 +21,7 @@ use super::walk::{Results, Step, Walk, Walker, error};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Packed, Plain};
+use crate::base::loan::Loan;
 use header::{
     Block, CHUNK_HEADER_LEN, Check, Chunk, MAX_INTEGER_LEN, STREAM_HEADER_LEN, block_header_len,
     padding_len, put_integer, take_integer,
@@ -223,13 +224,6 @@ impl Streams {
             return Ok(Step::Hungry);
         }
         let block = Block::parse(&header)?;
-        let limit_bytes = self.context.memory_limit;
-        if block.needed_bytes > limit_bytes {
-            return Err(Cause::Memory {
-                needed_bytes: block.needed_bytes,
-                limit_bytes,
-            });
-        }
         let packed = input.offset();
         let job = job_len(&block, check, self.context.pool.budget());
         // A block of which not everything will come is decoded as far as it goes.
@@ -240,7 +234,8 @@ impl Streams {
             };
             Err((pieces, block.plain_len.unwrap_or_default()))
         } else {
-            Ok(Serial::new(check, block.header_len)?)
+            let loan = self.context.borrow(block.needed_bytes)?;
+            Ok(Serial::new(check, block.header_len, loan)?)
         };
         if self.spacing.frame(self.plain) {
             results.push_back(Pull::SeekPoint(SeekPoint {
@@ -261,11 +256,14 @@ impl Streams {
                 let unpadded_len = unpadded_len(&block, check);
                 records.add(unpadded_len, plain_len);
                 let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
+                // In stream order, as they return: see `Pool::take`.
                 let buffer = self.context.pool.take(len);
+                let state = self.context.pool.reserve(block.needed_bytes);
                 self.plain.0 = self.plain.0.saturating_add(plain_len);
                 results.push_back(Pull::Job(Job::new(move || {
-                    decode_block(&pieces, check, unpadded_len, buffer)
-                        .map_err(|cause| error::<Self>(packed, cause))
+                    let decoded = decode_block(&pieces, check, unpadded_len, buffer);
+                    drop(state);
+                    decoded.map_err(|cause| error::<Self>(packed, cause))
                 })));
             }
         }
@@ -391,6 +389,8 @@ fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Ran, Ca
 /// Decodes one block as it comes.
 struct Serial {
     decoder: Stream,
+    /// For its dictionary.
+    _loan: Loan,
     check: Check,
     piece: Piece,
     part: Part,
@@ -412,11 +412,12 @@ enum Part {
 }
 
 impl Serial {
-    fn new(check: Check, header_len: usize) -> Result<Self, Cause> {
+    fn new(check: Check, header_len: usize, loan: Loan) -> Result<Self, Cause> {
         let mut decoder = decoder()?;
         run(&mut decoder, &check.stream_header(), &mut [])?;
         Ok(Self {
             decoder,
+            _loan: loan,
             check,
             piece: Piece::default(),
             part: Part::Chunk,
@@ -635,6 +636,7 @@ mod tests {
         text,
     };
     use super::*;
+    use crate::base::loan::Loans;
     use liblzma::stream::{Check as Kind, Filters, LzmaOptions};
     use proptest::prelude::*;
 
@@ -806,7 +808,7 @@ mod tests {
     fn a_dictionary_beyond_the_limit_is_refused_with_what_it_needs() {
         let packed = one_block(&text(1000), Kind::None);
         let context = Context {
-            memory_limit: 100_000,
+            loans: Loans::limited(100_000),
             ..context()
         };
         let outcome = drive(Box::new(Decoder::start(context)), &packed, 1000, 0);

@@ -8,9 +8,7 @@ mod sys;
 
 use std::fmt;
 
-use ::zstd::zstd_safe::{
-    DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, ResetDirective, get_error_name,
-};
+use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_error_name};
 use bytes::Bytes;
 
 use super::input::{Input, Pieces};
@@ -20,6 +18,7 @@ use super::walk::{Results, Step, Walk, Walker, error};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Packed, Plain};
+use crate::base::loan::Loan;
 use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_ancient, is_skippable};
 use sys::Blocks;
 
@@ -194,16 +193,8 @@ impl Frames {
         packed: Packed,
         results: &mut Results,
     ) -> Result<Step, Error> {
-        let limit_bytes = self.context.memory_limit;
-        if header.window_len > limit_bytes {
-            let cause = Cause::Memory {
-                needed_bytes: header.window_len,
-                limit_bytes,
-            };
-            return Err(error::<Self>(packed, cause));
-        }
         results.extend(self.group.flush(&self.context.pool));
-        let started = Serial::start(self.serial.take(), header.window_len, &self.context.pool);
+        let started = Serial::start(self.serial.take(), header.window_len, &self.context);
         self.serial = Some(started.map_err(|cause| error::<Self>(packed, cause))?);
         self.state = State::Serial;
         Ok(Step::Moved)
@@ -221,6 +212,8 @@ impl Frames {
         if ended {
             results.extend(serial.flush());
             self.state = State::Between;
+            // What it borrowed is wanted back.
+            self.serial = self.serial.take().filter(|serial| !serial.is_stream());
         }
         Ok(step)
     }
@@ -386,25 +379,25 @@ enum Serial {
 
 impl Serial {
     /// Gets ready for a frame with this window, with what decoded the one before, if any.
-    fn start(last: Option<Self>, window_len: u64, pool: &Pool) -> Result<Self, Cause> {
+    fn start(last: Option<Self>, window_len: u64, context: &Context) -> Result<Self, Cause> {
+        let needed_bytes = window_len;
         let window_len = usize::try_from(window_len).unwrap_or(usize::MAX);
         let region_len = Blocks::region_len(window_len.min(isize::MAX.cast_unsigned()));
-        let fits = region_len as u64 <= pool.budget() / REGIONS;
-        match last {
-            Some(Self::Blocks { mut blocks, .. }) if fits => {
-                blocks.begin();
-                Ok(Self::Blocks { blocks, region_len })
-            }
-            _ if fits => {
-                let blocks = Blocks::new().ok_or_else(no_memory)?;
-                Ok(Self::Blocks { blocks, region_len })
-            }
-            Some(Self::Stream(mut stream)) => {
-                stream.restart()?;
-                Ok(Self::Stream(stream))
-            }
-            _ => Stream::start().map(Self::Stream),
+        if region_len as u64 > context.pool.budget() / REGIONS {
+            return Stream::start(context.borrow(needed_bytes)?).map(Self::Stream);
         }
+        let blocks = match last {
+            Some(Self::Blocks { mut blocks, .. }) => {
+                blocks.begin();
+                blocks
+            }
+            _ => Blocks::new().ok_or_else(no_memory)?,
+        };
+        Ok(Self::Blocks { blocks, region_len })
+    }
+
+    fn is_stream(&self) -> bool {
+        matches!(self, Self::Stream(_))
     }
 
     /// Decodes some of what is at hand; answers also how many bytes that made, and whether the
@@ -454,27 +447,24 @@ fn pull(bytes: Bytes) -> Option<Pull> {
 /// Decodes by libzstd's streaming interface.
 struct Stream {
     decoder: DCtx<'static>,
+    /// For its window.
+    _loan: Loan,
     piece: Piece,
     /// The decoder had no more to give for the input it has seen.
     drained: bool,
 }
 
 impl Stream {
-    fn start() -> Result<Self, Cause> {
+    fn start(loan: Loan) -> Result<Self, Cause> {
         let mut decoder = decoder()?;
         let parameter = DParameter::WindowLogMax(WINDOW_LOG_MAX);
         decoder.set_parameter(parameter).map_err(cause)?;
         Ok(Self {
             decoder,
+            _loan: loan,
             piece: Piece::default(),
             drained: true,
         })
-    }
-
-    fn restart(&mut self) -> Result<(), Cause> {
-        self.drained = true;
-        let reset = self.decoder.reset(ResetDirective::SessionOnly);
-        reset.map(|_| ()).map_err(cause)
     }
 
     /// Decodes as much as the next slice and the piece allow; answers also how many bytes that
@@ -523,6 +513,7 @@ mod tests {
         Outcome, check, check_flips, check_truncation, context, decode, drive, noise, text,
     };
     use super::*;
+    use crate::base::loan::Loans;
     use ::zstd::stream::raw::CParameter;
     use proptest::prelude::*;
     use std::io::Write;
@@ -685,9 +676,11 @@ mod tests {
         encoder.set_parameter(CParameter::WindowLog(24)).unwrap();
         encoder.write_all(&plain).unwrap();
         let packed = encoder.finish().unwrap();
-        let with_limit = |memory_limit| {
+        let with_limit = |limit_bytes| {
             let context = Context {
-                memory_limit,
+                // Too small for regions that hold the window.
+                pool: Pool::new(32 << 20),
+                loans: Loans::limited(limit_bytes),
                 ..context()
             };
             drive(Box::new(Decoder::start(context)), &packed, 1 << 20, 0)

@@ -4,6 +4,7 @@ mod ahead;
 mod concurrency;
 mod damage;
 mod economy;
+mod indexed;
 mod lives;
 mod packings;
 mod spool;
@@ -137,7 +138,9 @@ fn scan_options() -> scan::Options {
         chunk_len: 1 << 20,
         min_speed: fetch::MinSpeed::default(),
         memory: 64 << 20,
+        lenders: Vec::new(),
         workers: 2,
+        saved: None,
     }
 }
 

@@ -4,4 +4,5 @@ pub(crate) mod http;
 pub(crate) mod noise;
 pub(crate) mod packing;
 pub(crate) mod raw;
+pub(crate) mod refusal;
 pub(crate) mod tree;

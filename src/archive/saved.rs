@@ -1,0 +1,118 @@
+//! An index from an earlier pass, for a scan to decode along.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::open::{OpenError, OpenOptions, foreign_index, locator};
+use super::spans::LONGEST_SPAN;
+use crate::base::extent::Packed;
+use crate::codec::{Compression, Stretch, Sum};
+use crate::index::store::{self, Store};
+use crate::index::{Index, Locator};
+use crate::source::Source;
+
+/// An index of the source as it is now, if it exists: looked for when a stream turns up that
+/// gains by it.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    place: Place,
+    /// How long the source is, as far as it says.
+    packed_len: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Store(Store, Locator),
+    Given(Arc<Index>),
+}
+
+impl Saved {
+    /// The index that `options` name for `source`; `None` when nothing can tell that a saved one
+    /// is of this version.
+    ///
+    /// # Errors
+    /// When an index file was given that is none, or is another archive's.
+    pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
+        let place = match (&options.index_file, &options.cache_dir) {
+            (Some(path), _) => Some(given(source, path)?),
+            (None, Some(directory)) if source.fingerprint().is_strong() => {
+                let store = Store::new(directory);
+                Some(Place::Store(store, locator(source, options)))
+            }
+            (None, _) => None,
+        };
+        let packed_len = source.fingerprint().len;
+        Ok(place.map(|place| Self { place, packed_len }))
+    }
+
+    /// What to decode a stream of `compression` along; `None` when that would gain nothing.
+    pub(super) fn stretches(self, compression: Compression) -> Option<Stretches> {
+        // The others have no windows at all.
+        if !matches!(compression, Compression::Gzip | Compression::Lz4) {
+            return None;
+        }
+        let packed_len = self.packed_len;
+        let index = match self.place {
+            Place::Given(index) => index,
+            Place::Store(store, locator) => match store.find(&locator) {
+                Ok(found) => Arc::new(found?),
+                Err(error) => {
+                    tracing::debug!(%error, "a saved index cannot be used");
+                    return None;
+                }
+            },
+        };
+        let origin = index.origin();
+        let fits = origin.compression == compression
+            && packed_len.is_none_or(|len| len == origin.packed_bytes)
+            && index.has_windows()
+            && index.seek_offset(0) == Some(Packed(0));
+        fits.then_some(Stretches { index, next: 0 })
+    }
+}
+
+fn given(source: &dyn Source, path: &Path) -> Result<Place, OpenError> {
+    let index = store::read(path).map_err(OpenError::Index)?;
+    let len = source.fingerprint().len;
+    if len.is_some_and(|len| len != index.origin().packed_bytes) {
+        return Err(foreign_index(path, source));
+    }
+    Ok(Place::Given(Arc::new(index)))
+}
+
+/// The stretches between an index' seek points.
+#[derive(Debug)]
+pub(super) struct Stretches {
+    index: Arc<Index>,
+    /// The span that comes next.
+    next: u32,
+}
+
+impl Iterator for Stretches {
+    type Item = Stretch;
+
+    fn next(&mut self) -> Option<Stretch> {
+        let index = &self.index;
+        let seek_point = index.span(self.next)?.seek_point?;
+        let following = (self.next + 1..index.span_count())
+            .find_map(|number| Some((number, index.seek_offset(number)?)));
+        let (until, end) =
+            following.unwrap_or((index.span_count(), Packed(index.origin().packed_bytes)));
+        // A longer span is a lie: what follows is missing then, and that is an error.
+        let spans = (self.next..until)
+            .map_while(|number| index.span(number))
+            .map(|span| Sum {
+                len: span.plain.len(),
+                hash: span.hash,
+            })
+            .take_while(|span| span.len <= LONGEST_SPAN)
+            .collect::<VecDeque<_>>();
+        self.next = until;
+        (!spans.is_empty()).then_some(Stretch {
+            seek_point,
+            end,
+            spans,
+        })
+    }
+}

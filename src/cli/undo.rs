@@ -1,0 +1,76 @@
+//! What is to be undone before a signal ends the process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::base::task::Thread;
+
+/// While it lives, a signal that ends the process has something undone first. A second signal
+/// ends it at once.
+#[derive(Debug)]
+pub(super) struct Undo {
+    handle: Handle,
+    impatient: Arc<AtomicBool>,
+    _thread: Thread<()>,
+}
+
+impl Undo {
+    /// Calls `undo` on another thread when SIGINT, SIGTERM or SIGHUP comes, and then lets the
+    /// signal do what it does without this.
+    ///
+    /// # Errors
+    /// When signals cannot be watched for.
+    pub(super) fn on_signals(undo: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
+        const FAILED: &str = "cannot watch for signals";
+        let ignored = ignored_signals();
+        // What nohup(1) and a shell's background jobs are deaf to stays unheard.
+        let heard = [SIGINT, SIGTERM, SIGHUP]
+            .into_iter()
+            .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+        let impatient = Arc::new(AtomicBool::new(false));
+        for signal in heard.clone() {
+            // In this order: the first signal finds the flag not set yet.
+            flag::register_conditional_default(signal, Arc::clone(&impatient)).context(FAILED)?;
+            flag::register(signal, Arc::clone(&impatient)).context(FAILED)?;
+        }
+        let mut signals = Signals::new(heard).context(FAILED)?;
+        let handle = signals.handle();
+        let thread = Thread::spawn("signals", move || {
+            if let Some(signal) = signals.forever().next() {
+                undo();
+                if let Err(error) = emulate_default_handler(signal) {
+                    tracing::error!(%error, "cannot end by the signal");
+                }
+            }
+        })
+        .context(FAILED)?;
+        Ok(Self {
+            handle,
+            impatient,
+            _thread: thread,
+        })
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        // From now on a signal has its usual effect again.
+        self.impatient.store(true, Ordering::SeqCst);
+        // If one came already the thread ends the process, for which our thread waits.
+        self.handle.close();
+    }
+}
+
+/// The signals that the process was told to ignore by who started it; bit 0 is signal 1.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,367 @@
+//! A tree that appears whole or not at all: built beside its place, under a name that nobody
+//! looks for, and renamed when it is finished.
+
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags, fstat, renameat,
+    renameat_with,
+};
+use rustix::io::Errno;
+
+use super::attributes::{Subject, copy_attributes};
+use super::problem::{Error, Trouble, While};
+use super::root::Root;
+use super::{durable, removal};
+use crate::base::stats::Stats;
+
+/// The longest name that Linux's file systems take.
+const NAME_BYTES: usize = 255;
+/// What is random about a temporary name; runs that were killed keep theirs. Few enough letters
+/// that a byte means each equally often.
+const SUFFIX_LETTERS: usize = 8;
+const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+/// How many temporary names are tried.
+const NAMES: usize = 16;
+/// How often a tree is removed that is still written to, and how long until the next time.
+const REMOVALS: usize = 20;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(50);
+
+const SET_GROUP_ID: u32 = 0o2000;
+
+/// The place of a tree that appears whole or not at all. Dropped before [`Staging::commit`], it
+/// takes with it what was written.
+#[derive(Debug)]
+pub struct Staging {
+    /// The place as the user named it.
+    destination: PathBuf,
+    /// The directory that it is in, opened before anything was written.
+    parent: OwnedFd,
+    parent_path: PathBuf,
+    name: Vec<u8>,
+    stage: Mutex<Stage>,
+    /// What ends the writing, for [`Staging::interrupt`] to set.
+    end: Arc<OnceLock<Error>>,
+    stats: Arc<Stats>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Nothing was made.
+    Planned,
+    /// Under this name there is a directory; it is to be renamed over an empty one, or not.
+    Building { temporary: Vec<u8>, replaces: bool },
+    /// Renamed or removed.
+    Over,
+}
+
+impl Staging {
+    /// Looks at the place `destination`: nothing is there, or an empty directory. Makes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Occupied`] when something is there, [`Error::Unmovable`] when nothing can be
+    /// renamed to there, and [`Error::Destination`] when it is not to be looked at.
+    pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
+        let failed = |path: &Path, errno| Error::Destination {
+            path: path.to_owned(),
+            errno,
+        };
+        let nameless = || Error::Unmovable {
+            path: destination.to_owned(),
+            why: "has no name to give to a new directory",
+        };
+        let name = destination.file_name().ok_or_else(nameless)?;
+        // Without a slash at the end, which would follow a link.
+        let mut place = destination.with_file_name(name);
+        if std::fs::symlink_metadata(&place).is_ok_and(|status| status.is_symlink()) {
+            place = std::fs::canonicalize(&place).map_err(|error| {
+                failed(
+                    destination,
+                    Errno::from_io_error(&error).unwrap_or(Errno::IO),
+                )
+            })?;
+        }
+        let name = place.file_name().ok_or_else(nameless)?.as_bytes().to_vec();
+        let parent_path = match place.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = rustix::fs::openat(CWD, &parent_path, flags, Mode::empty())
+            .map_err(|errno| failed(&parent_path, errno))?;
+        let staging = Self {
+            destination: destination.to_owned(),
+            parent,
+            parent_path,
+            name,
+            stage: Mutex::new(Stage::Planned),
+            end: Arc::default(),
+            stats,
+        };
+        staging.look()?;
+        Ok(staging)
+    }
+
+    /// Makes the directory to build in; also the mode that it is to have in the end, unless the
+    /// archive says otherwise.
+    pub(super) fn make(&self) -> Result<(Root, u32), Error> {
+        let mut stage = self.lock();
+        if !matches!(*stage, Stage::Planned) {
+            return Err(Error::Interrupted);
+        }
+        let replaced = self.look()?;
+        let temporary = self
+            .make_directory()
+            .while_trying_to("make a directory beside it")
+            .map_err(|trouble| self.failed(trouble))?;
+        *stage = Stage::Building {
+            temporary: temporary.clone(),
+            replaces: replaced.is_some(),
+        };
+        self.prepare(&temporary, replaced.as_ref())
+            .map_err(|trouble| self.failed(trouble))
+    }
+
+    /// What ends the writing, to be shared with the writers.
+    pub(super) fn end(&self) -> Arc<OnceLock<Error>> {
+        Arc::clone(&self.end)
+    }
+
+    /// Puts the finished tree in its place; with `sync` it is on disk before it appears, and its
+    /// name is on disk when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Occupied`] when something else is there by now, [`Error::Sync`], and what the
+    /// system says. When this fails nothing has appeared, except when syncing the name failed.
+    pub fn commit(&self, sync: bool) -> Result<(), Error> {
+        if sync {
+            durable::sync_file_system(&self.parent, &self.destination, &self.stats)?;
+        }
+        let mut stage = self.lock();
+        let Stage::Building {
+            temporary,
+            replaces,
+        } = &*stage
+        else {
+            return Err(Error::Interrupted);
+        };
+        self.rename(temporary, *replaces)
+            .map_err(|errno| match errno {
+                Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => self.occupied(),
+                Errno::BUSY | Errno::XDEV => self.is_mount_point(),
+                errno => self.failed(Trouble {
+                    action: "rename the finished tree to it",
+                    errno,
+                }),
+            })?;
+        *stage = Stage::Over;
+        drop(stage);
+        if sync {
+            durable::sync_names(&self.parent, &self.parent_path)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what was written, unless it was committed.
+    ///
+    /// # Errors
+    /// When something of it is left.
+    pub fn discard(&self) -> Result<(), Error> {
+        // Held all the while: nothing can be committed meanwhile.
+        let mut stage = self.lock();
+        let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Over) else {
+            return Ok(());
+        };
+        let mut removed = removal::remove(&self.parent, &temporary);
+        for _ in 1..REMOVALS {
+            // A writer has not heard yet that all is over, or its file is still open on NFS.
+            if !matches!(removed, Err(Errno::NOTEMPTY | Errno::BUSY)) {
+                break;
+            }
+            std::thread::sleep(REMOVAL_PAUSE);
+            removed = removal::remove(&self.parent, &temporary);
+        }
+        removed.map_err(|errno| Error::Leftover {
+            path: self
+                .parent_path
+                .join(std::ffi::OsStr::from_bytes(&temporary)),
+            errno,
+        })
+    }
+
+    /// As [`Staging::discard`], from another thread in the midst of the run, which ends with
+    /// [`Error::Interrupted`].
+    ///
+    /// # Errors
+    /// When something is left.
+    pub fn interrupt(&self) -> Result<(), Error> {
+        drop(self.end.set(Error::Interrupted));
+        self.discard()
+    }
+
+    /// The empty directory in the place, if there is one.
+    fn look(&self) -> Result<Option<OwnedFd>, Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let failed = |errno| Error::Destination {
+            path: self.destination.clone(),
+            errno,
+        };
+        let found = match rustix::fs::openat(&self.parent, &*self.name, flags, Mode::empty()) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        if self.is_mounted(&found).map_err(failed)? {
+            return Err(self.is_mount_point());
+        }
+        if !is_empty(&found).map_err(failed)? {
+            return Err(self.occupied());
+        }
+        Ok(Some(found))
+    }
+
+    fn is_mounted(&self, directory: &OwnedFd) -> Result<bool, Errno> {
+        let root = StatxAttributes::MOUNT_ROOT;
+        match rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty()) {
+            Ok(status) if status.stx_attributes_mask.contains(root) => {
+                Ok(status.stx_attributes.contains(root))
+            }
+            // Before Linux 5.8.
+            _ => Ok(fstat(directory)?.st_dev != fstat(&self.parent)?.st_dev),
+        }
+    }
+
+    /// With the permissions of any new directory.
+    fn make_directory(&self) -> Result<Vec<u8>, Errno> {
+        for _ in 0..NAMES {
+            let temporary = temporary_name(&self.name);
+            let permissions = Mode::from_raw_mode(0o777);
+            match rustix::fs::mkdirat(&self.parent, &*temporary, permissions) {
+                Err(Errno::EXIST) => {}
+                made => return made.map(|()| temporary),
+            }
+        }
+        Err(Errno::EXIST)
+    }
+
+    /// Opens the new directory and gives it what the `replaced` one had; for the time being it
+    /// lets nobody else in.
+    fn prepare(
+        &self,
+        temporary: &[u8],
+        replaced: Option<&OwnedFd>,
+    ) -> Result<(Root, u32), Trouble> {
+        const LOOK: &str = "look at the new directory beside it";
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(&self.parent, temporary, flags, Mode::empty())
+            .while_trying_to("open the new directory beside it")?;
+        if let Some(replaced) = replaced {
+            copy_attributes(replaced.as_fd(), directory.as_fd())
+                .while_trying_to("give its attributes to the new directory")?;
+        }
+        let status = fstat(&directory).while_trying_to(LOOK)?;
+        let mode = status.st_mode & 0o7777;
+        // The set-group-id bit goes for good when somebody outside the group changes the mode.
+        let is_root = rustix::process::geteuid().is_root();
+        if mode & SET_GROUP_ID == 0 || is_root {
+            Subject::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700)?;
+        }
+        Ok((Root::at(directory).while_trying_to(LOOK)?, mode))
+    }
+
+    fn rename(&self, temporary: &[u8], replaces: bool) -> Result<(), Errno> {
+        let (parent, name) = (&self.parent, &*self.name);
+        if replaces {
+            // The kernel refuses when there is something in it by now.
+            return renameat(parent, temporary, parent, name);
+        }
+        match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
+            // NFS and some others cannot promise it. What comes between the two calls is replaced
+            // if it is an empty directory.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(_) => Err(Errno::EXIST),
+                    Err(Errno::NOENT) => renameat(parent, temporary, parent, name),
+                    Err(errno) => Err(errno),
+                }
+            }
+            renamed => renamed,
+        }
+    }
+
+    fn occupied(&self) -> Error {
+        Error::Occupied {
+            path: self.destination.clone(),
+        }
+    }
+
+    fn is_mount_point(&self) -> Error {
+        Error::Unmovable {
+            path: self.destination.clone(),
+            why: "is a mount point",
+        }
+    }
+
+    fn failed(&self, trouble: Trouble) -> Error {
+        Error::Place {
+            path: self.destination.clone(),
+            action: trouble.action,
+            errno: trouble.errno,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Who wants to hear of what is left calls `discard`.
+        drop(self.discard());
+    }
+}
+
+fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
+    for entry in Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Hidden, telling of whom, and never the same twice.
+fn temporary_name(name: &[u8]) -> Vec<u8> {
+    const MARK: &[u8] = b".tarfs-";
+    let name = name
+        .get(..NAME_BYTES - 1 - MARK.len() - SUFFIX_LETTERS)
+        .unwrap_or(name);
+    let random = RandomState::new().hash_one(std::process::id());
+    let suffix = random.to_le_bytes().into_iter();
+    let suffix = suffix.filter_map(|byte| LETTERS.get(usize::from(byte) % LETTERS.len()));
+    let mut temporary = [b".", name, MARK].concat();
+    temporary.extend(suffix.take(SUFFIX_LETTERS));
+    temporary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_names_are_hidden_telling_and_never_too_long() {
+        let name = temporary_name(b"tree");
+        assert!(name.starts_with(b".tree.tarfs-"));
+        assert_eq!(name.len(), b".tree.tarfs-".len() + SUFFIX_LETTERS);
+        assert_ne!(name, temporary_name(b"tree"));
+        let long = temporary_name(&[b'n'; NAME_BYTES]);
+        assert_eq!(long.len(), NAME_BYTES);
+        assert!(long.get(..20).is_some_and(|head| head.starts_with(b".nnn")));
+    }
+}

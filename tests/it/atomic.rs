@@ -1,0 +1,519 @@
+//! `materialize --atomic` and `--sync`: a tree appears whole or not at all, whatever ends the run.
+//! Run as root, for owners, mounts and other users.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::http::{Resource, Server};
+use crate::support::raw::{Archive, Header, noise};
+use crate::support::refusal::{self, Refused};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
+
+/// How long something may take that takes a moment.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory for the archive, `a.tar`, and what becomes of it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().expect("a directory"));
+        // Other users work in here, too.
+        fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
+        fs::create_dir(place.path("in")).expect("a fresh directory");
+        fs::set_permissions(place.path("in"), fs::Permissions::from_mode(0o777)).expect("ours");
+        place
+    }
+
+    fn with(archive: impl AsRef<[u8]>) -> Self {
+        let place = Self::new();
+        fs::write(place.path("a.tar"), archive).expect("space");
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs a command in the directory.
+    fn run(&self, command: &mut Command) -> Output {
+        command
+            .current_dir(self.0.path())
+            .output()
+            .expect("a program")
+    }
+
+    /// Makes `in/out` of the archive, with `--atomic` and more.
+    fn atomic(&self, more: &[&str]) -> Output {
+        let arguments = ["materialize", "-q", "a.tar", "--atomic", "-C", "in/out"];
+        self.run(Command::new(PROGRAM).args(arguments).args(more))
+    }
+
+    /// The same without a system call.
+    fn without(&self, refused: Refused, more: &[&str]) -> Output {
+        let arguments = ["materialize", "-q", "a.tar", "-C", "in/out"];
+        self.run(
+            refusal::without(refused, PROGRAM)
+                .args(arguments)
+                .args(more),
+        )
+    }
+
+    /// What lies in `in`, where nothing but `out` may appear.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path("in")).expect("a directory");
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.expect("an entry").file_name())
+            .map(|name| name.into_string().expect("UTF-8"))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Makes `in/out` of what is fed to it.
+    fn feed(&self, command: &mut Command) -> Fed {
+        let child = command
+            .args(["materialize", "-q", "-", "--chunk-size", "64K"])
+            .args(["--atomic", "-C", "in/out"])
+            .current_dir(self.0.path())
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        Fed(child.expect("started"))
+    }
+
+    /// Waits until something was written below a temporary name; where.
+    fn half_made(&self) -> PathBuf {
+        wait_for(|| {
+            let names = self.names();
+            let hidden = names.iter().find(|name| name.starts_with(".out.tarfs-"))?;
+            let tree = self.path("in").join(hidden);
+            tree.join("top/a").exists().then_some(tree)
+        })
+    }
+}
+
+/// A run that reads what it is fed.
+struct Fed(Child);
+
+impl Fed {
+    fn write(&mut self, bytes: &[u8]) {
+        let stdin = self.0.stdin.as_mut().expect("open");
+        stdin.write_all(bytes).expect("read");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+
+    /// No more comes.
+    fn end(self) -> Output {
+        self.0.wait_with_output().expect("an end")
+    }
+}
+
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "it does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[track_caller]
+fn assert_well(output: &Output) {
+    assert_eq!(
+        (output.status.code(), told(output)),
+        (Some(0), String::new())
+    );
+}
+
+/// The run failed and said this, in whatever lines.
+#[track_caller]
+fn assert_failed(output: &Output, words: &[&str]) {
+    let text = told(output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for word in words {
+        assert_eq!(text.matches(word).count(), 1, "'{word}' in: {text}");
+    }
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn assert_same_trees(one: &Path, other: &Path, more: &[&str]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/compare-trees");
+    let output = Command::new(script).args(more).args([one, other]).output();
+    let output = output.expect("Python");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}
+
+fn shell(place: &Place, script: &str) {
+    let output = place.run(Command::new("sh").args(["-ec", script]));
+    assert!(output.status.success(), "{script}: {}", told(&output));
+}
+
+/// The beginning of an archive: enough that something is written.
+fn beginning() -> Archive {
+    Archive::new()
+        .directory("top/")
+        .file("top/a", "hello\n")
+        .add(Header::new("top/closed/", b'5').mode(0o555), "")
+        .file("top/closed/file", noise(100_000))
+        .symlink("top/link", "a")
+        .hard_link("top/hard", "top/a")
+        .add(Header::new("top/b", b'0').mode(0o4755).owner(7, 8), "bee")
+}
+
+/// What of [`long`] comes first: it ends in the middle of its last file.
+const FIRST_BYTES: usize = 2_000_000;
+
+/// An archive that comes in two parts.
+fn long() -> Vec<u8> {
+    beginning().file("top/z", noise(3_000_000)).end()
+}
+
+fn whole() -> Vec<u8> {
+    beginning().file("top/z", noise(300_000)).end()
+}
+
+/// With a say about the root.
+fn with_root(mode: u64) -> Vec<u8> {
+    let root = Header::new("./", b'5').mode(mode).owner(5, 6);
+    Archive::new()
+        .add(root, "")
+        .directory("d/")
+        .file("d/f", "x")
+        .end()
+}
+
+/// A directory `$1` with a bit of everything, of this owner.
+fn special_directory(owner: &str) -> String {
+    format!(
+        "mkdir $1; chown {owner} $1; setfacl -m u:9:rwx $1; setfacl -d -m g:10:rx $1
+         chmod 2750 $1; setfattr -n user.k -v v $1"
+    )
+}
+
+#[test]
+fn a_whole_tree_is_the_same_as_one_made_in_place() {
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    for archive in [whole(), with_root(0o1711), with_root(0o555)] {
+        for (user, before) in [
+            ("", String::new()),
+            ("", special_directory("7:8")),
+            (user, String::new()),
+            (user, special_directory("65534:65534")),
+        ] {
+            let place = Place::with(&archive);
+            let script = format!(
+                "umask 027
+                 set in/plain; {before}
+                 test -d $1 || {user} mkdir $1
+                 {user} {PROGRAM} materialize -q a.tar -C $1
+                 set in/out; {before}
+                 {user} {PROGRAM} materialize -q a.tar -C $1 --atomic"
+            );
+            shell(&place, &script);
+            assert_eq!(place.names(), ["out", "plain"], "{script}");
+            // Without a say about it, the root has the time when the last entry was made.
+            let more: &[&str] = if archive == whole() {
+                &["--ignore-mtime-of-root"]
+            } else {
+                &[]
+            };
+            assert_same_trees(&place.path("in/plain"), &place.path("in/out"), more);
+        }
+    }
+}
+
+#[test]
+fn nothing_appears_before_all_is_there() {
+    let place = Place::new();
+    let mut fed = place.feed(&mut Command::new(PROGRAM));
+    fed.write(&long()[..FIRST_BYTES]);
+    let tree = place.half_made();
+    assert_eq!(place.names().len(), 1);
+    let mode = fs::metadata(&tree).expect("there").mode();
+    assert_eq!(mode & 0o7777, 0o700, "not for others yet");
+    fed.write(&long()[FIRST_BYTES..]);
+    assert_well(&fed.end());
+    assert_eq!(place.names(), ["out"]);
+    let last = fs::read(place.path("in/out/top/z")).expect("there");
+    assert_eq!(last, noise(3_000_000));
+}
+
+#[test]
+fn a_tree_that_is_not_whole_does_not_appear() {
+    let not_whole = "in/out: nothing was put there, because the tree is not whole";
+    let damaged = beginning().add(Header::new("top/bad", b'0').damaged(), "");
+    let damaged = damaged.file("top/z", noise(5000)).end();
+    let truncated = beginning().file("top/z", noise(5000)).unfinished();
+    let truncated = truncated.get(..truncated.len() - 3000).expect("longer");
+    let refused = beginning().file("../up", "x").file("/a/../b", "x").end();
+    for (archive, words) in [
+        (&damaged[..], &["not a header", not_whole][..]),
+        (truncated, &["top/z", not_whole]),
+        (&refused, &["2 entries are missing", not_whole]),
+    ] {
+        for before in [&[][..], &["out"]] {
+            let place = Place::with(archive);
+            for name in before {
+                fs::create_dir(place.path("in").join(name)).expect("fresh");
+            }
+            assert_failed(&place.atomic(&[]), words);
+            assert_eq!(place.names(), before);
+        }
+    }
+    let place = Place::with(whole());
+    assert_failed(
+        &place.atomic(&["top/none"]),
+        &["top/none: not in", not_whole],
+    );
+    assert_eq!(place.names(), Vec::<String>::new());
+}
+
+#[test]
+fn another_user_s_unfinished_tree_goes_too_whatever_its_modes() {
+    let place = Place::with(beginning().file("top/closed/../x", "").end());
+    let script = format!(
+        "setpriv --reuid=65534 --regid=65534 --clear-groups \
+         {PROGRAM} materialize a.tar --atomic -C in/out"
+    );
+    let output = place.run(Command::new("sh").args(["-c", &script]));
+    assert_failed(
+        &output,
+        &["the name contains '..'", "nothing was put there"],
+    );
+    assert_eq!(place.names(), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_in_the_way_is_told_before_anything_is_fetched() {
+    let server = Server::start();
+    server.serve("/a.tar", Resource::new(whole()));
+    let place = Place::new();
+    shell(
+        &place,
+        "mkdir in/full in/mounted; echo kept >in/full/file; echo kept >in/file",
+    );
+    symlink("nowhere", place.path("in/dangling")).expect("made");
+    let refused = |directory: &str, words: &[&str]| {
+        let script = format!(
+            "mount -t tmpfs tmpfs in/mounted
+             exec {PROGRAM} materialize {} --atomic -C '{directory}'",
+            server.url("/a.tar")
+        );
+        let output = place.run(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
+        assert_failed(&output, words);
+        assert_eq!(told(&output).lines().count(), 1);
+    };
+    refused(
+        "in/full",
+        &["in/full: is there already and not empty", "remove it, or"],
+    );
+    refused("in/full/", &["in/full/: is there already and not empty"]);
+    refused(
+        "in/mounted",
+        &["in/mounted: is a mount point", "without --atomic"],
+    );
+    refused("in/file", &["in/file: cannot open", "Not a directory"]);
+    refused("in/dangling", &["in/dangling: cannot open", "No such file"]);
+    refused(
+        "in/none/out",
+        &["in/none: cannot open", "No such file", "make the directory"],
+    );
+    for nameless in [".", "/", "in/.."] {
+        refused(nameless, &["has no name"]);
+    }
+    assert!(server.seen("/a.tar").is_empty());
+    assert_eq!(place.names(), ["dangling", "file", "full", "mounted"]);
+    assert_eq!(
+        fs::read(place.path("in/full/file")).expect("kept"),
+        b"kept\n"
+    );
+}
+
+#[test]
+fn a_link_to_an_empty_directory_stays_and_leads_to_the_tree() {
+    let place = Place::with(whole());
+    fs::create_dir(place.path("in/elsewhere")).expect("fresh");
+    symlink("elsewhere", place.path("in/out")).expect("made");
+    assert_well(&place.atomic(&[]));
+    assert_eq!(place.names(), ["elsewhere", "out"]);
+    assert!(place.path("in/out").is_symlink());
+    assert!(place.path("in/elsewhere/top/z").exists());
+}
+
+#[test]
+fn what_came_there_meanwhile_is_not_replaced() {
+    let empty = "mkdir in/out";
+    let full = "mkdir -p in/out; echo kept >in/out/file";
+    let link = "ln -s nowhere in/out";
+    let noreplace = || refusal::without(refusal::RENAME_NOREPLACE, PROGRAM);
+    let plain = || Command::new(PROGRAM);
+    let kernels: [&dyn Fn() -> Command; 2] = [&plain, &noreplace];
+    for program in kernels {
+        for (before, meanwhile) in [("", empty), ("", full), ("", link), (empty, full)] {
+            let place = Place::new();
+            shell(&place, before);
+            let mut fed = place.feed(&mut program());
+            fed.write(&long()[..FIRST_BYTES]);
+            place.half_made();
+            shell(&place, meanwhile);
+            let inode = fs::symlink_metadata(place.path("in/out"))
+                .expect("made")
+                .ino();
+            fed.write(&long()[FIRST_BYTES..]);
+            assert_failed(&fed.end(), &["in/out: is there already"]);
+            assert_eq!(place.names(), ["out"]);
+            let now = fs::symlink_metadata(place.path("in/out"))
+                .expect("there")
+                .ino();
+            assert_eq!(now, inode);
+            assert_eq!(place.path("in/out/file").exists(), meanwhile == full);
+        }
+    }
+}
+
+#[test]
+fn where_rename_cannot_promise_to_replace_nothing_a_tree_appears_all_the_same() {
+    let place = Place::with(whole());
+    assert_well(&place.without(refusal::RENAME_NOREPLACE, &["--atomic"]));
+    assert_eq!(place.names(), ["out"]);
+    assert!(place.path("in/out/top/z").exists());
+}
+
+#[test]
+fn a_signal_in_the_midst_leaves_nothing() {
+    for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1)] {
+        let server = Server::start();
+        let resource = Resource::new(long()).without_ranges();
+        server.route("/a.tar", move |request| {
+            resource.answer(request).stall_after(FIRST_BYTES)
+        });
+        let place = Place::new();
+        let child = Command::new(PROGRAM)
+            .args(["materialize", "-q", &server.url("/a.tar")])
+            .args(["--atomic", "-C", "in/out"])
+            .current_dir(place.0.path())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let tree = place.half_made();
+        wait_for(|| tree.join("top/z").exists().then_some(()));
+        kill_process(Pid::from_child(&child), signal).expect("alive");
+        let output = child.wait_with_output().expect("an end");
+        assert_eq!(output.status.signal(), Some(number));
+        assert_eq!(told(&output), "");
+        assert_eq!(place.names(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn what_cannot_be_removed_is_told_unless_a_second_signal_comes() {
+    for second in [false, true] {
+        let place = Place::new();
+        let mut fed = place.feed(&mut refusal::without(refusal::UNLINKAT, PROGRAM));
+        fed.write(&long()[..FIRST_BYTES]);
+        let tree = place.half_made();
+        // The end of the archive would end the run by itself.
+        let _open = fed.0.stdin.take();
+        kill_process(fed.pid(), Signal::TERM).expect("alive");
+        if second {
+            // Long enough to be heard after the first, short of the second that removal goes on.
+            std::thread::sleep(Duration::from_millis(200));
+            kill_process(fed.pid(), Signal::INT).expect("alive");
+        }
+        let output = fed.end();
+        assert_eq!(output.status.signal(), Some(if second { 2 } else { 15 }));
+        let leftover = format!("in/{}: cannot remove", place.names()[0]);
+        assert_eq!(
+            told(&output).contains(&leftover),
+            !second,
+            "{}",
+            told(&output)
+        );
+        assert!(tree.join("top/a").exists());
+    }
+}
+
+#[test]
+fn a_signal_that_was_to_be_ignored_is_ignored() {
+    let place = Place::new();
+    let mut nohup = Command::new("sh");
+    nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", PROGRAM]);
+    let mut fed = place.feed(&mut nohup);
+    fed.write(&long()[..FIRST_BYTES]);
+    place.half_made();
+    kill_process(fed.pid(), Signal::HUP).expect("alive");
+    fed.write(&long()[FIRST_BYTES..]);
+    assert_well(&fed.end());
+    assert_eq!(place.names(), ["out"]);
+}
+
+#[test]
+fn what_a_killed_run_left_is_in_nobodys_way() {
+    let place = Place::with(whole());
+    let mut fed = place.feed(&mut Command::new(PROGRAM));
+    fed.write(&long()[..FIRST_BYTES]);
+    let left = place.half_made();
+    kill_process(fed.pid(), Signal::KILL).expect("alive");
+    assert_eq!(fed.end().status.signal(), Some(9));
+    assert!(left.join("top/a").exists());
+    assert_well(&place.atomic(&[]));
+    assert_eq!(place.names().len(), 2);
+    assert!(place.path("in/out/top/z").exists());
+}
+
+#[test]
+fn syncing_is_done_once_and_only_when_asked_for() {
+    let synced = |more: &[&str]| {
+        let place = Place::with(whole());
+        fs::create_dir(place.path("in/out")).expect("fresh");
+        let arguments = ["materialize", "-q", "a.tar", "-C", "in/out", "--stats"];
+        let output = place.run(Command::new(PROGRAM).args(arguments).args(more));
+        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+        assert!(place.path("in/out/top/z").exists());
+        told(&output).contains("synced_file_systems: 1\n")
+    };
+    assert!(!synced(&[]));
+    assert!(!synced(&["--atomic"]));
+    assert!(synced(&["--sync"]));
+    assert!(synced(&["--sync", "--atomic"]));
+}
+
+#[test]
+fn what_cannot_be_synced_is_an_error_and_no_whole_tree() {
+    let told = &["in/out: cannot bring to disk", "Input/output error"];
+    let place = Place::with(whole());
+    assert_failed(
+        &place.without(refusal::SYNCFS, &["--sync", "--atomic"]),
+        told,
+    );
+    assert_eq!(place.names(), Vec::<String>::new());
+    fs::create_dir(place.path("in/out")).expect("fresh");
+    assert_failed(&place.without(refusal::SYNCFS, &["--sync"]), told);
+    assert_well(&place.without(refusal::SYNCFS, &[]));
+    // By then it has appeared.
+    fs::remove_dir_all(place.path("in/out")).expect("there");
+    let output = place.without(refusal::FSYNC, &["--sync", "--atomic"]);
+    assert_failed(&output, &["in: cannot bring to disk", "Input/output error"]);
+    assert!(place.path("in/out/top/z").exists());
+}
