@@ -53,7 +53,8 @@ impl Plan {
     ///
     /// Buffers of guesses that wait for their turn are at most half of the pool: the other half
     /// is for those before, who therefore never wait for them. Their packed bytes are a quarter
-    /// of the pool's budget at the most.
+    /// of the pool's budget at the most. Not counted is what a thread needs while it decodes one:
+    /// zlib's states, and a copy of a share that lies in several slices, together below 1.5 MiB.
     pub(super) fn new(context: &Context) -> Option<Self> {
         let buffers = context.pool.budget() / 2 / BUFFER_LEN as u64;
         let shares = (buffers / BUFFERS.start()).min(context.workers as u64 + 1);
