@@ -4,7 +4,7 @@
 # TARFS and BENCHES name the programs. A contender is called as it is shown in tables; tarfs with
 # arguments is a contender, too.
 
-readonly contenders=(tarfs floor inflate 'wget|tar' 'aria2c;tar' 'curl|bsdtar'
+readonly contenders=(tarfs floor 'floor verified' inflate 'wget|tar' 'aria2c;tar' 'curl|bsdtar'
     fastar 'fastar tuned' tar)
 # Fails where it cannot keep a time or a name; what counts is that all entries are there.
 readonly tar_command='tar -xp --numeric-owner --warning=no-timestamp'
@@ -33,9 +33,9 @@ takes_part() {
     inflate:*) false ;;
     tar:none:*) true ;;
     tar:* | *:none:*) false ;;
-    floor:*-linked.tar.lz4) false ;;
-    floor:*.tar | floor:*.tar.lz4) true ;;
-    floor:*) false ;;
+    floor*-linked.tar.lz4) false ;;
+    floor*.tar.lz4 | floor:*.tar) true ;;
+    floor*) false ;;
     fastar*.tar | fastar*.tar.gz | fastar*.tar.lz4) true ;;
     fastar*) false ;;
     *) true ;;
@@ -63,6 +63,9 @@ line_of() {
     tarfs) echo "'$TARFS' materialize -q --numeric-owner $place $tree" ;;
     'tarfs '*) echo "'$TARFS' materialize -q --numeric-owner ${1#tarfs } $place $tree" ;;
     floor) echo "'$BENCHES/floor' $place '$5/tree' $(floor_connections "$3")" ;;
+    'floor verified')
+        echo "'$BENCHES/floor' --verify $place '$5/tree' $(floor_connections "$3")"
+        ;;
     inflate) echo "'$BENCHES/inflate' '$4/$2' >/dev/null" ;;
     tar) echo "$tar -f $place || true" ;;
     'wget|tar') echo "wget -qO- $place | $tar -f - || true" ;;

@@ -22,8 +22,9 @@ use crate::base::ticket;
 use crate::codec::{self, Cause, Compression, Context, Detected, Job, Pull, SeekPoint};
 use crate::fetch;
 
-/// Pieces that may lie between decoder and consumer; their bytes are bounded by the pool.
-const QUEUED_PIECES: usize = 64;
+/// Pieces that may lie between decoder and consumer: so many, and two for each worker. More would
+/// only have left the processor's caches when they are written; their bytes are bounded by the pool.
+const QUEUED_PIECES: usize = 4;
 
 /// How a stream is to be decoded.
 #[derive(Debug)]
@@ -98,7 +99,7 @@ impl PlainStream {
         options: Options,
         stats: &Arc<Stats>,
     ) -> io::Result<Self> {
-        let (sender, slots) = sync_channel(QUEUED_PIECES);
+        let (sender, slots) = sync_channel(QUEUED_PIECES + 2 * options.context.workers);
         let workers = Workers::start("tarfs-job", options.context.workers)?;
         let progress = Arc::clone(stats);
         let decoder = Thread::spawn("tarfs-decode", move || {

@@ -24,11 +24,11 @@ use crate::base::task::Thread;
 const QUEUE_ITEMS: usize = 192;
 
 /// Small files that a dozing writer is left to doze for: waking it for each cost as much as writing.
-const BATCH_ITEMS: usize = 16;
+const BATCH_ITEMS: usize = 64;
 /// How long a writer dozes before it looks for itself; then it sleeps until it is woken.
 const DOZE: Duration = Duration::from_millis(1);
 /// A content of this size is worth waking for at once.
-const LARGE_BYTES: usize = 64 * 1024;
+const LARGE_BYTES: usize = 512 * 1024;
 /// What a file costs besides its content, as bytes that are written in the same time.
 const FILE_LOAD: u64 = 16 * 1024;
 /// So much more work than the idlest queue a queue may have and still get its directory's next

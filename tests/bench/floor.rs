@@ -1,14 +1,15 @@
 //! The floor under `tarfs materialize`: the same shape with everything left out that can be.
 //!
 //! ```text
-//! floor URL DIR [CONNECTIONS]
+//! floor [--verify] URL DIR [CONNECTIONS]
 //! ```
 //!
 //! Ranges are fetched in parallel, independent lz4 blocks are decoded in parallel straight from
 //! the chunks they came in, headers are read for kind, name and size alone, and two threads write.
 //! No owners, modes, times or attributes are set, no checksum is verified, names are believed, and
-//! every failure ends the process. `URL` is `http://HOST:PORT/…` of a plain `.tar` or a `.tar.lz4`
-//! on a server that knows ranges.
+//! every failure ends the process. With `--verify` the frame's checksum is, as lz4(1) and tarfs do:
+//! its xxh32 cannot be taken in parallel, nor faster than a processor multiplies. `URL` is
+//! `http://HOST:PORT/…` of a plain `.tar` or a `.tar.lz4` on a server that knows ranges.
 
 use std::collections::{BTreeMap, HashSet};
 use std::env;
@@ -24,6 +25,7 @@ use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tarfs::base::buffer::{Buffer, Pool};
+use xxhash_rust::xxh32::Xxh32;
 
 /// Unless another number is given; slow networks need more.
 const CONNECTIONS: usize = 4;
@@ -53,18 +55,28 @@ fn main() {
         std::process::abort();
     }));
     // Cargo adds a word of its own.
-    let mut arguments = env::args().skip(1).filter(|word| word != "--bench");
+    let mut arguments = env::args()
+        .skip(1)
+        .filter(|word| word != "--bench")
+        .peekable();
+    let verifies = arguments.next_if_eq("--verify").is_some();
     let (Some(url), Some(directory)) = (arguments.next(), arguments.next()) else {
-        panic!("usage: floor URL DIR [CONNECTIONS]");
+        panic!("usage: floor [--verify] URL DIR [CONNECTIONS]");
     };
     let connections = arguments.next().map_or(CONNECTIONS, |number| {
         number.parse().expect("a number of connections")
     });
     let root = rustix::fs::open(&directory, OFlags::PATH, Mode::empty()).expect("a directory");
-    materialize(&Remote::find(&url), connections, &Arc::new(root));
+    let hash = verifies.then(|| Xxh32::new(0));
+    materialize(&Remote::find(&url), connections, &Arc::new(root), hash);
 }
 
-fn materialize(remote: &Remote, connections: usize, root: &Arc<OwnedFd>) {
+fn materialize(
+    remote: &Remote,
+    connections: usize,
+    root: &Arc<OwnedFd>,
+    mut hash: Option<Xxh32>,
+) {
     let chunks = connections + SPARE_CHUNKS;
     let is_packed = remote.path.rsplit('.').next() == Some("lz4");
     let headroom = if is_packed { HEADROOM } else { 0 };
@@ -102,10 +114,20 @@ fn materialize(remote: &Remote, connections: usize, root: &Arc<OwnedFd>) {
         });
         let mut tree = Tree::new(Arc::clone(root), batch);
         for slot in slots {
-            tree.push(&match slot {
+            let plain = match slot {
                 Slot::Ready(bytes) => bytes,
                 Slot::Coming(block) => block.recv().expect("decoded"),
-            });
+                Slot::Checksum(stored) => {
+                    if let Some(hash) = &hash {
+                        assert_eq!(hash.digest(), stored, "the frame's checksum");
+                    }
+                    continue;
+                }
+            };
+            if let Some(hash) = &mut hash {
+                hash.update(&plain);
+            }
+            tree.push(&plain);
         }
         tree.finish()
     });
@@ -230,6 +252,8 @@ impl Iterator for InOrder {
 enum Slot {
     Ready(Bytes),
     Coming(Receiver<Bytes>),
+    /// What all of them must hash to.
+    Checksum(u32),
 }
 
 /// A packed block, and where its plain bytes go.
@@ -271,8 +295,12 @@ fn walk(mut chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
         }
     }
     // The checksum of it all may be in a chunk of its own.
+    let mut end = rest.slice(4..).to_vec();
     drop(rest);
-    chunks.for_each(drop);
+    chunks.for_each(|chunk| end.extend_from_slice(chunk.get(HEADROOM..).unwrap_or_default()));
+    if let Ok(stored) = end.try_into() {
+        send(slot, Slot::Checksum(u32::from_le_bytes(stored)));
+    }
 }
 
 /// Takes the header off; how long the checksum of each block is.
