@@ -71,12 +71,7 @@ fn main() {
     materialize(&Remote::find(&url), connections, &Arc::new(root), hash);
 }
 
-fn materialize(
-    remote: &Remote,
-    connections: usize,
-    root: &Arc<OwnedFd>,
-    mut hash: Option<Xxh32>,
-) {
+fn materialize(remote: &Remote, connections: usize, root: &Arc<OwnedFd>, mut hash: Option<Xxh32>) {
     let chunks = connections + SPARE_CHUNKS;
     let is_packed = remote.path.rsplit('.').next() == Some("lz4");
     let headroom = if is_packed { HEADROOM } else { 0 };
