@@ -224,7 +224,7 @@ fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
     let context = codec::Context {
         pool: Pool::new(64 << 20),
         seek_points: false,
-        loans: Loans::limited(0),
+        loans: Loans::limited(64 << 20),
         workers: 0,
     };
     let mut decoder = codec::start(compression, context);
