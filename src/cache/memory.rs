@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use moka::policy::EvictionPolicy;
 
 use super::Key;
 use crate::base::loan::Lender;
 
-/// Decoded spans, evicted by how recently and how often they were read. Clones share them.
+/// Decoded spans, of which those go first that were read longest ago. Clones share them.
 #[derive(Clone)]
 pub struct Memory {
     spans: moka::sync::Cache<Key, Bytes>,
@@ -26,6 +27,9 @@ impl Memory {
     pub fn new(budget: u64) -> Self {
         let spans = moka::sync::Cache::builder()
             .max_capacity(budget)
+            // Not by frequency: a reader comes back to the newest span for its next few kilobytes,
+            // and one that was read often before must not keep it out.
+            .eviction_policy(EvictionPolicy::lru())
             .weigher(|_, span| weight(span))
             .build();
         let lent = Arc::default();
@@ -189,6 +193,24 @@ mod tests {
         assert_eq!(fill(), 0);
         memory.take_back(100_000);
         assert!(fill() > 80_000);
+    }
+
+    #[test]
+    fn a_new_span_stays_however_often_the_old_ones_were_read() {
+        let memory = Memory::new(100_000);
+        for span in 0..9 {
+            memory.insert(key(span), Bytes::from(vec![0; 10_000]));
+        }
+        for _ in 0..100 {
+            assert!((0..9).all(|span| memory.get(key(span)).is_some()));
+        }
+        for span in 9..30 {
+            let filled = memory.get_or_fill(key(span), || {
+                Ok::<_, Infallible>(Bytes::from(vec![0; 10_000]))
+            });
+            assert!(filled.is_ok());
+            assert!(memory.get(key(span)).is_some(), "span {span}");
+        }
     }
 
     #[test]
