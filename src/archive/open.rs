@@ -168,7 +168,17 @@ pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     }
 }
 
-pub(super) fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
+/// The index in the file at `path`, if it is of an archive as long as `source`.
+pub(super) fn index_file(path: &Path, source: &dyn Source) -> Result<Index, OpenError> {
+    let index = store::read(path).map_err(OpenError::Index)?;
+    let len = source.fingerprint().len;
+    if len.is_some_and(|len| len != index.origin().packed_bytes) {
+        return Err(foreign_index(path, source));
+    }
+    Ok(index)
+}
+
+fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     OpenError::ForeignIndex {
         path: path.display().to_string(),
         location: source.location().to_owned(),
@@ -207,12 +217,7 @@ impl Opening<'_> {
     }
 
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
-        let index = store::read(path).map_err(OpenError::Index)?;
-        let foreign = || foreign_index(path, &*self.source);
-        let len = self.source.fingerprint().len;
-        if len.is_some_and(|len| len != index.origin().packed_bytes) {
-            return Err(foreign());
-        }
+        let index = index_file(path, &*self.source)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let spool = self.found_spool(&index);
         let reader = self.reader(index, self.memory(), spool);
@@ -227,7 +232,7 @@ impl Opening<'_> {
         match verified {
             Ok(()) => archive(reader, Vec::new()),
             Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
-                Err(foreign())
+                Err(foreign_index(path, &*self.source))
             }
             Err(ReadError::Changed(error) | ReadError::Unreachable(error)) => {
                 Err(self.failed(Error::clone(&error), None))

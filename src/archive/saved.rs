@@ -1,14 +1,13 @@
 //! An index from an earlier pass, for a scan to decode along.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 
-use super::open::{OpenError, OpenOptions, foreign_index, locator};
+use super::open::{OpenError, OpenOptions, index_file, locator};
 use super::spans::LONGEST_SPAN;
 use crate::base::extent::Packed;
 use crate::codec::{Compression, Stretch, Sum};
-use crate::index::store::{self, Store};
+use crate::index::store::Store;
 use crate::index::{Index, Locator};
 use crate::source::Source;
 
@@ -35,7 +34,7 @@ impl Saved {
     /// When an index file was given that is none, or is another archive's.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
         let place = match (&options.index_file, &options.cache_dir) {
-            (Some(path), _) => Some(given(source, path)?),
+            (Some(path), _) => Some(Place::Given(Arc::new(index_file(path, source)?))),
             (None, Some(directory)) if source.fingerprint().is_strong() => {
                 let store = Store::new(directory);
                 Some(Place::Store(store, locator(source, options)))
@@ -70,15 +69,6 @@ impl Saved {
             && index.seek_offset(0) == Some(Packed(0));
         fits.then_some(Stretches { index, next: 0 })
     }
-}
-
-fn given(source: &dyn Source, path: &Path) -> Result<Place, OpenError> {
-    let index = store::read(path).map_err(OpenError::Index)?;
-    let len = source.fingerprint().len;
-    if len.is_some_and(|len| len != index.origin().packed_bytes) {
-        return Err(foreign_index(path, source));
-    }
-    Ok(Place::Given(Arc::new(index)))
 }
 
 /// The stretches between an index' seek points.

@@ -5,7 +5,6 @@
 //! that they can do without lend it, for as long as the decoder lives.
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Holds memory and can do with less for a while.
@@ -32,7 +31,6 @@ struct Shared {
     lenders: Vec<Arc<dyn Lender>>,
     lent: Mutex<u64>,
     returned: Condvar,
-    peak: AtomicU64,
 }
 
 impl Loans {
@@ -53,7 +51,6 @@ impl Loans {
             lenders,
             lent: Mutex::default(),
             returned: Condvar::new(),
-            peak: AtomicU64::new(0),
         });
         Self { shared }
     }
@@ -61,11 +58,6 @@ impl Loans {
     /// The most that can be borrowed, in bytes.
     pub fn limit_bytes(&self) -> u64 {
         self.shared.limit_bytes
-    }
-
-    /// The most that was ever borrowed at once, in bytes.
-    pub fn peak(&self) -> u64 {
-        self.shared.peak.load(Ordering::Relaxed)
     }
 
     /// Borrows `bytes`; `None` when that is beyond the limit. Waits while others have so much
@@ -81,7 +73,6 @@ impl Loans {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         *lent += bytes;
-        self.shared.peak.fetch_max(*lent, Ordering::Relaxed);
         let mut parts = Vec::new();
         let mut missing = bytes;
         for lender in &self.shared.lenders {
@@ -126,6 +117,8 @@ impl Drop for Loan {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     /// Lends what it has; this, and what it had.
@@ -173,7 +166,6 @@ mod tests {
         assert_eq!(left(&purses), [4, 10]);
         drop(large);
         assert_eq!(left(&purses), [10, 20]);
-        assert_eq!(loans.peak(), 20);
     }
 
     #[test]

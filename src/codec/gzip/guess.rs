@@ -251,7 +251,10 @@ impl Decoding<'_> {
             };
             filled = self.fill(&mut piece, start, &mut ends);
             if both && filled.is_ok() {
-                both = !self.follow(&mut piece);
+                match self.follow(&mut piece) {
+                    Ok(agree) => both = !agree,
+                    Err(()) => filled = Err(()),
+                }
             }
             start += piece.len;
             pieces.push(piece);
@@ -306,11 +309,12 @@ impl Decoding<'_> {
     }
 
     /// Fills the second side of `piece` as far as the first, unless both come to agree on a whole
-    /// window before; answers whether they do.
-    fn follow(&mut self, piece: &mut Piece) -> bool {
+    /// window before; answers whether they do. Without a second side as long as that, nothing
+    /// tells which bytes are right.
+    fn follow(&mut self, piece: &mut Piece) -> Result<bool, ()> {
         let [_, side] = &mut self.sides;
         let Some((second, len)) = &mut piece.second else {
-            return true;
+            return Ok(true);
         };
         while *len < piece.len {
             let stretch_end = piece.len.min(*len + STRETCH_LEN);
@@ -319,15 +323,15 @@ impl Decoding<'_> {
             // Both decodings take the same way: what stands in the window decides nothing.
             debug_assert!(produced > 0, "the second decoding stops before the first");
             if produced == 0 {
-                break;
+                return Err(());
             }
             *len += produced;
             let window = len.saturating_sub(WINDOW_LEN)..*len;
             if window.len() == WINDOW_LEN && piece.first.get(window.clone()) == second.get(window) {
-                return true;
+                return Ok(true);
             }
         }
-        false
+        Ok(false)
     }
 }
 
