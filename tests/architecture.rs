@@ -84,6 +84,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("tokio", &["source", "fetch", "archive", "cli"]),
     ("futures_util", &["source", "fetch"]),
     ("lz4_flex", &["codec"]),
+    ("lz4_sys", &["codec"]),
     ("flate2", &["codec"]),
     ("libz_rs_sys", &["codec"]),
     ("zstd", &["codec"]),

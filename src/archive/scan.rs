@@ -9,7 +9,7 @@ use super::decode::{self, Item, PlainStream};
 use super::error::Error;
 use super::saved::Saved;
 use super::spans::Spans;
-use crate::base::buffer::Pool;
+use crate::base::buffer::{Enough, Pool};
 use crate::base::extent::Packed;
 use crate::base::loan::{Lender, Loans};
 use crate::base::stats::Stats;
@@ -178,6 +178,19 @@ pub fn scan<S: Sink>(
     })
 }
 
+/// Plain bytes for each thread that decodes, and for the consumer, when buffers are short.
+const ENOUGH_BYTES: u64 = 8 << 20;
+
+/// What keeps so many threads decoding: for each, and for the consumer, a buffer at hand and
+/// another one, which may be long.
+fn enough_plain(workers: usize) -> Enough {
+    let hands = workers.saturating_add(1);
+    Enough {
+        bytes: ENOUGH_BYTES.saturating_mul(hands as u64),
+        buffers: hands.saturating_mul(2),
+    }
+}
+
 fn open_stream(
     source: &Arc<dyn Source>,
     options: &Options,
@@ -186,7 +199,8 @@ fn open_stream(
 ) -> Result<PlainStream, Error> {
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
-    let (packed, plain) = (Pool::new(half), Pool::new(half));
+    let packed = Pool::new(half);
+    let plain = Pool::frugal(half, enough_plain(options.workers));
     let mut lenders = options.lenders.clone();
     lenders.push(Arc::new(plain.clone()));
     // Last: what is fetched ahead is here already and takes its time to go.

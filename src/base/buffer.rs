@@ -24,6 +24,7 @@ pub struct Pool {
 
 struct Shared {
     budget: u64,
+    enough: Enough,
     state: Mutex<State>,
     returned: Condvar,
 }
@@ -32,6 +33,8 @@ struct Shared {
 struct State {
     /// Bytes of capacity handed out.
     taken: u64,
+    /// Buffers handed out.
+    buffers: usize,
     /// Bytes of the budget that others have for now.
     lent: u64,
     /// The highest `taken` has been.
@@ -46,13 +49,37 @@ struct State {
 /// One part in so many of a budget is never lent: work goes on with it.
 const KEPT_SHARE: u64 = 4;
 
+/// How much of a budget is used, if whoever waits can do with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Enough {
+    /// Bytes that may be taken.
+    pub bytes: u64,
+    /// Buffers that may be taken, whatever their length.
+    pub buffers: usize,
+}
+
+impl Enough {
+    const ALL: Self = Self {
+        bytes: u64::MAX,
+        buffers: usize::MAX,
+    };
+}
+
 impl Pool {
     /// A pool whose buffers, taken and resting together, never exceed `budget` bytes, but for a
     /// single buffer that is larger than the whole budget: it is handed out alone.
     pub fn new(budget: u64) -> Self {
+        Self::frugal(budget, Enough::ALL)
+    }
+
+    /// A pool that lets everyone wait who would have more than is `enough` by both its measures,
+    /// though the budget allowed it: memory that lies idle has left the processor's caches when
+    /// it is used, and more of it had to be touched for the first time.
+    pub fn frugal(budget: u64, enough: Enough) -> Self {
         Self {
             shared: Arc::new(Shared {
                 budget,
+                enough,
                 state: Mutex::default(),
                 returned: Condvar::new(),
             }),
@@ -104,7 +131,7 @@ impl Pool {
     pub async fn take_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
             let mut state = self.shared.lock();
-            if self.ration.is_none() && !state.has_room(len as u64, self.shared.budget) {
+            if self.ration.is_none() && !self.shared.has_room(&state, len as u64) {
                 let waker = context.waker();
                 if !state.wakers.iter().any(|known| known.will_wake(waker)) {
                     state.wakers.push(waker.clone());
@@ -119,7 +146,7 @@ impl Pool {
     /// As [`Pool::take`], but `None` instead of waiting.
     pub fn try_take(&self, len: usize) -> Option<Buffer> {
         let state = self.shared.lock();
-        if self.ration.is_none() && !state.has_room(len as u64, self.shared.budget) {
+        if self.ration.is_none() && !self.shared.has_room(&state, len as u64) {
             return None;
         }
         Some(self.hand_out(state, len))
@@ -141,6 +168,7 @@ impl Pool {
         state.resting -= capacity as u64;
         let charge = len.max(capacity) as u64;
         state.take(charge, self.shared.budget);
+        state.buffers += 1;
         if let Some(ration) = &self.ration {
             state.taken -= ration.use_up(charge);
         }
@@ -210,10 +238,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn has_room(&self, state: &State, bytes: u64) -> bool {
+        let taken = state.taken.saturating_add(bytes);
+        let is_enough = taken > self.enough.bytes && state.buffers >= self.enough.buffers;
+        state.taken == 0 || (taken <= self.budget - state.lent && !is_enough)
+    }
+
     /// Waits until `bytes` may be taken.
     fn wait_for(&self, bytes: u64) -> MutexGuard<'_, State> {
         let mut state = self.lock();
-        while !state.has_room(bytes, self.budget) {
+        while !self.has_room(&state, bytes) {
             state = self
                 .returned
                 .wait(state)
@@ -232,10 +266,6 @@ impl Shared {
 }
 
 impl State {
-    fn has_room(&self, bytes: u64, budget: u64) -> bool {
-        self.taken == 0 || self.taken.saturating_add(bytes) <= budget - self.lent
-    }
-
     fn take(&mut self, bytes: u64, budget: u64) {
         self.taken += bytes;
         self.peak = self.peak.max(self.taken);
@@ -339,6 +369,7 @@ impl Drop for Buffer {
         let capacity = bytes.capacity() as u64;
         let mut state = self.shared.lock();
         state.taken -= self.charge;
+        state.buffers -= 1;
         if capacity > 0 && state.taken + state.resting + capacity <= self.shared.budget - state.lent
         {
             state.resting += capacity;
@@ -391,6 +422,24 @@ mod tests {
         assert_eq!(small.len(), 200);
         let taken = pool.taken();
         assert!(pool.shared.lock().resting + taken <= 1000);
+    }
+
+    #[test]
+    fn a_frugal_pool_gives_enough_bytes_and_enough_buffers_and_never_more_than_its_budget() {
+        let enough = Enough {
+            bytes: 30,
+            buffers: 2,
+        };
+        let pool = Pool::frugal(100, enough);
+        let large = [pool.take(40), pool.take(40)];
+        assert!(pool.try_take(1).is_none(), "enough of both");
+        drop(large);
+        let small = [10, 10, 10].map(|len| pool.take(len));
+        assert!(pool.try_take(1).is_none(), "enough of both");
+        drop(small);
+        let _first = pool.take(70);
+        assert!(pool.try_take(31).is_none(), "more than the budget");
+        assert!(pool.try_take(30).is_some());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 #[derive(Debug, Default)]
 pub(super) struct Appetite {
     state: Mutex<State>,
-    began: Notify,
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl Appetite {
     /// The reader waits as long as `wait` takes.
     pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.lock().since = Some(Instant::now());
-        self.began.notify_one();
+        self.changed.notify_one();
         let came = wait();
         let mut state = self.lock();
         if let Some(since) = state.since.take() {
@@ -37,6 +37,7 @@ impl Appetite {
     /// The reader got `len` bytes.
     pub(super) fn took(&self, len: u64) {
         self.lock().read += len;
+        self.changed.notify_one();
     }
 
     /// Bytes that the reader got, and how long it has waited, up to now.
@@ -51,12 +52,12 @@ impl Appetite {
         self.lock().since.is_some()
     }
 
-    /// Returns when a wait has begun since the last call.
+    /// Returns when a wait has begun, or something was read, since the last call.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(super) async fn begins(&self) {
-        self.began.notified().await;
+    pub(super) async fn changes(&self) {
+        self.changed.notified().await;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -41,14 +41,14 @@ pub(super) async fn drive(
     let mut has_ended = false;
     while !(has_ended && driver.requests.is_empty()) {
         let chunk = driver.plan.peek(driver.pace.chunk_len());
-        let may_launch = !has_ended && driver.requests.len() < driver.pace.requests();
+        let may_launch = !has_ended && driver.may_launch(appetite);
         let may_grow = driver.pace.may_grow() && appetite.is_waiting();
         let is_watching = driver.is_remote && !driver.requests.is_empty();
         tokio::select! {
             biased;
             () = sender.closed() => return Err(Gone),
             Some(ended) = driver.requests.join_next() => driver.landed(&ended, appetite),
-            () = appetite.begins() => driver.look(appetite),
+            () = appetite.changes() => driver.look(appetite),
             () = tokio::time::sleep(PATIENCE), if may_grow => driver.look(appetite),
             _ = ticks.tick(), if is_watching => driver.patrol(),
             room = room(sender, &driver.config.pool, chunk), if may_launch => {
@@ -94,6 +94,7 @@ struct Driver {
     /// Each returns its number, and how many bytes came unless it failed.
     requests: JoinSet<(u64, Option<u64>)>,
     launched: u64,
+    asked_bytes: u64,
     landed_bytes: u64,
 }
 
@@ -115,6 +116,7 @@ impl Driver {
             flights: BTreeMap::new(),
             requests: JoinSet::new(),
             launched: 0,
+            asked_bytes: 0,
             landed_bytes: 0,
             source,
             config,
@@ -125,10 +127,18 @@ impl Driver {
         self.started.elapsed()
     }
 
+    /// Whether another request is wanted now.
+    fn may_launch(&self, appetite: &Appetite) -> bool {
+        let (read, _) = appetite.sums();
+        self.requests.len() < self.pace.requests()
+            && self.asked_bytes.saturating_sub(read) < self.pace.ahead()
+    }
+
     fn launch(&mut self, chunk: Extent<Packed>, buffer: Buffer) -> Coming {
         let number = self.launched;
         self.launched += 1;
         self.plan.pass(chunk);
+        self.asked_bytes += chunk.len();
         self.pace.launched();
         self.laggards.launched(number, self.now());
         let flight = Arc::new(Flight::new(chunk));

@@ -8,7 +8,10 @@ use super::per_second;
 /// Requests in flight at first, and at the least: on loopback no number is faster.
 const FIRST: usize = 4;
 
-/// Bytes of the first chunk, and of the shortest that the link leads to: decoding starts early.
+/// Bytes of the first chunk: decoding starts early.
+const FIRST_CHUNK: u64 = 256 << 10;
+
+/// Bytes of the shortest chunk that the link leads to.
 const SHORT_CHUNK: u64 = 1 << 20;
 
 /// The shortest chunk that a small budget leads to, in bytes.
@@ -32,8 +35,16 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 /// Over how long the share of waiting is taken.
 const MEMORY: Duration = Duration::from_millis(100);
 
+/// Bytes a second that are not slow, as long as it is not known what the reader can take.
+const FAST: u64 = 500_000_000;
+
 /// How much more than the reader takes the requests should be able to bring: three for two.
 const PLENTY: (u64, u64) = (3, 2);
+
+/// Bytes that may be asked for and not yet read, as a multiple of those that may be in flight:
+/// what landed carries the reader over a hiccup, and more would only have left the processor's
+/// caches, and new memory been touched, when it is read.
+const AHEAD: u64 = 3;
 
 /// Requests by which is judged what one can bring.
 const MOST_SPEEDS: usize = 8;
@@ -52,8 +63,9 @@ const LONGEST_REST: u32 = 64;
 /// It begins with four requests. Their number doubles, up to the limit, whenever the reader has
 /// spent a quarter of its time waiting, at least 5 ms, and the requests look too few: all were in
 /// flight, and at the speed of the last ones (the median) they do not bring half as much again as
-/// the reader takes while it need not wait. So a busy machine is rarely taken for a slow network.
-/// Where half of them would suffice by the same measure, half of them are given up.
+/// the reader takes while it need not wait; in the beginning, when that is not known, they bring
+/// less than 500 MB/s. So a busy machine is rarely taken for a slow network. Where half of them
+/// would suffice by the same measure, half of them are given up.
 ///
 /// More is not always better: once there have been enough rounds (of as many chunks as may be in
 /// flight) in which the reader had to wait, half as many are tried for a round, and kept for
@@ -146,7 +158,7 @@ impl Pace {
             most_requests,
             longest_chunk: chunk_len.min(share.max(SHORTEST_CHUNK)).max(1),
             requests,
-            chunk_len: SHORT_CHUNK,
+            chunk_len: FIRST_CHUNK,
             link: Link::default(),
             glance: Moment::default(),
             round: Round::begin(Moment::default(), 0, requests),
@@ -168,6 +180,12 @@ impl Pace {
         self.chunk_len.min(self.longest_chunk)
     }
 
+    /// Bytes that may be asked for and not yet read.
+    pub(super) fn ahead(&self) -> u64 {
+        let in_flight = self.chunk_len().saturating_mul(self.requests as u64);
+        in_flight.saturating_mul(AHEAD)
+    }
+
     /// Whether waiting can still lead to more requests.
     pub(super) fn may_grow(&self) -> bool {
         !self.has_tried && self.requests < self.most_requests
@@ -185,12 +203,24 @@ impl Pace {
         let waiting = moment.waited.saturating_sub(self.glance.waited);
         let all = moment.now.saturating_sub(self.glance.now);
         let is_starving = waiting >= PATIENCE && waiting * 4 >= all;
-        let is_scarce = moment.in_flight >= self.requests && !self.suffice(self.requests, moment);
+        // While everything begins, a reader takes what it gets without having worked on it.
+        let is_beginning =
+            moment.now < MEMORY && per_second(moment.received, moment.now) >= FAST;
+        let is_scarce = moment.in_flight >= self.requests
+            && !is_beginning
+            && !self.suffice(self.requests, moment);
         if is_starving && is_scarce && self.may_grow() {
             self.rested = 0;
             self.change(moment, self.requests.saturating_mul(2));
         } else if all < MEMORY {
             return;
+        } else if waiting * 4 < all
+            && self.trial.is_none()
+            && self.requests > FIRST
+            && self.suffice(self.requests / 2, moment)
+        {
+            self.change(moment, self.requests / 2);
+            self.has_tried = false;
         }
         self.glance = moment;
     }
@@ -229,10 +259,6 @@ impl Pace {
         match self.trial.take() {
             Some(trial) => self.judge(moment, trial, rate, is_fed),
             None if !is_fed => self.try_another(moment, rate),
-            None if self.requests > FIRST && self.suffice(self.requests / 2, moment) => {
-                self.change(moment, self.requests / 2);
-                self.has_tried = false;
-            }
             None => {}
         }
     }
@@ -542,6 +568,65 @@ mod tests {
     }
 
     #[test]
+    fn what_begins_fast_is_not_taken_for_slow() {
+        // The reader takes what it gets at once, until what it hands on to is busy.
+        let world = World {
+            per_connection: 200_000,
+            in_all: 800_000,
+            reader: 5_000_000,
+            len: 64 * MIB,
+            ..LOOPBACK
+        };
+        let (transfer, _) = world.run();
+        assert!(transfer.now < 100, "{} ms", transfer.now);
+        assert_eq!(transfer.most_requests, FIRST);
+    }
+
+    #[test]
+    fn connections_that_are_no_longer_needed_are_given_up_soon() {
+        let mut pace = Pace::new(16, 8 * MIB, BUDGET);
+        for now in [10, 20] {
+            pace.look(Moment {
+                now: ms(now),
+                waited: ms(now),
+                in_flight: 16,
+                ..Moment::default()
+            });
+        }
+        assert_eq!(pace.requests(), 16);
+        // From now on the reader takes 100 bytes a millisecond, and each request brings 50.
+        for now in 3..=5 {
+            let moment = Moment {
+                now: ms(now * 100),
+                waited: ms(20),
+                received: now * 10_000,
+                read: now * 10_000,
+                in_flight: 2,
+            };
+            pace.landed(
+                moment,
+                Landing {
+                    len: 500,
+                    took: ms(10),
+                    latency: Some(ms(0)),
+                },
+            );
+            pace.look(moment);
+        }
+        assert_eq!(pace.requests(), FIRST);
+    }
+
+    #[test]
+    fn no_more_is_asked_for_than_three_times_what_may_be_in_flight() {
+        let mut pace = Pace::new(16, 2 * MIB, BUDGET);
+        assert_eq!(pace.ahead(), 3 * MIB);
+        for _ in 0..10 {
+            pace.launched();
+        }
+        assert_eq!(pace.ahead(), 24 * MIB);
+    }
+
+    #[test]
     fn slow_connections_are_many_at_once() {
         let world = World {
             per_connection: 60_000,
@@ -630,13 +715,13 @@ mod tests {
 
     #[test]
     fn chunks_double_until_something_is_measured() {
-        let mut pace = Pace::new(2, 8 * MIB, 1 << 40);
+        let mut pace = Pace::new(2, 2 * MIB, 1 << 40);
         let mut lens = Vec::new();
         for _ in 0..5 {
-            lens.push(pace.chunk_len() / MIB);
+            lens.push(pace.chunk_len());
             pace.launched();
         }
-        assert_eq!(lens, [1, 2, 4, 8, 8]);
+        assert_eq!(lens, [MIB / 4, MIB / 2, MIB, 2 * MIB, 2 * MIB]);
     }
 
     #[test]

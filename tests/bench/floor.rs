@@ -314,10 +314,21 @@ fn decode(jobs: &Mutex<Receiver<Job>>, pool: &Pool) {
         // The buffer first: the oldest job is never without one.
         let mut buffer = pool.take(MAX_BLOCK_LEN);
         let Some(job) = receive(jobs) else { return };
-        let len = lz4_flex::block::decompress_into(&job.packed, &mut buffer).expect("a block");
+        let len = unpack(&job.packed, &mut buffer).expect("a block");
         buffer.truncate(len);
         send(&job.plain, buffer.freeze());
     }
+}
+
+/// The same decoder that tarfs has.
+#[expect(unsafe_code, reason = "liblz4 has no safe interface")]
+fn unpack(packed: &[u8], room: &mut [u8]) -> Option<usize> {
+    let packed_len = packed.len().try_into().ok()?;
+    let room_len = room.len().try_into().ok()?;
+    let (from, to) = (packed.as_ptr().cast(), room.as_mut_ptr().cast());
+    // SAFETY: both point to as many bytes as is said, and do not overlap.
+    let len = unsafe { lz4_sys::LZ4_decompress_safe(from, to, packed_len, room_len) };
+    len.try_into().ok()
 }
 
 /// Something to make below a directory.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use lz4_flex::block;
 use xxhash_rust::xxh32::Xxh32;
 
+use super::sys;
 use crate::base::buffer::Buffer;
 use crate::base::extent::Packed;
 use crate::codec::input::Pieces;
@@ -62,22 +63,36 @@ impl Block {
         }))
     }
 
-    /// Decodes to the front of `room`, referring to `history` before it; answers how many bytes.
-    pub(super) fn decode(&self, room: &mut [u8], history: &[u8]) -> Result<usize, Error> {
+    /// Decodes to `buffer` from `start` on, and answers how many bytes; the block may refer to
+    /// those before.
+    pub(super) fn decode(&self, buffer: &mut [u8], start: usize) -> Result<usize, Error> {
         let packed = self.pieces.contiguous();
         if self.stored {
-            let Some(target) = room.get_mut(..packed.len()) else {
+            let target = buffer.get_mut(start..).unwrap_or_default();
+            let Some(target) = target.get_mut(..packed.len()) else {
                 return Err(self.malformed("a stored block is too long"));
             };
             target.copy_from_slice(&packed);
             return Ok(packed.len());
         }
-        let decoded = if history.is_empty() {
-            block::decompress_into(&packed, room)
-        } else {
-            block::decompress_into_with_dict(&packed, room, history)
-        };
-        decoded.map_err(|error| self.malformed(&format!("a block: {error}")))
+        match sys::decode(&packed, buffer, start) {
+            Some(len) => Ok(len),
+            None => self.decode_again(&packed, buffer, start),
+        }
+    }
+
+    /// Decodes what liblz4 refused: it does not say why, and this one has the last word.
+    #[cold]
+    fn decode_again(
+        &self,
+        packed: &[u8],
+        buffer: &mut [u8],
+        start: usize,
+    ) -> Result<usize, Error> {
+        let (seen, room) = buffer.split_at_mut(start.min(buffer.len()));
+        let history = seen.get(seen.len().saturating_sub(sys::HISTORY_LEN)..);
+        block::decompress_into_with_dict(packed, room, history.unwrap_or_default())
+            .map_err(|error| self.malformed(&format!("a block: {error}")))
     }
 
     fn malformed(&self, text: &str) -> Error {
@@ -104,7 +119,7 @@ pub(super) fn decode_group(
         block.verify()?;
         let room = buffer.get_mut(filled..).unwrap_or_default();
         let len = room.len().min(max_len);
-        filled += block.decode(room.get_mut(..len).unwrap_or_default(), &[])?;
+        filled += block.decode(room.get_mut(..len).unwrap_or_default(), 0)?;
     }
     Ok(buffer.freeze().slice(..filled))
 }

@@ -1,15 +1,13 @@
 //! lz4: the frame format and its legacy form.
 //!
-//! Frame and block headers are walked here, blocks are decoded by `lz4_flex`: independent ones by
-//! jobs, linked ones in order, each behind the 64 KiB of plain bytes it may refer to.
+//! Frame and block headers are walked here, blocks are decoded by liblz4: independent ones by jobs,
+//! linked ones in order, each behind the 64 KiB of plain bytes it may refer to.
 
 mod block;
 mod header;
+mod sys;
 
-use std::fmt;
 use std::sync::Arc;
-
-use xxhash_rust::xxh32::Xxh32;
 
 use super::input::Input;
 use super::seek_point::{Spacing, unpack_window};
@@ -19,6 +17,7 @@ use crate::base::buffer::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, Tally, check_content_len, decode_group};
 use header::{BETWEEN_FRAMES, Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, is_skippable};
+use sys::HISTORY_LEN;
 
 /// Small blocks are joined to pieces of about so many plain bytes.
 const PIECE_LEN: usize = 1 << 20;
@@ -26,9 +25,6 @@ const PIECE_LEN: usize = 1 << 20;
 /// Stored blocks of so many bytes are given out as they are; copying shorter ones into a piece
 /// costs less than a piece of their own.
 const PASS_LEN: usize = 32 << 10;
-
-/// Linked blocks refer at most so far back, in bytes.
-const HISTORY_LEN: usize = 64 << 10;
 
 /// In a block's header, says that the block is stored.
 const STORED: u32 = 1 << 31;
@@ -127,23 +123,14 @@ struct Group {
 }
 
 /// Decodes linked blocks.
+#[derive(Debug)]
 struct Linked {
     /// The plain bytes before the piece, as far back as blocks may refer.
     history: Vec<u8>,
     /// History and then plain bytes that were not given out yet.
     piece: Option<Piece>,
-    /// Of the frame's plain bytes so far.
-    hash: Xxh32,
+    /// The frame's plain bytes so far.
     plain_len: u64,
-}
-
-impl fmt::Debug for Linked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Linked")
-            .field("piece", &self.piece)
-            .field("plain_len", &self.plain_len)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Debug)]
@@ -167,7 +154,6 @@ impl Frame {
             Body::Linked(Linked {
                 history,
                 piece: None,
-                hash: Xxh32::new(0),
                 plain_len: 0,
             })
         } else {
@@ -185,7 +171,7 @@ impl Frame {
 
     /// Whether the driver hashes what the frame's jobs make.
     fn hashed_by_driver(&self) -> bool {
-        self.whole && self.header.content_checksum && !self.header.linked
+        self.whole && self.header.content_checksum
     }
 }
 
@@ -363,8 +349,7 @@ impl Frames {
                 self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
             }
             Body::Linked(linked) => {
-                let hashed = frame.whole && frame.header.content_checksum;
-                let len = linked.decode(&block, room, hashed, &self.context, results)?;
+                let len = linked.decode(&block, room, &self.context, results)?;
                 self.plain_at_most = self.plain_at_most.saturating_add(len as u64);
                 if let Some(expected) = frame.header.content_len.filter(|_| frame.whole) {
                     check_content_len(expected, linked.plain_len, false)
@@ -407,19 +392,8 @@ impl Frames {
             (Body::Linked(_), None) => Ok(()),
         };
         len_checked.map_err(|cause| error::<Self>(packed, cause))?;
-        match (&frame.body, expected) {
-            (Body::Independent { .. }, Some(expected)) => {
-                results.push_back(Pull::HashEnd { expected, packed });
-            }
-            (Body::Linked(linked), Some(expected)) if linked.hash.digest() != expected => {
-                let cause = Cause::Checksum {
-                    what: "content",
-                    expected: expected.into(),
-                    computed: linked.hash.digest().into(),
-                };
-                return Err(error::<Self>(packed, cause));
-            }
-            _ => {}
+        if let Some(expected) = expected {
+            results.push_back(Pull::HashEnd { expected, packed });
         }
         Ok(Step::Moved)
     }
@@ -492,7 +466,6 @@ impl Linked {
         &mut self,
         block: &Block,
         room: usize,
-        hashed: bool,
         context: &Context,
         results: &mut Results,
     ) -> Result<usize, Error> {
@@ -504,12 +477,9 @@ impl Linked {
             let len = self.history.len() + room.max(PIECE_LEN);
             Piece::new(context.pool.take(len), &self.history)
         });
-        let plain = piece.decode(block, room)?;
-        if hashed {
-            self.hash.update(plain);
-        }
-        self.plain_len = self.plain_len.saturating_add(plain.len() as u64);
-        Ok(plain.len())
+        let len = piece.decode(block, room)?;
+        self.plain_len = self.plain_len.saturating_add(len as u64);
+        Ok(len)
     }
 
     /// What was decoded and not given out; from then on it is history.
@@ -547,15 +517,13 @@ impl Piece {
         self.buffer.len() - self.filled
     }
 
-    /// Appends what `block` makes, at most `room` bytes, and answers it.
-    fn decode(&mut self, block: &Block, room: usize) -> Result<&[u8], Error> {
-        let (seen, free) = self.buffer.split_at_mut(self.filled);
-        let history = seen.get(seen.len().saturating_sub(HISTORY_LEN)..);
-        let len = free.len().min(room);
-        let target = free.get_mut(..len).unwrap_or_default();
-        let len = block.decode(target, history.unwrap_or_default())?;
+    /// Appends what `block` makes, at most `room` bytes, and answers how many.
+    fn decode(&mut self, block: &Block, room: usize) -> Result<usize, Error> {
+        let end = self.filled.saturating_add(room).min(self.buffer.len());
+        let buffer = self.buffer.get_mut(..end).unwrap_or_default();
+        let len = block.decode(buffer, self.filled)?;
         self.filled += len;
-        Ok(target.get(..len).unwrap_or_default())
+        Ok(len)
     }
 }
 
