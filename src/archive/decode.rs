@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use bytes::Bytes;
-use xxhash_rust::xxh32::Xxh32;
 
 use super::error::Error;
 use super::saved::Saved;
@@ -19,7 +18,7 @@ use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::ticket;
-use crate::codec::{self, Cause, Compression, Context, Detected, Job, Pull, SeekPoint};
+use crate::codec::{self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint};
 use crate::fetch;
 
 /// Pieces that may lie between decoder and consumer: so many, and two for each worker. More would
@@ -69,7 +68,7 @@ pub(super) struct PlainStream {
     slots: Receiver<Slot>,
     /// What a job made, as far as it was not delivered.
     made: VecDeque<Bytes>,
-    hash: Option<Xxh32>,
+    hash: Option<ContentHash>,
     finished: Option<Finished>,
     stats: Arc<Stats>,
     _decoder: Thread<()>,
@@ -80,7 +79,7 @@ enum Slot {
     Ticket(Arc<Ticket>),
     /// For the consumer alone, when it has all before.
     Check(Job),
-    HashStart,
+    HashStart(ContentHash),
     HashEnd {
         expected: u32,
         packed: Packed,
@@ -154,7 +153,7 @@ impl PlainStream {
                     self.made.extend(made);
                 }
                 Slot::Check(job) => self.made.extend(job.run()?),
-                Slot::HashStart => self.hash = Some(Xxh32::new(0)),
+                Slot::HashStart(hash) => self.hash = Some(hash),
                 Slot::HashEnd { expected, packed } => self.check_hash(expected, packed)?,
                 Slot::Failed(error, finished) => {
                     self.finished = Some(finished);
@@ -182,13 +181,15 @@ impl PlainStream {
     }
 
     fn check_hash(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
-        let computed = self.hash.take().map_or(0, |hash| hash.digest());
+        let Some(hash) = self.hash.take() else {
+            return Ok(());
+        };
+        let computed = hash.digest();
         if computed == expected {
             return Ok(());
         }
         Err(Error::Codec(codec::Error {
-            // The only format whose blocks are jobs and whose hash covers them all.
-            compression: Compression::Lz4,
+            compression: hash.compression(),
             packed,
             cause: Cause::Checksum {
                 what: "content checksum",
@@ -261,7 +262,7 @@ impl Walker {
                     self.workers.submit(move || ahead.run());
                 }
                 Pull::Await(ahead) => ahead.wait(),
-                Pull::HashStart => self.send(Slot::HashStart)?,
+                Pull::HashStart(hash) => self.send(Slot::HashStart(hash))?,
                 Pull::HashEnd { expected, packed } => {
                     self.send(Slot::HashEnd { expected, packed })?;
                 }
@@ -398,13 +399,13 @@ mod tests {
     fn a_hash_covers_plain_bytes_and_jobs_from_its_start_on() {
         let slots = vec![
             plain(b"before"),
-            Slot::HashStart,
+            Slot::HashStart(ContentHash::lz4()),
             ticket(b"ab"),
             ticket(b""),
             plain(b"c"),
             hash_end(b"abc"),
             plain(b"after"),
-            Slot::HashStart,
+            Slot::HashStart(ContentHash::lz4()),
             hash_end(b""),
             end(),
         ];
@@ -416,7 +417,7 @@ mod tests {
     #[test]
     fn a_wrong_hash_is_an_error_behind_the_bytes_it_covers() {
         let slots = vec![
-            Slot::HashStart,
+            Slot::HashStart(ContentHash::lz4()),
             ticket(b"ab"),
             hash_end(b"other"),
             plain(b"after"),

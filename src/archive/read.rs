@@ -468,7 +468,7 @@ impl Resumed {
                 // Spans carry hashes of their own, and who reads one has no other threads.
                 Pull::SeekPoint(_)
                 | Pull::Ahead(_)
-                | Pull::HashStart
+                | Pull::HashStart(_)
                 | Pull::HashEnd { .. }
                 | Pull::Warning(_) => {}
                 Pull::End => return Ok(false),

@@ -7,6 +7,7 @@
 pub mod detect;
 
 mod bzip2;
+mod content_hash;
 mod gzip;
 mod input;
 mod lz4;
@@ -29,6 +30,7 @@ use crate::base::extent::{Packed, Plain};
 use crate::base::loan::{Loan, Loans};
 use crate::base::ticket::Ticket;
 
+pub use content_hash::ContentHash;
 pub use detect::{Compression, Detected, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
 pub use stretches::{Stretch, Sum};
@@ -104,10 +106,10 @@ pub enum Pull {
     Ahead(Ahead),
     /// The decoder cannot go on while this runs; [`Ahead::wait`], then pull again.
     Await(Ahead),
-    /// The plain bytes since the last [`Pull::HashStart`] must have this hash. The driver runs
-    /// the check, because jobs end out of order; decoders that see every byte check themselves.
-    HashStart,
-    /// See [`Pull::HashStart`]; the xxh32 (seed 0) that was stored, and where.
+    /// The driver is to take this hash of the plain bytes from here to [`Pull::HashEnd`]: jobs end
+    /// out of order, and a decoder that sees every byte has enough to do.
+    HashStart(ContentHash),
+    /// See [`Pull::HashStart`]; what was stored, and where.
     HashEnd {
         /// The stored hash.
         expected: u32,

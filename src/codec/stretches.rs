@@ -234,7 +234,7 @@ impl Serial {
             Pull::SeekPoint(_)
             | Pull::Ahead(_)
             | Pull::Await(_)
-            | Pull::HashStart
+            | Pull::HashStart(_)
             | Pull::HashEnd { .. }
             | Pull::Warning(_) => Ok(None),
             Pull::End => Err(self.check.foreign()),
@@ -300,7 +300,7 @@ fn decode(
             Pull::SeekPoint(_)
             | Pull::Ahead(_)
             | Pull::Await(_)
-            | Pull::HashStart
+            | Pull::HashStart(_)
             | Pull::HashEnd { .. }
             | Pull::Warning(_) => {}
             Pull::End => return Err(check.foreign()),

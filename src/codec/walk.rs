@@ -203,18 +203,19 @@ pub(super) mod tests {
                     job.run().map(|pieces| pieces.concat().into())
                 }
                 Ok(Pull::Check(_) | Pull::Ahead(_) | Pull::Await(_)) => panic!("only gzip's"),
-                Ok(Pull::HashStart) => {
-                    hash_start = Some(outcome.plain.len());
+                Ok(Pull::HashStart(hash)) => {
+                    hash_start = Some((outcome.plain.len(), hash));
                     continue;
                 }
                 Ok(Pull::HashEnd { expected, packed }) => {
-                    let hashed = &outcome.plain[hash_start.take().unwrap()..];
-                    let computed = xxhash_rust::xxh32::xxh32(hashed, 0);
+                    let (start, mut hash) = hash_start.take().unwrap();
+                    hash.update(&outcome.plain[start..]);
+                    let computed = hash.digest();
                     if computed == expected {
                         continue;
                     }
                     Err(Error {
-                        compression: Compression::Lz4,
+                        compression: hash.compression(),
                         packed,
                         cause: Cause::Checksum {
                             what: "content",

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::input::Input;
 use super::seek_point::{Spacing, unpack_window};
 use super::walk::{Results, Step, Walk, Walker, error};
-use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
+use super::{Cause, Compression, ContentHash, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
 use crate::base::buffer::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, Tally, check_content_len, decode_group};
@@ -246,7 +246,7 @@ impl Frames {
         input.skip((MAGIC_LEN + len) as u64);
         let frame = Frame::start(header);
         if frame.hashed_by_driver() {
-            results.push_back(Pull::HashStart);
+            results.push_back(Pull::HashStart(ContentHash::lz4()));
         }
         self.state = State::Blocks(frame);
         Ok(Step::Moved)

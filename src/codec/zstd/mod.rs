@@ -15,7 +15,7 @@ use super::input::{Input, Pieces};
 use super::piece::Piece;
 use super::seek_point::Spacing;
 use super::walk::{Results, Step, Walk, Walker, error};
-use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
+use super::{Cause, Compression, ContentHash, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::loan::Loan;
@@ -195,7 +195,11 @@ impl Frames {
     ) -> Result<Step, Error> {
         results.extend(self.group.flush(&self.context.pool));
         let started = Serial::start(self.serial.take(), header.window_len, &self.context);
-        self.serial = Some(started.map_err(|cause| error::<Self>(packed, cause))?);
+        let serial = started.map_err(|cause| error::<Self>(packed, cause))?;
+        if header.checksum && !serial.is_stream() {
+            results.push_back(Pull::HashStart(ContentHash::zstd()));
+        }
+        self.serial = Some(serial);
         self.state = State::Serial;
         Ok(Step::Moved)
     }
@@ -415,6 +419,7 @@ impl Serial {
                     results.extend(pull(blocks.take()));
                     return Ok((Step::Moved, 0, false));
                 }
+                let checksum = blocks.is_at_checksum().then(|| (input.offset(), input.peek()));
                 let Some(packed) = input.take(blocks.next_len()) else {
                     return Ok((Step::Hungry, 0, false));
                 };
@@ -423,8 +428,12 @@ impl Serial {
                 }
                 let step = blocks.step(&packed.contiguous());
                 let made = step.map_err(Cause::Malformed)?;
-                if blocks.len() >= PIECE_LEN {
+                if blocks.len() >= PIECE_LEN || checksum.is_some() {
                     results.extend(pull(blocks.take()));
+                }
+                if let Some((packed, Some(stored))) = checksum {
+                    let expected = u32::from_le_bytes(stored);
+                    results.push_back(Pull::HashEnd { expected, packed });
                 }
                 Ok((Step::Moved, made, blocks.next_len() == 0))
             }

@@ -14,8 +14,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ::zstd::zstd_safe::zstd_sys::{
-    ZSTD_DCtx, ZSTD_createDCtx, ZSTD_decompressBegin, ZSTD_decompressContinue, ZSTD_freeDCtx,
-    ZSTD_getErrorName, ZSTD_isError, ZSTD_nextSrcSizeToDecompress,
+    ZSTD_DCtx, ZSTD_DCtx_setParameter, ZSTD_createDCtx, ZSTD_dParameter, ZSTD_decompressBegin,
+    ZSTD_decompressContinue, ZSTD_freeDCtx, ZSTD_getErrorName, ZSTD_isError,
+    ZSTD_nextInputType, ZSTD_nextInputType_e, ZSTD_nextSrcSizeToDecompress,
 };
 use bytes::Bytes;
 
@@ -77,6 +78,12 @@ impl Blocks {
     pub(super) fn new() -> Option<Self> {
         // SAFETY: no preconditions.
         let context = NonNull::new(unsafe { ZSTD_createDCtx() })?;
+        // SAFETY: the context is valid. It knows the parameter, and would otherwise verify what
+        // others verify, too.
+        let code = unsafe {
+            ZSTD_DCtx_setParameter(context.as_ptr(), ZSTD_dParameter::ZSTD_d_experimentalParam3, 1)
+        };
+        debug_assert_eq!(code, 0, "ZSTD_d_forceIgnoreChecksum");
         let mut blocks = Self {
             context,
             current: None,
@@ -103,6 +110,13 @@ impl Blocks {
     pub(super) fn next_len(&self) -> usize {
         // SAFETY: the context is valid, and is not changed.
         unsafe { ZSTD_nextSrcSizeToDecompress(self.context.as_ptr()) }
+    }
+
+    /// Whether the next step takes the frame's checksum, which it does not verify.
+    pub(super) fn is_at_checksum(&self) -> bool {
+        // SAFETY: the context is valid, and is not changed.
+        let next = unsafe { ZSTD_nextInputType(self.context.as_ptr()) };
+        next == ZSTD_nextInputType_e::ZSTDnit_checksum
     }
 
     /// Bytes of a region in which `window_len` bytes stay within reach of each block.

@@ -1,0 +1,60 @@
+//! The hash that a format stores of plain bytes, for drivers to take.
+
+use std::fmt;
+
+use xxhash_rust::xxh32::Xxh32;
+use xxhash_rust::xxh64::Xxh64;
+
+use super::Compression;
+
+/// A hash being taken.
+#[derive(Clone)]
+pub struct ContentHash(State);
+
+#[derive(Clone)]
+enum State {
+    Lz4(Xxh32),
+    Zstd(Xxh64),
+}
+
+impl ContentHash {
+    /// As an lz4 frame stores it: xxh32 with seed 0.
+    pub(crate) fn lz4() -> Self {
+        Self(State::Lz4(Xxh32::new(0)))
+    }
+
+    /// As a zstd frame stores it: the low half of xxh64 with seed 0.
+    pub(crate) fn zstd() -> Self {
+        Self(State::Zstd(Xxh64::new(0)))
+    }
+
+    /// Goes on with the next plain bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            State::Lz4(hash) => hash.update(bytes),
+            State::Zstd(hash) => hash.update(bytes),
+        }
+    }
+
+    /// What should be stored.
+    pub fn digest(&self) -> u32 {
+        match &self.0 {
+            State::Lz4(hash) => hash.digest(),
+            State::Zstd(hash) => (hash.digest() & u64::from(u32::MAX)) as u32,
+        }
+    }
+
+    /// The format that stores it.
+    pub fn compression(&self) -> Compression {
+        match self.0 {
+            State::Lz4(_) => Compression::Lz4,
+            State::Zstd(_) => Compression::Zstd,
+        }
+    }
+}
+
+impl fmt::Debug for ContentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContentHash({})", self.compression())
+    }
+}
