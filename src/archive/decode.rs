@@ -18,7 +18,9 @@ use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::ticket;
-use crate::codec::{self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint};
+use crate::codec::{
+    self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint,
+};
 use crate::fetch;
 
 /// Pieces that may lie between decoder and consumer: so many, and two for each worker. More would

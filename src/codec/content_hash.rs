@@ -40,7 +40,10 @@ impl ContentHash {
     pub fn digest(&self) -> u32 {
         match &self.0 {
             State::Lz4(hash) => hash.digest(),
-            State::Zstd(hash) => (hash.digest() & u64::from(u32::MAX)) as u32,
+            State::Zstd(hash) => {
+                let [first, second, third, fourth, ..] = hash.digest().to_le_bytes();
+                u32::from_le_bytes([first, second, third, fourth])
+            }
         }
     }
 

@@ -204,8 +204,7 @@ impl Pace {
         let all = moment.now.saturating_sub(self.glance.now);
         let is_starving = waiting >= PATIENCE && waiting * 4 >= all;
         // While everything begins, a reader takes what it gets without having worked on it.
-        let is_beginning =
-            moment.now < MEMORY && per_second(moment.received, moment.now) >= FAST;
+        let is_beginning = moment.now < MEMORY && per_second(moment.received, moment.now) >= FAST;
         let is_scarce = moment.in_flight >= self.requests
             && !is_beginning
             && !self.suffice(self.requests, moment);

@@ -419,7 +419,9 @@ impl Serial {
                     results.extend(pull(blocks.take()));
                     return Ok((Step::Moved, 0, false));
                 }
-                let checksum = blocks.is_at_checksum().then(|| (input.offset(), input.peek()));
+                let checksum = blocks
+                    .is_at_checksum()
+                    .then(|| (input.offset(), input.peek()));
                 let Some(packed) = input.take(blocks.next_len()) else {
                     return Ok((Step::Hungry, 0, false));
                 };
@@ -628,6 +630,19 @@ mod tests {
             assert_eq!(check(Compression::Zstd, &packed, &plain).len(), 1);
             assert_eq!(decode(Compression::Zstd, &packed, 1 << 20).jobs, 0);
         }
+    }
+
+    #[test]
+    fn the_hash_of_a_long_frame_is_taken_behind_it() {
+        let plain = text(9 << 20);
+        let mut packed = [frame(&plain, false), frame(&plain, true)].concat();
+        let last = packed.len() - 1;
+        packed[last] ^= 1;
+        let outcome = decode(Compression::Zstd, &packed, 100_000);
+        assert!(outcome.plain == plain.repeat(2));
+        let error = outcome.end.unwrap_err();
+        assert_eq!(error.packed, Packed(packed.len() as u64 - 4));
+        assert!(matches!(error.cause, Cause::Checksum { .. }), "{error}");
     }
 
     #[test]

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use ::zstd::zstd_safe::zstd_sys::{
     ZSTD_DCtx, ZSTD_DCtx_setParameter, ZSTD_createDCtx, ZSTD_dParameter, ZSTD_decompressBegin,
-    ZSTD_decompressContinue, ZSTD_freeDCtx, ZSTD_getErrorName, ZSTD_isError,
-    ZSTD_nextInputType, ZSTD_nextInputType_e, ZSTD_nextSrcSizeToDecompress,
+    ZSTD_decompressContinue, ZSTD_freeDCtx, ZSTD_getErrorName, ZSTD_isError, ZSTD_nextInputType,
+    ZSTD_nextInputType_e, ZSTD_nextSrcSizeToDecompress,
 };
 use bytes::Bytes;
 
@@ -81,7 +81,11 @@ impl Blocks {
         // SAFETY: the context is valid. It knows the parameter, and would otherwise verify what
         // others verify, too.
         let code = unsafe {
-            ZSTD_DCtx_setParameter(context.as_ptr(), ZSTD_dParameter::ZSTD_d_experimentalParam3, 1)
+            ZSTD_DCtx_setParameter(
+                context.as_ptr(),
+                ZSTD_dParameter::ZSTD_d_experimentalParam3,
+                1,
+            )
         };
         debug_assert_eq!(code, 0, "ZSTD_d_forceIgnoreChecksum");
         let mut blocks = Self {
