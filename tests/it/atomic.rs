@@ -400,6 +400,13 @@ fn where_rename_cannot_promise_to_replace_nothing_a_tree_appears_all_the_same() 
     assert!(place.path("in/out/top/z").exists());
 }
 
+/// Lets `env` run the program, which then heeds signals that these tests were started deaf to, as
+/// a shell starts what it runs in the background.
+fn heeding_signals(mut env: Command) -> Command {
+    env.args(["--default-signal", PROGRAM]);
+    env
+}
+
 #[test]
 fn a_signal_in_the_midst_leaves_nothing() {
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1)] {
@@ -409,7 +416,7 @@ fn a_signal_in_the_midst_leaves_nothing() {
             resource.answer(request).stall_after(FIRST_BYTES)
         });
         let place = Place::new();
-        let child = Command::new(PROGRAM)
+        let child = heeding_signals(Command::new("env"))
             .args(["materialize", "-q", &server.url("/a.tar")])
             .args(["--atomic", "-C", "in/out"])
             .current_dir(place.0.path())
@@ -430,7 +437,10 @@ fn a_signal_in_the_midst_leaves_nothing() {
 fn what_cannot_be_removed_is_told_unless_a_second_signal_comes() {
     for second in [false, true] {
         let place = Place::new();
-        let mut fed = place.feed(&mut refusal::without(refusal::UNLINKAT, PROGRAM));
+        let mut fed = place.feed(&mut heeding_signals(refusal::without(
+            refusal::UNLINKAT,
+            "env",
+        )));
         fed.write(&long()[..FIRST_BYTES]);
         let tree = place.half_made();
         // The end of the archive would end the run by itself.
