@@ -439,7 +439,7 @@ fn what_cannot_be_removed_is_told_unless_a_second_signal_comes() {
         let place = Place::new();
         let mut fed = place.feed(&mut heeding_signals(refusal::without(
             refusal::UNLINKAT,
-            "env",
+            "/usr/bin/env",
         )));
         fed.write(&long()[..FIRST_BYTES]);
         let tree = place.half_made();
