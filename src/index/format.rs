@@ -590,7 +590,9 @@ mod tests {
         }
         // Every place leads to the first dirent, which is one of the root's.
         index.arrays.by_name.fill(0.into());
-        let d = index.children(Ino::ROOT, 0).find(|child| child.name == b"d");
+        let d = index
+            .children(Ino::ROOT, 0)
+            .find(|child| child.name == b"d");
         assert_eq!(index.children_by_name(d.unwrap().ino, 0).count(), 0);
         index.arrays.by_name.clear();
         assert!(index.lookup(Ino::ROOT, b"d").is_none());
