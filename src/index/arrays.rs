@@ -1,5 +1,7 @@
 //! The arrays of an index, under construction or complete, and the checked ways into them.
 
+use zerocopy::little_endian::U32;
+
 use super::entry::{
     DIRECTORY, Dirent, Extra, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, TYPE_MASK, Xattr,
 };
@@ -16,6 +18,8 @@ pub(super) struct Arrays {
     /// By inode number; number 0 is nobody's.
     pub(super) records: Vec<Record>,
     pub(super) dirents: Vec<Dirent>,
+    /// The places of the dirents of each directory, where these lie, in the order of their names.
+    pub(super) by_name: Vec<U32>,
     pub(super) arena: Arena,
     /// Names of users and groups; the first is empty.
     pub(super) owners: Vec<Name>,
@@ -77,6 +81,20 @@ impl Arrays {
         }
     }
 
+    /// As [`Self::named`], of the dirent whose name comes at place `number` of [`Self::by_name`];
+    /// it must be one of `siblings`.
+    pub(super) fn named_in_order(
+        &self,
+        number: u32,
+        siblings: &std::ops::Range<u32>,
+    ) -> Option<(&[u8], u32)> {
+        let dirent = self.by_name.get(usize::try_from(number).ok()?)?.get();
+        siblings
+            .contains(&dirent)
+            .then(|| self.named(dirent))
+            .flatten()
+    }
+
     /// The path of dirent `number`; `None` when it does not lead up to the root.
     pub(super) fn path(&self, mut number: u32) -> Option<ArchivePath> {
         let mut names = Vec::new();
@@ -133,6 +151,7 @@ impl Arrays {
     pub(super) fn shrink(&mut self) {
         self.records.shrink_to_fit();
         self.dirents.shrink_to_fit();
+        self.by_name.shrink_to_fit();
         self.arena.0.shrink_to_fit();
         self.owners.shrink_to_fit();
         self.extras.shrink_to_fit();
@@ -146,6 +165,7 @@ impl Arrays {
     pub(super) fn memory_bytes(&self) -> usize {
         capacity_bytes(&self.records)
             + capacity_bytes(&self.dirents)
+            + capacity_bytes(&self.by_name)
             + capacity_bytes(&self.arena.0)
             + capacity_bytes(&self.owners)
             + capacity_bytes(&self.extras)

@@ -126,7 +126,8 @@ impl Name {
     }
 }
 
-/// A name in a directory. In a file, dirents are sorted by parent, then by the name's bytes.
+/// A name in a directory. In a file, dirents are sorted by parent, then by entry, so that a listing
+/// comes in the order in which the archive holds the files' bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Dirent {

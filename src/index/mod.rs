@@ -153,7 +153,7 @@ pub struct Child<'a> {
     pub name: &'a [u8],
     /// The entry it names.
     pub ino: Ino,
-    /// How many names come before it in the directory; names are in byte order.
+    /// How many names come before it in the directory, in the order asked for.
     pub number: u32,
 }
 
@@ -184,10 +184,11 @@ impl Index {
     /// The entry called `name` in directory `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Entry<'_>> {
         let arrays = &self.arrays;
-        let mut numbers = arrays.child_numbers(parent.0);
+        let siblings = arrays.child_numbers(parent.0);
+        let mut numbers = siblings.clone();
         while !numbers.is_empty() {
             let middle = numbers.start + (numbers.end - numbers.start) / 2;
-            let (found, ino) = arrays.named(middle)?;
+            let (found, ino) = arrays.named_in_order(middle, &siblings)?;
             match name.cmp(found) {
                 Ordering::Less => numbers.end = middle,
                 Ordering::Greater => numbers.start = middle + 1,
@@ -205,12 +206,28 @@ impl Index {
         })
     }
 
-    /// Directory `parent`'s names in byte order, from the `from`th on; nothing for other entries.
+    /// Directory `parent`'s names in the order of their entries' first appearance, from the
+    /// `from`th on; nothing for other entries. Who reads files in this order reads the archive from
+    /// front to back.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
         let numbers = self.arrays.child_numbers(parent.0);
         let first = numbers.start;
         (first.saturating_add(from)..numbers.end).filter_map(move |number| {
             let (name, ino) = self.arrays.named(number)?;
+            Some(Child {
+                name,
+                ino: Ino(ino),
+                number: number - first,
+            })
+        })
+    }
+
+    /// As [`Self::children`], in the order of the names' bytes.
+    pub fn children_by_name(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
+        let siblings = self.arrays.child_numbers(parent.0);
+        let first = siblings.start;
+        (first.saturating_add(from)..siblings.end).filter_map(move |number| {
+            let (name, ino) = self.arrays.named_in_order(number, &siblings)?;
             Some(Child {
                 name,
                 ino: Ino(ino),

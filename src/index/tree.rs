@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
 use super::builder::Refused;
@@ -246,20 +247,41 @@ impl Tree {
     }
 
     /// Drops the table, sorts the dirents in place and tells directories and entries where
-    /// theirs are now.
+    /// theirs are now, and what the order of their names is.
     pub(super) fn into_sorted(self) -> Arrays {
         let mut arrays = self.arrays;
         drop(self.by_name);
         arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
-        let arena = &arrays.arena;
         arrays.dirents.sort_unstable_by(|left, right| {
-            let by_parent = left.parent.get().cmp(&right.parent.get());
-            by_parent.then_with(|| arena.name(left.name).cmp(&arena.name(right.name)))
+            let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
+            let by_age = || left.name.offset().cmp(&right.name.offset());
+            key(left).cmp(&key(right)).then_with(by_age)
         });
+        sort_names(&mut arrays);
         place_children(&mut arrays);
         place_first_names(&mut arrays);
         arrays
     }
+}
+
+/// Fills in the order of names in each directory.
+fn sort_names(arrays: &mut Arrays) {
+    let count = u32::try_from(arrays.dirents.len()).expect("checked by check_name");
+    let mut by_name: Vec<U32> = (0..count).map(U32::from).collect();
+    let mut rest = by_name.as_mut_slice();
+    for siblings in arrays
+        .dirents
+        .chunk_by(|left, right| left.parent == right.parent)
+    {
+        let (ours, after) = rest.split_at_mut(siblings.len());
+        let name = |number: &U32| {
+            let dirent = arrays.dirent(number.get())?;
+            arrays.arena.name(dirent.name)
+        };
+        ours.sort_unstable_by(|left, right| name(left).cmp(&name(right)));
+        rest = after;
+    }
+    arrays.by_name = by_name;
 }
 
 /// Fills in where each directory's dirents are.

@@ -36,7 +36,7 @@ pub struct Walk<'a> {
 #[derive(Debug)]
 struct Level {
     ino: Ino,
-    /// The number of the next child.
+    /// The number of the next child, by name.
     next: u32,
 }
 
@@ -49,7 +49,7 @@ impl Level {
 impl<'a> Walk<'a> {
     fn next_child(&mut self) -> Option<Child<'a>> {
         let level = self.levels.last_mut()?;
-        let child = self.index.children(level.ino, level.next).next()?;
+        let child = self.index.children_by_name(level.ino, level.next).next()?;
         level.next = child.number.saturating_add(1);
         Some(child)
     }

@@ -8,6 +8,7 @@ use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
 use tarfs::archive::scan;
+use tarfs::index::{Index, Ino, Kind};
 use tarfs::materialize::{Materializer, Options};
 
 use super::PATH;
@@ -111,6 +112,36 @@ fn what_is_kept_stays_within_its_share_of_the_memory() {
         }
         assert!(archive.kept_bytes() >= 6 << 20, "and half of it is used");
     }
+}
+
+/// All files below `directory`, each directory in the order of its listing.
+fn listed(index: &Index, directory: Ino) -> Vec<Ino> {
+    let children = index.children(directory, 0).flat_map(|child| {
+        let kind = index.entry(child.ino).map(|entry| entry.kind());
+        match kind {
+            Some(Kind::Directory) => listed(index, child.ino),
+            _ => vec![child.ino],
+        }
+    });
+    children.collect()
+}
+
+#[test]
+fn reading_in_the_order_of_listings_decodes_every_span_once() {
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    let mut options = lab.options();
+    options.scan.memory = 32 << 20;
+    let archive = lab.open_with(&options);
+    let files = listed(archive.index(), Ino::ROOT);
+    assert_eq!(files.len(), Tree::large().files.len());
+    for ino in files {
+        let len = archive.index().entry(ino).expect("an entry").size();
+        let len = u32::try_from(len).expect("small");
+        archive.read_here(ino, 0, len).expect("bytes");
+    }
+    let decoded = archive.stats().decoded_spans.get();
+    assert_eq!(decoded, u64::from(archive.index().span_count()));
 }
 
 #[test]

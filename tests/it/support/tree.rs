@@ -30,7 +30,8 @@ impl Tree {
         Arc::clone(&OTHER)
     }
 
-    /// 64 MB of noise in 256 files of 4 KiB and 63 of 1 MiB.
+    /// 64 MB of noise in 256 files of 4 KiB and 63 of 1 MiB, in an order that is far from that of
+    /// their names.
     pub(crate) fn large() -> Arc<Self> {
         static LARGE: LazyLock<Arc<Tree>> = LazyLock::new(|| Arc::new(Tree::packed(large(), 0)));
         Arc::clone(&LARGE)
@@ -108,7 +109,7 @@ fn mixed(seed: u64) -> Vec<(String, Vec<u8>)> {
 
 fn large() -> Vec<(String, Vec<u8>)> {
     let mut noise = Noise::new(7);
-    let name = |number: u64| format!("{:02}/{number:03}", number / 16);
+    let name = |number: u64| format!("{}/{:03}", number / 160, number * 97 % 319);
     let lens =
         (0..319_u64).map(|number| (name(number), if number % 5 == 4 { 1 << 20 } else { 4096 }));
     lens.map(|(name, len)| (name, noise.bytes(len))).collect()
