@@ -100,6 +100,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("serde_json", &["cli"]),
     ("clap", &["cli"]),
     ("anyhow", &["cli"]),
+    ("httparse", &["cli"]),
     ("indicatif", &["cli"]),
     ("tracing_subscriber", &["cli"]),
     ("signal_hook", &["cli"]),

@@ -34,6 +34,22 @@ pub struct Archive {
     notes: Vec<String>,
 }
 
+/// What an archive uses memory for, as it accounts for it. What the process takes besides, such
+/// as the allocator's own, is not in it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct MemoryUse {
+    /// What all but the index may take together.
+    pub budget_bytes: u64,
+    /// Decoded spans that are kept, bookkeeping included.
+    pub spans_bytes: u64,
+    /// What reads that decode at this moment have reserved.
+    pub reads_bytes: u64,
+    /// State that their decoders have borrowed besides.
+    pub decoders_bytes: u64,
+    /// The index, on top of the budget.
+    pub index_bytes: u64,
+}
+
 impl Drop for Archive {
     /// Who asked for what is still queued is gone, and the source may take long to say that it
     /// cannot be reached.
@@ -72,6 +88,17 @@ impl Archive {
     /// Bytes of decoded spans kept in memory at this moment.
     pub fn kept_bytes(&self) -> u64 {
         self.reader.memory.kept_bytes()
+    }
+
+    /// What memory is used for at this moment.
+    pub fn memory_use(&self) -> MemoryUse {
+        MemoryUse {
+            budget_bytes: self.reader.memory_bytes,
+            spans_bytes: self.kept_bytes(),
+            reads_bytes: self.reader.budget.taken(),
+            decoders_bytes: self.reader.loans.lent_bytes(),
+            index_bytes: self.index().memory_bytes() as u64,
+        }
     }
 
     /// At most `len` bytes at `offset` of file `ino`, if no one has to be waited for: fewer only

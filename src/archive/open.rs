@@ -410,6 +410,7 @@ impl Opening<'_> {
             network: self.network.clone(),
             budget,
             loans,
+            memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
             stats: Arc::clone(self.stats),
         }
     }

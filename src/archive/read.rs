@@ -74,6 +74,8 @@ pub(super) struct Reader {
     pub(super) budget: Pool,
     /// For what their decoders need besides.
     pub(super) loans: Loans,
+    /// What kept spans, reads and their decoders may take together, in bytes.
+    pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
 }
 
@@ -85,13 +87,17 @@ impl Reader {
         offset: u64,
         len: u32,
     ) -> Option<Result<Bytes, ReadError>> {
+        let mut found_spans = 0;
         self.read_with(ino, offset, len, |span| {
-            self.memory.get(key(span)).ok_or(None)
+            let bytes = self.memory.get(key(span)).ok_or(None)?;
+            found_spans += 1;
+            Ok(bytes)
         })
         .map_or_else(
+            // Who is refused asks again, for the spans that were found too.
             |error| error.map(Err),
             |bytes| {
-                self.stats.cache_hit_spans.increment();
+                self.stats.memory_hit_spans.add(found_spans);
                 Some(Ok(bytes))
             },
         )
@@ -182,31 +188,43 @@ impl Reader {
     /// Span `number`, from memory or made again; one flight however many ask.
     fn span(&self, number: u32) -> Result<Bytes, ReadError> {
         if let Some(bytes) = self.memory.get(key(number)) {
-            self.stats.cache_hit_spans.increment();
+            self.stats.memory_hit_spans.increment();
             return Ok(bytes);
         }
-        self.memory
-            .get_or_fill(key(number), || {
-                self.stats.cache_miss_spans.increment();
-                self.fill(number)
-            })
-            .map_err(|error: Arc<ReadError>| ReadError::clone(&error))
+        let mut is_ours = false;
+        let filled = self.memory.get_or_fill(key(number), || {
+            is_ours = true;
+            self.stats.memory_miss_spans.increment();
+            self.fill(number)
+        });
+        if !is_ours {
+            self.stats.memory_shared_spans.increment();
+        }
+        filled.map_err(|error: Arc<ReadError>| ReadError::clone(&error))
     }
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
         let span = self.index.span(number).ok_or(ReadError::Index)?;
         span_len(&span)?;
-        if let Some(bytes) = self.unspool(&span) {
+        if let Some(bytes) = self.find_spooled(&span) {
             return Ok(bytes);
         }
-        if span.seek_point.is_some() {
-            return self.fetch(&span);
+        let is_far = span.seek_point.is_none();
+        let _way = is_far.then(|| self.long_way.lock().unwrap_or_else(PoisonError::into_inner));
+        if is_far && let Some(bytes) = self.find_spooled(&span) {
+            return Ok(bytes);
         }
-        let _way = self.long_way.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.unspool(&span) {
-            Some(bytes) => Ok(bytes),
-            None => self.fetch(&span),
+        if self.spool.is_some() {
+            self.stats.spool_miss_spans.increment();
         }
+        self.fetch(&span)
+    }
+
+    /// As [`Reader::unspool`], for a read.
+    fn find_spooled(&self, span: &Span) -> Option<Bytes> {
+        let bytes = self.unspool(span)?;
+        self.stats.spool_hit_spans.increment();
+        Some(bytes)
     }
 
     /// Makes `span` from the source.
@@ -290,6 +308,7 @@ impl Reader {
             .take(len, packed)
             .map_err(|error| failed(span, error))?;
         self.stats.decoded_spans.increment();
+        self.stats.decoded_bytes.add(bytes.len() as u64);
         if bytes.len() != len || xxh3_64(&bytes) != span.hash {
             return Err(ReadError::Damaged {
                 extent: span.plain,
@@ -541,6 +560,7 @@ mod tests {
             network: network.handle().clone(),
             budget: Pool::new(0),
             loans: Loans::limited(0),
+            memory_bytes: 0,
             stats: Arc::default(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));

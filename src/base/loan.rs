@@ -60,6 +60,11 @@ impl Loans {
         self.shared.limit_bytes
     }
 
+    /// What is borrowed at this moment, in bytes.
+    pub fn lent_bytes(&self) -> u64 {
+        *self.shared.lent()
+    }
+
     /// Borrows `bytes`; `None` when that is beyond the limit. Waits while others have so much
     /// that it would be: who has a loan must therefore not wait for someone who wants one.
     pub fn borrow(&self, bytes: u64) -> Option<Loan> {
@@ -162,8 +167,10 @@ mod tests {
         assert_eq!(left(&purses), [6, 20]);
         let large = loans.borrow(16);
         assert_eq!(left(&purses), [0, 10]);
+        assert_eq!(loans.lent_bytes(), 20);
         drop(small);
         assert_eq!(left(&purses), [4, 10]);
+        assert_eq!(loans.lent_bytes(), 16);
         drop(large);
         assert_eq!(left(&purses), [10, 20]);
     }

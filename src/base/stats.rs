@@ -29,12 +29,34 @@ impl Counter {
     }
 }
 
+/// What a counter is, apart from its value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Meaning {
+    /// Its name, which carries the unit.
+    pub name: &'static str,
+    /// What it counts, in a sentence.
+    pub text: &'static str,
+    /// How it grows.
+    pub growth: Growth,
+}
+
+/// How a counter grows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    /// By what happens.
+    Sum,
+    /// To the highest value there was.
+    Peak,
+}
+
 macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+    (@growth) => { Growth::Sum };
+    (@growth Peak) => { Growth::Peak };
+    ($($(#[doc = $text:literal])+ $name:ident $(: $growth:ident)?),+ $(,)?) => {
         /// One process' counters.
         #[derive(Debug, Default)]
         pub struct Stats {
-            $($(#[$doc])* pub $name: Counter,)+
+            $($(#[doc = $text])+ pub $name: Counter,)+
         }
 
         impl Stats {
@@ -42,6 +64,15 @@ macro_rules! stats {
             pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.get()),)+]
             }
+
+            /// What each counter is, in the order of [`Stats::snapshot`].
+            pub const MEANINGS: &'static [Meaning] = &[$(
+                Meaning {
+                    name: stringify!($name),
+                    text: concat!($($text),+).trim_ascii_start(),
+                    growth: stats!(@growth $($growth)?),
+                },
+            )+];
         }
     };
 }
@@ -56,7 +87,7 @@ stats! {
     /// Requests sent a second time beside the first, because that one was the last and late.
     source_hedges,
     /// Requests that a scan had in flight at once, at the most.
-    source_peak_requests,
+    source_peak_requests: Peak,
     /// Bytes received from a source.
     source_read_bytes,
     /// Packed bytes that a scan has handed to its decoder: how far it is.
@@ -75,16 +106,24 @@ stats! {
     indexed_scans,
     /// Scans started.
     scans,
-    /// Reads answered from memory.
-    cache_hit_spans,
-    /// Reads that had to fill a span first.
-    cache_miss_spans,
+    /// Spans that reads found in memory.
+    memory_hit_spans,
+    /// Spans that reads did not find in memory, and made.
+    memory_miss_spans,
+    /// Spans that reads did not find in memory, and waited for while another read made them.
+    memory_shared_spans,
+    /// Spans that reads found in a spool, having missed them in memory.
+    spool_hit_spans,
+    /// Spans that reads did not find in the spool that there is.
+    spool_miss_spans,
     /// Plain bytes written to spools.
     spooled_bytes,
     /// Plain bytes read back from spools.
     unspooled_bytes,
     /// Bytes handed to readers of a mount.
     served_bytes,
+    /// Reads of a mount that were answered with an error.
+    failed_reads,
     /// Payload bytes written by materialize.
     written_bytes,
     /// Entries written by materialize.
@@ -103,5 +142,54 @@ mod tests {
         stats.source_requests.increment();
         stats.source_requests.add(2);
         assert!(stats.snapshot().contains(&("source_requests", 3)));
+    }
+
+    #[test]
+    fn every_counter_says_what_it_counts() {
+        let snapshot = Stats::default().snapshot();
+        assert_eq!(snapshot.len(), Stats::MEANINGS.len());
+        for ((name, _), meaning) in snapshot.into_iter().zip(Stats::MEANINGS) {
+            assert_eq!(name, meaning.name);
+            assert!(meaning.text.starts_with(char::is_uppercase), "{meaning:?}");
+            assert!(meaning.text.ends_with('.'), "{meaning:?}");
+            let is_peak = name.contains("_peak_");
+            assert_eq!(meaning.growth == Growth::Peak, is_peak, "{meaning:?}");
+        }
+    }
+
+    /// Programs read these. One may be added; none may change or go.
+    #[test]
+    fn the_names_of_counters_stay() {
+        let names: Vec<_> = Stats::MEANINGS.iter().map(|counter| counter.name).collect();
+        for name in [
+            "source_requests",
+            "source_retries",
+            "source_cuts",
+            "source_hedges",
+            "source_peak_requests",
+            "source_read_bytes",
+            "scanned_packed_bytes",
+            "decoded_bytes",
+            "decoder_jobs",
+            "decoder_shares",
+            "decoded_spans",
+            "scanned_members",
+            "indexed_scans",
+            "scans",
+            "memory_hit_spans",
+            "memory_miss_spans",
+            "memory_shared_spans",
+            "spool_hit_spans",
+            "spool_miss_spans",
+            "spooled_bytes",
+            "unspooled_bytes",
+            "served_bytes",
+            "failed_reads",
+            "written_bytes",
+            "written_entries",
+            "synced_file_systems",
+        ] {
+            assert!(names.contains(&name), "{name} is gone");
+        }
     }
 }

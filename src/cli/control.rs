@@ -74,13 +74,18 @@ pub(super) struct Status {
     /// The process that serves it.
     pub pid: u32,
     /// When it was mounted, in seconds since 1970.
-    pub since: u64,
+    pub since_unix_seconds: u64,
     /// Which version of the source is served.
     pub version: String,
     /// Entries in the index.
     pub entries: u64,
     /// Memory of the process that is resident, in bytes.
     pub resident_bytes: u64,
+    /// What of its memory is used for what.
+    pub memory: MemoryUse,
+    /// Where these figures can be fetched by HTTP, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<String>,
     /// What it has done so far; each name carries its unit.
     pub counters: BTreeMap<String, u64>,
     /// What is not as it could be, in words.
@@ -89,11 +94,30 @@ pub(super) struct Status {
     pub errors: Vec<FailedRead>,
 }
 
+/// What memory is used for at this moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_field_names,
+    reason = "names of figures carry their unit"
+)]
+pub(super) struct MemoryUse {
+    /// What all but the index may take together: `--memory`, or the least there must be.
+    pub budget_bytes: u64,
+    /// Decoded spans that are kept.
+    pub spans_bytes: u64,
+    /// What reads that decode at this moment have reserved.
+    pub reads_bytes: u64,
+    /// State that their decoders have borrowed besides.
+    pub decoders_bytes: u64,
+    /// The index, on top of the budget.
+    pub index_bytes: u64,
+}
+
 /// A read that failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct FailedRead {
     /// When last, in seconds since 1970.
-    pub last: u64,
+    pub last_unix_seconds: u64,
     /// How many times in a row.
     pub count: u64,
     /// The file, by its path in the archive.
@@ -326,23 +350,45 @@ fn await_end(process: &rustix::fd::OwnedFd) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn example() -> Status {
-        Status {
+impl Status {
+    /// An example, with errors and all.
+    pub(super) fn example() -> Self {
+        let stats = crate::base::stats::Stats::default();
+        stats.scans.increment();
+        let counters = stats.snapshot().into_iter();
+        Self {
             source: "http://host/a.tar".into(),
             mountpoint: "/mnt".into(),
             pid: std::process::id(),
-            since: 1,
+            since_unix_seconds: 1000,
             version: "3 bytes".into(),
             entries: 2,
-            resident_bytes: 3,
-            counters: BTreeMap::from([("scans".into(), 1)]),
+            resident_bytes: 20 << 20,
+            memory: MemoryUse {
+                budget_bytes: 128 << 20,
+                spans_bytes: 40 << 20,
+                reads_bytes: 5,
+                decoders_bytes: 6,
+                index_bytes: 12_345,
+            },
+            metrics: Some("http://127.0.0.1:9469/metrics".into()),
+            counters: counters
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
             notes: vec!["spooled".into()],
-            errors: Vec::new(),
+            errors: vec![FailedRead {
+                last_unix_seconds: 1000,
+                count: 3,
+                path: "a/b".into(),
+                reason: "cut".into(),
+            }],
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn private_directory() -> tempfile::TempDir {
         tempfile::Builder::new()
@@ -354,9 +400,14 @@ mod tests {
     #[test]
     fn a_mount_tells_its_status() {
         let directory = private_directory();
-        let control = Control::serve(directory.path(), |_| Answer::Status(Box::new(example())));
+        let control = Control::serve(directory.path(), |_| {
+            Answer::Status(Box::new(Status::example()))
+        });
         let control = control.expect("a socket");
-        assert_eq!(statuses(directory.path()).expect("readable"), [example()]);
+        assert_eq!(
+            statuses(directory.path()).expect("readable"),
+            [Status::example()]
+        );
         let mode = fs::metadata(&control.path).expect("there").mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(control);
@@ -367,7 +418,7 @@ mod tests {
     fn only_the_mount_that_is_meant_is_asked_to_unmount() {
         let directory = private_directory();
         let _control = Control::serve(directory.path(), |question| match question {
-            Question::Status => Answer::Status(Box::new(example())),
+            Question::Status => Answer::Status(Box::new(Status::example())),
             Question::Umount { .. } => Answer::Refused {
                 error: "in use".into(),
                 hint: None,
@@ -395,7 +446,9 @@ mod tests {
     #[test]
     fn nonsense_gets_an_answer_and_the_next_question_too() {
         let directory = private_directory();
-        let control = Control::serve(directory.path(), |_| Answer::Status(Box::new(example())));
+        let control = Control::serve(directory.path(), |_| {
+            Answer::Status(Box::new(Status::example()))
+        });
         let control = control.expect("a socket");
         let stream = UnixStream::connect(&control.path).expect("listening");
         (&stream)
@@ -416,12 +469,33 @@ mod tests {
         let open = directory.path().join("open");
         fs::create_dir(&open).expect("made");
         fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("set");
-        assert!(Control::serve(&open, |_| Answer::Status(Box::new(example()))).is_err());
+        assert!(Control::serve(&open, |_| Answer::Status(Box::new(Status::example()))).is_err());
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(directory.path(), &link).expect("made");
         assert!(statuses(&link).is_err());
         let missing = directory.path().join("missing");
         assert_eq!(statuses(&missing).expect("nobody there"), []);
+    }
+
+    /// Programs read these. One may be added; none may change or go.
+    #[test]
+    fn the_names_of_a_status_stay() {
+        let status = Status {
+            pid: 7,
+            counters: BTreeMap::from([("scans".into(), 1)]),
+            ..Status::example()
+        };
+        let text = serde_json::to_string(&status).expect("plain");
+        let expected = concat!(
+            r#"{"source":"http://host/a.tar","mountpoint":"/mnt","pid":7,"#,
+            r#""since_unix_seconds":1000,"version":"3 bytes","entries":2,"#,
+            r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
+            r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
+            r#""index_bytes":12345},"metrics":"http://127.0.0.1:9469/metrics","#,
+            r#""counters":{"scans":1},"notes":["spooled"],"errors":["#,
+            r#"{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,
+        );
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -3,9 +3,11 @@
 mod args;
 mod background;
 mod control;
+mod exposition;
 mod index;
 mod ls;
 mod materialize;
+mod metrics;
 mod mount;
 mod open;
 mod output;

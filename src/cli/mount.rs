@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,10 +14,12 @@ use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
-use super::control::{Answer, Control, FailedRead, Question, Status};
+use super::control::{Answer, Control, FailedRead, MemoryUse, Question, Status};
+use super::metrics::Metrics;
 use super::settings;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
@@ -48,6 +51,10 @@ pub(super) struct MountArgs {
     /// Write messages here once in the background, instead of to the journal or syslog.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+    /// Serve what `tarfs status` tells to Prometheus, at /metrics of this address and port; to
+    /// anyone who can connect to it.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Lets clap say at once what is wrong with `-o`.
@@ -85,6 +92,8 @@ pub(super) struct Opened {
     /// What is not as it could be, in words, e.g. that reads start again from the front because
     /// the spool was lost; asked for each status.
     pub notes: Box<dyn Fn() -> Vec<String>>,
+    /// What its memory is used for; asked for each status.
+    pub memory: Box<dyn Fn() -> MemoryUse>,
     /// The threads that its reads need; last, because they must outlive it.
     pub network: Runtime,
 }
@@ -117,12 +126,15 @@ pub(super) fn run(
     }
 }
 
+/// Takes an answer to who asked.
+type Reply = Box<dyn FnOnce(Answer) + Send>;
+
 /// Something the serving process has to react to.
 enum Event {
     /// The user, or the system, wants it to end.
     Signal,
     /// Another process asks.
-    Question(Question, SyncSender<Answer>),
+    Question(Question, Reply),
     /// Nothing is mounted any more.
     Ended,
 }
@@ -134,11 +146,18 @@ fn serve(
 ) -> anyhow::Result<ExitCode> {
     let options = args.mount_options()?;
     Mount::check(&args.mountpoint)?;
+    // Like the mountpoint, before there is long work to do.
+    let metrics = args.metrics.map(Metrics::bind).transpose()?;
     let opened = open_archive(args)?;
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
     // Until here a signal ends the process, as there is nothing to clear up.
     let _signals = SignalWatch::start(events.clone())?;
+    let metrics_url = metrics.as_ref().map(Metrics::url);
+    let asking = events.clone();
+    let _metrics = metrics
+        .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
+        .transpose()?;
     let stats = Arc::clone(&opened.stats);
     let tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
     let ended = events.clone();
@@ -163,7 +182,7 @@ fn serve(
         mountpoint = %mount.mountpoint().display(),
         "mounted"
     );
-    react(inbox, &mount, &opened);
+    react(inbox, &mount, &opened, metrics_url.as_deref());
     // Nobody is left to wait for what may still be on its way.
     opened.network.shutdown_background();
     tracing::info!("unmounted");
@@ -173,18 +192,19 @@ fn serve(
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
 /// it did not come to are refused.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
-fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened) {
+fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened, metrics_url: Option<&str>) {
     let mut insists = Force::No;
     while let Ok(event) = inbox.recv() {
         match event {
             Event::Ended => return,
             Event::Question(Question::Status, answer) => {
-                reply(&answer, Answer::Status(Box::new(status(mount, opened))));
+                let status = status(mount, opened, metrics_url);
+                answer(Answer::Status(Box::new(status)));
             }
             Event::Question(Question::Umount { force }, answer) => {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
-                reply(&answer, outcome(mount, &result));
+                answer(outcome(mount, &result));
                 if result.is_ok() && force == Force::Yes {
                     return;
                 }
@@ -222,15 +242,17 @@ fn in_one_line(error: &dyn std::error::Error) -> String {
     }
 }
 
-fn status(mount: &Mount, opened: &Opened) -> Status {
+fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
     Status {
         source: opened.location.clone(),
         mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
         pid: std::process::id(),
-        since: unix_seconds(mount.since()),
+        since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),
         entries: opened.content.index().entry_count(),
         resident_bytes: resident_bytes().unwrap_or(0),
+        memory: (opened.memory)(),
+        metrics: metrics_url.map(str::to_owned),
         counters: opened
             .stats
             .snapshot()
@@ -244,7 +266,7 @@ fn status(mount: &Mount, opened: &Opened) -> Status {
 
 fn failed_read(failure: Failure) -> FailedRead {
     FailedRead {
-        last: unix_seconds(failure.last),
+        last_unix_seconds: unix_seconds(failure.last),
         count: failure.count,
         path: failure.path,
         reason: failure.reason,
@@ -269,11 +291,26 @@ fn resident_bytes() -> Option<u64> {
 /// Hands `question` to the serving thread and waits for its answer.
 fn ask(events: &Sender<Event>, question: Question) -> Answer {
     let (sender, answer) = mpsc::sync_channel(1);
-    tell(events, Event::Question(question, sender));
+    let taken = Box::new(move |text| reply(&sender, text));
+    tell(events, Event::Question(question, taken));
     answer.recv().unwrap_or_else(|_| Answer::Refused {
         error: "it is being unmounted already".to_owned(),
         hint: None,
     })
+}
+
+/// As [`ask`], for a status and who does not wait on a thread; closes when there is none.
+fn ask_later(events: &Sender<Event>) -> oneshot::Receiver<Status> {
+    let (sender, status) = oneshot::channel();
+    let taken = Box::new(move |answer| {
+        if let Answer::Status(status) = answer
+            && sender.send(*status).is_err()
+        {
+            tracing::debug!("who asked is gone");
+        }
+    });
+    tell(events, Event::Question(Question::Status, taken));
+    status
 }
 
 fn tell(events: &Sender<Event>, event: Event) {

@@ -7,6 +7,7 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
+use super::control::MemoryUse;
 use super::mount::{MountArgs, Opened};
 use super::output::{Progress, Task};
 use super::settings;
@@ -108,14 +109,28 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     if lost > 0 {
         notes.push(format!("{lost} members are not in the tree"));
     }
+    let archive = Arc::new(archive);
+    let used = Arc::clone(&archive);
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
-        content: Arc::new(archive),
+        content: archive,
         stats,
         notes: Box::new(move || notes.clone()),
+        memory: Box::new(move || memory_use(&used)),
         network,
     })
+}
+
+fn memory_use(archive: &Archive) -> MemoryUse {
+    let used = archive.memory_use();
+    MemoryUse {
+        budget_bytes: used.budget_bytes,
+        spans_bytes: used.spans_bytes,
+        reads_bytes: used.reads_bytes,
+        decoders_bytes: used.decoders_bytes,
+        index_bytes: used.index_bytes,
+    }
 }
 
 /// The same source wherever the process goes: a mount leaves the directory it was started in, and

@@ -56,9 +56,18 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     line(&mut text, "source", &status.source);
     line(&mut text, "version", &status.version);
     line(&mut text, "process", &status.pid.to_string());
-    line(&mut text, "mounted", &ago(status.since, now));
+    line(&mut text, "mounted", &ago(status.since_unix_seconds, now));
+    if let Some(url) = &status.metrics {
+        line(&mut text, "metrics", url);
+    }
     line(&mut text, "entries", &status.entries.to_string());
-    line(&mut text, "memory", &bytes(status.resident_bytes));
+    line(&mut text, "memory, resident", &bytes(status.resident_bytes));
+    let memory = &status.memory;
+    line(&mut text, "memory, budget", &bytes(memory.budget_bytes));
+    line(&mut text, "memory, spans", &bytes(memory.spans_bytes));
+    line(&mut text, "memory, reads", &bytes(memory.reads_bytes));
+    line(&mut text, "memory, decoders", &bytes(memory.decoders_bytes));
+    line(&mut text, "memory, index", &bytes(memory.index_bytes));
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
@@ -66,7 +75,7 @@ fn in_words(status: &Status, now: SystemTime) -> String {
         line(&mut text, "note", note);
     }
     for error in &status.errors {
-        let when = ago(error.last, now);
+        let when = ago(error.last_unix_seconds, now);
         let what = format!(
             "{}: {} ({}, {} times)",
             error.path, error.reason, when, error.count
@@ -77,7 +86,7 @@ fn in_words(status: &Status, now: SystemTime) -> String {
 }
 
 fn line(text: &mut String, name: &str, value: &str) {
-    let line = format!("  {name:<18} {value}\n");
+    let line = format!("  {name:<20} {value}\n");
     text.push_str(&line);
 }
 
@@ -106,41 +115,33 @@ fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::control::FailedRead;
-    use std::collections::BTreeMap;
 
     #[test]
     fn a_status_reads_as_a_list() {
         let status = Status {
-            source: "http://host/a.tar".into(),
-            mountpoint: "/mnt".into(),
             pid: 7,
-            since: 1000,
-            version: "3 bytes".into(),
-            entries: 2,
-            resident_bytes: 20 << 20,
-            counters: BTreeMap::from([("scans".into(), 1), ("source_retries".into(), 0)]),
-            notes: vec!["spooled".into()],
-            errors: vec![FailedRead {
-                last: 1000,
-                count: 3,
-                path: "a/b".into(),
-                reason: "cut".into(),
-            }],
+            ..Status::example()
         };
         let now = UNIX_EPOCH + Duration::from_secs(1300);
         let text = in_words(&status, now);
-        assert!(
-            text.starts_with("/mnt\n  source             http://host/a.tar\n"),
-            "{text}"
-        );
-        assert!(text.contains("mounted            5 min ago\n"), "{text}");
-        assert!(text.contains("memory             20 MiB\n"), "{text}");
-        assert!(
-            text.contains("error              a/b: cut (5 min ago, 3 times)\n"),
-            "{text}"
-        );
-        assert!(!text.contains("source_retries"), "{text}");
+        let expected = "/mnt
+  source               http://host/a.tar
+  version              3 bytes
+  process              7
+  mounted              5 min ago
+  metrics              http://127.0.0.1:9469/metrics
+  entries              2
+  memory, resident     20 MiB
+  memory, budget       128 MiB
+  memory, spans        40 MiB
+  memory, reads        5 B
+  memory, decoders     6 B
+  memory, index        12 KiB
+  scans                1
+  note                 spooled
+  error                a/b: cut (5 min ago, 3 times)
+";
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -206,9 +206,11 @@ impl Answer {
                 self.reply.data(&bytes);
             }
             Err(error) => {
-                self.reply.error(errno::of_read(&error));
+                // Before the reply: who sees the error finds it in the status.
+                self.stats.failed_reads.increment();
                 let path = self.content.index().path(self.ino).unwrap_or_default();
                 self.failures.record(path.to_string(), &error);
+                self.reply.error(errno::of_read(&error));
             }
         }
     }

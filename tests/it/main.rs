@@ -12,4 +12,5 @@ mod mount;
 mod network;
 mod remote;
 mod semantics;
+mod status;
 mod support;

@@ -55,8 +55,15 @@ fn a_span_that_many_ask_for_is_decoded_once() {
             });
         }
     });
-    assert_eq!(archive.stats().decoded_spans.get(), 1);
-    assert_eq!(archive.stats().source_requests.get(), 2);
+    let stats = archive.stats();
+    assert_eq!(stats.decoded_spans.get(), 1);
+    assert_eq!(stats.source_requests.get(), 2);
+    assert_eq!(stats.memory_miss_spans.get(), 1);
+    let (hits, shared) = (
+        stats.memory_hit_spans.get(),
+        stats.memory_shared_spans.get(),
+    );
+    assert_eq!(hits + shared, 15);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod ahead;
 mod concurrency;
 mod damage;
 mod economy;
+mod figures;
 mod indexed;
 mod lives;
 mod packings;

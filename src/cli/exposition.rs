@@ -1,0 +1,181 @@
+//! A status as Prometheus reads it: its text exposition format, version 0.0.4, as
+//! `prometheus.io/docs/instrumenting/exposition_formats` has it. Names follow its naming
+//! conventions: base units, and `_total` behind what only adds up.
+
+use std::fmt::Write;
+
+use super::control::Status;
+use crate::base::stats::{Growth, Stats};
+
+/// What the answer calls itself.
+pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The figures of `status`, each labelled with its mountpoint.
+pub(super) fn exposition(status: &Status) -> String {
+    let mut page = Page {
+        text: String::new(),
+        mountpoint: escaped(&status.mountpoint),
+    };
+    let memory = &status.memory;
+    for (name, help, value) in [
+        (
+            "mount_timestamp_seconds",
+            "When it was mounted, in seconds since 1970.",
+            status.since_unix_seconds,
+        ),
+        ("entries", "Entries in the index.", status.entries),
+        (
+            "resident_memory_bytes",
+            "Memory of the process that is resident.",
+            status.resident_bytes,
+        ),
+        (
+            "memory_budget_bytes",
+            "Memory that all but the index may take together.",
+            memory.budget_bytes,
+        ),
+        (
+            "memory_spans_bytes",
+            "Decoded spans that are kept in memory.",
+            memory.spans_bytes,
+        ),
+        (
+            "memory_reads_bytes",
+            "Memory that reads have reserved which decode at this moment.",
+            memory.reads_bytes,
+        ),
+        (
+            "memory_decoders_bytes",
+            "Memory that their decoders have borrowed besides.",
+            memory.decoders_bytes,
+        ),
+        (
+            "memory_index_bytes",
+            "Memory of the index, on top of the budget.",
+            memory.index_bytes,
+        ),
+    ] {
+        page.add(name, "gauge", help, value);
+    }
+    for meaning in Stats::MEANINGS {
+        // One of another version of this program may be missing.
+        let Some(&value) = status.counters.get(meaning.name) else {
+            continue;
+        };
+        match meaning.growth {
+            Growth::Sum => {
+                let name = format!("{}_total", meaning.name);
+                page.add(&name, "counter", meaning.text, value);
+            }
+            Growth::Peak => page.add(meaning.name, "gauge", meaning.text, value),
+        }
+    }
+    page.text
+}
+
+/// A page under construction.
+struct Page {
+    text: String,
+    mountpoint: String,
+}
+
+impl Page {
+    /// Adds a metric, `tarfs_` before its name. `help` is one of ours and needs no escapes.
+    fn add(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+        let mountpoint = &self.mountpoint;
+        let written = write!(
+            self.text,
+            "# HELP tarfs_{name} {help}\n\
+             # TYPE tarfs_{name} {kind}\n\
+             tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n"
+        );
+        debug_assert!(written.is_ok(), "a String takes everything");
+    }
+}
+
+/// The value of a label, with escapes for what would end it.
+fn escaped(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for letter in value.chars() {
+        match letter {
+            '\\' => text.push_str("\\\\"),
+            '"' => text.push_str("\\\""),
+            '\n' => text.push_str("\\n"),
+            _ => text.push(letter),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn status(mountpoint: &str) -> Status {
+        let mut status = Status {
+            mountpoint: mountpoint.into(),
+            ..Status::example()
+        };
+        status.counters.insert("served_bytes".into(), 12_345);
+        status.counters.insert("source_peak_requests".into(), 6);
+        status
+    }
+
+    #[test]
+    fn every_figure_has_its_help_its_type_and_its_value() {
+        let text = exposition(&status("/mnt"));
+        let expected = [
+            "# HELP tarfs_mount_timestamp_seconds When it was mounted, in seconds since 1970.\n\
+             # TYPE tarfs_mount_timestamp_seconds gauge\n\
+             tarfs_mount_timestamp_seconds{mountpoint=\"/mnt\"} 1000\n",
+            "# TYPE tarfs_entries gauge\ntarfs_entries{mountpoint=\"/mnt\"} 2\n",
+            "tarfs_resident_memory_bytes{mountpoint=\"/mnt\"} 20971520\n",
+            "tarfs_memory_budget_bytes{mountpoint=\"/mnt\"} 134217728\n",
+            "tarfs_memory_spans_bytes{mountpoint=\"/mnt\"} 41943040\n",
+            "tarfs_memory_reads_bytes{mountpoint=\"/mnt\"} 5\n",
+            "tarfs_memory_decoders_bytes{mountpoint=\"/mnt\"} 6\n",
+            "tarfs_memory_index_bytes{mountpoint=\"/mnt\"} 12345\n",
+            "# HELP tarfs_served_bytes_total Bytes handed to readers of a mount.\n\
+             # TYPE tarfs_served_bytes_total counter\n\
+             tarfs_served_bytes_total{mountpoint=\"/mnt\"} 12345\n",
+            "# TYPE tarfs_source_peak_requests gauge\n\
+             tarfs_source_peak_requests{mountpoint=\"/mnt\"} 6\n",
+            "tarfs_failed_reads_total{mountpoint=\"/mnt\"} 0\n",
+        ];
+        for part in expected {
+            assert_eq!(text.matches(part).count(), 1, "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn names_are_distinct_and_lines_are_whole() {
+        let text = exposition(&status("/mnt"));
+        assert!(text.ends_with('\n'));
+        let names = text.lines().filter_map(|line| {
+            let (name, _) = line.split_once('{')?;
+            Some(name)
+        });
+        let names: Vec<_> = names.collect();
+        assert_eq!(names.len(), 8 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
+        let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+        assert!(names.iter().all(|name| name.bytes().all(in_order)));
+        assert_eq!(text.lines().count(), 3 * names.len());
+        assert!(!text.contains('\\'), "help that would need escapes");
+    }
+
+    #[test]
+    fn a_mountpoint_cannot_break_out_of_its_label() {
+        let text = exposition(&status("/a\"b\\c\nd\u{fffd}"));
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("tarfs_entries{"))
+            .expect("there");
+        assert_eq!(
+            line,
+            "tarfs_entries{mountpoint=\"/a\\\"b\\\\c\\nd\u{fffd}\"} 2"
+        );
+    }
+}

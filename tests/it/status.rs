@@ -1,0 +1,271 @@
+//! What `tarfs status` tells and `--metrics` serves of a real mount, to the byte.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::support::http::{Resource, Server};
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+/// Where the archive is served.
+const ARCHIVE: &str = "/archive";
+
+/// A server with an archive, a place to mount it on, and directories for what tarfs keeps.
+struct Place {
+    server: Server,
+    packed: Bytes,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        let place = Self {
+            server: Server::start(),
+            packed: Packing::Gzip.pack(&Tree::mixed().tar),
+            directory,
+        };
+        place.serve_version("\"1\"");
+        place
+    }
+
+    fn serve_version(&self, etag: &str) {
+        let resource = Resource::new(self.packed.clone()).etag(etag);
+        self.server.serve(ARCHIVE, resource);
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, words: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_tarfs"))
+            .args(words)
+            .current_dir(&self.directory)
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("no_proxy", "*")
+            .output()
+            .expect("started")
+    }
+
+    #[track_caller]
+    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
+        let output = self.tarfs(words);
+        assert!(output.status.success(), "{}", told(&output));
+        output.stdout
+    }
+
+    fn mount(&self, more: &[&str]) {
+        let url = self.server.url(ARCHIVE);
+        self.succeeds(&[&["mount", &url, "mnt"], more].concat());
+    }
+
+    fn status(&self) -> Value {
+        let text = self.succeeds(&["status", "mnt", "--json"]);
+        serde_json::from_slice(&text).expect("one mount")
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+        table.contains(&*self.path("mnt").to_string_lossy())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            drop(self.tarfs(&["umount", "--lazy", "mnt"]));
+        }
+    }
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[track_caller]
+fn number(status: &Value, pointer: &str) -> u64 {
+    let value = status.pointer(pointer).and_then(Value::as_u64);
+    value.unwrap_or_else(|| panic!("{pointer} of {status}"))
+}
+
+/// Host and port of the metrics that `status` names.
+fn metrics_address(status: &Value) -> String {
+    let url = status.get("metrics").and_then(Value::as_str);
+    let rest = url.and_then(|url| url.strip_prefix("http://"));
+    let address = rest.and_then(|rest| rest.strip_suffix("/metrics"));
+    address.expect("a URL").to_owned()
+}
+
+/// The metrics that are served at `address` by their names, each of which must have a mountpoint.
+fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
+    let mut stream = TcpStream::connect(address).expect("listening");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n").expect("taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answered");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(
+        head.contains("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+        "{head}"
+    );
+    let samples = body.lines().filter(|line| !line.starts_with('#'));
+    let parse = |line: &str| {
+        let (name, rest) = line.split_once("{mountpoint=\"")?;
+        let (label, value) = rest.split_once("\"} ")?;
+        assert_eq!(label, mountpoint);
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    samples
+        .map(|line| parse(line).unwrap_or_else(|| panic!("not a sample: {line}")))
+        .collect()
+}
+
+#[test]
+fn status_and_metrics_tell_what_a_mount_did() {
+    let (place, tree) = (Place::new(), Tree::mixed());
+    place.mount(&["--memory", "64MiB", "--metrics", "127.0.0.1:0"]);
+    let (name, content) = &tree.files[40];
+    assert!(!content.is_empty());
+    let read = fs::read(place.path("mnt").join(name)).expect("readable");
+    assert!(read == *content);
+
+    let status = place.status();
+    let seen = place.server.seen(ARCHIVE);
+    for (name, expected) in [
+        ("source_requests", seen.len() as u64),
+        ("source_read_bytes", place.server.sent_bytes(ARCHIVE)),
+        ("scanned_packed_bytes", place.packed.len() as u64),
+        ("decoded_bytes", tree.tar.len() as u64),
+        ("scans", 1),
+        ("served_bytes", content.len() as u64),
+        ("failed_reads", 0),
+        ("memory_miss_spans", 0),
+        ("decoded_spans", 0),
+    ] {
+        assert_eq!(
+            number(&status, &format!("/counters/{name}")),
+            expected,
+            "{name}"
+        );
+    }
+    assert!(number(&status, "/counters/memory_hit_spans") >= 1);
+    assert_eq!(number(&status, "/memory/budget_bytes"), 64 << 20);
+    let spans = number(&status, "/memory/spans_bytes");
+    assert!(spans >= tree.tar.len() as u64, "all of it is kept: {spans}");
+    assert!(spans <= 24 << 20);
+    assert_eq!(number(&status, "/memory/reads_bytes"), 0);
+    assert_eq!(number(&status, "/memory/decoders_bytes"), 0);
+    assert!(number(&status, "/memory/index_bytes") >= 100 * tree.files.len() as u64);
+    assert!(number(&status, "/resident_bytes") > spans);
+
+    let mountpoint = status.get("mountpoint").and_then(Value::as_str);
+    let mountpoint = mountpoint.expect("a path");
+    let address = metrics_address(&status);
+    let metrics = metrics(&address, mountpoint);
+    let counters = status.get("counters").and_then(Value::as_object);
+    for (name, value) in counters.expect("counters") {
+        let served = match name.as_str() {
+            "source_peak_requests" => metrics.get("tarfs_source_peak_requests"),
+            _ => metrics.get(&format!("tarfs_{name}_total")),
+        };
+        assert_eq!(served.copied(), value.as_u64(), "{name}");
+    }
+    for (name, pointer) in [
+        ("tarfs_entries", "/entries"),
+        ("tarfs_mount_timestamp_seconds", "/since_unix_seconds"),
+        ("tarfs_memory_budget_bytes", "/memory/budget_bytes"),
+        ("tarfs_memory_spans_bytes", "/memory/spans_bytes"),
+        ("tarfs_memory_index_bytes", "/memory/index_bytes"),
+    ] {
+        assert_eq!(
+            metrics.get(name).copied(),
+            Some(number(&status, pointer)),
+            "{name}"
+        );
+    }
+
+    let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    for line in [
+        format!("\n  metrics              http://{address}/metrics\n"),
+        "\n  memory, budget       64 MiB\n".to_owned(),
+        format!("\n  served_bytes         {}\n", content.len()),
+    ] {
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+
+    place.succeeds(&["umount", "mnt"]);
+    assert!(
+        TcpStream::connect(&address).is_err(),
+        "it ends with the mount"
+    );
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.expect("after 1970").as_secs()
+}
+
+#[test]
+fn a_read_that_failed_is_told_with_its_time_and_counted() {
+    let place = Place::new();
+    place.mount(&[]);
+    place.succeeds(&["umount", "mnt"]);
+    // With the saved index, so that nothing is in memory.
+    place.mount(&["--metrics", "127.0.0.1:0"]);
+    place.serve_version("\"2\"");
+    let before = now();
+    assert!(fs::read(place.path("mnt/z")).is_err());
+    let after = now();
+
+    let status = place.status();
+    assert_eq!(number(&status, "/counters/scans"), 0);
+    let failed = number(&status, "/counters/failed_reads");
+    assert!(failed >= 1);
+    assert_eq!(number(&status, "/errors/0/count"), failed);
+    let time = number(&status, "/errors/0/last_unix_seconds");
+    assert!((before..=after).contains(&time), "{before} {time} {after}");
+    assert_eq!(
+        status.pointer("/errors/0/path").and_then(Value::as_str),
+        Some("z")
+    );
+    assert_eq!(number(&status, "/counters/served_bytes"), 0);
+
+    let mountpoint = place.path("mnt").to_string_lossy().into_owned();
+    let metrics = metrics(&metrics_address(&status), &mountpoint);
+    assert_eq!(metrics.get("tarfs_failed_reads_total"), Some(&failed));
+}
+
+#[test]
+fn where_metrics_cannot_be_served_nothing_is_mounted() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let url = place.server.url(ARCHIVE);
+    for more in [&[][..], &["--foreground"]] {
+        let words = [&["mount", &url, "mnt", "--metrics", &address], more].concat();
+        let output = place.tarfs(&words);
+        assert_eq!(output.status.code(), Some(2));
+        let expected =
+            format!("tarfs: cannot serve metrics at {address}: Address already in use\n");
+        assert_eq!(told(&output), expected);
+        assert!(!place.is_mounted());
+    }
+    assert_eq!(
+        place.server.seen(ARCHIVE).len(),
+        0,
+        "it comes before all work"
+    );
+    let output = place.tarfs(&["mount", &url, "mnt", "--metrics", "9469"]);
+    assert_eq!(output.status.code(), Some(64), "{}", told(&output));
+}
