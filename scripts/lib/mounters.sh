@@ -52,7 +52,12 @@ mount_line() {
             "'$TARFS' materialize -q --numeric-owner '$2' -C '$4/cache/tree' &&" \
             "mount --bind '$4/cache/tree' '$3'"
         ;;
-    ratarmount*) echo "ratarmount --index-file '$4/cache/index.sqlite' '$2' '$3'" ;;
+    # With a URL it refuses to go to the background by itself.
+    ratarmount*)
+        echo "{ ratarmount -f --index-file '$4/cache/index.sqlite' '$2' '$3' &" \
+            "until grep -qF ' $3 ' /proc/self/mountinfo; do" \
+            "kill -0 \$! && sleep 0.005 || exit 1; done; }"
+        ;;
     archivemount) echo "archivemount -o readonly,nobackup '$2' '$3'" ;;
     fuse-archive) echo "fuse-archive '$2' '$3'" ;;
     squashfuse) echo "squashfuse '$4/squashfs' '$3'" ;;
