@@ -6,16 +6,11 @@
 
 readonly contenders=(tarfs floor 'floor verified' inflate 'wget|tar' 'aria2c;tar' 'curl|bsdtar'
     fastar 'fastar tuned' tar)
+# The programs behind them, whose versions count.
+# shellcheck disable=SC2034 # For lib/race.sh.
+readonly contender_programs=(tar bsdtar wget curl aria2c fastar lz4 zstd xz bzip2 gzip nginx)
 # Fails where it cannot keep a time or a name; what counts is that all entries are there.
 readonly tar_command='tar -xp --numeric-owner --warning=no-timestamp'
-
-is_contender() {
-    local known
-    for known in "${contenders[@]}"; do
-        [[ $1 != "$known" ]] || return 0
-    done
-    return 1
-}
 
 # Whether contender $1 is installed.
 is_there() {
@@ -39,17 +34,6 @@ takes_part() {
     fastar*.tar | fastar*.tar.gz | fastar*.tar.lz4) true ;;
     fastar*) false ;;
     *) true ;;
-    esac
-}
-
-# What GNU tar must be told about the compression when it reads from a pipe.
-tar_option() {
-    case $1 in
-    *.gz) echo -z ;;
-    *.lz4) echo -Ilz4 ;;
-    *.zst) echo --zstd ;;
-    *.xz) echo -J ;;
-    *.bz2) echo -j ;;
     esac
 }
 
@@ -86,20 +70,4 @@ line_of() {
 # What serves the floor best: it adapts to nothing.
 floor_connections() {
     if [[ $1 == plain ]]; then echo 4; else echo 16; fi
-}
-
-# Names the programs behind the contenders with their versions, in one line.
-versions() {
-    local line program flag version
-    line="$("$TARFS" --version) ($(git -C "$project" rev-parse --short HEAD 2>/dev/null || echo '?'))"
-    for program in tar bsdtar wget curl aria2c fastar lz4 zstd xz bzip2 gzip nginx; do
-        command -v "$program" >/dev/null || continue
-        flag=--version
-        [[ $program != nginx ]] || flag=-v
-        # Each says it in its own way; the version is the first word that looks like one.
-        version=$("$program" "$flag" </dev/null 2>&1 | grep -aoEm1 '[0-9]+\.[0-9]+(\.[0-9]+)?' || true)
-        version=${version%%$'\n'*}
-        line+=", $program ${version:-?}"
-    done
-    echo "$line"
 }

@@ -182,6 +182,17 @@ compress() {
     cat "$file" | "$@"
 }
 
+# What GNU tar must be told about the compression when it reads from a pipe.
+tar_option() {
+    case $1 in
+    *.gz) echo -z ;;
+    *.lz4) echo -Ilz4 ;;
+    *.zst) echo --zstd ;;
+    *.xz) echo -J ;;
+    *.bz2) echo -j ;;
+    esac
+}
+
 # Unpacks $1.tar by GNU tar as $1.ref, what all others are compared with.
 make_reference() {
     [[ -e $1.ref ]] && return
