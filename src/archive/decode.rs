@@ -183,9 +183,8 @@ impl PlainStream {
     }
 
     fn check_hash(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
-        let Some(hash) = self.hash.take() else {
-            return Ok(());
-        };
+        // A decoder that ends what it did not begin is broken: nothing must pass for verified.
+        let hash = self.hash.take().ok_or(Error::Interrupted)?;
         let computed = hash.digest();
         if computed == expected {
             return Ok(());
@@ -432,6 +431,13 @@ mod tests {
         };
         assert_eq!(error.packed, Packed(77));
         assert!(matches!(error.cause, Cause::Checksum { .. }));
+    }
+
+    #[test]
+    fn a_hash_that_nobody_took_verifies_nothing() {
+        let (bytes, error) = drain(stream(vec![plain(b""), hash_end(b""), end()]));
+        assert_eq!(bytes, b"");
+        assert!(matches!(error, Some(Error::Interrupted)), "{error:?}");
     }
 
     #[test]

@@ -8,10 +8,8 @@ use xxhash_rust::xxh64::Xxh64;
 use super::Compression;
 
 /// A hash being taken.
-#[derive(Clone)]
 pub struct ContentHash(State);
 
-#[derive(Clone)]
 enum State {
     Lz4(Xxh32),
     Zstd(Xxh64),
@@ -24,7 +22,7 @@ impl ContentHash {
     }
 
     /// As a zstd frame stores it: the low half of xxh64 with seed 0.
-    pub(crate) fn zstd() -> Self {
+    pub(super) fn zstd() -> Self {
         Self(State::Zstd(Xxh64::new(0)))
     }
 

@@ -32,7 +32,7 @@ const SPARE_CHUNKS: u64 = 2;
 /// short enough for sixteen to be on their way within one round trip of 40 ms.
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
 
-/// Over how long the share of waiting is taken.
+/// Over how long the share of waiting is taken; and how long everything begins.
 const MEMORY: Duration = Duration::from_millis(100);
 
 /// Bytes a second that are not slow, as long as it is not known what the reader can take.

@@ -11,6 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use crate::support::mounts::is_mounted;
+
 /// An archive, a place to mount it on, and a runtime directory of their own.
 struct Place {
     directory: tempfile::TempDir,
@@ -72,8 +74,7 @@ impl Place {
     }
 
     fn is_mounted(&self) -> bool {
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
-        table.contains(&*self.path("mnt").to_string_lossy())
+        is_mounted(&self.path("mnt"))
     }
 }
 

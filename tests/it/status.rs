@@ -12,6 +12,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
+use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
@@ -76,8 +77,7 @@ impl Place {
     }
 
     fn is_mounted(&self) -> bool {
-        let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
-        table.contains(&*self.path("mnt").to_string_lossy())
+        is_mounted(&self.path("mnt"))
     }
 }
 

@@ -169,7 +169,7 @@ impl Frame {
         }
     }
 
-    /// Whether the driver hashes what the frame's jobs make.
+    /// Whether the driver is to hash what the frame's blocks make.
     fn hashed_by_driver(&self) -> bool {
         self.whole && self.header.content_checksum
     }

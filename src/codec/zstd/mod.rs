@@ -196,6 +196,7 @@ impl Frames {
         results.extend(self.group.flush(&self.context.pool));
         let started = Serial::start(self.serial.take(), header.window_len, &self.context);
         let serial = started.map_err(|cause| error::<Self>(packed, cause))?;
+        // libzstd's own stream verifies itself.
         if header.checksum && !serial.is_stream() {
             results.push_back(Pull::HashStart(ContentHash::zstd()));
         }
