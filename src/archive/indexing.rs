@@ -2,10 +2,9 @@
 
 use bytes::Bytes;
 
+use super::keeper::Keeper;
 use super::scan::Sink;
-use crate::base::extent::Plain;
-use crate::base::stats::Stats;
-use crate::cache::{Key, Memory, Spool};
+use crate::cache::{Key, Memory};
 use crate::index::{Builder, Span};
 use crate::tar::Member;
 
@@ -14,24 +13,11 @@ pub(super) struct Indexing<'a> {
     pub(super) builder: Builder,
     /// What is decoded anyway is kept for the readers that come after.
     pub(super) memory: Option<&'a Memory>,
-    pub(super) spooler: Option<Spooler>,
-    pub(super) stats: &'a Stats,
+    pub(super) keeper: Option<Keeper>,
     /// The bytes of the span that is going by, when someone wants to keep them.
     pub(super) gathered: Vec<u8>,
     /// Oddities, for the user.
     pub(super) warnings: Vec<String>,
-}
-
-/// Writes to a spool what cannot be decoded from the middle.
-pub(super) struct Spooler {
-    pub(super) spool: Spool,
-    /// Every span, because the source gives its bytes only once.
-    pub(super) everything: bool,
-    /// The last span, if decoding can start at it: whether it ends at a seek point too, and is
-    /// made again by fetching only what it needs, is known when the next one comes.
-    pub(super) undecided: Option<(Plain, Bytes)>,
-    /// Why spooling ended early.
-    pub(super) failure: Option<String>,
 }
 
 /// Oddities that are kept; a hostile archive has one in every record.
@@ -66,7 +52,7 @@ impl Sink for Indexing<'_> {
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {
-        if self.memory.is_some() || self.spooler.is_some() {
+        if self.memory.is_some() || self.keeper.is_some() {
             self.gathered.extend_from_slice(bytes);
         }
     }
@@ -75,8 +61,8 @@ impl Sink for Indexing<'_> {
         let seek_point = span.seek_point.as_ref();
         self.builder.span(span.plain, span.hash, seek_point);
         let bytes: Bytes = std::mem::take(&mut self.gathered).into_boxed_slice().into();
-        if let Some(spooler) = &mut self.spooler {
-            spooler.span(&span, &bytes, self.stats);
+        if let Some(keeper) = &mut self.keeper {
+            keeper.goes_by(&span, &bytes);
         }
         if let Some(memory) = self.memory {
             let key = Key {
@@ -84,30 +70,6 @@ impl Sink for Indexing<'_> {
                 span: span.number,
             };
             memory.insert(key, bytes);
-        }
-    }
-}
-
-impl Spooler {
-    fn span(&mut self, span: &Span, bytes: &Bytes, stats: &Stats) {
-        let undecided = self.undecided.take();
-        if span.seek_point.is_some() && !self.everything {
-            self.undecided = Some((span.plain.start(), bytes.clone()));
-            return;
-        }
-        if let Some((start, bytes)) = undecided {
-            self.write(start, &bytes, stats);
-        }
-        self.write(span.plain.start(), bytes, stats);
-    }
-
-    fn write(&mut self, start: Plain, bytes: &[u8], stats: &Stats) {
-        if self.failure.is_some() {
-            return;
-        }
-        match self.spool.write(start, bytes) {
-            Ok(()) => stats.spooled_bytes.add(bytes.len() as u64),
-            Err(error) => self.failure = Some(error.to_string()),
         }
     }
 }

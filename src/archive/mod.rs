@@ -3,6 +3,7 @@
 mod decode;
 mod error;
 mod indexing;
+mod keeper;
 mod open;
 mod read;
 mod saved;
@@ -18,6 +19,7 @@ use crate::base::stats::Stats;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
+pub use crate::cache::SpoolUse;
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use read::ReadError;
@@ -83,6 +85,19 @@ impl Archive {
     pub fn has_long_ways(&self) -> bool {
         let index = self.index();
         (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
+    }
+
+    /// Why something is not kept on disk that might be, for the user.
+    pub fn spool_trouble(&self) -> Option<String> {
+        let trouble = self.reader.spool.as_ref()?.trouble()?;
+        Some(format!(
+            "the spool is incomplete ({trouble}); what is missing is made again when read"
+        ))
+    }
+
+    /// How much disk decoded spans take at this moment; `None` when none are kept there.
+    pub fn spool_use(&self) -> Option<SpoolUse> {
+        Some(self.reader.spool.as_ref()?.disk_use())
     }
 
     /// Bytes of decoded spans kept in memory at this moment.

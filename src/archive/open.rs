@@ -7,15 +7,19 @@ use tokio::runtime::Handle;
 
 use super::Archive;
 use super::error::Error;
-use super::indexing::{Indexing, Spooler};
+use super::indexing::Indexing;
+use super::keeper::{Keeper, Policy};
 use super::read::{ReadError, Reader};
 use super::scan::{self, ScanError, Summary};
 use super::workers::Workers;
 use crate::base::buffer::Pool;
+use crate::base::extent::{Extent, Packed};
 use crate::base::loan::{Lender, Loans};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
-use crate::cache::{self, Memory, Spool};
+use crate::cache::{Memory, Shelf, Spool, SpoolError, SpoolOptions};
+use crate::codec::{self, Compression, Detected};
+use crate::fetch;
 use crate::index::store::{self, Store};
 use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
@@ -34,22 +38,22 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// An index file to use instead of looking for one.
     pub index_file: Option<PathBuf>,
-    /// What to do with bytes that cannot be read again from the middle.
+    /// What to do with bytes that cost more to make again than to read back from disk.
     pub spooling: Spooling,
 }
 
-/// What to do with plain bytes that cannot be read again from the middle of the stream.
+/// What to do with plain bytes that come from far away, or take long to decode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spooling {
     /// Nothing: the tree is all that is wanted.
     TreeOnly,
-    /// Write them to a file beside the index, up to so many bytes; `None` is all the disk has but
-    /// a tenth of it.
+    /// Write them to a file beside the index. All such files together take up to so many bytes;
+    /// `None` is all the disk has but a tenth of it.
     ToDisk {
         /// The limit.
         limit_bytes: Option<u64>,
     },
-    /// Decode them again whenever they are read.
+    /// Fetch and decode them again whenever they are read.
     Refused,
 }
 
@@ -196,7 +200,8 @@ impl Opening<'_> {
                 return None;
             }
         };
-        let spool = self.found_spool(&index);
+        let policy = Policy::of(&*self.source, Some(index.origin().compression));
+        let spool = self.found_spool(&index, policy);
         let reader = self.reader(index, self.memory(), spool);
         self.fits(&reader).then_some(reader)
     }
@@ -219,7 +224,8 @@ impl Opening<'_> {
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
         let index = index_file(path, &*self.source)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
-        let spool = self.found_spool(&index);
+        let policy = Policy::of(&*self.source, Some(index.origin().compression));
+        let spool = self.found_spool(&index, policy);
         let reader = self.reader(index, self.memory(), spool);
         let span = reader.sample();
         let is_ours =
@@ -245,11 +251,14 @@ impl Opening<'_> {
         // With little memory there is room for kept spans only when the scan is over.
         let scan_memory = self.half().max(scan::MIN_MEMORY);
         let lent = memory.lend(scan_memory - self.half());
+        let policy = Policy::of(&*self.source, self.compression());
+        let spool = self.new_spool(policy)?;
         let mut sink = Indexing {
             builder: Builder::new(index::Options::default()),
             memory: (self.options.spooling != Spooling::TreeOnly).then_some(&memory),
-            spooler: self.spooler()?,
-            stats: self.stats,
+            keeper: spool
+                .clone()
+                .map(|spool| Keeper::new(spool, policy, &*self.source)),
             gathered: Vec::new(),
             warnings: Vec::new(),
         };
@@ -270,7 +279,6 @@ impl Opening<'_> {
         memory.take_back(lent);
         let Indexing {
             mut builder,
-            spooler,
             warnings: mut notes,
             ..
         } = sink;
@@ -279,7 +287,7 @@ impl Opening<'_> {
             builder.problem(ArchivePath::root(), what);
         }
         let index = builder.finish(self.origin(&summary));
-        let spool = self.settle_spool(spooler, &summary, &mut notes)?;
+        let spool = self.settle_spool(spool, &summary, &mut notes)?;
         if let Some(store) = &self.store
             && let Err(error) = store.publish(&self.locator, &index)
         {
@@ -298,111 +306,118 @@ impl Opening<'_> {
         }
     }
 
-    fn spool_directory(&self) -> Option<PathBuf> {
-        Some(self.options.cache_dir.as_ref()?.join("spool"))
-    }
-
-    /// A new spool in `directory`; old ones make room for it.
-    fn new_spool(&self, directory: &Path) -> Result<Spool, cache::SpoolError> {
-        let limit_bytes = Spool::make_room(directory, self.spool_limit(directory));
-        Spool::create(directory, limit_bytes)
-    }
-
-    /// What all spools in `directory` may hold.
-    fn spool_limit(&self, directory: &Path) -> u64 {
-        match self.options.spooling {
-            Spooling::ToDisk { limit_bytes } => {
-                limit_bytes.unwrap_or_else(|| cache::spare_bytes(directory))
-            }
-            Spooling::TreeOnly | Spooling::Refused => 0,
+    /// The packed format, for sources that tell it at once; `None` when it is not known yet.
+    fn compression(&self) -> Option<Compression> {
+        let given = self.options.scan.compression;
+        let len = self.source.fingerprint().len?;
+        if given.is_some() || self.source.is_remote() || !self.is_readable() {
+            return given;
+        }
+        let len = len.min(codec::detect::DETECT_LEN as u64);
+        let first = Extent::with_len(Packed(0), len);
+        // The scan will say what is wrong.
+        let bytes = fetch::read(self.network, &self.source, first, &Pool::new(len)).ok()?;
+        match codec::detect(&bytes) {
+            Detected::Supported(compression) => Some(compression),
+            Detected::Unsupported(_) | Detected::Unknown => None,
         }
     }
 
-    /// A spool to write while scanning, unless none is wanted.
-    fn spooler(&self) -> Result<Option<Spooler>, OpenError> {
-        let once = !self.is_readable();
-        let directory = match self.options.spooling {
-            Spooling::TreeOnly => return Ok(None),
-            Spooling::Refused => None,
-            Spooling::ToDisk { .. } => self.spool_directory(),
+    /// Where spools lie; `None` when none are wanted, or there is nowhere to put them.
+    fn shelf(&self) -> Option<Shelf> {
+        let Spooling::ToDisk { limit_bytes } = self.options.spooling else {
+            return None;
         };
-        let made = directory.map(|directory| self.new_spool(&directory));
-        match made {
-            Some(Ok(spool)) => Ok(Some(Spooler {
-                spool,
-                everything: once,
-                undecided: None,
-                failure: None,
-            })),
-            Some(Err(error)) if once => Err(self.no_spool(Some(error.to_string()))),
-            None if once => Err(self.no_spool(None)),
-            Some(Err(error)) => {
-                tracing::warn!(error = %error, "no spool");
+        let directory = self.options.cache_dir.as_ref()?.join("spool");
+        Some(Shelf::new(directory, limit_bytes))
+    }
+
+    fn spool_options(&self) -> SpoolOptions {
+        SpoolOptions {
+            queue_bytes: self.queue_bytes(),
+            is_only_copy: !self.is_readable(),
+            stats: Arc::clone(self.stats),
+        }
+    }
+
+    /// A spool to fill while scanning, unless none is wanted.
+    fn new_spool(&self, policy: Policy) -> Result<Option<Arc<Spool>>, OpenError> {
+        let is_needed = !self.is_readable() && self.options.spooling != Spooling::TreeOnly;
+        if policy == Policy::Nothing {
+            return Ok(None);
+        }
+        let Some(shelf) = self.shelf() else {
+            return if is_needed {
+                Err(self.no_spool(None))
+            } else {
+                Ok(None)
+            };
+        };
+        match Spool::create(shelf, self.spool_options()) {
+            Ok(spool) => Ok(Some(Arc::new(spool))),
+            Err(error) if is_needed => Err(self.no_spool(Some(in_words(&error)))),
+            Err(error) => {
+                tracing::warn!(error = in_words(&error), "nothing is kept on disk");
                 Ok(None)
             }
-            None => Ok(None),
         }
     }
 
-    /// The spool for an index that was found: an earlier mount's; or a new one, which fills as
-    /// its bytes are decoded, when the stream has stretches without a seek point.
-    fn found_spool(&self, index: &Index) -> Option<Spool> {
-        if self.options.spooling == Spooling::Refused {
-            return None;
-        }
-        let directory = self.spool_directory()?;
-        let name = spool_name(index.origin().content_id);
-        let limit_bytes = self.spool_limit(&directory);
-        if let Some(spool) = Spool::open(&directory, &name, limit_bytes) {
-            return Some(spool);
-        }
+    /// The spool for an index that was found: an earlier mount's, or a new one, which fills as
+    /// spans are made.
+    fn found_spool(&self, index: &Index, policy: Policy) -> Option<Arc<Spool>> {
+        let shelf = self.shelf()?;
         let mut spans = 0..index.span_count();
-        if limit_bytes == 0 || spans.all(|number| index.seek_offset(number).is_some()) {
+        let is_worth_it = match policy {
+            Policy::Everything => true,
+            Policy::LongWays => spans.any(|number| index.seek_offset(number).is_none()),
+            Policy::Nothing => false,
+        };
+        if !is_worth_it {
             return None;
         }
-        let mut spool = self.new_spool(&directory).ok()?;
-        // Without a name it serves this mount only.
-        drop(spool.publish(&name));
-        Some(spool)
+        let content = content(index.origin().content_id);
+        match Spool::open(shelf, &content, self.spool_options()) {
+            Ok(spool) => Some(Arc::new(spool)),
+            Err(error) => {
+                tracing::warn!(error = in_words(&error), "nothing is kept on disk");
+                None
+            }
+        }
     }
 
-    /// Keeps the spool for this mount and the next ones, if anything went into it.
+    /// Keeps the spool for this mount and the next ones.
     fn settle_spool(
         &self,
-        spooler: Option<Spooler>,
+        spool: Option<Arc<Spool>>,
         summary: &Summary,
         notes: &mut Vec<String>,
-    ) -> Result<Option<Spool>, OpenError> {
-        let Some(mut spooler) = spooler else {
+    ) -> Result<Option<Arc<Spool>>, OpenError> {
+        let Some(spool) = spool else {
             return Ok(None);
         };
-        if let Some(failure) = spooler.failure.take() {
-            if spooler.everything {
-                return Err(self.no_spool(Some(failure)));
+        if !self.is_readable() {
+            spool.flush();
+            if let Some(trouble) = spool.trouble() {
+                return Err(self.no_spool(Some(trouble)));
             }
-            notes.push(format!(
-                "the spool is incomplete ({failure}); what is missing is decoded again when read"
-            ));
         }
-        if spooler.spool.spooled_bytes() == 0 {
-            return Ok(None);
-        }
-        let name = spool_name(summary.content_id.unwrap_or_default());
-        if let Err(error) = spooler.spool.publish(&name) {
+        if let Err(error) = spool.publish(&content(summary.content_id.unwrap_or_default())) {
             notes.push(format!(
                 "the spool could not be kept for later mounts: {error}"
             ));
         }
-        Ok(Some(spooler.spool))
+        Ok(Some(spool))
     }
 
-    fn reader(&self, index: Index, memory: Memory, spool: Option<Spool>) -> Reader {
+    fn reader(&self, index: Index, memory: Memory, spool: Option<Arc<Spool>>) -> Reader {
         let budget = Pool::new(self.half());
         // Kept spans last: they would have to be decoded again.
         let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
         Reader {
             source: Arc::clone(&self.source),
             compression: index.origin().compression,
+            policy: Policy::of(&*self.source, Some(index.origin().compression)),
             index: Arc::new(index),
             memory,
             spool,
@@ -415,10 +430,20 @@ impl Opening<'_> {
         }
     }
 
-    /// Room for decoded spans: three eighths of the memory. Half is a scan's, and later what reads
-    /// hold while they decode; the rest is what neither counts, such as the allocator's own.
+    /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
+    /// Half is a scan's, and later what reads hold while they decode; the rest is what neither
+    /// counts, such as the allocator's own.
     fn memory(&self) -> Memory {
-        Memory::new(self.options.scan.memory / 8 * 3)
+        let spans = self.options.scan.memory / 8 * 3;
+        Memory::new(match self.shelf() {
+            Some(_) => spans - self.queue_bytes(),
+            None => spans,
+        })
+    }
+
+    /// What may wait to be written to disk.
+    fn queue_bytes(&self) -> u64 {
+        self.options.scan.memory / 16
     }
 
     /// Half the memory, which buffers and decoders have while the archive is read.
@@ -451,6 +476,12 @@ fn archive(reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
     })
 }
 
-fn spool_name(content_id: [u8; 32]) -> String {
-    format!("{}.spool", blake3::Hash::from(content_id).to_hex())
+/// What a spool is found by.
+fn content(content_id: [u8; 32]) -> String {
+    blake3::Hash::from(content_id).to_hex().to_string()
+}
+
+fn in_words(error: &SpoolError) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }

@@ -10,12 +10,13 @@ use tokio::runtime::Handle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::Error;
+use super::keeper::Policy;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
-use crate::cache::{Key, Memory, Spool};
+use crate::cache::{Key, Memory, Patience, Spool};
 use crate::codec::{self, Compression, Context, Decoder, Pull};
 use crate::fetch;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
@@ -65,7 +66,9 @@ pub(super) struct Reader {
     pub(super) index: Arc<Index>,
     pub(super) compression: Compression,
     pub(super) memory: Memory,
-    pub(super) spool: Option<Spool>,
+    pub(super) spool: Option<Arc<Spool>>,
+    /// What of that which is made goes to the spool.
+    pub(super) policy: Policy,
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
     pub(super) network: Handle,
@@ -242,23 +245,29 @@ impl Reader {
         }
     }
 
-    /// Keeps what took a long way to make, so that no one has to go it again.
-    fn spool_span(&self, span: &Span, bytes: &[u8]) {
+    /// Keeps on disk what is worth it, so that no one has to make it again.
+    fn spool_span(&self, span: &Span, bytes: &Bytes) {
         if let Some(spool) = &self.spool
-            && span.seek_point.is_none()
-            && spool.write(span.plain.start(), bytes).is_ok()
+            && self.policy.keeps(span)
         {
-            self.stats.spooled_bytes.add(bytes.len() as u64);
+            // Who went a long way can wait a moment that the next one need not go it again.
+            let patience = match span.seek_point {
+                Some(_) => Patience::No,
+                None => Patience::Short,
+            };
+            spool.keep_wanted(span.plain, bytes.clone(), patience);
         }
     }
 
     fn unspool(&self, span: &Span) -> Option<Bytes> {
-        let bytes = self.spool.as_ref()?.read(span.plain)?;
-        if xxh3_64(&bytes) != span.hash {
+        let spool = self.spool.as_ref()?;
+        let bytes = spool.read(span.plain)?;
+        if bytes.len() as u64 != span.plain.len() || xxh3_64(&bytes) != span.hash {
             return None;
         }
+        spool.used(span.plain);
         self.stats.unspooled_bytes.add(bytes.len() as u64);
-        Some(bytes.into())
+        Some(bytes)
     }
 
     /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
@@ -546,7 +555,6 @@ mod tests {
         };
         let mut builder = Builder::new(index::Options::default());
         builder.span(Extent::with_len(Plain(0), 1 << 50), 0, None);
-        let directory = tempfile::tempdir().expect("a directory");
         let network = tokio::runtime::Builder::new_multi_thread()
             .build()
             .expect("a runtime");
@@ -555,7 +563,8 @@ mod tests {
             index: Arc::new(builder.finish(origin)),
             compression: Compression::None,
             memory: Memory::new(0),
-            spool: Spool::create(directory.path(), 0).ok(),
+            spool: None,
+            policy: Policy::Nothing,
             long_way: Mutex::default(),
             network: network.handle().clone(),
             budget: Pool::new(0),

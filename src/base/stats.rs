@@ -120,6 +120,10 @@ stats! {
     spooled_bytes,
     /// Plain bytes read back from spools.
     unspooled_bytes,
+    /// Spans that were not written to the spool because the disk was busy.
+    spool_skipped_spans,
+    /// Bytes of the spool that were given back to make room for other spans of it.
+    spool_evicted_bytes,
     /// Bytes handed to readers of a mount.
     served_bytes,
     /// Reads of a mount that were answered with an error.
@@ -183,6 +187,8 @@ mod tests {
             "spool_miss_spans",
             "spooled_bytes",
             "unspooled_bytes",
+            "spool_skipped_spans",
+            "spool_evicted_bytes",
             "served_bytes",
             "failed_reads",
             "written_bytes",

@@ -71,7 +71,7 @@ pub(super) struct SourceArgs {
 /// Where saved indexes are found.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SavedArgs {
-    /// Where indexes and spools are kept [default: $`XDG_CACHE_HOME/tarfs`]
+    /// Where indexes and decoded data are kept [default: $`XDG_CACHE_HOME/tarfs`]
     #[arg(
         long,
         value_name = "DIR",
@@ -85,13 +85,14 @@ pub(super) struct SavedArgs {
     pub index: Option<PathBuf>,
 }
 
-/// Where saved indexes and spools are kept.
+/// Where saved indexes and decoded data are kept.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
     #[command(flatten)]
     pub saved: SavedArgs,
 
-    /// Disk that spools may take [default: all but a tenth of the disk]
+    /// Disk that decoded data of all archives may take; what was used longest ago makes room
+    /// [default: all but a tenth of the disk]
     #[arg(
         long,
         value_name = "SIZE",
@@ -100,7 +101,7 @@ pub(super) struct CacheArgs {
     )]
     pub cache_size: Option<Size>,
 
-    /// Keep no plain bytes on disk, even if SOURCE cannot be read from the middle
+    /// Keep no decoded data on disk: what is not in memory is fetched and decoded again
     #[arg(long, help_heading = "Cache")]
     pub no_spool: bool,
 }

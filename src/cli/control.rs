@@ -83,6 +83,9 @@ pub(super) struct Status {
     pub resident_bytes: u64,
     /// What of its memory is used for what.
     pub memory: MemoryUse,
+    /// What of its disk decoded spans take; `None` when none are kept there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spool: Option<SpoolUse>,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -111,6 +114,21 @@ pub(super) struct MemoryUse {
     pub decoders_bytes: u64,
     /// The index, on top of the budget.
     pub index_bytes: u64,
+}
+
+/// How much disk is used at this moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[expect(
+    clippy::struct_field_names,
+    reason = "names of figures carry their unit"
+)]
+pub(super) struct SpoolUse {
+    /// By decoded spans of this archive.
+    pub held_bytes: u64,
+    /// By those of all archives.
+    pub all_bytes: u64,
+    /// What all may take: `--cache-size`, or all of the disk but a tenth.
+    pub limit_bytes: u64,
 }
 
 /// A read that failed.
@@ -371,6 +389,11 @@ impl Status {
                 decoders_bytes: 6,
                 index_bytes: 12_345,
             },
+            spool: Some(SpoolUse {
+                held_bytes: 30 << 20,
+                all_bytes: 50 << 20,
+                limit_bytes: 70 << 20,
+            }),
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
@@ -491,7 +514,9 @@ mod tests {
             r#""since_unix_seconds":1000,"version":"3 bytes","entries":2,"#,
             r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
-            r#""index_bytes":12345},"metrics":"http://127.0.0.1:9469/metrics","#,
+            r#""index_bytes":12345},"spool":{"held_bytes":31457280,"#,
+            r#""all_bytes":52428800,"limit_bytes":73400320},"#,
+            r#""metrics":"http://127.0.0.1:9469/metrics","#,
             r#""counters":{"scans":1},"notes":["spooled"],"errors":["#,
             r#"{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,
         );

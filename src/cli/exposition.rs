@@ -57,6 +57,27 @@ pub(super) fn exposition(status: &Status) -> String {
     ] {
         page.add(name, "gauge", help, value);
     }
+    if let Some(spool) = &status.spool {
+        for (name, help, value) in [
+            (
+                "spool_held_bytes",
+                "Disk that decoded spans of this archive take.",
+                spool.held_bytes,
+            ),
+            (
+                "spool_all_bytes",
+                "Disk that decoded spans of all archives take.",
+                spool.all_bytes,
+            ),
+            (
+                "spool_limit_bytes",
+                "Disk that decoded spans of all archives may take.",
+                spool.limit_bytes,
+            ),
+        ] {
+            page.add(name, "gauge", help, value);
+        }
+    }
     for meaning in Stats::MEANINGS {
         // One of another version of this program may be missing.
         let Some(&value) = status.counters.get(meaning.name) else {
@@ -137,6 +158,10 @@ mod tests {
             "tarfs_memory_reads_bytes{mountpoint=\"/mnt\"} 5\n",
             "tarfs_memory_decoders_bytes{mountpoint=\"/mnt\"} 6\n",
             "tarfs_memory_index_bytes{mountpoint=\"/mnt\"} 12345\n",
+            "# TYPE tarfs_spool_held_bytes gauge\n\
+             tarfs_spool_held_bytes{mountpoint=\"/mnt\"} 31457280\n",
+            "tarfs_spool_all_bytes{mountpoint=\"/mnt\"} 52428800\n",
+            "tarfs_spool_limit_bytes{mountpoint=\"/mnt\"} 73400320\n",
             "# HELP tarfs_served_bytes_total Bytes handed to readers of a mount.\n\
              # TYPE tarfs_served_bytes_total counter\n\
              tarfs_served_bytes_total{mountpoint=\"/mnt\"} 12345\n",
@@ -158,7 +183,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 8 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), 11 + Stats::MEANINGS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
-use super::control::{Answer, Control, FailedRead, MemoryUse, Question, Status};
+use super::control::{Answer, Control, FailedRead, MemoryUse, Question, SpoolUse, Status};
 use super::metrics::Metrics;
 use super::settings;
 use crate::base::path::ArchivePath;
@@ -94,6 +94,8 @@ pub(super) struct Opened {
     pub notes: Box<dyn Fn() -> Vec<String>>,
     /// What its memory is used for; asked for each status.
     pub memory: Box<dyn Fn() -> MemoryUse>,
+    /// What its disk is used for; asked for each status.
+    pub spool: Box<dyn Fn() -> Option<SpoolUse>>,
     /// The threads that its reads need; last, because they must outlive it.
     pub network: Runtime,
 }
@@ -252,6 +254,7 @@ fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
         entries: opened.content.index().entry_count(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory: (opened.memory)(),
+        spool: (opened.spool)(),
         metrics: metrics_url.map(str::to_owned),
         counters: opened
             .stats

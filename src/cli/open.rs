@@ -7,7 +7,7 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
-use super::control::MemoryUse;
+use super::control::{MemoryUse, SpoolUse};
 use super::mount::{MountArgs, Opened};
 use super::output::{Progress, Task};
 use super::settings;
@@ -111,13 +111,19 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     }
     let archive = Arc::new(archive);
     let used = Arc::clone(&archive);
+    let kept = Arc::clone(&archive);
+    let spooled = Arc::clone(&archive);
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
         content: archive,
         stats,
-        notes: Box::new(move || notes.clone()),
+        notes: Box::new(move || {
+            let trouble = kept.spool_trouble();
+            notes.iter().cloned().chain(trouble).collect()
+        }),
         memory: Box::new(move || memory_use(&used)),
+        spool: Box::new(move || spool_use(&spooled)),
         network,
     })
 }
@@ -131,6 +137,15 @@ fn memory_use(archive: &Archive) -> MemoryUse {
         decoders_bytes: used.decoders_bytes,
         index_bytes: used.index_bytes,
     }
+}
+
+fn spool_use(archive: &Archive) -> Option<SpoolUse> {
+    let used = archive.spool_use()?;
+    Some(SpoolUse {
+        held_bytes: used.held_bytes,
+        all_bytes: used.all_bytes,
+        limit_bytes: used.limit_bytes,
+    })
 }
 
 /// The same source wherever the process goes: a mount leaves the directory it was started in, and

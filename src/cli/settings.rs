@@ -41,7 +41,7 @@ fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
     }
 }
 
-/// Where indexes and spools are kept, unless a flag says otherwise.
+/// Where indexes and decoded data are kept, unless a flag says otherwise.
 ///
 /// # Errors
 /// When the environment names no directory at all.

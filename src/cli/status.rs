@@ -68,6 +68,11 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     line(&mut text, "memory, reads", &bytes(memory.reads_bytes));
     line(&mut text, "memory, decoders", &bytes(memory.decoders_bytes));
     line(&mut text, "memory, index", &bytes(memory.index_bytes));
+    if let Some(spool) = &status.spool {
+        line(&mut text, "disk, spool", &bytes(spool.held_bytes));
+        line(&mut text, "disk, all spools", &bytes(spool.all_bytes));
+        line(&mut text, "disk, limit", &bytes(spool.limit_bytes));
+    }
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
@@ -137,6 +142,9 @@ mod tests {
   memory, reads        5 B
   memory, decoders     6 B
   memory, index        12 KiB
+  disk, spool          30 MiB
+  disk, all spools     50 MiB
+  disk, limit          70 MiB
   scans                1
   note                 spooled
   error                a/b: cut (5 min ago, 3 times)

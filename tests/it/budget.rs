@@ -320,8 +320,13 @@ fn blocks_longer_than_memory_are_read_from_their_beginning() {
     let got = in_time("a read", move || {
         let cache = tempfile::tempdir().expect("a directory");
         let network = runtime();
-        let archive = opened(Memory::new("test", packed), cache.path(), &network);
-        read(&archive, b"a", 1000)
+        let options = OpenOptions {
+            spooling: Spooling::Refused,
+            ..options(cache.path())
+        };
+        let source = Arc::new(Memory::new("test", packed));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        read(&archive.expect("opened"), b"a", 1000)
     });
     assert_eq!(got, payload[1000..1100]);
 }

@@ -12,5 +12,6 @@ mod mount;
 mod network;
 mod remote;
 mod semantics;
+mod spool;
 mod status;
 mod support;

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -140,7 +140,14 @@ fn status_and_metrics_tell_what_a_mount_did() {
     let read = fs::read(place.path("mnt").join(name)).expect("readable");
     assert!(read == *content);
 
-    let status = place.status();
+    // Its thread may be behind.
+    let is_spooled =
+        |status: &Value| number(status, "/counters/spooled_bytes") == tree.tar.len() as u64;
+    let start = Instant::now();
+    let mut status = place.status();
+    while !is_spooled(&status) && start.elapsed() < Duration::from_secs(10) {
+        status = place.status();
+    }
     let seen = place.server.seen(ARCHIVE);
     for (name, expected) in [
         ("source_requests", seen.len() as u64),
@@ -168,6 +175,10 @@ fn status_and_metrics_tell_what_a_mount_did() {
     assert_eq!(number(&status, "/memory/decoders_bytes"), 0);
     assert!(number(&status, "/memory/index_bytes") >= 100 * tree.files.len() as u64);
     assert!(number(&status, "/resident_bytes") > spans);
+    let held = number(&status, "/spool/held_bytes");
+    assert!(held >= tree.tar.len() as u64, "all of it is kept: {held}");
+    assert_eq!(number(&status, "/spool/all_bytes"), held);
+    assert!(number(&status, "/spool/limit_bytes") > held);
 
     let mountpoint = status.get("mountpoint").and_then(Value::as_str);
     let mountpoint = mountpoint.expect("a path");
@@ -187,6 +198,8 @@ fn status_and_metrics_tell_what_a_mount_did() {
         ("tarfs_memory_budget_bytes", "/memory/budget_bytes"),
         ("tarfs_memory_spans_bytes", "/memory/spans_bytes"),
         ("tarfs_memory_index_bytes", "/memory/index_bytes"),
+        ("tarfs_spool_held_bytes", "/spool/held_bytes"),
+        ("tarfs_spool_all_bytes", "/spool/all_bytes"),
     ] {
         assert_eq!(
             metrics.get(name).copied(),
@@ -222,7 +235,7 @@ fn a_read_that_failed_is_told_with_its_time_and_counted() {
     place.mount(&[]);
     place.succeeds(&["umount", "mnt"]);
     // With the saved index, so that nothing is in memory.
-    place.mount(&["--metrics", "127.0.0.1:0"]);
+    place.mount(&["--no-spool", "--metrics", "127.0.0.1:0"]);
     place.serve_version("\"2\"");
     let before = now();
     assert!(fs::read(place.path("mnt/z")).is_err());

@@ -1,6 +1,6 @@
 //! A long gzip member, decoded ahead by several threads, is what it is when one decodes it.
 
-use tarfs::archive::scan;
+use tarfs::archive::{Spooling, scan};
 use tarfs::materialize::{Materializer, Options};
 
 use super::{Lab, assert_files, assert_files_backwards, assert_random_reads, packed, scan_options};
@@ -58,6 +58,7 @@ fn an_index_made_ahead_serves_every_byte() {
     assert_files(&archive, &tree);
 
     // Every span from its seek point.
+    options.spooling = Spooling::Refused;
     options.scan.memory = 0;
     let archive = lab.open_with(&options);
     assert_eq!(archive.stats().scans.get(), 0);

@@ -44,7 +44,7 @@ fn a_span_that_many_ask_for_is_decoded_once() {
     let tree = Tree::large();
     let lab = Lab::serving(large_lz4());
     drop(lab.open());
-    let archive = lab.open();
+    let archive = lab.open_with(&lab.without_spool());
     let (name, content) = &tree.files[100];
     let barrier = Barrier::new(16);
     std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn many_readers_in_little_memory_get_along() {
         Packing::Bzip2,
     ] {
         let lab = Lab::serving(packed(packing));
-        let mut options = lab.options();
+        let mut options = lab.without_spool();
         options.scan.memory = 1 << 20;
         drop(lab.open_with(&options));
         let archive = lab.open_with(&options);
@@ -96,8 +96,7 @@ fn streams_of_one_piece_are_decoded_by_many_at_once() {
     let _watchdog = Watchdog::start("one piece");
     let tree = Tree::mixed();
     let lab = Lab::serving(packed(Packing::Zstd));
-    let mut options = lab.options();
-    options.spooling = tarfs::archive::Spooling::Refused;
+    let mut options = lab.without_spool();
     options.scan.memory = 1 << 20;
     let archive = lab.open_with(&options);
     std::thread::scope(|scope| {
@@ -113,7 +112,7 @@ fn queued_reads_are_all_answered() {
     let _watchdog = Watchdog::start("queued reads");
     let tree = Tree::large();
     let lab = Lab::serving(large_lz4());
-    let mut options = lab.options();
+    let mut options = lab.without_spool();
     options.scan.memory = 16 << 20;
     drop(lab.open_with(&options));
     let archive = lab.open_with(&options);

@@ -21,7 +21,7 @@ fn damage_stays_in_its_span(packing: Packing) {
     }
     let (tree, packed) = (Tree::mixed(), packed(packing));
     let lab = Lab::new();
-    let options = lab.options();
+    let options = lab.without_spool();
     let archive = lab.open_bytes(packed.clone(), &options).expect("indexed");
     let spans = archive.index().span_count();
     assert!(spans >= 2, "{spans}");

@@ -19,7 +19,7 @@ fn a_small_file_in_the_middle_costs_one_span_and_then_nothing() {
     let lab = Lab::serving(packed.clone());
     drop(lab.open());
 
-    let archive = lab.open();
+    let archive = lab.open_with(&lab.without_spool());
     let (name, content) = &tree.files[160];
     assert_eq!(content.len(), 4096);
     assert_file(&archive, name, content);
@@ -129,8 +129,8 @@ fn listed(index: &Index, directory: Ino) -> Vec<Ino> {
 #[test]
 fn reading_in_the_order_of_listings_decodes_every_span_once() {
     let lab = Lab::serving(large_lz4());
-    drop(lab.open());
-    let mut options = lab.options();
+    let mut options = lab.without_spool();
+    drop(lab.open_with(&options));
     options.scan.memory = 32 << 20;
     let archive = lab.open_with(&options);
     let files = listed(archive.index(), Ino::ROOT);
@@ -153,7 +153,7 @@ fn reading_in_order_decodes_every_span_once() {
     {
         lab.serve(Resource::new(packed(packing)).etag(&format!("\"{packing:?}\"")));
         drop(lab.open());
-        let archive = lab.open();
+        let archive = lab.open_with(&lab.without_spool());
         assert_files(&archive, &Tree::mixed());
         let decoded = archive.stats().decoded_spans.get();
         let spans = u64::from(archive.index().span_count());

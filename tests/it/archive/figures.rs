@@ -47,7 +47,7 @@ fn spans_of_reads_are_counted_by_where_they_were_found() {
     let tree = Tree::large();
     let lab = Lab::serving(large_lz4());
     drop(lab.open());
-    let archive = lab.open();
+    let archive = lab.open_with(&lab.without_spool());
     // One that lies in several spans, by its length.
     let (name, content) = &tree.files[159];
     assert_eq!(content.len(), 1 << 20);
@@ -116,7 +116,7 @@ fn the_use_of_memory_is_told_while_a_read_is_under_way_too() {
     let packed = large_lz4();
     let lab = Lab::serving(packed.clone());
     drop(lab.open());
-    let archive = lab.open();
+    let archive = lab.open_with(&lab.without_spool());
     let idle = archive.memory_use();
     assert_eq!(idle.budget_bytes, 64 << 20);
     assert_eq!(

@@ -73,6 +73,14 @@ impl Lab {
         }
     }
 
+    /// As [`Lab::options`], but every byte that is not in memory comes from the source.
+    fn without_spool(&self) -> OpenOptions {
+        OpenOptions {
+            spooling: Spooling::Refused,
+            ..self.options()
+        }
+    }
+
     /// The source as a new process finds it, with counters of its own.
     fn source(&self) -> (Arc<dyn Source>, Arc<Stats>) {
         let stats = Arc::<Stats>::default();

@@ -1,10 +1,17 @@
-//! What cannot be decoded from the middle is kept on disk, and nothing depends on it.
+//! What costs more to make again than to read back is kept on disk, and nothing depends on it.
 
 use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tarfs::archive::{Archive, OpenError, Spooling};
+use tarfs::base::stats::Stats;
+use tarfs::source;
 
-use super::{Lab, assert_files, assert_files_backwards, assert_random_reads, packed};
+use super::{
+    Lab, PATH, assert_file, assert_files, assert_files_backwards, assert_random_reads,
+    for_each_packing, index, packed,
+};
 use crate::support::http::Resource;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
@@ -41,16 +48,102 @@ fn a_stream_of_one_piece_is_spooled_and_never_fetched_again() {
     }
 }
 
+/// Reads all files of the mixed tree, each whole, in an order without reason.
+fn assert_files_at_random(archive: &Archive, seed: u64) {
+    let tree = Tree::mixed();
+    let mut left: Vec<_> = tree.files.iter().collect();
+    let mut noise = Noise::new(seed);
+    while !left.is_empty() {
+        let number = index(noise.below(left.len() as u64));
+        let (name, content) = left.swap_remove(number);
+        assert_file(archive, name, content);
+    }
+}
+
+fn an_archive_is_fetched_once_in_whatever_order_it_is_read(packing: Packing) {
+    let packed = packed(packing);
+    let lab = Lab::serving(packed.clone());
+    let mut options = lab.options();
+    // Far less than the archive.
+    options.scan.memory = 8 << 20;
+    let archive = lab.open_with(&options);
+    assert_files_at_random(&archive, 1);
+    let once = packed.len() as u64 * 102 / 100;
+    let sent = lab.server.sent_bytes(PATH);
+    assert!(sent <= once, "{sent} of {once}");
+    assert_eq!(archive.stats().decoded_spans.get(), 0);
+    assert_eq!(archive.spool_trouble(), None);
+    drop(archive);
+
+    let requests = lab.server.seen(PATH).len();
+    let archive = lab.open_with(&options);
+    let opening = (lab.server.seen(PATH).len(), lab.server.sent_bytes(PATH));
+    assert!(opening.0 - requests <= 2 && opening.1 - sent <= 4096);
+    assert_files_at_random(&archive, 2);
+    let read = (lab.server.seen(PATH).len(), lab.server.sent_bytes(PATH));
+    assert_eq!(read, opening, "nothing is fetched for reads");
+}
+for_each_packing!(an_archive_is_fetched_once_in_whatever_order_it_is_read);
+
 #[test]
-fn a_stream_that_is_seekable_is_not_spooled() {
-    for packing in Packing::ALL
-        .into_iter()
-        .filter(|packing| packing.is_all_seekable())
-    {
-        let lab = Lab::serving(packed(packing));
-        let archive = lab.open();
-        assert_eq!(archive.stats().spooled_bytes.get(), 0, "{packing:?}");
-        assert!(lab.cached("spool").is_empty());
+fn with_an_index_from_elsewhere_reads_fill_the_spool() {
+    let packed = packed(Packing::Lz4);
+    let lab = Lab::serving(packed.clone());
+    let mut options = lab.options();
+    options.spooling = Spooling::TreeOnly;
+    drop(lab.open_with(&options));
+    assert!(lab.cached("spool").is_empty());
+
+    options = lab.options();
+    options.scan.memory = 8 << 20;
+    let archive = lab.open_with(&options);
+    assert_files(&archive, &Tree::mixed());
+    let stats = Arc::clone(archive.stats());
+    assert_eq!(stats.scans.get(), 0);
+    assert!(stats.decoded_spans.get() > 0);
+    drop(archive);
+    assert!(stats.spooled_bytes.get() > 0);
+    assert!(stats.spooled_bytes.get() <= stats.decoded_bytes.get());
+
+    let archive = lab.open_with(&options);
+    assert_files_at_random(&archive, 3);
+    let missing = stats.decoded_bytes.get() - stats.spooled_bytes.get();
+    let stats = archive.stats();
+    assert!(stats.spool_hit_spans.get() > 0);
+    // Each once, and again what memory has let go meanwhile.
+    assert!(missing > 0 || stats.decoded_bytes.get() == 0);
+}
+
+#[test]
+fn of_a_local_archive_only_what_decodes_slowly_is_spooled() {
+    for packing in Packing::ALL {
+        let lab = Lab::new();
+        let path = lab.cache.path().join("archive");
+        fs::write(&path, packed(packing)).expect("written");
+        let stats = Arc::<Stats>::default();
+        let open = || {
+            let spec = path.to_str().expect("UTF-8");
+            let source = source::open(spec, source::Options::default());
+            let source = lab.network.block_on(source).expect("a source");
+            let network = lab.network.handle();
+            Archive::open(source, &lab.options(), network, &stats).expect("an archive")
+        };
+        for scans in [1, 1] {
+            let archive = open();
+            assert_eq!(stats.scans.get(), scans);
+            assert_files(&archive, &Tree::mixed());
+        }
+        let is_slow = !matches!(
+            packing,
+            Packing::Plain
+                | Packing::Lz4
+                | Packing::Lz4Linked
+                | Packing::Lz4Frames
+                | Packing::Lz4Legacy
+                | Packing::ZstdFrames
+        );
+        assert_eq!(stats.spooled_bytes.get() > 0, is_slow, "{packing:?}");
+        assert_eq!(lab.cached("spool").len(), usize::from(is_slow));
     }
 }
 
@@ -89,8 +182,7 @@ fn truncate(lab: &Lab, len: u64) {
 fn without_a_spool_bytes_are_decoded_again() {
     for packing in ONE_PIECE {
         let lab = Lab::serving(packed(packing));
-        let mut options = lab.options();
-        options.spooling = Spooling::Refused;
+        let options = lab.without_spool();
         for _ in 0..2 {
             let archive = lab.open_with(&options);
             assert_files(&archive, &Tree::mixed());
@@ -105,21 +197,37 @@ fn a_spool_that_may_not_grow_is_noted_and_reads_are_right() {
     for limit in [0, 9 << 20] {
         let lab = Lab::serving(packed(Packing::Zstd));
         let mut options = lab.options();
+        options.scan.memory = 8 << 20;
         options.spooling = Spooling::ToDisk {
             limit_bytes: Some(limit),
         };
         let archive = lab.open_with(&options);
-        let notes = archive.notes();
-        assert!(
-            notes
-                .iter()
-                .any(|note| note.contains("the spool is incomplete"))
-        );
+        assert!(comes_true(|| archive.spool_trouble().is_some()));
+        let trouble = archive.spool_trouble().expect("just seen");
+        assert!(trouble.contains("the spool is incomplete"), "{trouble}");
         assert!(archive.stats().spooled_bytes.get() <= limit);
         assert_files(&archive, &Tree::mixed());
+        drop(archive);
         let archive = lab.open_with(&options);
-        assert_files_backwards(&archive, &Tree::mixed());
+        for (name, content) in Tree::mixed().files.iter().rev() {
+            assert_file(&archive, name, content);
+            let used = archive.spool_use().expect("a spool");
+            assert!(used.all_bytes <= limit, "{used:?}");
+            assert_eq!(used.limit_bytes, limit);
+        }
     }
+}
+
+/// Waits until `condition` holds, ten seconds at most.
+fn comes_true(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(10) {
+        if condition() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 /// A lab whose server sends everything or nothing.

@@ -1,0 +1,285 @@
+//! One file of plain bytes: plain byte *n* lies at file offset *n*, what is not there is a hole.
+//!
+//! Whoever has it open has a shared lock on it, so that others can tell whether it is in use; the
+//! kernel takes the lock back from a process that is killed.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
+use rustix::io::Errno;
+
+use crate::base::extent::{Extent, Plain};
+
+/// An open spool file.
+#[derive(Debug)]
+pub(super) struct SpoolFile {
+    file: File,
+    path: PathBuf,
+}
+
+/// How long to wait for a lock that others hold for a few milliseconds.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// How long to sleep in between: there is no waiting for a file lock with a deadline.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Attempts to find a name, or a file that is not removed at that very moment.
+const ATTEMPTS: u32 = 1000;
+
+/// What files have that are not finished, at the front of their names.
+const TEMPORARY: &str = ".";
+
+impl SpoolFile {
+    /// A new file in `directory` under a name that no one looks for.
+    pub(super) fn create(directory: &Path) -> io::Result<Self> {
+        make_directory(directory)?;
+        let process = std::process::id();
+        for attempt in 0..ATTEMPTS {
+            let path = directory.join(format!("{TEMPORARY}{process}-{attempt}.spool"));
+            match options().create_new(true).open(&path) {
+                Ok(file) => {
+                    let file = Self { file, path };
+                    // Who cleans up may have taken it for a dead process'.
+                    if file.lock_shared() && file.has_name() {
+                        return Ok(file);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::AlreadyExists.into())
+    }
+
+    /// The file at `path`; made when `make` and it is not there.
+    pub(super) fn open(path: &Path, make: bool) -> io::Result<Self> {
+        if make && let Some(directory) = path.parent() {
+            make_directory(directory)?;
+        }
+        for _ in 0..ATTEMPTS {
+            let file = options().create(make).open(path)?;
+            if !file.metadata()?.is_file() {
+                return Err(ErrorKind::InvalidInput.into());
+            }
+            let path = path.to_owned();
+            let file = Self { file, path };
+            // Otherwise it was removed between these lines.
+            if file.lock_shared() && file.has_name() {
+                return Ok(file);
+            }
+        }
+        Err(ErrorKind::ResourceBusy.into())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// Bytes of disk that it takes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.metadata().map_or(0, |metadata| held_bytes(&metadata))
+    }
+
+    /// Whether it is still in its directory, under whatever name.
+    pub(super) fn has_name(&self) -> bool {
+        self.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+    }
+
+    pub(super) fn write(&self, offset: Plain, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset.0)
+    }
+
+    /// The bytes of `extent`, zeros where there are holes; `None` when it begins with a hole or
+    /// the file ends before it does.
+    pub(super) fn read(&self, extent: Extent<Plain>) -> Option<Vec<u8>> {
+        let start = extent.start().0;
+        // Where holes cannot be found everything is data.
+        let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
+        if data > start || self.metadata().ok()?.len() < extent.end().0 {
+            return None;
+        }
+        let mut bytes = vec![0; usize::try_from(extent.len()).ok()?];
+        self.file.read_exact_at(&mut bytes, start).ok()?;
+        Some(bytes)
+    }
+
+    /// The first data at `at` or after it, up to the next hole.
+    pub(super) fn next_data(&self, at: Plain) -> Option<Extent<Plain>> {
+        let start = seek(&self.file, SeekFrom::Data(at.0)).ok()?;
+        let end = seek(&self.file, SeekFrom::Hole(start)).ok()?;
+        Extent::new(Plain(start), Plain(end)).filter(|data| !data.is_empty())
+    }
+
+    /// Gives the disk of `extent` back, as far as it is whole blocks, and says how much that was.
+    pub(super) fn punch(&self, extent: Extent<Plain>) -> u64 {
+        let before = self.held_bytes();
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(&self.file, mode, extent.start().0, extent.len()) {
+            Ok(()) => before.saturating_sub(self.held_bytes()),
+            Err(error) => {
+                tracing::debug!(%error, path = %self.path.display(), "cannot punch a hole");
+                0
+            }
+        }
+    }
+
+    /// `extent` without the blocks it shares with what is beside it; `None` when nothing is left.
+    pub(super) fn whole_blocks(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
+        let block = self.metadata().ok()?.blksize().max(1);
+        let start = extent.start().0.checked_next_multiple_of(block)?;
+        let end = extent.end().0 / block * block;
+        Extent::new(Plain(start), Plain(end)).filter(|blocks| !blocks.is_empty())
+    }
+
+    /// Tells others when it was last used.
+    pub(super) fn set_used(&self, time: SystemTime) {
+        if let Err(error) = self.file.set_modified(time) {
+            tracing::debug!(%error, path = %self.path.display(), "cannot note its use");
+        }
+    }
+
+    /// Whether no one has it open but this; then no one else can lock it until this is dropped.
+    pub(super) fn is_ours_alone(&self) -> bool {
+        flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+
+    /// The same file under another name in its directory.
+    pub(super) fn renamed(&self, name: &str) -> io::Result<Self> {
+        let path = self.path.with_file_name(name);
+        let file = self.file.try_clone()?;
+        fs::rename(&self.path, &path)?;
+        Ok(Self { file, path })
+    }
+
+    /// Takes it out of its directory. A failure is not worth a word: it is tried again.
+    pub(super) fn remove(&self) {
+        drop(fs::remove_file(&self.path));
+    }
+
+    fn lock_shared(&self) -> bool {
+        lock(&self.file, FlockOperation::NonBlockingLockShared)
+    }
+}
+
+/// The file at `path`, without a lock on it.
+pub(super) fn unlocked(path: &Path) -> io::Result<SpoolFile> {
+    let file = options().open(path)?;
+    let path = path.to_owned();
+    Ok(SpoolFile { file, path })
+}
+
+/// Whether a file of this name is not finished yet.
+pub(super) fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY)
+}
+
+/// Bytes of disk that a file takes.
+pub(super) fn held_bytes(metadata: &Metadata) -> u64 {
+    // Blocks of 512 bytes, whatever the file system's are.
+    metadata.blocks().saturating_mul(512)
+}
+
+/// Locks a file or directory; false when someone does not give it back for long. What cannot be
+/// locked at all counts as locked: on such file systems limits are kept less well.
+pub(super) fn lock(file: &File, operation: FlockOperation) -> bool {
+    let start = Instant::now();
+    loop {
+        match flock(file, operation) {
+            Err(Errno::WOULDBLOCK) if start.elapsed() > LOCK_WAIT => return false,
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            Err(Errno::INTR) => {}
+            Ok(()) | Err(_) => return true,
+        }
+    }
+}
+
+fn make_directory(directory: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+}
+
+fn options() -> OpenOptions {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(flags.bits().cast_signed());
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, len: u64) -> Extent<Plain> {
+        Extent::with_len(Plain(start), len)
+    }
+
+    #[test]
+    fn bytes_come_back_from_their_own_offset() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = SpoolFile::create(directory.path()).expect("a file");
+        file.write(Plain(1 << 30), b"far").expect("room");
+        assert_eq!(file.read(extent(1 << 30, 3)).as_deref(), Some(&b"far"[..]));
+        assert_eq!(file.read(extent((1 << 30) + 1, 3)), None, "beyond the end");
+        assert_eq!(file.read(extent(0, 3)), None, "a hole");
+        assert_eq!(file.read(extent(0, u64::MAX)), None, "not even allocated");
+    }
+
+    #[test]
+    fn a_punched_hole_gives_its_blocks_back_and_spares_what_is_beside_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = SpoolFile::create(directory.path()).expect("a file");
+        file.write(Plain(0), &vec![1; 100_000]).expect("room");
+        let held = file.held_bytes();
+        let freed = file.punch(extent(10_001, 50_000));
+        assert!((40_960..=50_000).contains(&freed), "{freed}");
+        assert_eq!(file.held_bytes(), held - freed);
+        assert_eq!(file.read(extent(0, 10_001)), Some(vec![1; 10_001]));
+        assert_eq!(file.read(extent(60_001, 39_999)), Some(vec![1; 39_999]));
+        let whole = file.whole_blocks(extent(10_001, 50_000)).expect("some");
+        assert_eq!(file.punch(whole), 0, "is gone already");
+        assert_eq!(
+            file.next_data(whole.start()).map(|data| data.start()),
+            Some(whole.end())
+        );
+        assert_eq!(file.whole_blocks(extent(10_001, 100)), None);
+    }
+
+    #[test]
+    fn a_file_in_use_is_known_as_such() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("a");
+        let file = SpoolFile::open(&path, true).expect("made");
+        assert!(!unlocked(&path).expect("there").is_ours_alone());
+        let other = SpoolFile::open(&path, false).expect("there");
+        assert!(!file.is_ours_alone());
+        drop(other);
+        assert!(file.is_ours_alone());
+        drop(file);
+        assert!(unlocked(&path).expect("there").is_ours_alone());
+    }
+
+    #[test]
+    fn what_is_no_file_of_ours_is_not_opened() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let elsewhere = directory.path().join("elsewhere");
+        fs::write(&elsewhere, b"other").expect("written");
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&elsewhere, &link).expect("made");
+        assert!(SpoolFile::open(&link, true).is_err());
+        assert!(SpoolFile::open(directory.path(), true).is_err());
+        assert!(SpoolFile::open(&directory.path().join("none"), false).is_err());
+    }
+}

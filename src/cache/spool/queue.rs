@@ -1,0 +1,206 @@
+//! What is to be written to a spool, bounded in bytes.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::base::extent::{Extent, Plain};
+
+/// Spans on their way to the writer. What waits here is found by readers already.
+#[derive(Debug)]
+pub(super) struct Queue {
+    limit_bytes: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A span, or some of it.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) extent: Extent<Plain>,
+    pub(super) bytes: Bytes,
+    /// Whether spans of the same spool may have to go for it.
+    pub(super) displaces: bool,
+}
+
+/// How long to wait for room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// Not at all.
+    No,
+    /// For a moment, unless the writer was too slow for that the last time.
+    Short,
+    /// As long as the writer takes.
+    Endless,
+}
+
+/// What [`Patience::Short`] means.
+const SHORT: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Item>,
+    writing: Option<Item>,
+    /// Bytes waiting and being written.
+    bytes: u64,
+    /// Someone waited in vain, and there was no room since.
+    is_slow: bool,
+    closed: bool,
+}
+
+impl Queue {
+    /// A queue of `limit_bytes`, or of a single longer item.
+    pub(super) fn new(limit_bytes: u64) -> Self {
+        Self {
+            limit_bytes,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Takes `item` if there is room within the patience; false when there is not.
+    pub(super) fn push(&self, item: Item, patience: Patience) -> bool {
+        let len = item.bytes.len() as u64;
+        let mut state = self.wait_for_room(len, patience);
+        if state.closed || !self.has_room(&state, len) {
+            return false;
+        }
+        state.is_slow = false;
+        state.bytes += len;
+        state.waiting.push_back(item);
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    fn has_room(&self, state: &State, len: u64) -> bool {
+        state.bytes == 0 || state.bytes + len <= self.limit_bytes
+    }
+
+    fn wait_for_room(&self, len: u64, patience: Patience) -> MutexGuard<'_, State> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        while !state.closed && !self.has_room(&state, len) {
+            let left = match patience {
+                Patience::No => return state,
+                Patience::Short if state.is_slow => return state,
+                Patience::Short => SHORT.saturating_sub(start.elapsed()),
+                Patience::Endless => SHORT,
+            };
+            if left.is_zero() {
+                state.is_slow = true;
+                return state;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    /// The next item, for the one thread that writes; waits for it. `None` when the queue is
+    /// closed and empty.
+    pub(super) fn next(&self) -> Option<Item> {
+        let mut state = self.lock();
+        loop {
+            if let Some(done) = state.writing.take() {
+                state.bytes -= done.bytes.len() as u64;
+                self.changed.notify_all();
+            }
+            if let Some(item) = state.waiting.pop_front() {
+                state.writing = Some(item.clone());
+                return Some(item);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The bytes of `extent`, if they wait here or are being written.
+    pub(super) fn find(&self, extent: Extent<Plain>) -> Option<Bytes> {
+        let state = self.lock();
+        let mut items = state.waiting.iter().chain(&state.writing);
+        let found = items.find(|item| item.extent == extent)?;
+        Some(found.bytes.clone())
+    }
+
+    /// Waits until everything is written that is here now, or given up.
+    pub(super) fn drain(&self) {
+        let mut state = self.lock();
+        while state.bytes > 0 {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes nothing more.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(start: u64, len: usize) -> Item {
+        Item {
+            extent: Extent::with_len(Plain(start), len as u64),
+            bytes: vec![7; len].into(),
+            displaces: false,
+        }
+    }
+
+    #[test]
+    fn the_queue_takes_its_limit_or_a_single_longer_item() {
+        let queue = Queue::new(10);
+        assert!(queue.push(item(0, 6), Patience::No));
+        assert!(!queue.push(item(6, 5), Patience::No));
+        assert!(queue.push(item(6, 4), Patience::No));
+        assert!(queue.find(item(6, 4).extent).is_some());
+        for _ in 0..2 {
+            assert!(queue.next().is_some());
+        }
+        assert!(!queue.push(item(20, 100), Patience::No), "one is written");
+        assert!(queue.find(item(6, 4).extent).is_some());
+        queue.close();
+        assert!(queue.next().is_none());
+        assert!(queue.find(item(6, 4).extent).is_none());
+        assert!(!queue.push(item(20, 1), Patience::Endless), "closed");
+
+        let queue = Queue::new(10);
+        assert!(queue.push(item(20, 100), Patience::No));
+    }
+
+    #[test]
+    fn who_has_waited_in_vain_does_not_wait_again_until_there_was_room() {
+        let queue = Queue::new(10);
+        assert!(queue.push(item(0, 10), Patience::Short));
+        assert!(!queue.push(item(10, 10), Patience::Short));
+        assert!(queue.lock().is_slow);
+        assert!(!queue.push(item(10, 10), Patience::Short));
+        assert!(queue.next().is_some());
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| queue.next().is_some() && queue.next().is_none());
+            assert!(queue.push(item(10, 10), Patience::Endless));
+            assert!(!queue.lock().is_slow);
+            queue.drain();
+            assert_eq!(queue.lock().bytes, 0);
+            queue.close();
+            assert_eq!(writer.join().ok(), Some(true));
+        });
+    }
+}
