@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex};
 use tokio::runtime::Handle;
 
 use super::Archive;
+use super::catalog::{Awaited, Catalog};
 use super::error::Error;
-use super::indexing::Indexing;
 use super::keeper::{Keeper, Policy};
+use super::pass::Pass;
 use super::read::{ReadError, Reader};
-use super::scan::{self, ScanError, Summary};
+use super::scan;
 use super::workers::Workers;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
-use crate::base::loan::{Lender, Loans};
-use crate::base::path::ArchivePath;
+use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Memory, Shelf, Spool, SpoolError, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, Store};
-use crate::index::{self, Builder, Index, Locator, Origin};
+use crate::index::{self, Builder, Index, Locator};
 use crate::source::{Access, Source};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
@@ -125,6 +125,24 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
+        let archive = Self::open_early(source, options, network, stats)?;
+        archive.reader.catalog.wait_for(Awaited::End);
+        archive.ended_well()?;
+        Ok(archive)
+    }
+
+    /// As [`Archive::open`], but returns as soon as the scan has found the first member: the rest
+    /// of the tree appears while it goes on.
+    ///
+    /// # Errors
+    /// As [`Archive::open`], as far as anything is wrong before that. What goes wrong later is
+    /// told by [`Archive::failure`].
+    pub fn open_early(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, OpenError> {
         let opening = Opening {
             locator: locator(&*source, options),
             store: options
@@ -132,28 +150,28 @@ impl Archive {
                 .as_ref()
                 .map(|directory| Store::new(directory)),
             source,
-            options,
-            network,
-            stats,
+            options: options.clone(),
+            network: network.clone(),
+            stats: Arc::clone(stats),
         };
         if let Some(path) = &options.index_file {
             return opening.with_index_file(path);
         }
         match opening.find_saved() {
-            Some(reader) => archive(reader, Vec::new()),
+            Some(reader) => archive(Arc::new(reader), None),
             None => opening.by_scanning(),
         }
     }
 }
 
 /// An archive being opened.
-struct Opening<'a> {
-    source: Arc<dyn Source>,
-    locator: Locator,
-    store: Option<Store>,
-    options: &'a OpenOptions,
-    network: &'a Handle,
-    stats: &'a Arc<Stats>,
+pub(super) struct Opening {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) locator: Locator,
+    pub(super) store: Option<Store>,
+    pub(super) options: OpenOptions,
+    pub(super) network: Handle,
+    pub(super) stats: Arc<Stats>,
 }
 
 /// What makes saved state belong to this archive, read this way.
@@ -189,7 +207,7 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     }
 }
 
-impl Opening<'_> {
+impl Opening {
     /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
     fn find_saved(&self) -> Option<Reader> {
         let index = match self.store.as_ref()?.find(&self.locator) {
@@ -200,9 +218,8 @@ impl Opening<'_> {
                 return None;
             }
         };
-        let policy = Policy::of(&*self.source, Some(index.origin().compression));
-        let spool = self.found_spool(&index, policy);
-        let reader = self.reader(index, self.memory(), spool);
+        let spool = self.found_spool(&index);
+        let reader = self.reader(Catalog::complete(index), spool);
         self.fits(&reader).then_some(reader)
     }
 
@@ -224,86 +241,48 @@ impl Opening<'_> {
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
         let index = index_file(path, &*self.source)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
-        let policy = Policy::of(&*self.source, Some(index.origin().compression));
-        let spool = self.found_spool(&index, policy);
-        let reader = self.reader(index, self.memory(), spool);
-        let span = reader.sample();
+        let spool = self.found_spool(&index);
         let is_ours =
-            self.source.fingerprint().is_strong() && reader.index.origin().locator == self.locator;
+            self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
+        let reader = self.reader(Catalog::complete(index), spool);
+        let span = reader.sample();
         let verified = if is_ours {
             reader.verify(span)
         } else {
             reader.verify_source(span)
         };
         match verified {
-            Ok(()) => archive(reader, Vec::new()),
-            Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
-                Err(foreign_index(path, &*self.source))
-            }
+            Ok(()) => archive(Arc::new(reader), None),
+            Err(
+                ReadError::Damaged { .. }
+                | ReadError::Index
+                | ReadError::Unscanned
+                | ReadError::NotAFile,
+            ) => Err(foreign_index(path, &*self.source)),
             Err(ReadError::Changed(error) | ReadError::Unreachable(error)) => {
                 Err(self.failed(Error::clone(&error), None))
             }
         }
     }
 
-    fn by_scanning(&self) -> Result<Archive, OpenError> {
-        let memory = self.memory();
-        // With little memory there is room for kept spans only when the scan is over.
-        let scan_memory = self.half().max(scan::MIN_MEMORY);
-        let lent = memory.lend(scan_memory - self.half());
+    /// Starts a scan, and returns when it has come to the first member.
+    fn by_scanning(self) -> Result<Archive, OpenError> {
         let policy = Policy::of(&*self.source, self.compression());
         let spool = self.new_spool(policy)?;
-        let mut sink = Indexing {
-            builder: Builder::new(index::Options::default()),
-            memory: (self.options.spooling != Spooling::TreeOnly).then_some(&memory),
-            keeper: spool
-                .clone()
-                .map(|spool| Keeper::new(spool, policy, &*self.source)),
-            gathered: Vec::new(),
-            warnings: Vec::new(),
-        };
-        let options = scan::Options {
-            spans: true,
-            memory: scan_memory,
-            lenders: match lent {
-                0 => vec![Arc::new(memory.clone())],
-                _ => Vec::new(),
-            },
-            ..self.options.scan.clone()
-        };
-        let summary = scan::scan(&self.source, &options, self.network, self.stats, &mut sink)
-            .map_err(|error| match error {
-                ScanError::Archive { error, member } => self.failed(error, member),
-                ScanError::Sink(never) => match never {},
-            })?;
-        memory.take_back(lent);
-        let Indexing {
-            mut builder,
-            warnings: mut notes,
-            ..
-        } = sink;
-        if summary.damages > 0 {
-            let what = format!("members may be lost at {} damaged places", summary.damages);
-            builder.problem(ArchivePath::root(), what);
+        let kept = spool.clone();
+        let keeper = kept.map(|spool| Keeper::new(spool, policy, &*self.source));
+        let builder = Builder::new(index::Options {
+            keeps_replaced: true,
+            ..index::Options::default()
+        });
+        let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
+        let pass = Pass::start(self, keeper, Arc::clone(&reader)).map_err(OpenError::Threads)?;
+        let archive = archive(reader, Some(pass))?;
+        archive.reader.catalog.wait_for(Awaited::Member);
+        if archive.reader.catalog.is_over() {
+            archive.ended_well()?;
         }
-        let index = builder.finish(self.origin(&summary));
-        let spool = self.settle_spool(spool, &summary, &mut notes)?;
-        if let Some(store) = &self.store
-            && let Err(error) = store.publish(&self.locator, &index)
-        {
-            notes.push(format!("the index could not be saved: {error}"));
-        }
-        archive(self.reader(index, memory, spool), notes)
-    }
-
-    fn origin(&self, summary: &Summary) -> Origin {
-        Origin {
-            locator: self.locator.clone(),
-            content_id: summary.content_id.unwrap_or_default(),
-            compression: summary.compression,
-            packed_bytes: summary.packed_len,
-            plain_bytes: summary.plain_len,
-        }
+        Ok(archive)
     }
 
     /// The packed format, for sources that tell it at once; `None` when it is not known yet.
@@ -316,7 +295,7 @@ impl Opening<'_> {
         let len = len.min(codec::detect::DETECT_LEN as u64);
         let first = Extent::with_len(Packed(0), len);
         // The scan will say what is wrong.
-        let bytes = fetch::read(self.network, &self.source, first, &Pool::new(len)).ok()?;
+        let bytes = fetch::read(&self.network, &self.source, first, &Pool::new(len)).ok()?;
         match codec::detect(&bytes) {
             Detected::Supported(compression) => Some(compression),
             Detected::Unsupported(_) | Detected::Unknown => None,
@@ -336,7 +315,7 @@ impl Opening<'_> {
         SpoolOptions {
             queue_bytes: self.queue_bytes(),
             is_only_copy: !self.is_readable(),
-            stats: Arc::clone(self.stats),
+            stats: Arc::clone(&self.stats),
         }
     }
 
@@ -364,8 +343,14 @@ impl Opening<'_> {
     }
 
     /// The spool for an index that was found: an earlier mount's, or a new one, which fills as
-    /// spans are made.
-    fn found_spool(&self, index: &Index, policy: Policy) -> Option<Arc<Spool>> {
+    /// spans are made; and what goes there.
+    fn found_spool(&self, index: &Index) -> (Option<Arc<Spool>>, Policy) {
+        let policy = Policy::of(&*self.source, Some(index.origin().compression));
+        let spool = self.find_spool(index, policy);
+        (spool, policy)
+    }
+
+    fn find_spool(&self, index: &Index, policy: Policy) -> Option<Arc<Spool>> {
         let shelf = self.shelf()?;
         let mut spans = 0..index.span_count();
         let is_worth_it = match policy {
@@ -386,39 +371,15 @@ impl Opening<'_> {
         }
     }
 
-    /// Keeps the spool for this mount and the next ones.
-    fn settle_spool(
-        &self,
-        spool: Option<Arc<Spool>>,
-        summary: &Summary,
-        notes: &mut Vec<String>,
-    ) -> Result<Option<Arc<Spool>>, OpenError> {
-        let Some(spool) = spool else {
-            return Ok(None);
-        };
-        if !self.is_readable() {
-            spool.flush();
-            if let Some(trouble) = spool.trouble() {
-                return Err(self.no_spool(Some(trouble)));
-            }
-        }
-        if let Err(error) = spool.publish(&content(summary.content_id.unwrap_or_default())) {
-            notes.push(format!(
-                "the spool could not be kept for later mounts: {error}"
-            ));
-        }
-        Ok(Some(spool))
-    }
-
-    fn reader(&self, index: Index, memory: Memory, spool: Option<Arc<Spool>>) -> Reader {
+    fn reader(&self, catalog: Catalog, (spool, policy): (Option<Arc<Spool>>, Policy)) -> Reader {
+        let memory = self.memory();
         let budget = Pool::new(self.half());
         // Kept spans last: they would have to be decoded again.
         let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
         Reader {
             source: Arc::clone(&self.source),
-            compression: index.origin().compression,
-            policy: Policy::of(&*self.source, Some(index.origin().compression)),
-            index: Arc::new(index),
+            catalog,
+            policy,
             memory,
             spool,
             long_way: Mutex::default(),
@@ -426,7 +387,7 @@ impl Opening<'_> {
             budget,
             loans,
             memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
-            stats: Arc::clone(self.stats),
+            stats: Arc::clone(&self.stats),
         }
     }
 
@@ -447,11 +408,16 @@ impl Opening<'_> {
     }
 
     /// Half the memory, which buffers and decoders have while the archive is read.
-    fn half(&self) -> u64 {
+    pub(super) fn half(&self) -> u64 {
         self.options.scan.memory.max(scan::MIN_MEMORY) / 2
     }
 
-    fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
+    /// What a scan has for its buffers.
+    pub(super) fn scan_memory(&self) -> u64 {
+        self.half().max(scan::MIN_MEMORY)
+    }
+
+    pub(super) fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
         OpenError::Archive {
             location: self.source.location().to_string(),
             member,
@@ -459,7 +425,7 @@ impl Opening<'_> {
         }
     }
 
-    fn no_spool(&self, cause: Option<String>) -> OpenError {
+    pub(super) fn no_spool(&self, cause: Option<String>) -> OpenError {
         OpenError::NoSpool {
             location: self.source.location().to_string(),
             cause: cause.map(SpoolFailure),
@@ -467,17 +433,17 @@ impl Opening<'_> {
     }
 }
 
-fn archive(reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
+fn archive(reader: Arc<Reader>, pass: Option<Pass>) -> Result<Archive, OpenError> {
     let workers = Workers::start("tarfs-read", READERS).map_err(OpenError::Threads)?;
     Ok(Archive {
-        workers,
-        reader: Arc::new(reader),
-        notes,
+        pass,
+        workers: Arc::new(workers),
+        reader,
     })
 }
 
 /// What a spool is found by.
-fn content(content_id: [u8; 32]) -> String {
+pub(super) fn content(content_id: [u8; 32]) -> String {
     blake3::Hash::from(content_id).to_hex().to_string()
 }
 

@@ -18,9 +18,12 @@ use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
-use super::control::{Answer, Control, FailedRead, MemoryUse, Question, SpoolUse, Status};
+use super::control::{
+    Answer, Control, FailedRead, IndexState, MemoryUse, Question, SpoolUse, Status,
+};
 use super::metrics::Metrics;
 use super::settings;
+use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
@@ -35,6 +38,13 @@ pub(super) struct MountArgs {
     pub cache: CacheArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
+    /// Return only when all of the archive is known, instead of letting whoever comes early wait
+    /// for the file they want; --root and --strip-components imply it.
+    #[arg(long, overrides_with = "lazy_index")]
+    pub wait_index: bool,
+    /// Return as soon as the archive's first member is known (the default).
+    #[arg(long, overrides_with = "wait_index")]
+    pub lazy_index: bool,
     /// Stay in the foreground instead of returning once the mount answers.
     #[arg(short, long)]
     pub foreground: bool,
@@ -72,10 +82,15 @@ impl MountArgs {
         Ok(options)
     }
 
+    /// Whether all of the archive must be known before anything is mounted.
+    pub(super) fn waits(&self) -> bool {
+        self.wait_index || self.root.is_some() || self.strip_components > 0
+    }
+
     fn view(&self, content: &dyn Content) -> anyhow::Result<View> {
         let root = self.root.as_deref().unwrap_or_default();
         let path = ArchivePath::sanitize(root.as_bytes()).path;
-        Ok(View::new(content.index(), &path, self.strip_components)?)
+        Ok(View::new(&content.index(), &path, self.strip_components)?)
     }
 }
 
@@ -92,6 +107,8 @@ pub(super) struct Opened {
     /// What is not as it could be, in words, e.g. that reads start again from the front because
     /// the spool was lost; asked for each status.
     pub notes: Box<dyn Fn() -> Vec<String>>,
+    /// How far its index has come; asked for each status, and when the scan is over.
+    pub index: Box<dyn Fn() -> IndexState>,
     /// What its memory is used for; asked for each status.
     pub memory: Box<dyn Fn() -> MemoryUse>,
     /// What its disk is used for; asked for each status.
@@ -135,6 +152,8 @@ type Reply = Box<dyn FnOnce(Answer) + Send>;
 enum Event {
     /// The user, or the system, wants it to end.
     Signal,
+    /// The scan is over, if there was one.
+    Scanned,
     /// Another process asks.
     Question(Question, Reply),
     /// Nothing is mounted any more.
@@ -162,6 +181,9 @@ fn serve(
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
     let tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
+    let scanned = events.clone();
+    let then = Box::new(move || tell(&scanned, Event::Scanned));
+    opened.content.when(Awaited::End, then);
     let ended = events.clone();
     let mount = Mount::start(
         tree,
@@ -199,6 +221,11 @@ fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened, metrics_url: Op
     while let Ok(event) = inbox.recv() {
         match event {
             Event::Ended => return,
+            Event::Scanned => {
+                if let Some(failure) = (opened.index)().failure {
+                    tracing::error!(failure, "what is not known by now cannot be found");
+                }
+            }
             Event::Question(Question::Status, answer) => {
                 let status = status(mount, opened, metrics_url);
                 answer(Answer::Status(Box::new(status)));
@@ -252,6 +279,7 @@ fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),
         entries: opened.content.index().entry_count(),
+        index: (opened.index)(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory: (opened.memory)(),
         spool: (opened.spool)(),

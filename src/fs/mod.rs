@@ -3,10 +3,12 @@
 //! A [`Tree`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
 //! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
 //! archive does not change, so names, absences, attributes and links are valid for a year, and
-//! files and directories need no open.
+//! files and directories need no open. Only while the archive is still being scanned the kernel
+//! asks each time, as a later member may replace what it was told.
 //!
-//! A read is answered at once or handed to the archive's own threads together with its reply, so
-//! that no thread that takes requests ever waits for bytes.
+//! A request is answered at once or handed on together with its reply: a read to the archive's own
+//! threads, and what the scan has yet to find to the scan. So no thread that takes requests ever
+//! waits.
 
 mod attr;
 mod device;
@@ -34,7 +36,7 @@ use fuser::{
 };
 use tracing::trace_span;
 
-use crate::archive::{Archive, ReadError};
+use crate::archive::{Archive, Awaited, Known, ReadError, Then};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -65,8 +67,14 @@ pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
 
 /// The files behind a mount: a tree and its bytes.
 pub trait Content: Send + Sync + fmt::Debug + 'static {
-    /// The tree.
-    fn index(&self) -> &Index;
+    /// As [`Archive::index`].
+    fn index(&self) -> Known<'_>;
+
+    /// As [`Archive::is_scanned`].
+    fn is_scanned(&self) -> bool;
+
+    /// As [`Archive::when`].
+    fn when(&self, awaited: Awaited, then: Then);
 
     /// As [`Archive::try_read`].
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
@@ -76,8 +84,16 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
 }
 
 impl Content for Archive {
-    fn index(&self) -> &Index {
+    fn index(&self) -> Known<'_> {
         Self::index(self)
+    }
+
+    fn is_scanned(&self) -> bool {
+        Self::is_scanned(self)
+    }
+
+    fn when(&self, awaited: Awaited, then: Then) {
+        Self::when(self, awaited, then);
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
@@ -89,16 +105,14 @@ impl Content for Archive {
     }
 }
 
-/// A directory of an archive as a filesystem.
-#[derive(Debug)]
+/// A directory of an archive as a filesystem. Clones answer for the same mount.
+#[derive(Clone, Debug)]
 pub struct Tree {
     content: Arc<dyn Content>,
     view: View,
     ownership: Ownership,
     checks_permissions: bool,
-    /// Whether anything but "there are none" is to be said about extended attributes.
-    has_xattrs: bool,
-    accounts: Accounts,
+    accounts: Arc<Accounts>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
 }
@@ -111,39 +125,72 @@ impl Tree {
         options: &MountOptions,
         stats: Arc<Stats>,
     ) -> Self {
-        let has_xattrs = content.index().has_xattrs();
+        let accounts = if may_have_xattrs(&content.index()) {
+            Accounts::of_this_machine()
+        } else {
+            Accounts::default()
+        };
         Self {
             view,
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
-            has_xattrs,
-            accounts: if has_xattrs {
-                Accounts::of_this_machine()
-            } else {
-                Accounts::default()
-            },
+            accounts: Arc::new(accounts),
             content,
             stats,
             failures: Arc::default(),
         }
     }
 
-    fn index(&self) -> &Index {
-        self.content.index()
-    }
-
-    fn entry(&self, inode: INodeNo) -> Result<Entry<'_>, Errno> {
-        self.view.entry(self.index(), inode).ok_or(Errno::ENOENT)
+    fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+        self.view.entry(index, inode).ok_or(Errno::ENOENT)
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
         attr::attributes(entry, self.view.inode(entry.ino()), &self.ownership)
     }
 
+    /// Answers what `name` in `parent` is: at once, or when the scan has come to it.
+    fn answer_lookup(&self, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
+        // First: what the scan then had not found it never will.
+        let is_scanned = self.content.is_scanned();
+        let index = self.content.index();
+        let directory = match self.entry(&index, parent) {
+            Ok(directory) => directory.ino(),
+            Err(errno) => return reply.error(errno),
+        };
+        if let Some(entry) = index.lookup(directory, &name) {
+            return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
+        }
+        if index.is_complete() {
+            return reply.entry(&FOR_EVER, &attr::absent(), Generation(0));
+        }
+        drop(index);
+        if is_scanned {
+            return reply.error(Errno::EIO);
+        }
+        let tree = self.clone();
+        let awaited = Awaited::Name(directory, name.clone());
+        let then = move || tree.answer_lookup(parent, name, reply);
+        self.content.when(awaited, Box::new(then));
+    }
+
+    /// Does `answer` when listings are whole.
+    fn with_listings(&self, answer: impl FnOnce(&Self, &Index) + Send + 'static) {
+        let index = self.content.index();
+        if index.is_complete() {
+            return answer(self, &index);
+        }
+        drop(index);
+        let tree = self.clone();
+        let then = move || answer(&tree, &tree.content.index());
+        self.content.when(Awaited::End, Box::new(then));
+    }
+
     /// Calls `add` for what a listing of `directory` holds from `offset` on, with the offset of
     /// what follows, until `add` is full: `.` at 0, `..` at 1, then the names.
     fn list<'a>(
-        &'a self,
+        &self,
+        index: &'a Index,
         directory: Entry<'a>,
         offset: u64,
         mut add: impl FnMut(Entry<'a>, u64, &[u8]) -> bool,
@@ -151,18 +198,19 @@ impl Tree {
         if offset == 0 && add(directory, 1, b".") {
             return;
         }
-        let parent = self.entry(self.view.parent(directory)).unwrap_or(directory);
+        let parent = self.view.parent(directory);
+        let parent = self.entry(index, parent).unwrap_or(directory);
         if offset <= 1 && add(parent, 2, b"..") {
             return;
         }
         let Ok(from) = u32::try_from(offset.saturating_sub(2)) else {
             return;
         };
-        for child in self.index().children(directory.ino(), from) {
+        for child in index.children(directory.ino(), from) {
             if child.name.len() > MAX_NAME_BYTES || child.name.contains(&0) {
                 continue;
             }
-            let Some(entry) = self.index().entry(child.ino) else {
+            let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
             if add(entry, u64::from(child.number) + 3, child.name) {
@@ -171,8 +219,13 @@ impl Tree {
         }
     }
 
-    fn directory(&self, inode: INodeNo) -> Result<Entry<'_>, Errno> {
-        let entry = self.entry(inode)?;
+    /// A directory that can be listed.
+    fn directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+        let entry = self.entry(index, inode)?;
+        // The scan failed, and what it found is not all there is.
+        if !index.is_complete() {
+            return Err(Errno::EIO);
+        }
         match entry.kind() {
             Kind::Directory => Ok(entry),
             _ => Err(Errno::ENOTDIR),
@@ -180,7 +233,8 @@ impl Tree {
     }
 
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
-        let entry = self.entry(inode)?;
+        let index = self.content.index();
+        let entry = self.entry(&index, inode)?;
         let whence = Whence::from_raw(whence).ok_or(Errno::EINVAL)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
         let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
@@ -216,6 +270,20 @@ impl Answer {
     }
 }
 
+/// How long the kernel may believe what `index` says.
+fn validity(index: &Index) -> Duration {
+    if index.is_complete() {
+        FOR_EVER
+    } else {
+        Duration::ZERO
+    }
+}
+
+/// Whether anything but "there are none" is to be said about extended attributes.
+fn may_have_xattrs(index: &Index) -> bool {
+    index.has_xattrs() || !index.is_complete()
+}
+
 /// Answers getxattr and listxattr: the length when `size` is 0, the bytes when they fit.
 fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     match u32::try_from(bytes.len()) {
@@ -237,7 +305,7 @@ impl Filesystem for Tree {
         if self.checks_permissions {
             // The kernel refuses the mount when this comes without default_permissions.
             wanted |= InitFlags::FUSE_ALLOW_IDMAP;
-            if self.has_xattrs {
+            if may_have_xattrs(&self.content.index()) {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
@@ -253,27 +321,22 @@ impl Filesystem for Tree {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
-        match self.entry(parent) {
-            Ok(directory) => {
-                let found = self.index().lookup(directory.ino(), name.as_bytes());
-                let attr = found.map_or_else(attr::absent, |entry| self.attributes(entry));
-                reply.entry(&FOR_EVER, &attr, Generation(0));
-            }
-            Err(errno) => reply.error(errno),
-        }
+        self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
-        match self.entry(ino) {
-            Ok(entry) => reply.attr(&FOR_EVER, &self.attributes(entry)),
+        let index = self.content.index();
+        match self.entry(&index, ino) {
+            Ok(entry) => reply.attr(&validity(&index), &self.attributes(entry)),
             Err(errno) => reply.error(errno),
         }
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         let _span = trace_span!("readlink", inode = ino.0).entered();
-        match self.entry(ino).map(|entry| entry.kind()) {
+        let index = self.content.index();
+        match self.entry(&index, ino).map(|entry| entry.kind()) {
             Ok(Kind::Symlink(target)) => reply.data(target),
             Ok(_) => reply.error(Errno::EINVAL),
             Err(errno) => reply.error(errno),
@@ -297,25 +360,25 @@ impl Filesystem for Tree {
         reply: ReplyData,
     ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let entry = match self.entry(ino) {
-            Ok(entry) => entry,
+        let (entry, size_of_file) = match self.entry(&self.content.index(), ino) {
+            Ok(entry) => (entry.ino(), entry.size()),
             Err(errno) => return reply.error(errno),
         };
-        if offset >= entry.size() {
+        if offset >= size_of_file {
             return reply.data(&[]);
         }
         let len = size.min(MAX_REQUEST_BYTES);
         let answer = Answer {
             reply,
-            ino: entry.ino(),
+            ino: entry,
             content: Arc::clone(&self.content),
             stats: Arc::clone(&self.stats),
             failures: Arc::clone(&self.failures),
         };
-        match self.content.try_read(entry.ino(), offset, len) {
+        match self.content.try_read(entry, offset, len) {
             Some(result) => answer.give(result),
             None => self.content.read(
-                entry.ino(),
+                entry,
                 offset,
                 len,
                 Box::new(move |result| answer.give(result)),
@@ -349,17 +412,17 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectory,
     ) {
         let _span = trace_span!("readdir", inode = ino.0, offset).entered();
-        match self.directory(ino) {
+        self.with_listings(move |tree, index| match tree.directory(index, ino) {
             Ok(directory) => {
-                self.list(directory, offset, |entry, next, name| {
-                    let inode = self.view.inode(entry.ino());
+                tree.list(index, directory, offset, |entry, next, name| {
+                    let inode = tree.view.inode(entry.ino());
                     let file_type = attr::file_type(entry.kind());
                     reply.add(inode, next, file_type, OsStr::from_bytes(name))
                 });
                 reply.ok();
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn readdirplus(
@@ -371,35 +434,34 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
-        match self.directory(ino) {
+        self.with_listings(move |tree, index| match tree.directory(index, ino) {
             Ok(directory) => {
-                self.list(directory, offset, |entry, next, name| {
-                    let attr = self.attributes(entry);
+                tree.list(index, directory, offset, |entry, next, name| {
+                    let attr = tree.attributes(entry);
                     let name = OsStr::from_bytes(name);
                     reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
                 });
                 reply.ok();
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let blocks = self
-            .index()
-            .stored_bytes()
-            .div_ceil(u64::from(attr::BLKSIZE));
-        let files = self.index().entry_count();
+        let index = self.content.index();
+        let blocks = index.stored_bytes().div_ceil(u64::from(attr::BLKSIZE));
+        let files = index.entry_count();
         // Full, as a read-only filesystem is; names end where Linux programs expect.
         reply.statfs(blocks, 0, 0, files, 0, attr::BLKSIZE, 255, attr::BLKSIZE);
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
-        if !self.has_xattrs {
+        let index = self.content.index();
+        if !may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
-        match self.entry(ino) {
+        match self.entry(&index, ino) {
             Ok(entry) => match xattr::value(entry.xattrs(), name.as_bytes(), &self.accounts) {
                 Some(value) => reply_xattr(reply, size, &value),
                 None => reply.error(Errno::ENODATA),
@@ -410,10 +472,11 @@ impl Filesystem for Tree {
 
     fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
-        if !self.has_xattrs {
+        let index = self.content.index();
+        if !may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
-        match self.entry(ino) {
+        match self.entry(&index, ino) {
             Ok(entry) => {
                 let names = xattr::names(entry.xattrs(), &self.accounts);
                 reply_xattr(reply, size, &names);

@@ -7,6 +7,7 @@ mod cli;
 mod daemon;
 mod differential;
 mod docs;
+mod lazy;
 mod materialize;
 mod mount;
 mod network;
