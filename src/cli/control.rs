@@ -524,6 +524,7 @@ mod tests {
         let expected = concat!(
             r#"{"source":"http://host/a.tar","mountpoint":"/mnt","pid":7,"#,
             r#""since_unix_seconds":1000,"version":"3 bytes","entries":2,"#,
+            r#""index":{"phase":"complete","scanned_bytes":7,"of_bytes":7},"#,
             r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
             r#""index_bytes":12345},"metrics":"http://127.0.0.1:9469/metrics","#,
