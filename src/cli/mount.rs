@@ -170,6 +170,19 @@ fn serve(
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
     let opened = open_archive(args)?;
+    let result = serve_opened(args, &opened, &options, metrics, log);
+    // Nobody is left to wait for what may still be on its way, a scan's bytes among it.
+    opened.network.shutdown_background();
+    result
+}
+
+fn serve_opened(
+    args: &MountArgs,
+    opened: &Opened,
+    options: &MountOptions,
+    metrics: Option<Metrics>,
+    log: Option<Log>,
+) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
     // Until here a signal ends the process, as there is nothing to clear up.
@@ -180,7 +193,7 @@ fn serve(
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
-    let tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
+    let tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
     let scanned = events.clone();
     let then = Box::new(move || tell(&scanned, Event::Scanned));
     opened.content.when(Awaited::End, then);
@@ -189,7 +202,7 @@ fn serve(
         tree,
         &opened.location,
         &args.mountpoint,
-        &options,
+        options,
         move || tell(&ended, Event::Ended),
     )?;
     let control = Control::serve(&settings::runtime_dir(), move |question| {
@@ -206,9 +219,7 @@ fn serve(
         mountpoint = %mount.mountpoint().display(),
         "mounted"
     );
-    react(inbox, &mount, &opened, metrics_url.as_deref());
-    // Nobody is left to wait for what may still be on its way.
-    opened.network.shutdown_background();
+    react(inbox, &mount, opened, metrics_url.as_deref());
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
 }

@@ -25,7 +25,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -105,8 +105,8 @@ impl Content for Archive {
     }
 }
 
-/// A directory of an archive as a filesystem. Clones answer for the same mount.
-#[derive(Clone, Debug)]
+/// A directory of an archive as a filesystem.
+#[derive(Debug)]
 pub struct Tree {
     content: Arc<dyn Content>,
     view: View,
@@ -168,9 +168,12 @@ impl Tree {
         if is_scanned {
             return reply.error(Errno::EIO);
         }
-        let tree = self.clone();
+        let later = self.later();
         let awaited = Awaited::Name(directory, name.clone());
-        let then = move || tree.answer_lookup(parent, name, reply);
+        let then = move || match later() {
+            Some(tree) => tree.answer_lookup(parent, name, reply),
+            None => reply.error(Errno::EIO),
+        };
         self.content.when(awaited, Box::new(then));
     }
 
@@ -181,9 +184,35 @@ impl Tree {
             return answer(self, &index);
         }
         drop(index);
-        let tree = self.clone();
-        let then = move || answer(&tree, &tree.content.index());
+        let later = self.later();
+        let then = move || {
+            // Without the archive nobody is left to be answered.
+            if let Some(tree) = later() {
+                answer(&tree, &tree.content.index());
+            }
+        };
         self.content.when(Awaited::End, Box::new(then));
+    }
+
+    /// This tree for an answer that comes later, if its archive still lives then: who waits for the
+    /// scan must not keep alive what ends it.
+    fn later(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
+        let content = Arc::downgrade(&self.content);
+        let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
+        let failures = Arc::clone(&self.failures);
+        let (view, ownership) = (self.view, self.ownership);
+        let checks_permissions = self.checks_permissions;
+        move || {
+            Some(Self {
+                content: content.upgrade()?,
+                view,
+                ownership,
+                checks_permissions,
+                accounts,
+                stats,
+                failures,
+            })
+        }
     }
 
     /// Calls `add` for what a listing of `directory` holds from `offset` on, with the offset of
@@ -247,7 +276,7 @@ impl Tree {
 struct Answer {
     reply: ReplyData,
     ino: Ino,
-    content: Arc<dyn Content>,
+    content: Weak<dyn Content>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
 }
@@ -262,7 +291,9 @@ impl Answer {
             Err(error) => {
                 // Before the reply: who sees the error finds it in the status.
                 self.stats.failed_reads.increment();
-                let path = self.content.index().path(self.ino).unwrap_or_default();
+                let content = self.content.upgrade();
+                let path = content.and_then(|content| content.index().path(self.ino));
+                let path = path.unwrap_or_default();
                 self.failures.record(path.to_string(), &error);
                 self.reply.error(errno::of_read(&error));
             }
@@ -371,7 +402,7 @@ impl Filesystem for Tree {
         let answer = Answer {
             reply,
             ino: entry,
-            content: Arc::clone(&self.content),
+            content: Arc::downgrade(&self.content),
             stats: Arc::clone(&self.stats),
             failures: Arc::clone(&self.failures),
         };
