@@ -1,6 +1,5 @@
 //! The sink that makes an archive usable: members become the index, spans fill memory and spool.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
