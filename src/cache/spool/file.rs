@@ -42,8 +42,9 @@ impl SpoolFile {
             match options().create_new(true).open(&path) {
                 Ok(file) => {
                     let file = Self { file, path };
+                    file.lock_shared()?;
                     // Who cleans up may have taken it for a dead process'.
-                    if file.lock_shared() && file.has_name() {
+                    if file.has_name() {
                         return Ok(file);
                     }
                 }
@@ -66,8 +67,9 @@ impl SpoolFile {
             }
             let path = path.to_owned();
             let file = Self { file, path };
+            file.lock_shared()?;
             // Otherwise it was removed between these lines.
-            if file.lock_shared() && file.has_name() {
+            if file.has_name() {
                 return Ok(file);
             }
         }
@@ -163,8 +165,13 @@ impl SpoolFile {
         drop(fs::remove_file(&self.path));
     }
 
-    fn lock_shared(&self) -> bool {
-        lock(&self.file, FlockOperation::NonBlockingLockShared)
+    /// Marks it as in use.
+    fn lock_shared(&self) -> io::Result<()> {
+        if lock(&self.file, FlockOperation::NonBlockingLockShared) {
+            Ok(())
+        } else {
+            Err(ErrorKind::TimedOut.into())
+        }
     }
 }
 

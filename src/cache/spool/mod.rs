@@ -317,7 +317,9 @@ impl Shared {
             if self.options.is_only_copy {
                 return Err(ErrorKind::TimedOut.into());
             }
-            self.options.stats.spool_skipped_spans.increment();
+            // Nor would the others get one: whoever waits for them would do so for minutes.
+            let given_up = self.queue.give_up();
+            self.options.stats.spool_skipped_spans.add(1 + given_up);
             return Ok(());
         };
         if !self.make_room(len, item.displaces) {
@@ -705,6 +707,27 @@ mod tests {
         want(&spool, 2..4);
         drop(spool);
         assert_eq!(kept(&open(&shelf, "a")), [2, 3]);
+    }
+
+    #[test]
+    fn a_turn_that_does_not_come_is_waited_for_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let shelf = shelf(directory.path(), 100);
+        let spool = open(&shelf, "a");
+        want(&spool, [0]);
+        let turn = shelf.turn().expect("no one writes");
+        for number in 1..9 {
+            spool.keep_wanted(extent(number), bytes(number), Patience::No);
+        }
+        let skipped = &spool.shared.options.stats.spool_skipped_spans;
+        while skipped.get() == 0 {
+            std::thread::yield_now();
+        }
+        drop(turn);
+        spool.flush();
+        assert_eq!(skipped.get(), 8);
+        want(&spool, [9]);
+        assert_eq!(kept(&spool), [0, 9]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What is to be written to a spool, bounded in bytes.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -130,6 +131,16 @@ impl Queue {
         Some(found.bytes.clone())
     }
 
+    /// Takes out what waits, and says how many items that were.
+    pub(super) fn give_up(&self) -> u64 {
+        let mut state = self.lock();
+        let given_up = mem::take(&mut state.waiting);
+        let bytes = given_up.iter().map(|item| item.bytes.len() as u64);
+        state.bytes -= bytes.sum::<u64>();
+        self.changed.notify_all();
+        given_up.len() as u64
+    }
+
     /// Waits until everything is written that is here now, or given up.
     pub(super) fn drain(&self) {
         let mut state = self.lock();
@@ -183,6 +194,20 @@ mod tests {
 
         let queue = Queue::new(10);
         assert!(queue.push(item(20, 100), Patience::No));
+    }
+
+    #[test]
+    fn what_is_given_up_makes_room_but_for_what_is_being_written() {
+        let queue = Queue::new(10);
+        for start in [0, 5] {
+            assert!(queue.push(item(start, 5), Patience::No));
+        }
+        assert!(queue.next().is_some());
+        assert_eq!(queue.give_up(), 1);
+        assert!(queue.find(item(0, 5).extent).is_some());
+        assert!(queue.find(item(5, 5).extent).is_none());
+        assert!(!queue.push(item(20, 6), Patience::No));
+        assert!(queue.push(item(20, 5), Patience::No));
     }
 
     #[test]

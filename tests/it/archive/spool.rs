@@ -79,7 +79,10 @@ fn an_archive_is_fetched_once_in_whatever_order_it_is_read(packing: Packing) {
     let archive = lab.open_with(&options);
     let opening = (lab.server.seen(PATH).len(), lab.server.sent_bytes(PATH));
     let (asked, got) = (opening.0 - requests, opening.1 - sent);
-    assert!(asked == 1 && got <= 64 << 10, "{asked} requests, {got} bytes");
+    assert!(
+        asked == 1 && got <= 64 << 10,
+        "{asked} requests, {got} bytes"
+    );
     assert_files_at_random(&archive, 2);
     let read = (lab.server.seen(PATH).len(), lab.server.sent_bytes(PATH));
     assert_eq!(read, opening, "nothing is fetched for reads");
