@@ -334,6 +334,8 @@ fn a_tenth_of_the_disk_stays_free_and_reads_are_right() {
         place.assert_file("a", name, content);
     }
     comes_true(|| note(&place.status("a"), "the spool is incomplete").is_some());
+    let note = note(&place.status("a"), "the spool is incomplete").expect("as before");
+    assert!(note.contains("bytes of disk"), "not full: {note}");
     place.succeeds(&["umount", "a"]);
     let free = rustix::fs::statvfs(place.path("cache")).expect("mounted");
     let free = free.f_bavail * free.f_frsize;
