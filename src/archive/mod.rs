@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::base::stats::Stats;
-use crate::index::Ino;
+use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use catalog::{Awaited, Known, Then};
@@ -67,6 +67,11 @@ impl Archive {
     /// The tree, as far as it is known.
     pub fn index(&self) -> Known<'_> {
         self.reader.catalog.known()
+    }
+
+    /// The tree for who goes on with it, once all of it is known.
+    pub fn complete_index(&self) -> Option<Arc<Index>> {
+        self.reader.catalog.completed().cloned()
     }
 
     /// Whether the scan is over, if there was one: what is not in the index now never will be.
