@@ -1,13 +1,15 @@
 //! From a source to an archive: by a saved index that still fits, or by one pass over it.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use tokio::runtime::Handle;
 
 use super::Archive;
 use super::catalog::{Awaited, Catalog};
 use super::error::Error;
+use super::flights::Flights;
+use super::foreground::Foreground;
 use super::indexing::Spooler;
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
@@ -359,6 +361,8 @@ impl Opening {
             memory,
             spool: RwLock::new(spool),
             long_way: Mutex::default(),
+            flights: Flights::default(),
+            foreground: Foreground::default(),
             network: self.network.clone(),
             budget,
             loans,
@@ -403,6 +407,7 @@ fn archive(reader: Arc<Reader>, pass: Option<Pass>) -> Result<Archive, OpenError
     let workers = Workers::start("tarfs-read", READERS).map_err(OpenError::Threads)?;
     Ok(Archive {
         pass,
+        prefetch: OnceLock::new(),
         workers: Arc::new(workers),
         reader,
     })

@@ -12,6 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::catalog::Catalog;
 use super::error::Error;
+use super::flights::Flights;
+use super::foreground::Foreground;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
@@ -73,6 +75,10 @@ pub(super) struct Reader {
     pub(super) spool: RwLock<Option<Arc<Spool>>>,
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
+    /// Spans that are being made, for a read or ahead of one.
+    pub(super) flights: Flights,
+    /// Reads that make spans: what is made ahead waits for them.
+    pub(super) foreground: Foreground,
     pub(super) network: Handle,
     /// Counts what reads hold between them while they decode, and makes them wait for each other
     /// when that is too much.
@@ -227,7 +233,7 @@ impl Reader {
             .unwrap_or(middle)
     }
 
-    fn known_span(&self, number: u32) -> Result<Span, ReadError> {
+    pub(super) fn known_span(&self, number: u32) -> Result<Span, ReadError> {
         self.catalog.known().span(number).ok_or(ReadError::Index)
     }
 
@@ -240,13 +246,40 @@ impl Reader {
         let mut is_ours = false;
         let filled = self.memory.get_or_fill(key(number), || {
             is_ours = true;
-            self.stats.memory_miss_spans.increment();
-            self.fill(number)
+            self.fly(number)
         });
         if !is_ours {
             self.stats.memory_shared_spans.increment();
         }
         filled.map_err(|error: Arc<ReadError>| ReadError::clone(&error))
+    }
+
+    /// Makes span `number`, or waits for who makes it ahead of reads.
+    fn fly(&self, number: u32) -> Result<Bytes, ReadError> {
+        loop {
+            let flight = match self.flights.claim(number) {
+                Ok(claim) => {
+                    let _busy = self.foreground.enter();
+                    self.stats.memory_miss_spans.increment();
+                    let bytes = self.fill(number)?;
+                    // Before it is over, or it might be made again in between.
+                    self.memory.insert(key(number), bytes.clone());
+                    claim.land(bytes.clone());
+                    return Ok(bytes);
+                }
+                Err(flight) => flight,
+            };
+            if let Some(bytes) = flight.wait() {
+                self.stats.memory_shared_spans.increment();
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// As [`Reader::try_read`], for who reads on nobody's behalf; `None` also when it fails.
+    pub(super) fn peek(&self, ino: Ino, len: u32) -> Option<Bytes> {
+        let find = |span| self.memory.get(key(span)).ok_or(None);
+        self.read_with(ino, 0, len, find).ok()
     }
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
@@ -289,7 +322,7 @@ impl Reader {
     }
 
     /// Keeps what took a long way to make, so that no one has to go it again.
-    fn spool_span(&self, span: &Span, bytes: &[u8]) {
+    pub(super) fn spool_span(&self, span: &Span, bytes: &[u8]) {
         if let Some(spool) = self.spool()
             && span.seek_point.is_none()
             && spool.write(span.plain.start(), bytes).is_ok()
@@ -298,7 +331,7 @@ impl Reader {
         }
     }
 
-    fn spool(&self) -> Option<Arc<Spool>> {
+    pub(super) fn spool(&self) -> Option<Arc<Spool>> {
         let spool = self.spool.read().unwrap_or_else(PoisonError::into_inner);
         spool.clone()
     }
@@ -309,7 +342,7 @@ impl Reader {
         *spool = None;
     }
 
-    fn unspool(&self, span: &Span) -> Option<Bytes> {
+    pub(super) fn unspool(&self, span: &Span) -> Option<Bytes> {
         let bytes = self.spool()?.read(span.plain)?;
         if xxh3_64(&bytes) != span.hash {
             return None;
@@ -355,7 +388,7 @@ impl Reader {
     }
 
     /// The plain bytes of `span`, which `decoder` is about to make.
-    fn take(
+    pub(super) fn take(
         &self,
         span: &Span,
         decoder: &mut Resumed,
@@ -388,7 +421,7 @@ impl Reader {
 
     /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
     /// with the source.
-    fn packed_end(&self, number: u32) -> Packed {
+    pub(super) fn packed_end(&self, number: u32) -> Packed {
         let index = self.catalog.known();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
         let len = index.origin().packed_bytes;
@@ -415,7 +448,7 @@ fn file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
 }
 
 /// The length of `span`. An index file may claim any; no scan makes spans longer than that.
-fn span_len(span: &Span) -> Result<usize, ReadError> {
+pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
     usize::try_from(span.plain.len())
         .ok()
         .filter(|&len| len as u64 <= LONGEST_SPAN)
@@ -441,7 +474,7 @@ fn failed(span: &Span, error: Error) -> ReadError {
     }
 }
 
-fn key(span: u32) -> Key {
+pub(super) fn key(span: u32) -> Key {
     Key { layer: 0, span }
 }
 
@@ -510,13 +543,13 @@ fn zeros(len: u64) -> Vec<u8> {
 }
 
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
-struct Resumed {
+pub(super) struct Resumed {
     decoder: Box<dyn Decoder>,
     rest: VecDeque<Bytes>,
 }
 
 impl Resumed {
-    fn new(decoder: Box<dyn Decoder>) -> Self {
+    pub(super) fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
             rest: VecDeque::new(),
@@ -572,7 +605,7 @@ impl Resumed {
 }
 
 /// The packed bytes to decode from: fetched at once, or as they are needed.
-enum PackedBytes {
+pub(super) enum PackedBytes {
     Fetched(Option<Bytes>),
     Streamed(Box<fetch::Stream>),
 }
@@ -632,6 +665,8 @@ mod tests {
             memory: Memory::new(0),
             spool: RwLock::new(Spool::create(directory.path(), 0).ok().map(Arc::new)),
             long_way: Mutex::default(),
+            flights: Flights::default(),
+            foreground: Foreground::default(),
             network: network.handle().clone(),
             budget: Pool::new(0),
             loans: Loans::limited(0),

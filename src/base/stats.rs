@@ -116,12 +116,22 @@ stats! {
     spool_hit_spans,
     /// Spans that reads did not find in the spool that there is.
     spool_miss_spans,
+    /// Spans made ahead of reads.
+    ahead_spans,
+    /// Packed bytes fetched ahead of reads.
+    ahead_packed_bytes,
     /// Plain bytes written to spools.
     spooled_bytes,
     /// Plain bytes read back from spools.
     unspooled_bytes,
     /// Bytes handed to readers of a mount.
     served_bytes,
+    /// Reads that the kernel asked a mount for.
+    served_reads,
+    /// Files put into the kernel's page cache before they were read.
+    pushed_files,
+    /// Bytes of those files.
+    pushed_bytes,
     /// Reads of a mount that were answered with an error.
     failed_reads,
     /// Payload bytes written by materialize.
@@ -184,6 +194,11 @@ mod tests {
             "spooled_bytes",
             "unspooled_bytes",
             "served_bytes",
+            "served_reads",
+            "pushed_files",
+            "pushed_bytes",
+            "ahead_spans",
+            "ahead_packed_bytes",
             "failed_reads",
             "written_bytes",
             "written_entries",

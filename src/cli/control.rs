@@ -85,6 +85,9 @@ pub(super) struct Status {
     pub resident_bytes: u64,
     /// What of its memory is used for what.
     pub memory: MemoryUse,
+    /// What is fetched before it is read.
+    #[serde(default)]
+    pub prefetch: PrefetchStatus,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -140,6 +143,25 @@ pub(super) struct MemoryUse {
     pub decoders_bytes: u64,
     /// The index, on top of the budget.
     pub index_bytes: u64,
+}
+
+/// What is fetched before it is read, and how far that is.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub(super) struct PrefetchStatus {
+    /// `none`, `ahead` or `all`, as `--prefetch` has it.
+    pub what: String,
+    /// How far `all` is: `off` when it is not wanted; `running`; `complete` when everything is kept
+    /// and nothing is fetched any more; `full` when there is no room for more; `incomplete` when
+    /// parts could not be made.
+    pub state: String,
+    /// Spans that it has made or found.
+    pub done_spans: u64,
+    /// Spans of the archive.
+    pub total_spans: u64,
+    /// Spans of the profile that were made or found.
+    pub replayed_spans: u64,
+    /// Spans of the profile.
+    pub replay_spans: u64,
 }
 
 /// A read that failed.
@@ -406,6 +428,14 @@ impl Status {
                 decoders_bytes: 6,
                 index_bytes: 12_345,
             },
+            prefetch: PrefetchStatus {
+                what: "all".into(),
+                state: "running".into(),
+                done_spans: 3,
+                total_spans: 7,
+                replayed_spans: 1,
+                replay_spans: 2,
+            },
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
@@ -527,7 +557,9 @@ mod tests {
             r#""index":{"phase":"complete","scanned_bytes":7,"of_bytes":7},"#,
             r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
-            r#""index_bytes":12345},"metrics":"http://127.0.0.1:9469/metrics","#,
+            r#""index_bytes":12345},"prefetch":{"what":"all","state":"running","#,
+            r#""done_spans":3,"total_spans":7,"replayed_spans":1,"replay_spans":2},"#,
+            r#""metrics":"http://127.0.0.1:9469/metrics","#,
             r#""counters":{"scans":1},"notes":["spooled"],"errors":["#,
             r#"{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,
         );

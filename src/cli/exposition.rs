@@ -16,7 +16,7 @@ pub(super) fn exposition(status: &Status) -> String {
         text: String::new(),
         mountpoint: escaped(&status.mountpoint),
     };
-    let memory = &status.memory;
+    let (memory, prefetch) = (&status.memory, &status.prefetch);
     for (name, help, value) in [
         (
             "mount_timestamp_seconds",
@@ -58,6 +58,31 @@ pub(super) fn exposition(status: &Status) -> String {
             "memory_index_bytes",
             "Memory of the index, on top of the budget.",
             memory.index_bytes,
+        ),
+        (
+            "prefetch_all_spans",
+            "Spans that fetching everything has made or found.",
+            prefetch.done_spans,
+        ),
+        (
+            "prefetch_all_complete",
+            "1 when everything is kept and nothing is fetched any more, else 0.",
+            u64::from(prefetch.state == "complete"),
+        ),
+        (
+            "archive_spans",
+            "Spans of the archive.",
+            prefetch.total_spans,
+        ),
+        (
+            "replayed_spans",
+            "Spans of the profile that were made or found.",
+            prefetch.replayed_spans,
+        ),
+        (
+            "replay_spans",
+            "Spans of the profile.",
+            prefetch.replay_spans,
         ),
     ] {
         page.add(name, "gauge", help, value);
@@ -138,6 +163,9 @@ mod tests {
             "# TYPE tarfs_entries gauge\ntarfs_entries{mountpoint=\"/mnt\"} 2\n",
             "# TYPE tarfs_index_complete gauge\ntarfs_index_complete{mountpoint=\"/mnt\"} 1\n",
             "tarfs_resident_memory_bytes{mountpoint=\"/mnt\"} 20971520\n",
+            "tarfs_prefetch_all_spans{mountpoint=\"/mnt\"} 3\n",
+            "tarfs_prefetch_all_complete{mountpoint=\"/mnt\"} 0\n",
+            "tarfs_replay_spans{mountpoint=\"/mnt\"} 2\n",
             "tarfs_memory_budget_bytes{mountpoint=\"/mnt\"} 134217728\n",
             "tarfs_memory_spans_bytes{mountpoint=\"/mnt\"} 41943040\n",
             "tarfs_memory_reads_bytes{mountpoint=\"/mnt\"} 5\n",
@@ -164,7 +192,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 9 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), 14 + Stats::MEANINGS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

@@ -11,6 +11,8 @@ mod metrics;
 mod mount;
 mod open;
 mod output;
+mod prefetch;
+mod profile;
 mod settings;
 mod status;
 mod telemetry;

@@ -18,8 +18,11 @@ use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
-use super::control::{Answer, Control, FailedRead, IndexState, MemoryUse, Question, Status};
+use super::control::{
+    Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, Status,
+};
 use super::metrics::Metrics;
+use super::prefetch::{PrefetchArgs, Recording};
 use super::settings;
 use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
@@ -34,6 +37,8 @@ pub(super) struct MountArgs {
     pub source: SourceArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
+    #[command(flatten)]
+    pub prefetch: PrefetchArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
     /// Return only when all of the archive is known, instead of letting whoever comes early wait
@@ -109,6 +114,10 @@ pub(super) struct Opened {
     pub index: Box<dyn Fn() -> IndexState>,
     /// What its memory is used for; asked for each status.
     pub memory: Box<dyn Fn() -> MemoryUse>,
+    /// How far what is fetched in the background is; asked for each status.
+    pub prefetch: Box<dyn Fn() -> PrefetchStatus>,
+    /// Writes what is read to a file, if that is wanted; ends with the mount.
+    pub recording: Option<Recording>,
     /// The threads that its reads need; last, because they must outlive it.
     pub network: Runtime,
 }
@@ -167,6 +176,8 @@ fn serve(
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
     let opened = open_archive(args)?;
     let result = serve_opened(args, &opened, &options, metrics, log);
+    // Brings what was read to disk.
+    drop(opened.recording);
     // Nobody is left to wait for what may still be on its way, a scan's bytes among it.
     opened.network.shutdown_background();
     result
@@ -289,6 +300,7 @@ fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
         index: (opened.index)(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory: (opened.memory)(),
+        prefetch: (opened.prefetch)(),
         metrics: metrics_url.map(str::to_owned),
         counters: opened
             .stats

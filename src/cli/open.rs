@@ -7,11 +7,11 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
-use super::control::{IndexState, MemoryUse, Phase};
+use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus};
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::settings;
-use crate::archive::{Archive, Awaited, OpenOptions, Spooling, scan};
+use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::source::{self, Source};
@@ -106,16 +106,21 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     };
     archive.when(Awaited::End, Box::new(move || drop(progress)));
     let archive = Arc::new(archive);
+    let (background, said) =
+        super::prefetch::start(&args.prefetch, &args.source, &archive, &network)?;
     let (noted, used, scanned) = (archive.clone(), archive.clone(), archive.clone());
+    let asked = archive.clone();
     let is_spooled = !args.cache.no_spool;
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
         content: archive,
         stats,
-        notes: Box::new(move || notes(&noted, is_spooled)),
+        notes: Box::new(move || [notes(&noted, is_spooled), said()].concat()),
         index: Box::new(move || index_state(&scanned)),
         memory: Box::new(move || memory_use(&used)),
+        prefetch: Box::new(move || prefetch_status(&asked)),
+        recording: background,
         network,
     })
 }
@@ -149,6 +154,32 @@ fn index_state(archive: &Archive) -> IndexState {
         scanned_bytes: archive.stats().scanned_packed_bytes.get(),
         of_bytes: archive.source().fingerprint().len,
         failure: failure.map(|failure| output::chain_of(&*failure)),
+    }
+}
+
+fn prefetch_status(archive: &Archive) -> PrefetchStatus {
+    let Some(progress) = archive.prefetch_progress() else {
+        return PrefetchStatus::default();
+    };
+    let what = match progress.ahead {
+        Ahead::None => "none",
+        Ahead::Readers => "ahead",
+        Ahead::All => "all",
+    };
+    let state = match progress.state {
+        PrefetchState::Off => "off",
+        PrefetchState::Running => "running",
+        PrefetchState::Full => "full",
+        PrefetchState::Incomplete => "incomplete",
+        PrefetchState::Complete => "complete",
+    };
+    PrefetchStatus {
+        what: what.to_owned(),
+        state: state.to_owned(),
+        done_spans: progress.done_spans,
+        total_spans: progress.total_spans,
+        replayed_spans: progress.replayed_spans,
+        replay_spans: progress.replay_spans,
     }
 }
 

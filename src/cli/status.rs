@@ -69,6 +69,21 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     line(&mut text, "memory, reads", &bytes(memory.reads_bytes));
     line(&mut text, "memory, decoders", &bytes(memory.decoders_bytes));
     line(&mut text, "memory, index", &bytes(memory.index_bytes));
+    let prefetch = &status.prefetch;
+    line(&mut text, "prefetch", &prefetch.what);
+    if prefetch.state != "off" {
+        let (done, total) = (prefetch.done_spans, prefetch.total_spans);
+        let state = format!("{}, {done} of {total} spans", prefetch.state);
+        line(&mut text, "prefetch, all", &state);
+    }
+    if prefetch.replay_spans > 0 {
+        let (done, total) = (prefetch.replayed_spans, prefetch.replay_spans);
+        line(
+            &mut text,
+            "prefetch, replay",
+            &format!("{done} of {total} spans"),
+        );
+    }
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
@@ -154,6 +169,9 @@ mod tests {
   memory, reads        5 B
   memory, decoders     6 B
   memory, index        12 KiB
+  prefetch             all
+  prefetch, all        running, 3 of 7 spans
+  prefetch, replay     1 of 2 spans
   scans                1
   note                 spooled
   error                a/b: cut (5 min ago, 3 times)

@@ -15,6 +15,7 @@ mod device;
 mod errno;
 mod failures;
 mod options;
+mod pages;
 mod seek;
 mod session;
 mod table;
@@ -36,12 +37,13 @@ use fuser::{
 };
 use tracing::trace_span;
 
-use crate::archive::{Archive, Awaited, Known, ReadError, Then};
+use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
 
 use failures::Failures;
+use pages::Pages;
 use seek::Whence;
 
 pub use attr::Ownership;
@@ -81,6 +83,12 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
 
     /// As [`Archive::read`].
     fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply);
+
+    /// As [`Archive::saw_read`].
+    fn saw_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
+
+    /// As [`Archive::push_into`].
+    fn push_into(&self, _pages: Arc<dyn PageCache>) {}
 }
 
 impl Content for Archive {
@@ -103,6 +111,14 @@ impl Content for Archive {
     fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply) {
         Self::read(self, ino, offset, len, done);
     }
+
+    fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+        Self::saw_read(self, ino, offset, len);
+    }
+
+    fn push_into(&self, pages: Arc<dyn PageCache>) {
+        Self::push_into(self, pages);
+    }
 }
 
 /// A directory of an archive as a filesystem.
@@ -115,6 +131,7 @@ pub struct Tree {
     accounts: Arc<Accounts>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
+    pages: Arc<Pages>,
 }
 
 impl Tree {
@@ -130,8 +147,11 @@ impl Tree {
         } else {
             Accounts::default()
         };
+        let pages = Arc::<Pages>::default();
+        content.push_into(Arc::clone(&pages) as Arc<dyn PageCache>);
         Self {
             view,
+            pages,
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
@@ -159,6 +179,7 @@ impl Tree {
             Err(errno) => return reply.error(errno),
         };
         if let Some(entry) = index.lookup(directory, &name) {
+            self.pages.looked_up(entry.ino());
             return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
         }
         if index.is_complete() {
@@ -199,7 +220,7 @@ impl Tree {
     fn later(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
         let content = Arc::downgrade(&self.content);
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
-        let failures = Arc::clone(&self.failures);
+        let (failures, pages) = (Arc::clone(&self.failures), Arc::clone(&self.pages));
         let (view, ownership) = (self.view, self.ownership);
         let checks_permissions = self.checks_permissions;
         move || {
@@ -211,6 +232,7 @@ impl Tree {
                 accounts,
                 stats,
                 failures,
+                pages,
             })
         }
     }
@@ -355,6 +377,12 @@ impl Filesystem for Tree {
         self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
     }
 
+    fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
+        if let Ok(ino) = u32::try_from(ino.0) {
+            self.pages.forgotten(Ino(ino));
+        }
+    }
+
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
         let index = self.content.index();
@@ -399,6 +427,11 @@ impl Filesystem for Tree {
             return reply.data(&[]);
         }
         let len = size.min(MAX_REQUEST_BYTES);
+        self.stats.served_reads.increment();
+        if offset == 0 {
+            self.pages.asked_for(entry);
+        }
+        self.content.saw_read(entry, offset, len);
         let answer = Answer {
             reply,
             ino: entry,
@@ -470,6 +503,7 @@ impl Filesystem for Tree {
                 tree.list(index, directory, offset, |entry, next, name| {
                     let attr = tree.attributes(entry);
                     let name = OsStr::from_bytes(name);
+                    tree.pages.looked_up(entry.ino());
                     reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
                 });
                 reply.ok();

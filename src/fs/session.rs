@@ -81,6 +81,7 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let mountpoint = device::mountpoint(mountpoint)?;
         let failures = Arc::clone(&tree.failures);
+        let pages = Arc::clone(&tree.pages);
         let source = options.fsname.as_deref().unwrap_or(source);
         let descriptor = device::mount(&mountpoint, source, options)?;
         let session = match Session::from_fd(tree, descriptor, acl(options), config()) {
@@ -90,11 +91,13 @@ impl Mount {
                 return Err(MountError::System(error));
             }
         };
+        pages.attach(session.notifier());
         let (alive, end) = mpsc::channel();
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
             }
+            pages.detach();
             drop(alive);
             ended();
         });

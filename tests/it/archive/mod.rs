@@ -8,6 +8,7 @@ mod figures;
 mod indexed;
 mod lives;
 mod packings;
+mod prefetch;
 mod spool;
 
 use std::path::PathBuf;
