@@ -3,6 +3,7 @@
 mod catalog;
 mod decode;
 mod error;
+mod hops;
 mod indexing;
 mod open;
 mod pass;

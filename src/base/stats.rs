@@ -90,8 +90,10 @@ stats! {
     source_peak_requests: Peak,
     /// Bytes received from a source.
     source_read_bytes,
-    /// Packed bytes that a scan has handed to its decoder: how far it is.
+    /// Packed bytes that a scan has handed to its decoder, or passed over: how far it is.
     scanned_packed_bytes,
+    /// Bytes of large payloads that a scan has passed over, without fetching them.
+    hopped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
     /// Pieces of plain bytes that a scan's decoder left to any thread to make.

@@ -76,6 +76,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         memory: args.memory.0,
         lenders: Vec::new(),
         workers: settings::processors(),
+        hops: false,
         saved: None,
     }
 }
@@ -98,7 +99,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let source = absolute(&args.source);
     let source = self::source(&source, &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
-    let options = open_options(&args.source, &args.cache.saved, spooling);
+    let mut options = open_options(&args.source, &args.cache.saved, spooling);
+    options.scan.hops = true;
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
@@ -177,7 +179,8 @@ fn absolute(args: &SourceArgs) -> SourceArgs {
     args
 }
 
-/// The archive that the arguments name, with its index; shows progress unless `quiet`.
+/// The archive that the arguments name, with its index; shows progress unless `quiet`. With `hops`
+/// an index to be made may lack hashes of what nobody has to read for it.
 ///
 /// # Errors
 /// When it cannot be opened.
@@ -187,6 +190,7 @@ pub(super) fn archive(
     spooling: Spooling,
     network: &Runtime,
     stats: &Arc<Stats>,
+    hops: bool,
     quiet: bool,
 ) -> anyhow::Result<Archive> {
     if args.source == "-" {
@@ -194,7 +198,8 @@ pub(super) fn archive(
     }
     let source = source(args, network, stats)?;
     let _progress = indexing(&*source, stats, quiet);
-    let options = open_options(args, &cache.saved, spooling);
+    let mut options = open_options(args, &cache.saved, spooling);
+    options.scan.hops = hops;
     Ok(Archive::open(source, &options, network.handle(), stats)?)
 }
 
