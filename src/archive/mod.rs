@@ -8,13 +8,13 @@ mod read;
 mod saved;
 pub mod scan;
 mod spans;
-mod workers;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::base::stats::Stats;
+use crate::base::workers::Workers;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
@@ -28,7 +28,7 @@ pub use saved::Saved;
 #[derive(Debug)]
 pub struct Archive {
     // Before the reader: its threads use it.
-    workers: workers::Workers,
+    workers: Workers,
     reader: Arc<read::Reader>,
     /// What the user should know, such as that nothing could be saved.
     notes: Vec<String>,

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
 use super::control::{Answer, Control, FailedRead, MemoryUse, Question, Status};
+use super::copy::{Copy, Original};
 use super::metrics::Metrics;
 use super::settings;
 use crate::base::path::ArchivePath;
@@ -51,6 +52,10 @@ pub(super) struct MountArgs {
     /// Write messages here once in the background, instead of to the journal or syslog.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+    /// Write the tree to DIR meanwhile, and read files from there as they become complete: by the
+    /// kernel itself, where it permits that. DIR is empty at first; a later mount goes on with it.
+    #[arg(long, value_name = "DIR")]
+    pub materialize: Option<PathBuf>,
     /// Serve what `tarfs status` tells to Prometheus, at /metrics of this address and port; to
     /// anyone who can connect to it.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -94,6 +99,8 @@ pub(super) struct Opened {
     pub notes: Box<dyn Fn() -> Vec<String>>,
     /// What its memory is used for; asked for each status.
     pub memory: Box<dyn Fn() -> MemoryUse>,
+    /// What a copy of it is made from.
+    pub original: Original,
     /// The threads that its reads need; last, because they must outlive it.
     pub network: Runtime,
 }
@@ -148,6 +155,10 @@ fn serve(
     Mount::check(&args.mountpoint)?;
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
+    let copy = args.materialize.as_deref();
+    let copy = copy
+        .map(|directory| Copy::open(directory, &args.mountpoint))
+        .transpose()?;
     let opened = open_archive(args)?;
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
@@ -159,7 +170,11 @@ fn serve(
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
-    let tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
+    let mut tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
+    if let Some(copy) = &copy {
+        let copies = copy.copies();
+        tree = tree.with_copies(copies).context("cannot start a thread")?;
+    }
     let ended = events.clone();
     let mount = Mount::start(
         tree,
@@ -168,6 +183,8 @@ fn serve(
         &options,
         move || tell(&ended, Event::Ended),
     )?;
+    let copying = copy.as_ref().map(|copy| copy.start(&opened, view.root()));
+    let copying = copying.transpose()?;
     let control = Control::serve(&settings::runtime_dir(), move |question| {
         ask(&events, question)
     });
@@ -182,23 +199,43 @@ fn serve(
         mountpoint = %mount.mountpoint().display(),
         "mounted"
     );
-    react(inbox, &mount, &opened, metrics_url.as_deref());
+    let seen = Seen {
+        mount: &mount,
+        opened: &opened,
+        copy: copy.as_ref(),
+        metrics_url: metrics_url.as_deref(),
+    };
+    react(inbox, &seen);
+    if let Some(copy) = &copy {
+        copy.end();
+    }
     // Nobody is left to wait for what may still be on its way.
     opened.network.shutdown_background();
+    drop(copying);
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a status tells of.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    mount: &'a Mount,
+    opened: &'a Opened,
+    copy: Option<&'a Copy>,
+    metrics_url: Option<&'a str>,
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
 /// it did not come to are refused.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
-fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened, metrics_url: Option<&str>) {
+fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
+    let mount = seen.mount;
     let mut insists = Force::No;
     while let Ok(event) = inbox.recv() {
         match event {
             Event::Ended => return,
             Event::Question(Question::Status, answer) => {
-                let status = status(mount, opened, metrics_url);
+                let status = status(seen);
                 answer(Answer::Status(Box::new(status)));
             }
             Event::Question(Question::Umount { force }, answer) => {
@@ -242,7 +279,17 @@ fn in_one_line(error: &dyn std::error::Error) -> String {
     }
 }
 
-fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
+fn status(seen: &Seen<'_>) -> Status {
+    let &Seen {
+        mount,
+        opened,
+        copy,
+        metrics_url,
+    } = seen;
+    let mut notes = (opened.notes)();
+    if let Some(copy) = copy {
+        notes.extend(copy.notes(mount));
+    }
     Status {
         source: opened.location.clone(),
         mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
@@ -259,7 +306,8 @@ fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-        notes: (opened.notes)(),
+        materialize: copy.map(Copy::progress),
+        notes,
         errors: mount.failures().into_iter().map(failed_read).collect(),
     }
 }

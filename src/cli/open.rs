@@ -8,6 +8,7 @@ use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::control::MemoryUse;
+use super::copy::Original;
 use super::mount::{MountArgs, Opened};
 use super::output::{Progress, Task};
 use super::settings;
@@ -111,11 +112,16 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     }
     let archive = Arc::new(archive);
     let used = Arc::clone(&archive);
+    let reading = Arc::clone(&archive);
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
-        content: archive,
+        content: Arc::<Archive>::clone(&archive),
         stats,
+        original: Original {
+            index: Arc::clone(archive.index()),
+            read: Arc::new(move |ino, offset, len| reading.read_here(ino, offset, len)),
+        },
         notes: Box::new(move || notes.clone()),
         memory: Box::new(move || memory_use(&used)),
         network,
