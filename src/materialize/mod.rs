@@ -296,7 +296,7 @@ impl Materializer {
         let directory = match parent {
             Ok(directory) => directory,
             Err(error) => {
-                self.cannot_reach(&path, error, member.payload.len());
+                self.cannot_reach(&path, &error, member.payload.len());
                 return;
             }
         };
@@ -316,14 +316,14 @@ impl Materializer {
 
     /// Notes that the directory of `path` is out of reach, and with it a content of
     /// `missing_bytes`.
-    fn cannot_reach(&self, path: &ArchivePath, error: ResolveError<Trouble>, missing_bytes: u64) {
+    fn cannot_reach(&self, path: &ArchivePath, error: &ResolveError<Trouble>, missing_bytes: u64) {
         match error {
             ResolveError::Refused(refusal) => {
-                self.context.problems.add(path, Cause::Refused(refusal));
+                self.context.problems.add(path, Cause::Refused(*refusal));
             }
             ResolveError::Tree(trouble) => {
                 self.context
-                    .fail(path, self.root.top(), trouble, missing_bytes);
+                    .fail(path, self.root.top(), *trouble, missing_bytes);
             }
         }
     }

@@ -544,11 +544,8 @@ fn an_unmount_in_the_middle_waits_for_nobody_and_leaves_whole_files() {
 fn what_is_not_its_own_copy_is_refused_and_left_alone() {
     let tree = Tree::mixed();
     let place = Place::new(tree.tar.clone());
-    let words = |copy| ["mount", &place.url, "mnt", "--materialize", copy].map(str::to_owned);
     let refuses = |copy: &str| {
-        let words = words(copy);
-        let words: Vec<_> = words.iter().map(String::as_str).collect();
-        let told = place.refuses(&words);
+        let told = place.refuses(&["mount", &place.url, "mnt", "--materialize", copy]);
         assert!(!is_mounted(&place.path("mnt")));
         told
     };

@@ -170,12 +170,13 @@ impl Ledger {
         let (inode, size) = (words.next()?, words.next()?);
         let mtime = words.next()?.cast_signed();
         let ctime = words.next()?.cast_signed();
-        let [a, b, c, d, e, f, g, h] = words.next()?.to_le_bytes();
+        let nanoseconds = words.next()?;
+        let half = |word| u32::try_from(word & u64::from(u32::MAX)).ok();
         Some(Record {
             inode,
             size,
-            mtime: (mtime, u32::from_le_bytes([a, b, c, d])),
-            ctime: (ctime, u32::from_le_bytes([e, f, g, h])),
+            mtime: (mtime, half(nanoseconds)?),
+            ctime: (ctime, half(nanoseconds >> 32)?),
             hash: words.next()?,
             boot: words.next()?,
         })
@@ -242,11 +243,8 @@ fn seal(slot: &mut [u8; SLOT], seed: u64) {
 }
 
 fn halves(number: u128) -> (u64, u64) {
-    let [a, b, c, d, e, f, g, h, rest @ ..] = number.to_le_bytes();
-    (
-        u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-        u64::from_le_bytes(rest),
-    )
+    let half = |number| u64::try_from(number & u128::from(u64::MAX)).unwrap_or_default();
+    (half(number), half(number >> 64))
 }
 
 fn fold(number: u128) -> u64 {

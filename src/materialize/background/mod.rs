@@ -453,7 +453,7 @@ impl Background {
             return ControlFlow::Continue(());
         };
         if self.is_there(work, entry, path) {
-            self.count(work, entry);
+            work.count(entry);
             return self.check(work);
         }
         work.whole.clear(first.ino.0);
@@ -464,7 +464,7 @@ impl Background {
             }
             match self.make(work, entry, &paths) {
                 Ok(()) => {
-                    self.count(work, entry);
+                    work.count(entry);
                     return self.check(work);
                 }
                 Err(Failure::Noted) => {
@@ -633,15 +633,6 @@ impl Background {
         Ok((file, hasher.digest()))
     }
 
-    fn count(&self, work: &Work, entry: Entry<'_>) {
-        work.whole.set(entry.ino().0);
-        if work.counted.set(entry.ino().0) && entry.kind() == Kind::File {
-            work.files.fetch_add(1, Ordering::Relaxed);
-            let bytes = entry.stored_bytes();
-            work.bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
     /// A file that was whole is not what it was.
     fn lose(&self, work: &Work, entry: Entry<'_>, path: &ArchivePath) {
         if work.counted.clear(entry.ino().0) {
@@ -708,6 +699,16 @@ impl Drop for Running {
 }
 
 impl Work {
+    /// Notes that an entry is whole.
+    fn count(&self, entry: Entry<'_>) {
+        self.whole.set(entry.ino().0);
+        if self.counted.set(entry.ino().0) && entry.kind() == Kind::File {
+            self.files.fetch_add(1, Ordering::Relaxed);
+            self.bytes
+                .fetch_add(entry.stored_bytes(), Ordering::Relaxed);
+        }
+    }
+
     /// The directory that `path` is in, made if need be.
     fn directory(&self, path: &ArchivePath) -> Result<Directory, Failure> {
         let mut placer = lock(&self.placer);
@@ -738,7 +739,7 @@ impl Materializer {
         match parent {
             Ok(directory) => Some(directory),
             Err(error) => {
-                self.cannot_reach(path, error, 0);
+                self.cannot_reach(path, &error, 0);
                 None
             }
         }

@@ -179,6 +179,8 @@ pub(super) fn is_file(stat: &Stat) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     #[test]
@@ -235,7 +237,7 @@ mod tests {
     fn the_longest_name_has_a_ledger_too() {
         let name = "n".repeat(NAME_BYTES);
         let path = ledger_path(&Path::new("/x").join(name)).expect("a name");
-        assert_eq!(path.file_name().map(|name| name.len()), Some(NAME_BYTES));
+        assert_eq!(path.file_name().map(OsStr::len), Some(NAME_BYTES));
         assert_eq!(ledger_path(Path::new("/")), None);
     }
 }
