@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Who shows an archive as a filesystem: tarfs, what people use today, and the limits.
 #
-# TARFS names the program. A contender is called as it is shown in tables; tarfs with arguments is a
+# TARFS and BENCHES name the programs; bare is the least that FUSE can cost, the tree from memory. A contender is called as it is shown in tables; tarfs with arguments is a
 # contender, too, and "saved" as the first of them says that there is an index.
 
 readonly contenders=(tarfs 'tarfs saved' materialize ratarmount 'ratarmount saved' archivemount
-    fuse-archive squashfuse erofs tmpfs)
+    fuse-archive squashfuse erofs bare tmpfs)
 # The programs behind them, whose versions count.
 # shellcheck disable=SC2034 # For lib/race.sh.
 readonly contender_programs=(ratarmount archivemount fuse-archive squashfuse mksquashfs mkfs.erofs
@@ -62,6 +62,11 @@ mount_line() {
     fuse-archive) echo "fuse-archive '$2' '$3'" ;;
     squashfuse) echo "squashfuse '$4/squashfs' '$3'" ;;
     erofs) echo "mount -t erofs -o loop,ro '$4/erofs' '$3'" ;;
+    bare)
+        echo "{ '$BENCHES/bare' '$4/tree' '$3' &" \
+            "until grep -qF ' $3 ' /proc/self/mountinfo; do" \
+            "kill -0 \$! && sleep 0.005 || exit 1; done; }"
+        ;;
     tmpfs) echo "mount --bind '$4/tree' '$3'" ;;
     esac
 }

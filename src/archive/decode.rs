@@ -43,6 +43,8 @@ pub(super) struct Options {
 /// What the plain stream holds next.
 #[derive(Debug)]
 pub(super) enum Item {
+    /// The format, before everything else.
+    Begin(Compression),
     /// Decoding can start again here.
     SeekPoint(SeekPoint),
     /// The next bytes.
@@ -234,6 +236,7 @@ impl Walker {
             None => recognise(&first)?,
         };
         self.compression = Some(compression);
+        self.send(Slot::Item(Item::Begin(compression)))?;
         let along = saved.and_then(|saved| saved.stretches(compression));
         let mut decoder = match along {
             Some(stretches) => {
@@ -390,7 +393,7 @@ mod tests {
             match stream.next() {
                 Ok(Item::Plain(piece)) => bytes.extend_from_slice(&piece),
                 Ok(Item::End) => return (bytes, None),
-                Ok(Item::SeekPoint(_) | Item::Warning(_)) => {}
+                Ok(Item::Begin(_) | Item::SeekPoint(_) | Item::Warning(_)) => {}
                 Err(error) => return (bytes, Some(error)),
             }
         }

@@ -1,17 +1,26 @@
 //! The sink that makes an archive usable: members become the index, spans fill memory and spool.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use bytes::Bytes;
 
+use super::catalog::Catalog;
 use super::scan::Sink;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Spool};
-use crate::index::{Builder, Span};
+use crate::codec::Compression;
+use crate::index::Span;
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
 pub(super) struct Indexing<'a> {
-    pub(super) builder: Builder,
+    pub(super) catalog: &'a Catalog,
+    /// How long the source says it is.
+    pub(super) packed_bytes: Option<u64>,
+    /// Set when nobody wants the index any more.
+    pub(super) abandoned: &'a AtomicBool,
     /// What is decoded anyway is kept for the readers that come after.
     pub(super) memory: Option<&'a Memory>,
     pub(super) spooler: Option<Spooler>,
@@ -24,7 +33,7 @@ pub(super) struct Indexing<'a> {
 
 /// Writes to a spool what cannot be decoded from the middle.
 pub(super) struct Spooler {
-    pub(super) spool: Spool,
+    pub(super) spool: Arc<Spool>,
     /// Every span, because the source gives its bytes only once.
     pub(super) everything: bool,
     /// The last span, if decoding can start at it: whether it ends at a seek point too, and is
@@ -37,25 +46,37 @@ pub(super) struct Spooler {
 /// Oddities that are kept; a hostile archive has one in every record.
 const MAX_WARNINGS: usize = 100;
 
-/// Nothing that concerns one member stops an index.
+/// Nobody wants the index any more; nothing else, and nothing that concerns one member, stops it.
 #[derive(Debug)]
-pub(super) enum Never {}
+pub(super) struct Abandoned;
 
 impl Sink for Indexing<'_> {
-    type Error = Never;
+    type Error = Abandoned;
 
-    fn member(&mut self, member: Member) -> Result<(), Never> {
+    fn begin(&mut self, compression: Compression) {
+        let packed_bytes = self.packed_bytes;
+        self.catalog
+            .grow(|builder| builder.packed_as(compression, packed_bytes));
+    }
+
+    fn member(&mut self, member: Member) -> Result<(), Abandoned> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return Err(Abandoned);
+        }
         // What is refused is among the builder's problems, with its path.
-        self.builder
-            .member(&member)
+        self.catalog
+            .grow(|builder| builder.member(&member))
             .map_or(Ok(()), |_placed| Ok(()))
     }
 
-    fn payload(&mut self, _bytes: Bytes) -> Result<(), Never> {
+    fn payload(&mut self, _bytes: Bytes) -> Result<(), Abandoned> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return Err(Abandoned);
+        }
         Ok(())
     }
 
-    fn member_end(&mut self, _cut: bool) -> Result<(), Never> {
+    fn member_end(&mut self, _cut: bool) -> Result<(), Abandoned> {
         Ok(())
     }
 
@@ -72,8 +93,6 @@ impl Sink for Indexing<'_> {
     }
 
     fn span_end(&mut self, span: Span) {
-        let seek_point = span.seek_point.as_ref();
-        self.builder.span(span.plain, span.hash, seek_point);
         let bytes: Bytes = std::mem::take(&mut self.gathered).into_boxed_slice().into();
         if let Some(spooler) = &mut self.spooler {
             spooler.span(&span, &bytes, self.stats);
@@ -85,6 +104,10 @@ impl Sink for Indexing<'_> {
             };
             memory.insert(key, bytes);
         }
+        // Last: from here on someone may look for the bytes.
+        let seek_point = span.seek_point.as_ref();
+        self.catalog
+            .grow(|builder| builder.span(span.plain, span.hash, seek_point));
     }
 }
 

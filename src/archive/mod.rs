@@ -1,9 +1,11 @@
 //! The library's front door: one archive, opened, scanned and read.
 
+mod catalog;
 mod decode;
 mod error;
 mod indexing;
 mod open;
+mod pass;
 mod read;
 mod saved;
 pub mod scan;
@@ -18,20 +20,20 @@ use crate::base::workers::Workers;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
+pub use catalog::{Awaited, Known, Then};
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use read::ReadError;
 pub use saved::Saved;
 
-/// An archive whose index is complete: any byte of any file, from memory, from a spool, or from
-/// the source.
+/// An archive: its tree, as far as it is known, and any byte of any file, from memory, from a
+/// spool, or from the source.
 #[derive(Debug)]
 pub struct Archive {
-    // Before the reader: its threads use it.
-    workers: Workers,
+    // In this order: the pass runs what waits for it, which goes to the workers, who use the reader.
+    pass: Option<pass::Pass>,
+    workers: Arc<Workers>,
     reader: Arc<read::Reader>,
-    /// What the user should know, such as that nothing could be saved.
-    notes: Vec<String>,
 }
 
 /// What an archive uses memory for, as it accounts for it. What the process takes besides, such
@@ -54,14 +56,45 @@ impl Drop for Archive {
     /// Who asked for what is still queued is gone, and the source may take long to say that it
     /// cannot be reached.
     fn drop(&mut self) {
+        if let Some(pass) = &self.pass {
+            pass.abandon();
+        }
         self.workers.abandon();
     }
 }
 
 impl Archive {
-    /// The tree.
-    pub fn index(&self) -> &Arc<Index> {
-        &self.reader.index
+    /// The tree, as far as it is known.
+    pub fn index(&self) -> Known<'_> {
+        self.reader.catalog.known()
+    }
+
+    /// The tree for who goes on with it, once all of it is known.
+    pub fn complete_index(&self) -> Option<Arc<Index>> {
+        self.reader.catalog.completed().cloned()
+    }
+
+    /// Whether the scan is over, if there was one: what is not in the index now never will be.
+    pub fn is_scanned(&self) -> bool {
+        self.reader.catalog.is_over()
+    }
+
+    /// Does `then` when what is `awaited` is there or the scan is over: at once, or later on the
+    /// scan's thread, which must not be made to wait. Whoever calls holds no [`Known`].
+    pub fn when(&self, awaited: Awaited, then: Then) {
+        self.reader.catalog.when(awaited, then);
+    }
+
+    /// Why the scan ended before the archive, if it did.
+    pub fn failure(&self) -> Option<Arc<OpenError>> {
+        self.pass.as_ref()?.failure()
+    }
+
+    /// # Errors
+    /// Why the scan, which is over, ended before the archive.
+    fn ended_well(&self) -> Result<(), OpenError> {
+        let failure = self.pass.as_ref().and_then(pass::Pass::take_failure);
+        failure.map_or(Ok(()), Err)
     }
 
     /// Where the packed bytes come from.
@@ -75,8 +108,11 @@ impl Archive {
     }
 
     /// What the user should know, one line each.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
+    pub fn notes(&self) -> Vec<String> {
+        self.pass
+            .as_ref()
+            .map(pass::Pass::notes)
+            .unwrap_or_default()
     }
 
     /// Whether some bytes can only be decoded from far before them, or read from a spool.
@@ -116,9 +152,14 @@ impl Archive {
         len: u32,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
-        let reader = Arc::clone(&self.reader);
-        self.workers
-            .submit(move || done(reader.read(ino, offset, len)));
+        let (workers, reader) = (Arc::clone(&self.workers), Arc::clone(&self.reader));
+        if reader.catalog.completed().is_some() {
+            return workers.submit(move || done(reader.read(ino, offset, len)));
+        }
+        let needs = reader.needs(ino, offset, len);
+        // A worker never waits for the scan, as the next one in the queue may not need to.
+        let then = move || workers.submit(move || done(reader.read(ino, offset, len)));
+        self.when(Awaited::Plain(needs), Box::new(then));
     }
 
     /// As [`Archive::read`], on the calling thread, which must not be one of the runtime's.

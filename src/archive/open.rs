@@ -1,23 +1,24 @@
 //! From a source to an archive: by a saved index that still fits, or by one pass over it.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 
 use tokio::runtime::Handle;
 
 use super::Archive;
+use super::catalog::{Awaited, Catalog};
 use super::error::Error;
-use super::indexing::{Indexing, Spooler};
+use super::indexing::Spooler;
+use super::pass::Pass;
 use super::read::{ReadError, Reader};
-use super::scan::{self, ScanError, Summary};
+use super::scan;
 use crate::base::buffer::Pool;
-use crate::base::loan::{Lender, Loans};
-use crate::base::path::ArchivePath;
+use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::base::workers::Workers;
 use crate::cache::{self, Memory, Spool};
 use crate::index::store::{self, Store};
-use crate::index::{self, Builder, Index, Locator, Origin};
+use crate::index::{self, Builder, Index, Locator};
 use crate::source::{Access, Source};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
@@ -121,6 +122,24 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
+        let archive = Self::open_early(source, options, network, stats)?;
+        archive.reader.catalog.wait_for(Awaited::End);
+        archive.ended_well()?;
+        Ok(archive)
+    }
+
+    /// As [`Archive::open`], but returns as soon as the scan has found the first member: the rest
+    /// of the tree appears while it goes on.
+    ///
+    /// # Errors
+    /// As [`Archive::open`], as far as anything is wrong before that. What goes wrong later is
+    /// told by [`Archive::failure`].
+    pub fn open_early(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, OpenError> {
         let opening = Opening {
             locator: locator(&*source, options),
             store: options
@@ -128,28 +147,28 @@ impl Archive {
                 .as_ref()
                 .map(|directory| Store::new(directory)),
             source,
-            options,
-            network,
-            stats,
+            options: options.clone(),
+            network: network.clone(),
+            stats: Arc::clone(stats),
         };
         if let Some(path) = &options.index_file {
             return opening.with_index_file(path);
         }
         match opening.find_saved() {
-            Some(reader) => archive(reader, Vec::new()),
+            Some(reader) => archive(Arc::new(reader), None),
             None => opening.by_scanning(),
         }
     }
 }
 
 /// An archive being opened.
-struct Opening<'a> {
-    source: Arc<dyn Source>,
-    locator: Locator,
-    store: Option<Store>,
-    options: &'a OpenOptions,
-    network: &'a Handle,
-    stats: &'a Arc<Stats>,
+pub(super) struct Opening {
+    pub(super) source: Arc<dyn Source>,
+    pub(super) locator: Locator,
+    pub(super) store: Option<Store>,
+    pub(super) options: OpenOptions,
+    pub(super) network: Handle,
+    pub(super) stats: Arc<Stats>,
 }
 
 /// What makes saved state belong to this archive, read this way.
@@ -185,7 +204,7 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     }
 }
 
-impl Opening<'_> {
+impl Opening {
     /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
     fn find_saved(&self) -> Option<Reader> {
         let index = match self.store.as_ref()?.find(&self.locator) {
@@ -197,7 +216,7 @@ impl Opening<'_> {
             }
         };
         let spool = self.found_spool(&index);
-        let reader = self.reader(index, self.memory(), spool);
+        let reader = self.reader(Catalog::complete(index), spool);
         self.fits(&reader).then_some(reader)
     }
 
@@ -220,82 +239,45 @@ impl Opening<'_> {
         let index = index_file(path, &*self.source)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let spool = self.found_spool(&index);
-        let reader = self.reader(index, self.memory(), spool);
-        let span = reader.sample();
         let is_ours =
-            self.source.fingerprint().is_strong() && reader.index.origin().locator == self.locator;
+            self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
+        let reader = self.reader(Catalog::complete(index), spool);
+        let span = reader.sample();
         let verified = if is_ours {
             reader.verify(span)
         } else {
             reader.verify_source(span)
         };
         match verified {
-            Ok(()) => archive(reader, Vec::new()),
-            Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::NotAFile) => {
-                Err(foreign_index(path, &*self.source))
-            }
+            Ok(()) => archive(Arc::new(reader), None),
+            Err(
+                ReadError::Damaged { .. }
+                | ReadError::Index
+                | ReadError::Unscanned
+                | ReadError::NotAFile,
+            ) => Err(foreign_index(path, &*self.source)),
             Err(ReadError::Changed(error) | ReadError::Unreachable(error)) => {
                 Err(self.failed(Error::clone(&error), None))
             }
         }
     }
 
-    fn by_scanning(&self) -> Result<Archive, OpenError> {
-        let memory = self.memory();
-        // With little memory there is room for kept spans only when the scan is over.
-        let scan_memory = self.half().max(scan::MIN_MEMORY);
-        let lent = memory.lend(scan_memory - self.half());
-        let mut sink = Indexing {
-            builder: Builder::new(index::Options::default()),
-            memory: (self.options.spooling != Spooling::TreeOnly).then_some(&memory),
-            spooler: self.spooler()?,
-            stats: self.stats,
-            gathered: Vec::new(),
-            warnings: Vec::new(),
-        };
-        let options = scan::Options {
-            spans: true,
-            memory: scan_memory,
-            lenders: match lent {
-                0 => vec![Arc::new(memory.clone())],
-                _ => Vec::new(),
-            },
-            ..self.options.scan.clone()
-        };
-        let summary = scan::scan(&self.source, &options, self.network, self.stats, &mut sink)
-            .map_err(|error| match error {
-                ScanError::Archive { error, member } => self.failed(error, member),
-                ScanError::Sink(never) => match never {},
-            })?;
-        memory.take_back(lent);
-        let Indexing {
-            mut builder,
-            spooler,
-            warnings: mut notes,
-            ..
-        } = sink;
-        if summary.damages > 0 {
-            let what = format!("members may be lost at {} damaged places", summary.damages);
-            builder.problem(ArchivePath::root(), what);
+    /// Starts a scan, and returns when it has come to the first member.
+    fn by_scanning(self) -> Result<Archive, OpenError> {
+        let spooler = self.spooler()?;
+        let spool = spooler.as_ref().map(|spooler| Arc::clone(&spooler.spool));
+        let builder = Builder::new(index::Options {
+            keeps_replaced: true,
+            ..index::Options::default()
+        });
+        let reader = Arc::new(self.reader(Catalog::growing(builder), spool));
+        let pass = Pass::start(self, spooler, Arc::clone(&reader)).map_err(OpenError::Threads)?;
+        let archive = archive(reader, Some(pass))?;
+        archive.reader.catalog.wait_for(Awaited::Member);
+        if archive.reader.catalog.is_over() {
+            archive.ended_well()?;
         }
-        let index = builder.finish(self.origin(&summary));
-        let spool = self.settle_spool(spooler, &summary, &mut notes)?;
-        if let Some(store) = &self.store
-            && let Err(error) = store.publish(&self.locator, &index)
-        {
-            notes.push(format!("the index could not be saved: {error}"));
-        }
-        archive(self.reader(index, memory, spool), notes)
-    }
-
-    fn origin(&self, summary: &Summary) -> Origin {
-        Origin {
-            locator: self.locator.clone(),
-            content_id: summary.content_id.unwrap_or_default(),
-            compression: summary.compression,
-            packed_bytes: summary.packed_len,
-            plain_bytes: summary.plain_len,
-        }
+        Ok(archive)
     }
 
     fn spool_directory(&self) -> Option<PathBuf> {
@@ -329,7 +311,7 @@ impl Opening<'_> {
         let made = directory.map(|directory| self.new_spool(&directory));
         match made {
             Some(Ok(spool)) => Ok(Some(Spooler {
-                spool,
+                spool: Arc::new(spool),
                 everything: once,
                 undecided: None,
                 failure: None,
@@ -346,7 +328,7 @@ impl Opening<'_> {
 
     /// The spool for an index that was found: an earlier mount's; or a new one, which fills as
     /// its bytes are decoded, when the stream has stretches without a seek point.
-    fn found_spool(&self, index: &Index) -> Option<Spool> {
+    fn found_spool(&self, index: &Index) -> Option<Arc<Spool>> {
         if self.options.spooling == Spooling::Refused {
             return None;
         }
@@ -354,64 +336,34 @@ impl Opening<'_> {
         let name = spool_name(index.origin().content_id);
         let limit_bytes = self.spool_limit(&directory);
         if let Some(spool) = Spool::open(&directory, &name, limit_bytes) {
-            return Some(spool);
+            return Some(Arc::new(spool));
         }
         let mut spans = 0..index.span_count();
         if limit_bytes == 0 || spans.all(|number| index.seek_offset(number).is_some()) {
             return None;
         }
-        let mut spool = self.new_spool(&directory).ok()?;
+        let spool = self.new_spool(&directory).ok()?;
         // Without a name it serves this mount only.
         drop(spool.publish(&name));
-        Some(spool)
+        Some(Arc::new(spool))
     }
 
-    /// Keeps the spool for this mount and the next ones, if anything went into it.
-    fn settle_spool(
-        &self,
-        spooler: Option<Spooler>,
-        summary: &Summary,
-        notes: &mut Vec<String>,
-    ) -> Result<Option<Spool>, OpenError> {
-        let Some(mut spooler) = spooler else {
-            return Ok(None);
-        };
-        if let Some(failure) = spooler.failure.take() {
-            if spooler.everything {
-                return Err(self.no_spool(Some(failure)));
-            }
-            notes.push(format!(
-                "the spool is incomplete ({failure}); what is missing is decoded again when read"
-            ));
-        }
-        if spooler.spool.spooled_bytes() == 0 {
-            return Ok(None);
-        }
-        let name = spool_name(summary.content_id.unwrap_or_default());
-        if let Err(error) = spooler.spool.publish(&name) {
-            notes.push(format!(
-                "the spool could not be kept for later mounts: {error}"
-            ));
-        }
-        Ok(Some(spooler.spool))
-    }
-
-    fn reader(&self, index: Index, memory: Memory, spool: Option<Spool>) -> Reader {
+    fn reader(&self, catalog: Catalog, spool: Option<Arc<Spool>>) -> Reader {
+        let memory = self.memory();
         let budget = Pool::new(self.half());
         // Kept spans last: they would have to be decoded again.
         let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
         Reader {
             source: Arc::clone(&self.source),
-            compression: index.origin().compression,
-            index: Arc::new(index),
+            catalog,
             memory,
-            spool,
+            spool: RwLock::new(spool),
             long_way: Mutex::default(),
             network: self.network.clone(),
             budget,
             loans,
             memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
-            stats: Arc::clone(self.stats),
+            stats: Arc::clone(&self.stats),
         }
     }
 
@@ -422,11 +374,16 @@ impl Opening<'_> {
     }
 
     /// Half the memory, which buffers and decoders have while the archive is read.
-    fn half(&self) -> u64 {
+    pub(super) fn half(&self) -> u64 {
         self.options.scan.memory.max(scan::MIN_MEMORY) / 2
     }
 
-    fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
+    /// What a scan has for its buffers.
+    pub(super) fn scan_memory(&self) -> u64 {
+        self.half().max(scan::MIN_MEMORY)
+    }
+
+    pub(super) fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
         OpenError::Archive {
             location: self.source.location().to_string(),
             member,
@@ -434,7 +391,7 @@ impl Opening<'_> {
         }
     }
 
-    fn no_spool(&self, cause: Option<String>) -> OpenError {
+    pub(super) fn no_spool(&self, cause: Option<String>) -> OpenError {
         OpenError::NoSpool {
             location: self.source.location().to_string(),
             cause: cause.map(SpoolFailure),
@@ -442,15 +399,15 @@ impl Opening<'_> {
     }
 }
 
-fn archive(reader: Reader, notes: Vec<String>) -> Result<Archive, OpenError> {
+fn archive(reader: Arc<Reader>, pass: Option<Pass>) -> Result<Archive, OpenError> {
     let workers = Workers::start("tarfs-read", READERS).map_err(OpenError::Threads)?;
     Ok(Archive {
-        workers,
-        reader: Arc::new(reader),
-        notes,
+        pass,
+        workers: Arc::new(workers),
+        reader,
     })
 }
 
-fn spool_name(content_id: [u8; 32]) -> String {
+pub(super) fn spool_name(content_id: [u8; 32]) -> String {
     format!("{}.spool", blake3::Hash::from(content_id).to_hex())
 }

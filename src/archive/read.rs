@@ -3,12 +3,14 @@
 //! hash in the index before anyone sees it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::{Bytes, BytesMut};
 use tokio::runtime::Handle;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::catalog::Catalog;
 use super::error::Error;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
@@ -16,7 +18,7 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Spool};
-use crate::codec::{self, Compression, Context, Decoder, Pull};
+use crate::codec::{self, Context, Decoder, Pull};
 use crate::fetch;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{self, Access, Source};
@@ -53,6 +55,9 @@ pub enum ReadError {
         #[source]
         cause: Option<Arc<Error>>,
     },
+    /// The scan came to its end before these bytes.
+    #[error("the archive could not be read that far")]
+    Unscanned,
     /// The index contradicts itself.
     #[error("the index is damaged; delete it and mount again")]
     Index,
@@ -62,10 +67,10 @@ pub enum ReadError {
 #[derive(Debug)]
 pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
-    pub(super) index: Arc<Index>,
-    pub(super) compression: Compression,
+    pub(super) catalog: Catalog,
     pub(super) memory: Memory,
-    pub(super) spool: Option<Spool>,
+    /// Taken away when a scan found nothing to put into it.
+    pub(super) spool: RwLock<Option<Arc<Spool>>>,
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
     pub(super) network: Handle,
@@ -88,25 +93,41 @@ impl Reader {
         len: u32,
     ) -> Option<Result<Bytes, ReadError>> {
         let mut found_spans = 0;
-        self.read_with(ino, offset, len, |span| {
+        let bytes = self.read_with(ino, offset, len, |span| {
             let bytes = self.memory.get(key(span)).ok_or(None)?;
             found_spans += 1;
             Ok(bytes)
-        })
-        .map_or_else(
-            // Who is refused asks again, for the spans that were found too.
-            |error| error.map(Err),
-            |bytes| {
+        });
+        match bytes {
+            Ok(bytes) => {
                 self.stats.memory_hit_spans.add(found_spans);
                 Some(Ok(bytes))
-            },
-        )
+            }
+            // Who is refused asks again, for the spans that were found too, and for those that the
+            // scan has yet to come to.
+            Err(None | Some(ReadError::Unscanned)) => None,
+            Err(Some(error)) => Some(Err(error)),
+        }
     }
 
     /// As [`super::Archive::read`], on the calling thread.
     pub(super) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         self.read_with(ino, offset, len, |span| self.span(span).map_err(Some))
             .map_err(|error| error.unwrap_or(ReadError::Index))
+    }
+
+    /// How far the scan must have come for this read; 0 when it needs no bytes at all.
+    pub(super) fn needs(&self, ino: Ino, offset: u64, len: u32) -> Plain {
+        let index = self.catalog.known();
+        let Some(entry) = file(&index, ino) else {
+            return Plain(0);
+        };
+        let len = entry.size().saturating_sub(offset).min(len.into());
+        let assembly = Assembly::new(offset, len);
+        let wanted = entry
+            .pieces(offset, len)
+            .filter_map(|piece| assembly.wanted(&piece));
+        wanted.map(|wanted| wanted.end()).max().unwrap_or_default()
     }
 
     /// Puts a file's bytes together from spans; `None` as an error is a span that is not there.
@@ -117,28 +138,53 @@ impl Reader {
         len: u32,
         mut span_bytes: impl FnMut(u32) -> Result<Bytes, Option<ReadError>>,
     ) -> Result<Bytes, Option<ReadError>> {
-        let entry = self.file(ino).ok_or(ReadError::NotAFile)?;
-        let len = entry.size().saturating_sub(offset).min(len.into());
+        let (len, parts) = self.parts(ino, offset, len)?;
         let mut assembly = Assembly::new(offset, len);
+        for part in parts {
+            let bytes = span_bytes(part.span)?;
+            if part.range.end > bytes.len() {
+                return Err(Some(ReadError::Index));
+            }
+            assembly.add(&part.piece, part.plain, bytes.slice(part.range));
+        }
+        Ok(assembly.finish())
+    }
+
+    /// What a read is put together from, and how many bytes it gets. Looked up before anything is
+    /// waited for: nobody waits with the index in hand.
+    fn parts(&self, ino: Ino, offset: u64, len: u32) -> Result<(u64, Vec<Part>), ReadError> {
+        let index = self.catalog.known();
+        let entry = file(&index, ino).ok_or(ReadError::NotAFile)?;
+        let len = entry.size().saturating_sub(offset).min(len.into());
+        let assembly = Assembly::new(offset, len);
+        let mut parts = Vec::new();
         for piece in entry.pieces(offset, len) {
             let Some(mut wanted) = assembly.wanted(&piece) else {
                 continue;
             };
             while !wanted.is_empty() {
-                let number = self.index.span_at(wanted.start()).ok_or(ReadError::Index)?;
-                let extent = self.index.span_extent(number).ok_or(ReadError::Index)?;
-                let part = extent.intersection(&wanted).ok_or(ReadError::Index)?;
-                let bytes = span_bytes(number)?;
-                let from = usize::try_from(part.start().0 - extent.start().0).unwrap_or(usize::MAX);
-                let until = usize::try_from(part.end().0 - extent.start().0).unwrap_or(usize::MAX);
-                if until > bytes.len() {
-                    return Err(Some(ReadError::Index));
-                }
-                assembly.add(&piece, part, bytes.slice(from..until));
-                wanted = Extent::new(part.end(), wanted.end()).ok_or(ReadError::Index)?;
+                let Some(span) = index.span_at(wanted.start()) else {
+                    let nothing = if index.is_complete() {
+                        ReadError::Index
+                    } else {
+                        ReadError::Unscanned
+                    };
+                    return Err(nothing);
+                };
+                let extent = index.span_extent(span).ok_or(ReadError::Index)?;
+                let plain = extent.intersection(&wanted).ok_or(ReadError::Index)?;
+                let within =
+                    |at: Plain| usize::try_from(at.0 - extent.start().0).unwrap_or(usize::MAX);
+                parts.push(Part {
+                    span,
+                    piece,
+                    plain,
+                    range: within(plain.start())..within(plain.end()),
+                });
+                wanted = Extent::new(plain.end(), wanted.end()).ok_or(ReadError::Index)?;
             }
         }
-        Ok(assembly.finish())
+        Ok((len, parts))
     }
 
     /// Makes span `number` from whatever holds it and checks it against its hash.
@@ -151,8 +197,9 @@ impl Reader {
 
     /// Whether every span is in the spool, and what it was.
     pub(super) fn is_spooled(&self) -> bool {
-        (0..self.index.span_count()).all(|number| {
-            let span = self.index.span(number);
+        let count = self.catalog.known().span_count();
+        (0..count).all(|number| {
+            let span = self.known_span(number).ok();
             span.is_some_and(|span| span_len(&span).is_ok() && self.unspool(&span).is_some())
         })
     }
@@ -163,7 +210,7 @@ impl Reader {
     /// # Errors
     /// As [`Reader::verify`]; always when the source gives its bytes only once.
     pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
-        let span = self.index.span(number).ok_or(ReadError::Index)?;
+        let span = self.known_span(number)?;
         let bytes = self.fetch(&span)?;
         self.memory.insert(key(number), bytes);
         Ok(())
@@ -172,17 +219,16 @@ impl Reader {
     /// The number of a span to verify the whole by: in the middle, or before it the nearest that
     /// decoding can start at.
     pub(super) fn sample(&self) -> u32 {
-        let middle = self.index.span_count() / 2;
+        let index = self.catalog.known();
+        let middle = index.span_count() / 2;
         (0..=middle)
             .rev()
-            .find(|&number| self.index.seek_offset(number).is_some())
+            .find(|&number| index.seek_offset(number).is_some())
             .unwrap_or(middle)
     }
 
-    fn file(&self, ino: Ino) -> Option<Entry<'_>> {
-        self.index
-            .entry(ino)
-            .filter(|entry| matches!(entry.kind(), Kind::File))
+    fn known_span(&self, number: u32) -> Result<Span, ReadError> {
+        self.catalog.known().span(number).ok_or(ReadError::Index)
     }
 
     /// Span `number`, from memory or made again; one flight however many ask.
@@ -204,7 +250,7 @@ impl Reader {
     }
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
-        let span = self.index.span(number).ok_or(ReadError::Index)?;
+        let span = self.known_span(number)?;
         span_len(&span)?;
         if let Some(bytes) = self.find_spooled(&span) {
             return Ok(bytes);
@@ -214,7 +260,7 @@ impl Reader {
         if is_far && let Some(bytes) = self.find_spooled(&span) {
             return Ok(bytes);
         }
-        if self.spool.is_some() {
+        if self.spool().is_some() {
             self.stats.spool_miss_spans.increment();
         }
         self.fetch(&span)
@@ -244,7 +290,7 @@ impl Reader {
 
     /// Keeps what took a long way to make, so that no one has to go it again.
     fn spool_span(&self, span: &Span, bytes: &[u8]) {
-        if let Some(spool) = &self.spool
+        if let Some(spool) = self.spool()
             && span.seek_point.is_none()
             && spool.write(span.plain.start(), bytes).is_ok()
         {
@@ -252,8 +298,19 @@ impl Reader {
         }
     }
 
+    fn spool(&self) -> Option<Arc<Spool>> {
+        let spool = self.spool.read().unwrap_or_else(PoisonError::into_inner);
+        spool.clone()
+    }
+
+    /// Does without a spool from now on.
+    pub(super) fn drop_spool(&self) {
+        let mut spool = self.spool.write().unwrap_or_else(PoisonError::into_inner);
+        *spool = None;
+    }
+
     fn unspool(&self, span: &Span) -> Option<Bytes> {
-        let bytes = self.spool.as_ref()?.read(span.plain)?;
+        let bytes = self.spool()?.read(span.plain)?;
         if xxh3_64(&bytes) != span.hash {
             return None;
         }
@@ -264,6 +321,7 @@ impl Reader {
     /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
     /// kept too: whoever reads on will want them.
     fn decode(&self, span: &Span) -> Result<Bytes, ReadError> {
+        let compression = self.catalog.known().origin().compression;
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
@@ -271,7 +329,7 @@ impl Reader {
         // All at once: a decoder under way never waits for one that waits for it.
         let _reserved = self.budget.reserve(
             extent.len().min(STREAM_BUFFERS)
-                + codec::reading_bytes(self.compression)
+                + codec::reading_bytes(compression)
                 + span_len(span)? as u64,
         );
         let context = Context {
@@ -281,12 +339,12 @@ impl Reader {
             workers: 0,
         };
         let failed = |error: Error| failed(span, error);
-        let mut decoder = codec::resume(self.compression, context, seek_point)
+        let mut decoder = codec::resume(compression, context, seek_point)
             .map(Resumed::new)
             .map_err(|error| failed(error.into()))?;
         let mut packed = PackedBytes::open(self, extent).map_err(failed)?;
         for number in first.number..span.number {
-            let between = self.index.span(number).ok_or(ReadError::Index)?;
+            let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
             self.spool_span(&between, &bytes);
             self.memory.insert(key(number), bytes);
@@ -320,23 +378,40 @@ impl Reader {
 
     /// The last span at or before `span` that decoding can start at.
     fn seekable_before(&self, span: &Span) -> Result<Span, ReadError> {
+        let index = self.catalog.known();
         let number = (0..=span.number)
             .rev()
-            .find(|&number| self.index.seek_offset(number).is_some())
+            .find(|&number| index.seek_offset(number).is_some())
             .ok_or(ReadError::Index)?;
-        self.index.span(number).ok_or(ReadError::Index)
+        index.span(number).ok_or(ReadError::Index)
     }
 
     /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
     /// with the source.
     fn packed_end(&self, number: u32) -> Packed {
-        let next =
-            (number + 1..self.index.span_count()).find_map(|number| self.index.seek_offset(number));
-        let len = self.index.origin().packed_bytes;
+        let index = self.catalog.known();
+        let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
+        let len = index.origin().packed_bytes;
         Packed(next.map_or(len, |next| {
             next.0.saturating_add(codec::SLACK as u64).min(len)
         }))
     }
+}
+
+/// Bytes of one span that a read is made of.
+struct Part {
+    span: u32,
+    /// The stored piece of the file that they belong to.
+    piece: Piece,
+    plain: Extent<Plain>,
+    /// Where they lie in the span.
+    range: Range<usize>,
+}
+
+fn file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
+    index
+        .entry(ino)
+        .filter(|entry| matches!(entry.kind(), Kind::File))
 }
 
 /// The length of `span`. An index file may claim any; no scan makes spans longer than that.
@@ -532,6 +607,7 @@ impl PackedBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Compression;
     use crate::index::{self, Builder, Locator, Origin};
     use crate::source::Memory as InMemory;
 
@@ -552,10 +628,9 @@ mod tests {
             .expect("a runtime");
         let reader = Reader {
             source: Arc::new(InMemory::new("test", vec![0; 512])),
-            index: Arc::new(builder.finish(origin)),
-            compression: Compression::None,
+            catalog: Catalog::complete(builder.finish(origin)),
             memory: Memory::new(0),
-            spool: Spool::create(directory.path(), 0).ok(),
+            spool: RwLock::new(Spool::create(directory.path(), 0).ok().map(Arc::new)),
             long_way: Mutex::default(),
             network: network.handle().clone(),
             budget: Pool::new(0),

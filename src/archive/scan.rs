@@ -27,6 +27,9 @@ pub trait Sink {
     /// Why the whole scan must stop. What concerns one member only is the sink's to remember.
     type Error: std::fmt::Debug;
 
+    /// The source is packed like this.
+    fn begin(&mut self, _compression: Compression) {}
+
     /// The next member begins.
     ///
     /// # Errors
@@ -269,6 +272,7 @@ impl<S: Sink> Scan<'_, S> {
     ) -> Result<Option<Bytes>, ScanError<S::Error>> {
         while plain.finished().is_none() {
             match plain.next().map_err(|error| self.failed(error))? {
+                Item::Begin(compression) => self.sink.begin(compression),
                 Item::Plain(bytes) => {
                     self.plain_len += bytes.len() as u64;
                     if let Some(spans) = &mut self.spans {

@@ -1,7 +1,7 @@
 //! Threads with an owner: the only place that spawns.
 
 use std::io;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
 /// A named thread that is joined when its handle is dropped, so nothing outlives its owner.
 ///
@@ -47,7 +47,12 @@ impl<T: Send + 'static> Thread<T> {
 
 impl<T> Drop for Thread<T> {
     fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
+        // The work may be the last to let go of its owner; it cannot wait for itself.
+        let handle = self
+            .handle
+            .take()
+            .filter(|handle| handle.thread().id() != thread::current().id());
+        if let Some(handle) = handle {
             // The panic, if any, was printed by the hook; a second one inside drop would abort.
             drop(handle.join());
         }
@@ -59,6 +64,19 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, mpsc};
+
+    #[test]
+    fn work_may_drop_its_own_handle() {
+        let (give, take) = mpsc::channel::<Thread<()>>();
+        let (sender, receiver) = mpsc::channel();
+        let thread = Thread::spawn("test", move || {
+            drop(take.recv());
+            sender.send(()).expect("someone listens");
+        });
+        give.send(thread.expect("a thread"))
+            .expect("someone listens");
+        assert_eq!(receiver.recv(), Ok(()));
+    }
 
     #[test]
     fn dropping_the_handle_waits_for_the_work() {

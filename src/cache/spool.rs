@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use crate::base::extent::{Extent, Plain};
@@ -17,10 +18,16 @@ use crate::base::extent::{Extent, Plain};
 #[derive(Debug)]
 pub struct Spool {
     file: File,
-    path: PathBuf,
+    place: Mutex<Place>,
     limit_bytes: u64,
     spooled_bytes: AtomicU64,
-    /// Whether the file already has the name by which later mounts find it.
+}
+
+/// Where a spool's file lies.
+#[derive(Clone, Debug)]
+struct Place {
+    path: PathBuf,
+    /// Whether that is the name by which later mounts find it.
     published: bool,
 }
 
@@ -69,10 +76,12 @@ impl Spool {
                 Ok(file) => {
                     return Ok(Self {
                         file,
-                        path,
+                        place: Mutex::new(Place {
+                            path,
+                            published: false,
+                        }),
                         limit_bytes,
                         spooled_bytes: AtomicU64::new(0),
-                        published: false,
                     });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -95,10 +104,12 @@ impl Spool {
         let held_bytes = file.metadata().ok()?.blocks().saturating_mul(512);
         Some(Self {
             file,
-            path,
+            place: Mutex::new(Place {
+                path,
+                published: true,
+            }),
             limit_bytes,
             spooled_bytes: AtomicU64::new(held_bytes),
-            published: true,
         })
     }
 
@@ -137,7 +148,7 @@ impl Spool {
         self.file
             .write_all_at(bytes, offset.0)
             .map_err(|source| SpoolError::Io {
-                path: self.path.display().to_string(),
+                path: self.place().path.display().to_string(),
                 source,
             })
     }
@@ -154,12 +165,19 @@ impl Spool {
     ///
     /// # Errors
     /// When it cannot be renamed.
-    pub fn publish(&mut self, name: &str) -> io::Result<()> {
-        let path = self.path.with_file_name(name);
-        std::fs::rename(&self.path, &path)?;
-        self.path = path;
-        self.published = true;
+    pub fn publish(&self, name: &str) -> io::Result<()> {
+        let mut place = self.place();
+        let path = place.path.with_file_name(name);
+        std::fs::rename(&place.path, &path)?;
+        *place = Place {
+            path,
+            published: true,
+        };
         Ok(())
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes it holds, or a few more: those written twice count twice.
@@ -194,9 +212,10 @@ fn published(directory: &Path) -> Vec<Published> {
 
 impl Drop for Spool {
     fn drop(&mut self) {
-        if !self.published {
+        let place = self.place();
+        if !place.published {
             // Nothing can be done about a failure, and a later cleaning finds the file.
-            drop(std::fs::remove_file(&self.path));
+            drop(std::fs::remove_file(&place.path));
         }
     }
 }
@@ -230,7 +249,7 @@ mod tests {
     fn old_spools_make_room_for_a_new_one() {
         let directory = tempfile::tempdir().expect("a directory");
         let publish = |name: &str| {
-            let mut spool = Spool::create(directory.path(), 1 << 20).expect("a spool");
+            let spool = Spool::create(directory.path(), 1 << 20).expect("a spool");
             spool.write(Plain(0), &[1; 8192]).expect("room");
             spool.file.sync_all().expect("blocks are allocated");
             spool.publish(name).expect("renamed");
@@ -253,7 +272,7 @@ mod tests {
         drop(Spool::create(directory.path(), 4).expect("a spool"));
         assert_eq!(directory.path().read_dir().expect("readable").count(), 0);
 
-        let mut spool = Spool::create(directory.path(), 4).expect("a spool");
+        let spool = Spool::create(directory.path(), 4).expect("a spool");
         spool.write(Plain(0), b"four").expect("room");
         spool.publish("known").expect("renamed");
         drop(spool);

@@ -79,6 +79,8 @@ pub(super) struct Status {
     pub version: String,
     /// Entries in the index.
     pub entries: u64,
+    /// How far the index has come.
+    pub index: IndexState,
     /// Memory of the process that is resident, in bytes.
     pub resident_bytes: u64,
     /// What of its memory is used for what.
@@ -95,6 +97,33 @@ pub(super) struct Status {
     pub notes: Vec<String>,
     /// The last reads that failed, oldest first.
     pub errors: Vec<FailedRead>,
+}
+
+/// How far an index has come.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct IndexState {
+    /// Whether more of it will come.
+    pub phase: Phase,
+    /// Packed bytes that were read for it; 0 when an index was saved.
+    pub scanned_bytes: u64,
+    /// Packed bytes that there are, as far as the source says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_bytes: Option<u64>,
+    /// Why it will never be complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// Whether more of an index will come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Phase {
+    /// Yes: the archive is being scanned.
+    Scanning,
+    /// No: all of it is here.
+    Complete,
+    /// No: the scan failed.
+    Failed,
 }
 
 /// What memory is used for at this moment.
@@ -385,6 +414,12 @@ impl Status {
             since_unix_seconds: 1000,
             version: "3 bytes".into(),
             entries: 2,
+            index: IndexState {
+                phase: Phase::Complete,
+                scanned_bytes: 7,
+                of_bytes: Some(7),
+                failure: None,
+            },
             resident_bytes: 20 << 20,
             memory: MemoryUse {
                 budget_bytes: 128 << 20,
@@ -512,6 +547,7 @@ mod tests {
         let expected = concat!(
             r#"{"source":"http://host/a.tar","mountpoint":"/mnt","pid":7,"#,
             r#""since_unix_seconds":1000,"version":"3 bytes","entries":2,"#,
+            r#""index":{"phase":"complete","scanned_bytes":7,"of_bytes":7},"#,
             r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
             r#""index_bytes":12345},"metrics":"http://127.0.0.1:9469/metrics","#,

@@ -3,28 +3,33 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::ensure;
 
 use super::control::CopyProgress;
 use super::mount::Opened;
+use crate::archive::Archive;
 use crate::fs::{self, Copies, Mount};
-use crate::index::{Index, Ino};
+use crate::index::Ino;
 use crate::materialize::{Background, Read, Running, State};
 
 /// What a copy is made from.
-pub(super) struct Original {
-    /// The complete tree.
-    pub index: Arc<Index>,
-    /// Its bytes, verified.
-    pub read: Read,
+pub(super) struct Original(Arc<Archive>);
+
+impl Original {
+    /// The tree of `archive` once all of it is known, and its bytes.
+    pub(super) fn of(archive: &Arc<Archive>) -> Self {
+        Self(Arc::clone(archive))
+    }
 }
 
 /// The copy of one mount.
 #[derive(Debug)]
 pub(super) struct Copy {
     background: Arc<Background>,
+    /// Once the index is complete.
+    running: OnceLock<Running>,
 }
 
 impl Copy {
@@ -42,7 +47,10 @@ impl Copy {
             mountpoint.display()
         );
         let background = Background::open(directory)?;
-        Ok(Self { background })
+        Ok(Self {
+            background,
+            running: OnceLock::new(),
+        })
     }
 
     /// The copies of files, for the mount.
@@ -50,14 +58,25 @@ impl Copy {
         Arc::new(Files(Arc::clone(&self.background)))
     }
 
-    /// Begins to write what lies below `root`, until the result is dropped.
+    /// Begins to write what lies below `root`, once, if the index is complete; until this is
+    /// dropped.
     ///
     /// # Errors
     /// When something else is in the directory, or the system says no.
-    pub(super) fn start(&self, opened: &Opened, root: Ino) -> anyhow::Result<Running> {
-        let Original { index, read } = &opened.original;
-        let read = Arc::clone(read);
-        Ok(self.background.start(index, root, read, &opened.stats)?)
+    pub(super) fn start(&self, opened: &Opened, root: Ino) -> anyhow::Result<()> {
+        let Original(archive) = &opened.original;
+        let Some(index) = archive.complete_index() else {
+            return Ok(());
+        };
+        if self.running.get().is_some() {
+            return Ok(());
+        }
+        let archive = Arc::clone(archive);
+        let read: Read = Arc::new(move |ino, offset, len| archive.read_here(ino, offset, len));
+        let running = self.background.start(&index, root, read, &opened.stats)?;
+        // Nobody else starts it.
+        drop(self.running.set(running));
+        Ok(())
     }
 
     /// Says that nothing more is to be written.

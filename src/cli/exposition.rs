@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::control::{CopyProgress, Status};
+use super::control::{CopyProgress, Phase, Status};
 use crate::base::stats::{Growth, Stats};
 
 /// What the answer calls itself.
@@ -24,6 +24,11 @@ pub(super) fn exposition(status: &Status) -> String {
             status.since_unix_seconds,
         ),
         ("entries", "Entries in the index.", status.entries),
+        (
+            "index_complete",
+            "1 when all of the archive is in the index.",
+            u64::from(status.index.phase == Phase::Complete),
+        ),
         (
             "resident_memory_bytes",
             "Memory of the process that is resident.",
@@ -174,6 +179,7 @@ mod tests {
              # TYPE tarfs_mount_timestamp_seconds gauge\n\
              tarfs_mount_timestamp_seconds{mountpoint=\"/mnt\"} 1000\n",
             "# TYPE tarfs_entries gauge\ntarfs_entries{mountpoint=\"/mnt\"} 2\n",
+            "# TYPE tarfs_index_complete gauge\ntarfs_index_complete{mountpoint=\"/mnt\"} 1\n",
             "tarfs_resident_memory_bytes{mountpoint=\"/mnt\"} 20971520\n",
             "tarfs_memory_budget_bytes{mountpoint=\"/mnt\"} 134217728\n",
             "tarfs_memory_spans_bytes{mountpoint=\"/mnt\"} 41943040\n",
@@ -201,7 +207,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 8 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), 9 + Stats::MEANINGS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

@@ -42,10 +42,10 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         args.quiet,
     )?;
     for note in archive.notes() {
-        output::complain(note);
+        output::complain(&note);
     }
     if let Some(path) = &args.output {
-        store::write(path, archive.index()).context("cannot write the index")?;
+        store::write(path, &archive.index()).context("cannot write the index")?;
     }
-    Ok(output::report_problems(archive.index(), !args.quiet))
+    Ok(output::report_problems(&archive.index(), !args.quiet))
 }

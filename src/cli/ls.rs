@@ -65,14 +65,18 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         .find(&path)
         .with_context(|| format!("{path}: not in the archive (`tarfs ls -R` shows what is)"))?
         .ino();
-    let listing = Listing { args, index, from };
+    let listing = Listing {
+        args,
+        index: &index,
+        from,
+    };
     let mut output = BufWriter::new(stdout().lock());
     match listing.write(&mut output).and_then(|()| output.flush()) {
         // Whoever read along has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => {
             result.context("cannot write the listing")?;
-            Ok(output::report_problems(index, false))
+            Ok(output::report_problems(&index, false))
         }
     }
 }

@@ -18,14 +18,16 @@ use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
-use super::control::{Answer, Control, FailedRead, MemoryUse, Question, Status};
+use super::control::{Answer, Control, FailedRead, IndexState, MemoryUse, Question, Status};
 use super::copy::{Copy, Original};
 use super::metrics::Metrics;
 use super::settings;
+use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError, View};
+use crate::index::Ino;
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
@@ -36,6 +38,13 @@ pub(super) struct MountArgs {
     pub cache: CacheArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
+    /// Return only when all of the archive is known, instead of letting whoever comes early wait
+    /// for the file they want; --root and --strip-components imply it.
+    #[arg(long, overrides_with = "lazy_index")]
+    pub wait_index: bool,
+    /// Return as soon as the archive's first member is known (the default).
+    #[arg(long, overrides_with = "wait_index")]
+    pub lazy_index: bool,
     /// Stay in the foreground instead of returning once the mount answers.
     #[arg(short, long)]
     pub foreground: bool,
@@ -77,10 +86,15 @@ impl MountArgs {
         Ok(options)
     }
 
+    /// Whether all of the archive must be known before anything is mounted.
+    pub(super) fn waits(&self) -> bool {
+        self.wait_index || self.root.is_some() || self.strip_components > 0
+    }
+
     fn view(&self, content: &dyn Content) -> anyhow::Result<View> {
         let root = self.root.as_deref().unwrap_or_default();
         let path = ArchivePath::sanitize(root.as_bytes()).path;
-        Ok(View::new(content.index(), &path, self.strip_components)?)
+        Ok(View::new(&content.index(), &path, self.strip_components)?)
     }
 }
 
@@ -97,6 +111,8 @@ pub(super) struct Opened {
     /// What is not as it could be, in words, e.g. that reads start again from the front because
     /// the spool was lost; asked for each status.
     pub notes: Box<dyn Fn() -> Vec<String>>,
+    /// How far its index has come; asked for each status, and when the scan is over.
+    pub index: Box<dyn Fn() -> IndexState>,
     /// What its memory is used for; asked for each status.
     pub memory: Box<dyn Fn() -> MemoryUse>,
     /// What a copy of it is made from.
@@ -140,6 +156,8 @@ type Reply = Box<dyn FnOnce(Answer) + Send>;
 enum Event {
     /// The user, or the system, wants it to end.
     Signal,
+    /// The scan is over, if there was one.
+    Scanned,
     /// Another process asks.
     Question(Question, Reply),
     /// Nothing is mounted any more.
@@ -160,6 +178,25 @@ fn serve(
         .map(|directory| Copy::open(directory, &args.mountpoint))
         .transpose()?;
     let opened = open_archive(args)?;
+    let result = serve_opened(args, &opened, &options, metrics, copy.as_ref(), log);
+    if let Some(copy) = &copy {
+        copy.end();
+    }
+    // Nobody is left to wait for what may still be on its way, a scan's bytes among it.
+    opened.network.shutdown_background();
+    // Waits for its threads, who wait for nothing now.
+    drop(copy);
+    result
+}
+
+fn serve_opened(
+    args: &MountArgs,
+    opened: &Opened,
+    options: &MountOptions,
+    metrics: Option<Metrics>,
+    copy: Option<&Copy>,
+    log: Option<Log>,
+) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
     // Until here a signal ends the process, as there is nothing to clear up.
@@ -170,21 +207,25 @@ fn serve(
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
-    let mut tree = Tree::new(Arc::clone(&opened.content), view, &options, stats);
-    if let Some(copy) = &copy {
+    let mut tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    if let Some(copy) = copy {
         let copies = copy.copies();
         tree = tree.with_copies(copies).context("cannot start a thread")?;
     }
+    let scanned = events.clone();
+    let then = Box::new(move || tell(&scanned, Event::Scanned));
+    opened.content.when(Awaited::End, then);
     let ended = events.clone();
     let mount = Mount::start(
         tree,
         &opened.location,
         &args.mountpoint,
-        &options,
+        options,
         move || tell(&ended, Event::Ended),
     )?;
-    let copying = copy.as_ref().map(|copy| copy.start(&opened, view.root()));
-    let copying = copying.transpose()?;
+    if let Some(copy) = copy {
+        copy.start(opened, view.root())?;
+    }
     let control = Control::serve(&settings::runtime_dir(), move |question| {
         ask(&events, question)
     });
@@ -201,17 +242,12 @@ fn serve(
     );
     let seen = Seen {
         mount: &mount,
-        opened: &opened,
-        copy: copy.as_ref(),
+        opened,
+        copy,
+        root: view.root(),
         metrics_url: metrics_url.as_deref(),
     };
     react(inbox, &seen);
-    if let Some(copy) = &copy {
-        copy.end();
-    }
-    // Nobody is left to wait for what may still be on its way.
-    opened.network.shutdown_background();
-    drop(copying);
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
 }
@@ -222,6 +258,7 @@ struct Seen<'a> {
     mount: &'a Mount,
     opened: &'a Opened,
     copy: Option<&'a Copy>,
+    root: Ino,
     metrics_url: Option<&'a str>,
 }
 
@@ -234,6 +271,16 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
     while let Ok(event) = inbox.recv() {
         match event {
             Event::Ended => return,
+            Event::Scanned => {
+                if let Some(failure) = (seen.opened.index)().failure {
+                    tracing::error!(failure, "what is not known by now cannot be found");
+                }
+                if let Some(copy) = seen.copy
+                    && copy.start(seen.opened, seen.root).is_err()
+                {
+                    tracing::debug!("without a copy, as its status says");
+                }
+            }
             Event::Question(Question::Status, answer) => {
                 let status = status(seen);
                 answer(Answer::Status(Box::new(status)));
@@ -285,18 +332,23 @@ fn status(seen: &Seen<'_>) -> Status {
         opened,
         copy,
         metrics_url,
+        ..
     } = seen;
     let mut notes = (opened.notes)();
     if let Some(copy) = copy {
         notes.extend(copy.notes(mount));
     }
+    // By itself: what is asked below asks the index again, which a scan that waits to change it lets
+    // nobody do twice.
+    let entries = opened.content.index().entry_count();
     Status {
         source: opened.location.clone(),
         mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),
-        entries: opened.content.index().entry_count(),
+        entries,
+        index: (opened.index)(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory: (opened.memory)(),
         metrics: metrics_url.map(str::to_owned),

@@ -7,12 +7,12 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
-use super::control::MemoryUse;
+use super::control::{IndexState, MemoryUse, Phase};
 use super::copy::Original;
 use super::mount::{MountArgs, Opened};
-use super::output::{Progress, Task};
+use super::output::{self, Progress, Task};
 use super::settings;
-use crate::archive::{Archive, OpenOptions, Spooling, scan};
+use crate::archive::{Archive, Awaited, OpenOptions, Spooling, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::source::{self, Source};
@@ -97,9 +97,35 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     };
     let quiet = !args.foreground;
     let source = absolute(&args.source);
-    let archive = archive(&source, &args.cache, spooling, &network, &stats, quiet)?;
-    let mut notes = archive.notes().to_vec();
-    if args.cache.no_spool && archive.has_long_ways() {
+    let source = self::source(&source, &network, &stats)?;
+    let progress = indexing(&*source, &stats, quiet);
+    let options = open_options(&args.source, &args.cache.saved, spooling);
+    let archive = if args.waits() {
+        Archive::open(source, &options, network.handle(), &stats)?
+    } else {
+        Archive::open_early(source, &options, network.handle(), &stats)?
+    };
+    archive.when(Awaited::End, Box::new(move || drop(progress)));
+    let archive = Arc::new(archive);
+    let (noted, used, scanned) = (archive.clone(), archive.clone(), archive.clone());
+    let is_spooled = !args.cache.no_spool;
+    Ok(Opened {
+        location: archive.source().location().to_owned(),
+        version: archive.source().fingerprint().to_string(),
+        content: Arc::<Archive>::clone(&archive),
+        stats,
+        original: Original::of(&archive),
+        notes: Box::new(move || notes(&noted, is_spooled)),
+        index: Box::new(move || index_state(&scanned)),
+        memory: Box::new(move || memory_use(&used)),
+        network,
+    })
+}
+
+/// What is not as it could be.
+fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
+    let mut notes = archive.notes();
+    if !is_spooled && archive.has_long_ways() {
         notes.push(
             "parts of the stream cannot be decoded from the middle: without a spool (--no-spool) \
              reads there decode from the start of their frame"
@@ -110,22 +136,22 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     if lost > 0 {
         notes.push(format!("{lost} members are not in the tree"));
     }
-    let archive = Arc::new(archive);
-    let used = Arc::clone(&archive);
-    let reading = Arc::clone(&archive);
-    Ok(Opened {
-        location: archive.source().location().to_owned(),
-        version: archive.source().fingerprint().to_string(),
-        content: Arc::<Archive>::clone(&archive),
-        stats,
-        original: Original {
-            index: Arc::clone(archive.index()),
-            read: Arc::new(move |ino, offset, len| reading.read_here(ino, offset, len)),
-        },
-        notes: Box::new(move || notes.clone()),
-        memory: Box::new(move || memory_use(&used)),
-        network,
-    })
+    notes
+}
+
+fn index_state(archive: &Archive) -> IndexState {
+    let failure = archive.failure();
+    let phase = match (&failure, archive.index().is_complete()) {
+        (Some(_), _) => Phase::Failed,
+        (None, true) => Phase::Complete,
+        (None, false) => Phase::Scanning,
+    };
+    IndexState {
+        phase,
+        scanned_bytes: archive.stats().scanned_packed_bytes.get(),
+        of_bytes: archive.source().fingerprint().len,
+        failure: failure.map(|failure| output::chain_of(&*failure)),
+    }
 }
 
 fn memory_use(archive: &Archive) -> MemoryUse {
@@ -169,14 +195,19 @@ pub(super) fn archive(
         anyhow::bail!("standard input can only be materialized");
     }
     let source = source(args, network, stats)?;
+    let _progress = indexing(&*source, stats, quiet);
+    let options = open_options(args, &cache.saved, spooling);
+    Ok(Archive::open(source, &options, network.handle(), stats)?)
+}
+
+/// Shows how the indexing of `source` goes, unless `quiet`.
+fn indexing(source: &dyn Source, stats: &Arc<Stats>, quiet: bool) -> Progress {
     let task = Task {
         verb: "indexing",
         total_bytes: source.fingerprint().len,
         stats: Arc::clone(stats),
     };
-    let _progress = Progress::start(task, quiet);
-    let options = open_options(args, &cache.saved, spooling);
-    Ok(Archive::open(source, &options, network.handle(), stats)?)
+    Progress::start(task, quiet)
 }
 
 /// How the archive that the arguments name is opened.

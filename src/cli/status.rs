@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::control::{self, Status};
+use super::control::{self, IndexState, Phase, Status};
 use super::settings;
 use crate::fs;
 
@@ -61,6 +61,7 @@ fn in_words(status: &Status, now: SystemTime) -> String {
         line(&mut text, "metrics", url);
     }
     line(&mut text, "entries", &status.entries.to_string());
+    line(&mut text, "index", &index(&status.index));
     line(&mut text, "memory, resident", &bytes(status.resident_bytes));
     let memory = &status.memory;
     line(&mut text, "memory, budget", &bytes(memory.budget_bytes));
@@ -95,6 +96,21 @@ fn in_words(status: &Status, now: SystemTime) -> String {
         line(&mut text, "error", &what);
     }
     text
+}
+
+fn index(state: &IndexState) -> String {
+    match (state.phase, state.of_bytes) {
+        (Phase::Complete, _) => "complete".to_owned(),
+        (Phase::Scanning, Some(of)) => {
+            let scanned = bytes(state.scanned_bytes);
+            format!("scanning, {scanned} of {} so far", bytes(of))
+        }
+        (Phase::Scanning, None) => format!("scanning, {} so far", bytes(state.scanned_bytes)),
+        (Phase::Failed, _) => {
+            let why = state.failure.as_deref().unwrap_or("nobody knows why");
+            format!("incomplete for ever: {why}")
+        }
+    }
 }
 
 fn line(text: &mut String, name: &str, value: &str) {
@@ -144,6 +160,7 @@ mod tests {
   mounted              5 min ago
   metrics              http://127.0.0.1:9469/metrics
   entries              2
+  index                complete
   memory, resident     20 MiB
   memory, budget       128 MiB
   memory, spans        40 MiB
@@ -174,6 +191,21 @@ mod tests {
         let text = in_words(&status, UNIX_EPOCH);
         let line = "\n  materialize          writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn an_index_tells_how_far_it_has_come() {
+        let state = |phase, of_bytes| IndexState {
+            phase,
+            scanned_bytes: 20 << 20,
+            of_bytes,
+            failure: Some("cut off".into()),
+        };
+        let told = |phase, of_bytes| index(&state(phase, of_bytes));
+        let scanning = "scanning, 20 MiB of 80 MiB so far";
+        assert_eq!(told(Phase::Scanning, Some(80 << 20)), scanning);
+        assert_eq!(told(Phase::Scanning, None), "scanning, 20 MiB so far");
+        assert_eq!(told(Phase::Failed, None), "incomplete for ever: cut off");
     }
 
     #[test]

@@ -11,7 +11,10 @@ pub(super) fn of_read(error: &ReadError) -> Errno {
         ReadError::NotAFile => Errno::EINVAL,
         // The handle is good, what it stood for is gone: NFS' word for the same thing.
         ReadError::Changed(_) => Errno::ESTALE,
-        ReadError::Unreachable(_) | ReadError::Damaged { .. } | ReadError::Index => Errno::EIO,
+        ReadError::Unreachable(_)
+        | ReadError::Damaged { .. }
+        | ReadError::Unscanned
+        | ReadError::Index => Errno::EIO,
     }
 }
 

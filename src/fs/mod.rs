@@ -3,10 +3,13 @@
 //! A [`Tree`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
 //! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
 //! archive does not change, so names, absences, attributes and links are valid for a year, and
-//! files and directories need no open; files do where there are [`Copies`] of them.
+//! files and directories need no open; files do where there are [`Copies`] of them. Only while the
+//! archive is still being scanned the kernel asks each time, as a later member may replace what it
+//! was told.
 //!
-//! A read is answered at once or handed to the archive's own threads together with its reply, so
-//! that no thread that takes requests ever waits for bytes.
+//! A request is answered at once or handed on together with its reply: a read to the archive's own
+//! threads, and what the scan has yet to find to the scan. So no thread that takes requests ever
+//! waits.
 
 mod attr;
 mod copies;
@@ -24,7 +27,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,7 +38,7 @@ use fuser::{
 };
 use tracing::trace_span;
 
-use crate::archive::{Archive, ReadError};
+use crate::archive::{Archive, Awaited, Known, ReadError, Then};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -72,8 +75,14 @@ pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
 
 /// The files behind a mount: a tree and its bytes.
 pub trait Content: Send + Sync + fmt::Debug + 'static {
-    /// The tree.
-    fn index(&self) -> &Index;
+    /// As [`Archive::index`].
+    fn index(&self) -> Known<'_>;
+
+    /// As [`Archive::is_scanned`].
+    fn is_scanned(&self) -> bool;
+
+    /// As [`Archive::when`].
+    fn when(&self, awaited: Awaited, then: Then);
 
     /// As [`Archive::try_read`].
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
@@ -83,8 +92,16 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
 }
 
 impl Content for Archive {
-    fn index(&self) -> &Index {
+    fn index(&self) -> Known<'_> {
         Self::index(self)
+    }
+
+    fn is_scanned(&self) -> bool {
+        Self::is_scanned(self)
+    }
+
+    fn when(&self, awaited: Awaited, then: Then) {
+        Self::when(self, awaited, then);
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
@@ -103,9 +120,7 @@ pub struct Tree {
     view: View,
     ownership: Ownership,
     checks_permissions: bool,
-    /// Whether anything but "there are none" is to be said about extended attributes.
-    has_xattrs: bool,
-    accounts: Accounts,
+    accounts: Arc<Accounts>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     /// Where there may be copies of files, which are opened with handles then.
@@ -120,17 +135,16 @@ impl Tree {
         options: &MountOptions,
         stats: Arc<Stats>,
     ) -> Self {
-        let has_xattrs = content.index().has_xattrs();
+        let accounts = if may_have_xattrs(&content.index()) {
+            Accounts::of_this_machine()
+        } else {
+            Accounts::default()
+        };
         Self {
             view,
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
-            has_xattrs,
-            accounts: if has_xattrs {
-                Accounts::of_this_machine()
-            } else {
-                Accounts::default()
-            },
+            accounts: Arc::new(accounts),
             content,
             stats,
             failures: Arc::default(),
@@ -147,22 +161,87 @@ impl Tree {
         Ok(self)
     }
 
-    fn index(&self) -> &Index {
-        self.content.index()
-    }
-
-    fn entry(&self, inode: INodeNo) -> Result<Entry<'_>, Errno> {
-        self.view.entry(self.index(), inode).ok_or(Errno::ENOENT)
+    fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+        self.view.entry(index, inode).ok_or(Errno::ENOENT)
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
         attr::attributes(entry, self.view.inode(entry.ino()), &self.ownership)
     }
 
+    /// Answers what `name` in `parent` is: at once, or when the scan has come to it.
+    fn answer_lookup(&self, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
+        // First: what the scan then had not found it never will.
+        let is_scanned = self.content.is_scanned();
+        let index = self.content.index();
+        let directory = match self.entry(&index, parent) {
+            Ok(directory) => directory.ino(),
+            Err(errno) => return reply.error(errno),
+        };
+        if let Some(entry) = index.lookup(directory, &name) {
+            return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
+        }
+        if index.is_complete() {
+            return reply.entry(&FOR_EVER, &attr::absent(), Generation(0));
+        }
+        drop(index);
+        if is_scanned {
+            return reply.error(Errno::EIO);
+        }
+        let later = self.later();
+        let awaited = Awaited::Name(directory, name.clone());
+        let then = move || match later() {
+            Some(tree) => tree.answer_lookup(parent, name, reply),
+            None => reply.error(Errno::EIO),
+        };
+        self.content.when(awaited, Box::new(then));
+    }
+
+    /// Does `answer` when listings are whole.
+    fn with_listings(&self, answer: impl FnOnce(&Self, &Index) + Send + 'static) {
+        let index = self.content.index();
+        if index.is_complete() {
+            return answer(self, &index);
+        }
+        drop(index);
+        let later = self.later();
+        let then = move || {
+            // Without the archive nobody is left to be answered.
+            if let Some(tree) = later() {
+                answer(&tree, &tree.content.index());
+            }
+        };
+        self.content.when(Awaited::End, Box::new(then));
+    }
+
+    /// This tree for an answer that comes later, if its archive still lives then: who waits for the
+    /// scan must not keep alive what ends it.
+    fn later(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
+        let content = Arc::downgrade(&self.content);
+        let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
+        let failures = Arc::clone(&self.failures);
+        let (view, ownership) = (self.view, self.ownership);
+        let checks_permissions = self.checks_permissions;
+        move || {
+            Some(Self {
+                content: content.upgrade()?,
+                view,
+                ownership,
+                checks_permissions,
+                accounts,
+                stats,
+                failures,
+                // What comes late is no open and no read.
+                desk: None,
+            })
+        }
+    }
+
     /// Calls `add` for what a listing of `directory` holds from `offset` on, with the offset of
     /// what follows, until `add` is full: `.` at 0, `..` at 1, then the names.
     fn list<'a>(
-        &'a self,
+        &self,
+        index: &'a Index,
         directory: Entry<'a>,
         offset: u64,
         mut add: impl FnMut(Entry<'a>, u64, &[u8]) -> bool,
@@ -170,18 +249,19 @@ impl Tree {
         if offset == 0 && add(directory, 1, b".") {
             return;
         }
-        let parent = self.entry(self.view.parent(directory)).unwrap_or(directory);
+        let parent = self.view.parent(directory);
+        let parent = self.entry(index, parent).unwrap_or(directory);
         if offset <= 1 && add(parent, 2, b"..") {
             return;
         }
         let Ok(from) = u32::try_from(offset.saturating_sub(2)) else {
             return;
         };
-        for child in self.index().children(directory.ino(), from) {
+        for child in index.children(directory.ino(), from) {
             if child.name.len() > MAX_NAME_BYTES || child.name.contains(&0) {
                 continue;
             }
-            let Some(entry) = self.index().entry(child.ino) else {
+            let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
             if add(entry, u64::from(child.number) + 3, child.name) {
@@ -190,8 +270,13 @@ impl Tree {
         }
     }
 
-    fn directory(&self, inode: INodeNo) -> Result<Entry<'_>, Errno> {
-        let entry = self.entry(inode)?;
+    /// A directory that can be listed.
+    fn directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+        let entry = self.entry(index, inode)?;
+        // The scan failed, and what it found is not all there is.
+        if !index.is_complete() {
+            return Err(Errno::EIO);
+        }
         match entry.kind() {
             Kind::Directory => Ok(entry),
             _ => Err(Errno::ENOTDIR),
@@ -199,7 +284,8 @@ impl Tree {
     }
 
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
-        let entry = self.entry(inode)?;
+        let index = self.content.index();
+        let entry = self.entry(&index, inode)?;
         let whence = Whence::from_raw(whence).ok_or(Errno::EINVAL)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
         let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
@@ -214,7 +300,7 @@ struct Answer {
     ino: Ino,
     offset: u64,
     len: u32,
-    content: Arc<dyn Content>,
+    content: Weak<dyn Content>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
 }
@@ -223,7 +309,9 @@ impl Answer {
     /// Gives what the archive has.
     fn read(self) {
         let (ino, offset, len) = (self.ino, self.offset, self.len);
-        let content = Arc::clone(&self.content);
+        let Some(content) = self.content.upgrade() else {
+            return self.reply.error(Errno::EIO);
+        };
         match content.try_read(ino, offset, len) {
             Some(result) => self.give(result),
             None => content.read(ino, offset, len, Box::new(move |result| self.give(result))),
@@ -239,12 +327,28 @@ impl Answer {
             Err(error) => {
                 // Before the reply: who sees the error finds it in the status.
                 self.stats.failed_reads.increment();
-                let path = self.content.index().path(self.ino).unwrap_or_default();
+                let content = self.content.upgrade();
+                let path = content.and_then(|content| content.index().path(self.ino));
+                let path = path.unwrap_or_default();
                 self.failures.record(path.to_string(), &error);
                 self.reply.error(errno::of_read(&error));
             }
         }
     }
+}
+
+/// How long the kernel may believe what `index` says.
+fn validity(index: &Index) -> Duration {
+    if index.is_complete() {
+        FOR_EVER
+    } else {
+        Duration::ZERO
+    }
+}
+
+/// Whether anything but "there are none" is to be said about extended attributes.
+fn may_have_xattrs(index: &Index) -> bool {
+    index.has_xattrs() || !index.is_complete()
 }
 
 /// Answers getxattr and listxattr: the length when `size` is 0, the bytes when they fit.
@@ -267,7 +371,7 @@ impl Filesystem for Tree {
         if self.checks_permissions {
             // The kernel refuses the mount when this comes without default_permissions.
             wanted |= InitFlags::FUSE_ALLOW_IDMAP;
-            if self.has_xattrs {
+            if may_have_xattrs(&self.content.index()) {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
@@ -293,27 +397,22 @@ impl Filesystem for Tree {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
-        match self.entry(parent) {
-            Ok(directory) => {
-                let found = self.index().lookup(directory.ino(), name.as_bytes());
-                let attr = found.map_or_else(attr::absent, |entry| self.attributes(entry));
-                reply.entry(&FOR_EVER, &attr, Generation(0));
-            }
-            Err(errno) => reply.error(errno),
-        }
+        self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
-        match self.entry(ino) {
-            Ok(entry) => reply.attr(&FOR_EVER, &self.attributes(entry)),
+        let index = self.content.index();
+        match self.entry(&index, ino) {
+            Ok(entry) => reply.attr(&validity(&index), &self.attributes(entry)),
             Err(errno) => reply.error(errno),
         }
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         let _span = trace_span!("readlink", inode = ino.0).entered();
-        match self.entry(ino).map(|entry| entry.kind()) {
+        let index = self.content.index();
+        match self.entry(&index, ino).map(|entry| entry.kind()) {
             Ok(Kind::Symlink(target)) => reply.data(target),
             Ok(_) => reply.error(Errno::EINVAL),
             Err(errno) => reply.error(errno),
@@ -323,12 +422,16 @@ impl Filesystem for Tree {
     /// Without copies files need no open: this answer keeps the kernel from asking again.
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = trace_span!("open", inode = ino.0).entered();
-        match &self.desk {
-            None => reply.error(Errno::ENOSYS),
-            Some(desk) => match self.entry(ino) {
-                Ok(entry) => desk.open(entry.ino(), reply),
-                Err(errno) => reply.error(errno),
-            },
+        let Some(desk) = &self.desk else {
+            return reply.error(Errno::ENOSYS);
+        };
+        let found = {
+            let index = self.content.index();
+            self.entry(&index, ino).map(|entry| entry.ino())
+        };
+        match found {
+            Ok(ino) => desk.open(ino, reply),
+            Err(errno) => reply.error(errno),
         }
     }
 
@@ -344,22 +447,22 @@ impl Filesystem for Tree {
         reply: ReplyData,
     ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let entry = match self.entry(ino) {
-            Ok(entry) => entry,
+        let (entry, size_of_file) = match self.entry(&self.content.index(), ino) {
+            Ok(entry) => (entry.ino(), entry.size()),
             Err(errno) => return reply.error(errno),
         };
-        if offset >= entry.size() {
+        if offset >= size_of_file {
             return reply.data(&[]);
         }
         let len = size.min(MAX_REQUEST_BYTES);
-        let left = entry.size() - offset;
+        let left = size_of_file - offset;
         let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
         let answer = Answer {
             reply,
-            ino: entry.ino(),
+            ino: entry,
             offset,
             len,
-            content: Arc::clone(&self.content),
+            content: Arc::downgrade(&self.content),
             stats: Arc::clone(&self.stats),
             failures: Arc::clone(&self.failures),
         };
@@ -372,7 +475,7 @@ impl Filesystem for Tree {
                 None => answer.read(),
             }
         };
-        if let Some(without) = desk.read(entry.ino(), offset, len, copied(answer)) {
+        if let Some(without) = desk.read(entry, offset, len, copied(answer)) {
             without(None);
         }
     }
@@ -387,8 +490,9 @@ impl Filesystem for Tree {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if let (Some(desk), Ok(entry)) = (&self.desk, self.entry(ino)) {
-            desk.handles.release(entry.ino());
+        // Its entry may be gone by now, its number is the same.
+        if let (Some(desk), Ok(number)) = (&self.desk, u32::try_from(ino.0)) {
+            desk.handles.release(Ino(number));
         }
         reply.ok();
     }
@@ -419,17 +523,17 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectory,
     ) {
         let _span = trace_span!("readdir", inode = ino.0, offset).entered();
-        match self.directory(ino) {
+        self.with_listings(move |tree, index| match tree.directory(index, ino) {
             Ok(directory) => {
-                self.list(directory, offset, |entry, next, name| {
-                    let inode = self.view.inode(entry.ino());
+                tree.list(index, directory, offset, |entry, next, name| {
+                    let inode = tree.view.inode(entry.ino());
                     let file_type = attr::file_type(entry.kind());
                     reply.add(inode, next, file_type, OsStr::from_bytes(name))
                 });
                 reply.ok();
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn readdirplus(
@@ -441,35 +545,34 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
-        match self.directory(ino) {
+        self.with_listings(move |tree, index| match tree.directory(index, ino) {
             Ok(directory) => {
-                self.list(directory, offset, |entry, next, name| {
-                    let attr = self.attributes(entry);
+                tree.list(index, directory, offset, |entry, next, name| {
+                    let attr = tree.attributes(entry);
                     let name = OsStr::from_bytes(name);
                     reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
                 });
                 reply.ok();
             }
             Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let blocks = self
-            .index()
-            .stored_bytes()
-            .div_ceil(u64::from(attr::BLKSIZE));
-        let files = self.index().entry_count();
+        let index = self.content.index();
+        let blocks = index.stored_bytes().div_ceil(u64::from(attr::BLKSIZE));
+        let files = index.entry_count();
         // Full, as a read-only filesystem is; names end where Linux programs expect.
         reply.statfs(blocks, 0, 0, files, 0, attr::BLKSIZE, 255, attr::BLKSIZE);
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
-        if !self.has_xattrs {
+        let index = self.content.index();
+        if !may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
-        match self.entry(ino) {
+        match self.entry(&index, ino) {
             Ok(entry) => match xattr::value(entry.xattrs(), name.as_bytes(), &self.accounts) {
                 Some(value) => reply_xattr(reply, size, &value),
                 None => reply.error(Errno::ENODATA),
@@ -480,10 +583,11 @@ impl Filesystem for Tree {
 
     fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
-        if !self.has_xattrs {
+        let index = self.content.index();
+        if !may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
-        match self.entry(ino) {
+        match self.entry(&index, ino) {
             Ok(entry) => {
                 let names = xattr::names(entry.xattrs(), &self.accounts);
                 reply_xattr(reply, size, &names);

@@ -20,7 +20,7 @@ use super::{Index, Ino, Origin, Totals, names};
 use crate::base::extent::{Extent, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, Refusal, ResolveError};
-use crate::codec::SeekPoint;
+use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment, Timestamp};
 
 /// Bytes that the path of an entry or of a hard link's target may have.
@@ -44,6 +44,9 @@ pub struct Options {
     pub max_entries: u32,
     /// How many problems are kept; all are counted.
     pub max_problems: usize,
+    /// Whether entries that a later member replaced can still be looked at, by number and without
+    /// a name: someone may have them open.
+    pub keeps_replaced: bool,
 }
 
 impl Default for Options {
@@ -51,6 +54,7 @@ impl Default for Options {
         Self {
             max_entries: 1 << 26,
             max_problems: 100,
+            keeps_replaced: false,
         }
     }
 }
@@ -130,24 +134,34 @@ pub struct Builder {
     forward: Vec<u32>,
     /// Whether any member has been placed.
     begun: bool,
-    problems: Vec<Problem>,
-    problem_count: u64,
 }
 
 impl Builder {
     /// A builder of an empty tree: a root, mode 0755, owned by 0:0.
     pub fn new(options: Options) -> Self {
         Self {
-            tree: Tree::new(implied(Timestamp::default()), options.max_entries),
+            tree: Tree::new(implied(Timestamp::default()), options),
             options,
             owners: HashTable::new(),
             attribute_sets: HashTable::new(),
             hasher: RandomState::new(),
             forward: Vec::new(),
             begun: false,
-            problems: Vec::new(),
-            problem_count: 0,
         }
+    }
+
+    /// The index as far as it has come: a tree that has no listings yet, and the spans so far. It
+    /// answers for what was replaced, too, when [`Options::keeps_replaced`] says so.
+    pub fn index(&self) -> &Index {
+        &self.tree.index
+    }
+
+    /// Says how the source is packed, and how long it is as far as one knows, so that spans can be
+    /// read before all of them are known.
+    pub fn packed_as(&mut self, compression: Compression, packed_bytes: Option<u64>) {
+        let origin = &mut self.tree.index.origin;
+        origin.compression = compression;
+        origin.packed_bytes = packed_bytes.unwrap_or(u64::MAX);
     }
 
     /// Puts the next member in its place.
@@ -180,9 +194,10 @@ impl Builder {
 
     /// Notes that something of the archive is not in the tree.
     pub fn problem(&mut self, path: ArchivePath, what: String) {
-        self.problem_count += 1;
-        if self.problems.len() < self.options.max_problems {
-            self.problems.push(Problem { path, what });
+        let index = &mut self.tree.index;
+        index.totals.problems += 1;
+        if index.problems.len() < self.options.max_problems {
+            index.problems.push(Problem { path, what });
         }
     }
 
@@ -199,7 +214,7 @@ impl Builder {
             bit: SpanRow::NO_SEEK_POINT.into(),
             reserved: 0.into(),
         };
-        let arrays = &mut self.tree.arrays;
+        let arrays = self.tree.arrays_mut();
         if let Some(point) = seek_point
             && let Ok(window_len) = u32::try_from(point.window.len())
         {
@@ -210,6 +225,7 @@ impl Builder {
             row.bit = u32::from(point.bit).into();
         }
         names::push(&mut arrays.spans, row);
+        self.tree.index.origin.plain_bytes = plain.end().0;
     }
 
     /// What the builder holds on to, in bytes: capacities, not lengths.
@@ -223,14 +239,10 @@ impl Builder {
     /// The index; hard links that are still without a target become problems.
     pub fn finish(mut self, origin: Origin) -> Index {
         self.settle();
-        let mut index = Index {
-            arrays: self.tree.into_sorted(),
-            origin,
-            totals: Totals::default(),
-            problems: self.problems,
-        };
+        let mut index = self.tree.into_sorted();
+        index.origin = origin;
         index.arrays.shrink();
-        index.totals = Totals::of(&index.arrays, self.problem_count);
+        index.totals = Totals::of(&index.arrays, index.totals.problems);
         index
     }
 
@@ -312,7 +324,7 @@ impl Builder {
         name: &[u8],
         target: &ArchivePath,
     ) -> Result<Placed, Refused> {
-        let offset = self.tree.arrays.arena.push(target.as_bytes());
+        let offset = self.tree.arrays_mut().arena.push(target.as_bytes());
         let record = Record {
             mode: FORWARD.into(),
             data: (offset as u64).into(),
@@ -366,7 +378,7 @@ impl Builder {
             chain.push(ino);
             let target = self
                 .tree
-                .arrays
+                .arrays()
                 .arena
                 .stretch(offset, len)
                 .unwrap_or_default();
@@ -392,8 +404,14 @@ impl Builder {
     fn forward_path(&self, number: u32) -> ArchivePath {
         let dirent = self.tree.dirent(number);
         let directory = self.tree.record(dirent.parent.get()).dirent.get();
-        let mut path = self.tree.arrays.path(directory).unwrap_or_default();
-        path.push(self.tree.arrays.arena.name(dirent.name).unwrap_or_default());
+        let mut path = self.tree.arrays().path(directory).unwrap_or_default();
+        path.push(
+            self.tree
+                .arrays()
+                .arena
+                .name(dirent.name)
+                .unwrap_or_default(),
+        );
         path
     }
 
@@ -418,7 +436,7 @@ impl Builder {
                 }
                 // Whatever the archive says: Linux knows no other for a link.
                 record.mode = (SYMLINK | 0o777).into();
-                record.data = (self.tree.arrays.arena.push(target) as u64).into();
+                record.data = (self.tree.arrays_mut().arena.push(target) as u64).into();
                 record.size = (target.len() as u64).into();
             }
             Kind::CharDevice(device) | Kind::BlockDevice(device) => record.set_device(*device),
@@ -446,6 +464,9 @@ impl Builder {
     fn set_content(&mut self, record: &mut Record, member: &Member) -> Result<(), Refused> {
         record.data = member.payload.start().0.into();
         record.size = member.size.into();
+        let stored = member.payload.len();
+        let totals = &mut self.tree.index.totals;
+        totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
         if let Some(map) = &member.sparse {
             record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
         }
@@ -454,7 +475,7 @@ impl Builder {
 
     /// An extra with `map` and the attributes of row `extra`.
     fn sparse_map(&mut self, extra: u32, member: &Member, map: &[Segment]) -> Result<u32, Refused> {
-        let arrays = &mut self.tree.arrays;
+        let arrays = self.tree.arrays_mut();
         let mut row = arrays
             .extras
             .get(extra as usize)
@@ -486,7 +507,7 @@ impl Builder {
         if name.is_empty() || name.len() > MAX_OWNER {
             return 0;
         }
-        let arrays = &mut self.tree.arrays;
+        let arrays = self.tree.arrays_mut();
         let hash = self.hasher.hash_one(name);
         let same = |row: &u16| {
             let known = arrays.owners.get(usize::from(*row));
@@ -519,7 +540,7 @@ impl Builder {
             .filter(|(name, _)| name.len() <= MAX_XATTR_NAME)
             .map(|(name, value)| (&**name, &**value))
             .collect();
-        let arrays = &mut self.tree.arrays;
+        let arrays = self.tree.arrays_mut();
         let (Ok(row), Ok(first), Ok(count)) = (
             u32::try_from(arrays.extras.len()),
             u32::try_from(arrays.xattrs.len()),
@@ -552,6 +573,7 @@ impl Builder {
         names::push(&mut arrays.extras, extra);
         self.attribute_sets
             .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
+        self.tree.index.totals.has_xattrs = true;
         row
     }
 }
@@ -683,6 +705,39 @@ mod tests {
         let index = index(&[file("f", 0..1), file("f", 5..7)]);
         assert!(index.entry(Ino(2)).is_none());
         assert_eq!((index.entry_count(), index.last_ino()), (2, Ino(3)));
+    }
+
+    #[test]
+    fn a_growing_index_finds_what_is_there_and_lists_nothing() {
+        let mut builder = Builder::new(Options {
+            keeps_replaced: true,
+            ..Options::default()
+        });
+        assert!(builder.member(&file("d/f", 0..1)).is_ok());
+        let index = builder.index();
+        assert!(!index.is_complete());
+        let d = index.lookup(Ino::ROOT, b"d").unwrap();
+        assert_eq!((d.ino(), d.link_count()), (Ino(2), 2));
+        assert_eq!(index.lookup(Ino(2), b"f").unwrap().size(), 1);
+        assert!(index.lookup(Ino(2), b"g").is_none());
+        assert_eq!(index.children(Ino(2), 0).count(), 0);
+        assert_eq!(index.children_by_name(Ino(2), 0).count(), 0);
+        assert_eq!(index.path(Ino(3)).unwrap().to_string(), "d/f");
+        assert_eq!((index.entry_count(), index.stored_bytes()), (3, 1));
+
+        assert!(builder.member(&hard_link("d/g", "h")).is_ok());
+        let waits = builder.index().lookup(Ino(2), b"g");
+        assert!(waits.is_none(), "nobody knows yet what it is");
+
+        assert!(builder.member(&file("d/f", 5..7)).is_ok());
+        let index = builder.index();
+        assert_eq!(index.lookup(Ino(2), b"f").unwrap().ino(), Ino(5));
+        let replaced = index.entry(Ino(3)).unwrap();
+        assert_eq!((replaced.size(), replaced.link_count()), (1, 0));
+        let index = builder.finish(Origin::default());
+        assert!(index.is_complete());
+        assert_eq!(index.entry(Ino(3)).unwrap().size(), 1);
+        assert_eq!(listing(&index), ["d d 755 2 0", "d/f f 644 1 2"]);
     }
 
     #[test]
@@ -911,6 +966,7 @@ mod tests {
         let options = Options {
             max_entries: 4,
             max_problems: 1,
+            keeps_replaced: false,
         };
         let mut builder = Builder::new(options);
         assert_eq!(

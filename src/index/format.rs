@@ -177,6 +177,8 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     }
     let index = Index {
         arrays,
+        names: None,
+        replaced: None,
         origin: layer.origin(unpack_texts(&texts)?)?,
         totals: header.totals(),
         problems: Vec::new(),

@@ -16,6 +16,8 @@ pub mod store;
 mod tree;
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -28,6 +30,7 @@ use arrays::Arrays;
 use entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, Record, SYMLINK, SpanRow,
 };
+use tree::NameTable;
 
 pub use builder::{Builder, Options, Placed, Problem, Refused};
 pub use locator::Locator;
@@ -44,10 +47,14 @@ impl Ino {
     pub const ROOT: Self = Self(1);
 }
 
-/// The immutable tree of one archive.
+/// The immutable tree of one archive; or, from [`Builder::index`], as much of it as is known.
 #[derive(Debug)]
 pub struct Index {
     arrays: Arrays,
+    /// What finds names while more of them come; afterwards they are sorted.
+    names: Option<NameTable>,
+    /// Entries that later members replaced, if they are kept at all.
+    replaced: Option<HashMap<u32, Record>>,
     origin: Origin,
     totals: Totals,
     /// Those of this run; a saved index remembers only how many there were.
@@ -115,7 +122,7 @@ impl Totals {
 /// checked when the entry is looked up, or left out of what an iterator yields.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    index: &'a Index,
+    arrays: &'a Arrays,
     ino: Ino,
     record: &'a Record,
 }
@@ -171,19 +178,29 @@ pub struct Span {
 }
 
 impl Index {
-    /// Entry `ino`; `None` when there is none, e.g. because a later member replaced it.
+    /// Entry `ino`; `None` when there is none, e.g. because a later member replaced it and that is
+    /// not kept.
     pub fn entry(&self, ino: Ino) -> Option<Entry<'_>> {
-        let record = self.arrays.record(ino.0)?;
+        let replaced = || self.replaced.as_ref()?.get(&ino.0);
         Some(Entry {
-            index: self,
+            arrays: &self.arrays,
             ino,
-            record,
+            record: self.arrays.record(ino.0).or_else(replaced)?,
         })
+    }
+
+    /// Whether all of the archive is in it: before that there are no listings.
+    pub fn is_complete(&self) -> bool {
+        self.names.is_none()
     }
 
     /// The entry called `name` in directory `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Entry<'_>> {
         let arrays = &self.arrays;
+        if let Some(names) = &self.names {
+            let dirent = arrays.dirent(names.find(arrays, parent.0, name)?)?;
+            return self.entry(Ino(dirent.ino.get()));
+        }
         let siblings = arrays.child_numbers(parent.0);
         let mut numbers = siblings.clone();
         while !numbers.is_empty() {
@@ -210,7 +227,7 @@ impl Index {
     /// `from`th on; nothing for other entries. Who reads files in this order reads the archive from
     /// front to back.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
-        let numbers = self.arrays.child_numbers(parent.0);
+        let numbers = self.child_numbers(parent);
         let first = numbers.start;
         (first.saturating_add(from)..numbers.end).filter_map(move |number| {
             let (name, ino) = self.arrays.named(number)?;
@@ -224,7 +241,7 @@ impl Index {
 
     /// As [`Self::children`], in the order of the names' bytes.
     pub fn children_by_name(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
-        let siblings = self.arrays.child_numbers(parent.0);
+        let siblings = self.child_numbers(parent);
         let first = siblings.start;
         (first.saturating_add(from)..siblings.end).filter_map(move |number| {
             let (name, ino) = self.arrays.named_in_order(number, &siblings)?;
@@ -234,6 +251,14 @@ impl Index {
                 number: number - first,
             })
         })
+    }
+
+    fn child_numbers(&self, parent: Ino) -> Range<u32> {
+        if self.is_complete() {
+            self.arrays.child_numbers(parent.0)
+        } else {
+            0..0
+        }
     }
 
     /// The path of the name under which `ino` first appeared.
@@ -280,7 +305,9 @@ impl Index {
 
     /// What the index holds on to, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.arrays.memory_bytes()
+        let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
+        let replaced = self.replaced.as_ref().map_or(0, HashMap::capacity);
+        self.arrays.memory_bytes() + names + replaced * (size_of::<Record>() + 8)
     }
 
     /// How many spans the plain stream has.
@@ -364,7 +391,7 @@ impl<'a> Entry<'a> {
     }
 
     fn target(&self) -> &'a [u8] {
-        let arena = &self.index.arrays.arena;
+        let arena = &self.arrays.arena;
         let target = arena.stretch(self.record.data.get(), self.record.size.get());
         target.unwrap_or_default()
     }
@@ -395,7 +422,7 @@ impl<'a> Entry<'a> {
     }
 
     fn owner(&self, row: u16) -> &'a [u8] {
-        let arrays = &self.index.arrays;
+        let arrays = self.arrays;
         let name = arrays.owners.get(usize::from(row));
         name.and_then(|&name| arrays.arena.name(name))
             .unwrap_or_default()
@@ -411,7 +438,7 @@ impl<'a> Entry<'a> {
 
     /// Bytes that are stored, holes left out.
     pub fn stored_bytes(&self) -> u64 {
-        stored_bytes(&self.index.arrays, self.record)
+        stored_bytes(self.arrays, self.record)
     }
 
     /// Time of last modification.
@@ -426,8 +453,7 @@ impl<'a> Entry<'a> {
 
     /// How many names a directory has; 0 for all else.
     pub fn child_count(&self) -> u32 {
-        self.index
-            .arrays
+        self.arrays
             .child_numbers(self.ino.0)
             .len()
             .try_into()
@@ -436,13 +462,13 @@ impl<'a> Entry<'a> {
 
     /// The directory in which it first appeared; the root's is the root.
     pub fn parent(&self) -> Ino {
-        let dirent = self.index.arrays.dirent(self.record.dirent.get());
+        let dirent = self.arrays.dirent(self.record.dirent.get());
         dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
     }
 
     /// Extended attributes by name; ACLs under their pax keywords, as text (see [`crate::tar::Member::xattrs`]).
     pub fn xattrs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
-        self.index.arrays.xattrs(self.record.extra.get())
+        self.arrays.xattrs(self.record.extra.get())
     }
 
     /// The stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
@@ -480,7 +506,7 @@ impl<'a> Entry<'a> {
         if self.record.kind() != FILE {
             return None;
         }
-        let map = self.index.arrays.map(self.record.extra.get());
+        let map = self.arrays.map(self.record.extra.get());
         Some(match map {
             Some(map) => (None, map),
             None => (Some(whole(self.record)), &[]),

@@ -1,5 +1,6 @@
 //! The tree under construction: arrays that grow, and a table from names to dirents.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
@@ -7,9 +8,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
-use super::builder::Refused;
-use super::entry::{Dirent, Extra, NONE, Name, Record, SYMLINK};
-use super::names;
+use super::builder::{Options, Refused};
+use super::entry::{Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
+use super::{Index, Origin, Totals, names};
 use crate::base::resolve::{self, Step};
 
 /// The root's record.
@@ -20,54 +21,31 @@ const MAX_NAME: usize = 255;
 
 #[derive(Debug)]
 pub(super) struct Tree {
-    pub(super) arrays: Arrays,
-    /// Dirents by parent and name. It holds numbers only: 4 bytes and a control byte each.
-    by_name: HashTable<u32>,
-    /// Differs from run to run, so that no archive can be made whose names collide.
-    seed: u64,
+    /// The index so far.
+    pub(super) index: Index,
     /// How many records there may be.
     max_records: u32,
 }
 
-impl Tree {
-    /// A tree of a root and nothing else.
-    pub(super) fn new(root: Record, max_records: u32) -> Self {
+/// Dirents by parent and name, while more of them come.
+#[derive(Debug)]
+pub(super) struct NameTable {
+    /// Numbers only: 4 bytes and a control byte each.
+    dirents: HashTable<u32>,
+    /// Differs from run to run, so that no archive can be made whose names collide.
+    seed: u64,
+}
+
+impl NameTable {
+    fn new() -> Self {
         Self {
-            arrays: Arrays {
-                records: vec![Record::default(), root],
-                owners: vec![Name::default()],
-                extras: vec![Extra::default()],
-                ..Arrays::default()
-            },
-            by_name: HashTable::new(),
+            dirents: HashTable::new(),
             seed: RandomState::new().hash_one(0_u8),
-            max_records,
         }
     }
 
-    pub(super) fn record(&self, ino: u32) -> &Record {
-        let record = self.arrays.records.get(ino as usize);
-        record.expect("numbers come from this tree")
-    }
-
-    pub(super) fn record_mut(&mut self, ino: u32) -> &mut Record {
-        let record = self.arrays.records.get_mut(ino as usize);
-        record.expect("numbers come from this tree")
-    }
-
-    pub(super) fn dirent(&self, number: u32) -> &Dirent {
-        let dirent = self.arrays.dirents.get(number as usize);
-        dirent.expect("numbers come from this tree")
-    }
-
-    fn dirent_mut(&mut self, number: u32) -> &mut Dirent {
-        let dirent = self.arrays.dirents.get_mut(number as usize);
-        dirent.expect("numbers come from this tree")
-    }
-
     /// The dirent called `name` in `parent`.
-    pub(super) fn find(&self, parent: u32, name: &[u8]) -> Option<u32> {
-        let arrays = &self.arrays;
+    pub(super) fn find(&self, arrays: &Arrays, parent: u32, name: &[u8]) -> Option<u32> {
         let same = |&number: &u32| {
             arrays.dirent(number).is_some_and(|dirent| {
                 let alive = dirent.ino.get() != 0;
@@ -76,9 +54,88 @@ impl Tree {
                     && arrays.arena.name(dirent.name) == Some(name)
             })
         };
-        self.by_name
+        self.dirents
             .find(hash(self.seed, parent, name), same)
             .copied()
+    }
+
+    /// Adds dirent `number`, which is in `arrays` already.
+    fn add(&mut self, arrays: &Arrays, number: u32) {
+        let seed = self.seed;
+        let hash_of = |&number: &u32| {
+            let dirent = arrays
+                .dirent(number)
+                .expect("the table holds dirents of this tree");
+            let name = arrays.arena.name(dirent.name).unwrap_or_default();
+            hash(seed, dirent.parent.get(), name)
+        };
+        self.dirents
+            .insert_unique(hash_of(&number), number, hash_of);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.dirents.allocation_size()
+    }
+}
+
+impl Tree {
+    /// A tree of a root and nothing else.
+    pub(super) fn new(root: Record, options: Options) -> Self {
+        let arrays = Arrays {
+            records: vec![Record::default(), root],
+            owners: vec![Name::default()],
+            extras: vec![Extra::default()],
+            ..Arrays::default()
+        };
+        let index = Index {
+            arrays,
+            names: Some(NameTable::new()),
+            replaced: options.keeps_replaced.then(HashMap::new),
+            origin: Origin::default(),
+            totals: Totals {
+                entries: 1,
+                ..Totals::default()
+            },
+            problems: Vec::new(),
+        };
+        Self {
+            index,
+            max_records: options.max_entries,
+        }
+    }
+
+    pub(super) fn arrays(&self) -> &Arrays {
+        &self.index.arrays
+    }
+
+    pub(super) fn arrays_mut(&mut self) -> &mut Arrays {
+        &mut self.index.arrays
+    }
+
+    pub(super) fn record(&self, ino: u32) -> &Record {
+        let record = self.index.arrays.records.get(ino as usize);
+        record.expect("numbers come from this tree")
+    }
+
+    pub(super) fn record_mut(&mut self, ino: u32) -> &mut Record {
+        let record = self.index.arrays.records.get_mut(ino as usize);
+        record.expect("numbers come from this tree")
+    }
+
+    pub(super) fn dirent(&self, number: u32) -> &Dirent {
+        let dirent = self.index.arrays.dirents.get(number as usize);
+        dirent.expect("numbers come from this tree")
+    }
+
+    fn dirent_mut(&mut self, number: u32) -> &mut Dirent {
+        let dirent = self.index.arrays.dirents.get_mut(number as usize);
+        dirent.expect("numbers come from this tree")
+    }
+
+    /// The dirent called `name` in `parent`.
+    pub(super) fn find(&self, parent: u32, name: &[u8]) -> Option<u32> {
+        let names = self.index.names.as_ref()?;
+        names.find(&self.index.arrays, parent, name)
     }
 
     /// Gives `record` a number and the new name `name` in `parent`.
@@ -124,12 +181,13 @@ impl Tree {
         self.vacate(number);
         // The dirents of one entry tell their age by their offset in the arena.
         let name = self
+            .index
             .arrays
             .arena
             .name(self.dirent(number).name)
             .unwrap_or_default()
             .to_vec();
-        let name = self.arrays.arena.push_name(&name);
+        let name = self.index.arrays.arena.push_name(&name);
         let dirent = self.dirent_mut(number);
         dirent.name = name;
         dirent.ino = ino.into();
@@ -160,14 +218,27 @@ impl Tree {
         let Dirent { ino, parent, .. } = *self.dirent(number);
         let record = self.record_mut(ino.get());
         if record.is_directory() {
-            *record = Record::default();
+            self.bury(ino.get());
             let parent = self.record_mut(parent.get());
             parent.links = parent.links.get().saturating_sub(1).into();
         } else {
             record.links = record.links.get().saturating_sub(1).into();
             if record.links.get() == 0 {
-                *record = Record::default();
+                self.bury(ino.get());
             }
+        }
+    }
+
+    /// Takes away entry `ino`, which has no name left. Who may have it open already keeps it.
+    fn bury(&mut self, ino: u32) {
+        let mut record = std::mem::take(self.record_mut(ino));
+        self.index.totals.entries = self.index.totals.entries.saturating_sub(1);
+        if let Some(replaced) = &mut self.index.replaced
+            && record.kind() != FORWARD
+        {
+            record.links = 0.into();
+            record.dirent = NONE.into();
+            replaced.insert(ino, record);
         }
     }
 
@@ -178,11 +249,12 @@ impl Tree {
 
     /// The next number.
     fn number(&mut self, record: Record) -> Result<u32, Refused> {
-        let ino = u32::try_from(self.arrays.records.len()).unwrap_or(NONE);
+        let ino = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
         if ino >= self.max_records {
             return Err(Refused::Full);
         }
-        names::push(&mut self.arrays.records, record);
+        names::push(&mut self.index.arrays.records, record);
+        self.index.totals.entries += 1;
         Ok(ino)
     }
 
@@ -191,7 +263,7 @@ impl Tree {
         if name.len() > MAX_NAME {
             return Err(Refused::NameTooLong);
         }
-        if self.arrays.dirents.len() >= NONE as usize {
+        if self.index.arrays.dirents.len() >= NONE as usize {
             return Err(Refused::Full);
         }
         Ok(())
@@ -199,22 +271,17 @@ impl Tree {
 
     /// A dirent for a name that is not there yet.
     fn name(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
-        let number = u32::try_from(self.arrays.dirents.len()).expect("checked by check_name");
+        let number = u32::try_from(self.index.arrays.dirents.len()).expect("checked by check_name");
         let dirent = Dirent {
-            name: self.arrays.arena.push_name(name),
+            name: self.index.arrays.arena.push_name(name),
             ino: ino.into(),
             parent: parent.into(),
         };
-        names::push(&mut self.arrays.dirents, dirent);
-        let (arrays, seed) = (&self.arrays, self.seed);
-        self.by_name
-            .insert_unique(hash(seed, parent, name), number, |&number| {
-                let dirent = arrays
-                    .dirent(number)
-                    .expect("the table holds dirents of this tree");
-                let name = arrays.arena.name(dirent.name).unwrap_or_default();
-                hash(seed, dirent.parent.get(), name)
-            });
+        names::push(&mut self.index.arrays.dirents, dirent);
+        let Index { arrays, names, .. } = &mut self.index;
+        if let Some(names) = names {
+            names.add(arrays, number);
+        }
         let is_directory = self.record(ino).is_directory();
         let parent = self.record_mut(parent);
         parent.children = parent.children.get().saturating_add(1).into();
@@ -229,10 +296,11 @@ impl Tree {
     /// What dirent `number` is to a path that leads through it.
     fn step(&self, number: u32) -> Step<u32> {
         let ino = self.dirent(number).ino.get();
-        match self.arrays.record(ino) {
+        match self.index.arrays.record(ino) {
             Some(record) if record.is_directory() => Step::Directory(ino),
             Some(record) if record.kind() == SYMLINK => {
                 let target = self
+                    .index
                     .arrays
                     .arena
                     .stretch(record.data.get(), record.size.get());
@@ -243,24 +311,25 @@ impl Tree {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.arrays.memory_bytes() + self.by_name.allocation_size()
+        self.index.memory_bytes()
     }
 
     /// Drops the table, sorts the dirents in place and tells directories and entries where
     /// theirs are now, and what the order of their names is.
-    pub(super) fn into_sorted(self) -> Arrays {
-        let mut arrays = self.arrays;
-        drop(self.by_name);
+    pub(super) fn into_sorted(self) -> Index {
+        let Self { mut index, .. } = self;
+        index.names = None;
+        let arrays = &mut index.arrays;
         arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
         arrays.dirents.sort_unstable_by(|left, right| {
             let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
             let by_age = || left.name.offset().cmp(&right.name.offset());
             key(left).cmp(&key(right)).then_with(by_age)
         });
-        sort_names(&mut arrays);
-        place_children(&mut arrays);
-        place_first_names(&mut arrays);
-        arrays
+        sort_names(arrays);
+        place_children(arrays);
+        place_first_names(arrays);
+        index
     }
 }
 

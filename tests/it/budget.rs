@@ -303,12 +303,12 @@ fn opened(source: impl Source + 'static, cache_dir: &Path, network: &Runtime) ->
 }
 
 fn read(archive: &Archive, name: &[u8], offset: u64) -> Vec<u8> {
-    let entry = archive
+    let found = archive
         .index()
         .lookup(Ino::ROOT, name)
-        .expect("it is there");
+        .map(|entry| entry.ino());
     archive
-        .read_here(entry.ino(), offset, 100)
+        .read_here(found.expect("it is there"), offset, 100)
         .expect("readable")
         .to_vec()
 }

@@ -416,7 +416,7 @@ fn no_secret_is_ever_told() {
             &["ls", "-l", "--header", "X-Key: geheim", &url][..],
             &["materialize", "-v", "--stats", &url, "-C", "out"],
             &["index", &url, "-o", "index"],
-            &["mount", &url, "mnt", "--log-file", "log"],
+            &["mount", "--wait-index", &url, "mnt", "--log-file", "log"],
         ] {
             let outcome = Outcome::of(place.tarfs().args(arguments).env("RUST_LOG", "debug"));
             texts.push(outcome.complaints.clone());

@@ -126,7 +126,7 @@ impl Place {
         let gnu = self.run("tar", &[&gnu[..], &TAR, options].concat());
         let own = ["materialize", "--numeric-owner", "a.tar", "-C", "own"];
         let own = self.tarfs(&[&own[..], options].concat());
-        let mount = ["mount", "-o", "suid,dev", "a.tar", "mnt"];
+        let mount = ["mount", "--wait-index", "-o", "suid,dev", "a.tar", "mnt"];
         let mount = self.tarfs(&[&mount[..], options].concat());
         let differences = ["own", "mnt"].map(|tree| self.compare("gnu", tree));
         if mount.status.success() {
@@ -985,7 +985,7 @@ fn random_trees_come_back_as_they_were() {
         prop_assert!(packed.status.success(), "{}", text(&packed.stderr));
         let own = place.tarfs(&["materialize", "--numeric-owner", "a.tar", "-C", "own"]);
         prop_assert!(own.status.success(), "{}", text(&own.stderr));
-        let mount = place.tarfs(&["mount", "-o", "suid,dev", "a.tar", "mnt"]);
+        let mount = place.tarfs(&["mount", "--wait-index", "-o", "suid,dev", "a.tar", "mnt"]);
         prop_assert!(mount.status.success(), "{}", text(&mount.stderr));
         for tree in ["own", "mnt"] {
             let difference = place.compare("gnu", tree);

@@ -18,7 +18,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use tarfs::archive::ReadError;
+use tarfs::archive::{Awaited, Known, ReadError, Then};
 use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
@@ -68,8 +68,16 @@ impl Memory {
 }
 
 impl Content for Memory {
-    fn index(&self) -> &Index {
-        &self.index
+    fn index(&self) -> Known<'_> {
+        Known::Complete(&self.index)
+    }
+
+    fn is_scanned(&self) -> bool {
+        true
+    }
+
+    fn when(&self, _awaited: Awaited, then: Then) {
+        then();
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {

@@ -68,7 +68,7 @@ impl Place {
 
     fn mount(&self, more: &[&str]) {
         let url = self.server.url(ARCHIVE);
-        self.succeeds(&[&["mount", &url, "mnt"], more].concat());
+        self.succeeds(&[&["mount", &url, "mnt", "--wait-index"], more].concat());
     }
 
     fn status(&self) -> Value {

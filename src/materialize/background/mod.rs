@@ -202,7 +202,8 @@ impl Background {
         read: Read,
         stats: &Arc<Stats>,
     ) -> Result<Running, Error> {
-        let work = self.work(index, root, read, stats)?;
+        let work = self.work(index, root, read, stats);
+        let work = work.inspect_err(|error| self.halt(error))?;
         if self.work.set(work).is_err() {
             return Err(Error::Taken {
                 path: self.place.directory.clone(),

@@ -39,7 +39,8 @@ fn damage_stays_in_its_span(packing: Packing) {
     let mut damaged_files = 0;
     for (name, content) in &tree.files {
         let path = ArchivePath::sanitize(name.as_bytes()).path;
-        let entry = archive.index().find(&path).expect("an entry");
+        let index = archive.index();
+        let entry = index.find(&path).expect("an entry");
         let mut pieces = entry.pieces(0, entry.size());
         if pieces.any(|piece| {
             let shared = piece.plain.intersection(&extent);
@@ -101,7 +102,8 @@ fn assert_readable_part(archive: &Archive, tree: &Tree) {
     let mut complete = 0;
     for (name, content) in &tree.files {
         let path = ArchivePath::sanitize(name.as_bytes()).path;
-        let Some(entry) = archive.index().find(&path) else {
+        let index = archive.index();
+        let Some(entry) = index.find(&path) else {
             break;
         };
         let pieces = entry.pieces(0, entry.size());

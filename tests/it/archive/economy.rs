@@ -133,7 +133,7 @@ fn reading_in_the_order_of_listings_decodes_every_span_once() {
     let mut options = lab.options();
     options.scan.memory = 32 << 20;
     let archive = lab.open_with(&options);
-    let files = listed(archive.index(), Ino::ROOT);
+    let files = listed(&archive.index(), Ino::ROOT);
     assert_eq!(files.len(), Tree::large().files.len());
     for ino in files {
         let len = archive.index().entry(ino).expect("an entry").size();

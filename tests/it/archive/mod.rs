@@ -165,7 +165,8 @@ fn large_lz4() -> Bytes {
 
 fn ino(archive: &Archive, name: &str) -> Ino {
     let path = ArchivePath::sanitize(name.as_bytes()).path;
-    let entry = archive.index().find(&path);
+    let index = archive.index();
+    let entry = index.find(&path);
     entry.unwrap_or_else(|| panic!("{name} is missing")).ino()
 }
 

@@ -1,0 +1,228 @@
+//! The one pass in the background that makes an archive's index, and what is kept of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{io, mem};
+
+use super::indexing::{Indexing, Spooler};
+use super::open::{OpenError, Opening, Spooling, spool_name};
+use super::read::Reader;
+use super::scan::{self, ScanError, Summary};
+use crate::base::loan::{Lender, Loan, Loans};
+use crate::base::path::ArchivePath;
+use crate::base::task::Thread;
+use crate::index::Origin;
+
+/// A pass that is under way, or over. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Pass {
+    shared: Arc<Shared>,
+    _thread: Thread<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    abandoned: AtomicBool,
+    outcome: Mutex<Outcome>,
+}
+
+/// What the pass has to say besides the index.
+#[derive(Debug, Default)]
+struct Outcome {
+    notes: Vec<String>,
+    failure: Option<Arc<OpenError>>,
+}
+
+impl Pass {
+    /// Starts the pass that completes `reader`'s catalog.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub(super) fn start(
+        opening: Opening,
+        spooler: Option<Spooler>,
+        reader: Arc<Reader>,
+    ) -> io::Result<Self> {
+        let shared = Arc::<Shared>::default();
+        let pass = Scanning {
+            opening,
+            reader,
+            shared: Arc::clone(&shared),
+        };
+        let thread = Thread::spawn("tarfs-index", move || {
+            // Also when it panics: who waits must not wait for ever.
+            let _end = End(&pass.reader);
+            if let Err(error) = pass.run(spooler) {
+                pass.shared.outcome().failure = error.map(Arc::new);
+            }
+        })?;
+        Ok(Self {
+            shared,
+            _thread: thread,
+        })
+    }
+
+    /// What the user should know, one line each.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.shared.outcome().notes.clone()
+    }
+
+    /// Why it ended before the archive.
+    pub(super) fn failure(&self) -> Option<Arc<OpenError>> {
+        self.shared.outcome().failure.clone()
+    }
+
+    /// As [`failure`](Self::failure), and nobody else asks.
+    pub(super) fn take_failure(&self) -> Option<OpenError> {
+        let failure = mem::take(&mut self.shared.outcome().failure);
+        failure.and_then(Arc::into_inner)
+    }
+
+    /// Says that nobody wants the index any more.
+    pub(super) fn abandon(&self) {
+        self.shared.abandoned.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+impl Shared {
+    fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the catalog's waiters when dropped.
+struct End<'a>(&'a Reader);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.catalog.end();
+    }
+}
+
+/// The pass on its thread.
+struct Scanning {
+    opening: Opening,
+    reader: Arc<Reader>,
+    shared: Arc<Shared>,
+}
+
+impl Scanning {
+    /// Scans, completes the index and saves it; `None` as an error when nobody wants it any more.
+    fn run(&self, spooler: Option<Spooler>) -> Result<(), Option<OpenError>> {
+        let Opening {
+            source,
+            options,
+            network,
+            stats,
+            ..
+        } = &self.opening;
+        let reader = &*self.reader;
+        let scan_memory = self.opening.scan_memory();
+        // While the scan goes on, reads have less, and with little memory kept spans, too.
+        let reads = borrow(reader.budget.clone(), reader.budget.lendable());
+        let lent = scan_memory - self.opening.half();
+        let spans = borrow(reader.memory.clone(), lent);
+        let mut sink = Indexing {
+            catalog: &reader.catalog,
+            packed_bytes: source.fingerprint().len,
+            abandoned: &self.shared.abandoned,
+            memory: (options.spooling != Spooling::TreeOnly).then_some(&reader.memory),
+            spooler,
+            stats,
+            gathered: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let scan_options = scan::Options {
+            spans: true,
+            memory: scan_memory,
+            lenders: match lent {
+                0 => vec![Arc::new(reader.memory.clone())],
+                _ => Vec::new(),
+            },
+            ..options.scan.clone()
+        };
+        let summary =
+            scan::scan(source, &scan_options, network, stats, &mut sink).map_err(|error| {
+                match error {
+                    ScanError::Archive { error, member } => {
+                        Some(self.opening.failed(error, member))
+                    }
+                    ScanError::Sink(_abandoned) => None,
+                }
+            })?;
+        drop((reads, spans));
+        let Indexing {
+            spooler,
+            warnings: mut notes,
+            ..
+        } = sink;
+        if summary.damages > 0 {
+            let what = format!("members may be lost at {} damaged places", summary.damages);
+            reader
+                .catalog
+                .grow(|builder| builder.problem(ArchivePath::root(), what));
+        }
+        reader.catalog.finish(self.origin(&summary));
+        let kept = self.settle_spool(spooler, &summary, &mut notes);
+        if let Some(store) = &self.opening.store
+            && let Some(index) = reader.catalog.completed()
+            && let Err(error) = store.publish(&self.opening.locator, index)
+        {
+            notes.push(format!("the index could not be saved: {error}"));
+        }
+        self.shared.outcome().notes = notes;
+        kept.map_err(Some)
+    }
+
+    fn origin(&self, summary: &Summary) -> Origin {
+        Origin {
+            locator: self.opening.locator.clone(),
+            content_id: summary.content_id.unwrap_or_default(),
+            compression: summary.compression,
+            packed_bytes: summary.packed_len,
+            plain_bytes: summary.plain_len,
+        }
+    }
+
+    /// Keeps the spool for the next mounts, if anything went into it.
+    fn settle_spool(
+        &self,
+        spooler: Option<Spooler>,
+        summary: &Summary,
+        notes: &mut Vec<String>,
+    ) -> Result<(), OpenError> {
+        let Some(mut spooler) = spooler else {
+            return Ok(());
+        };
+        if let Some(failure) = spooler.failure.take() {
+            if spooler.everything {
+                return Err(self.opening.no_spool(Some(failure)));
+            }
+            notes.push(format!(
+                "the spool is incomplete ({failure}); what is missing is decoded again when read"
+            ));
+        }
+        if spooler.spool.spooled_bytes() == 0 {
+            self.reader.drop_spool();
+            return Ok(());
+        }
+        let name = spool_name(summary.content_id.unwrap_or_default());
+        if let Err(error) = spooler.spool.publish(&name) {
+            notes.push(format!(
+                "the spool could not be kept for later mounts: {error}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Takes `bytes` from `lender` for a while.
+fn borrow(lender: impl Lender + 'static, bytes: u64) -> Option<Loan> {
+    Loans::new(vec![Arc::new(lender)]).borrow(bytes)
+}

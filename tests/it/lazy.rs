@@ -1,0 +1,268 @@
+//! A mount that answers while the archive is still being scanned: behind a server that holds back
+//! the rest of it.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use tarfs::base::task::Thread;
+
+use crate::support::http::{Resource, Response, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::noise::Noise;
+use crate::support::raw::Archive;
+
+const ARCHIVE: &str = "/archive";
+
+/// Longer than anything takes unless it waits for ever.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Holds back what is asked for until it is opened.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().expect("no panic") = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let is_open = self.is_open.lock().expect("no panic");
+        let waited = self
+            .opened
+            .wait_timeout_while(is_open, LONG, |is_open| !*is_open);
+        drop(waited.expect("no panic"));
+    }
+}
+
+/// What lies behind the gate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// The rest of the archive.
+    Comes,
+    /// An error that no retry mends.
+    Is404,
+}
+
+/// An archive of which a server gives the first part, and the rest when its gate opens.
+struct Place {
+    server: Server,
+    gate: Arc<Gate>,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Rest) -> Self {
+        // Enough for spans to end before the gate, and for requests not to reach across it.
+        let filler = Noise::new(5).bytes(24 << 20);
+        let front = front.file("filler", &filler);
+        let held_from = (front.clone().unfinished().len() - (4 << 20)) as u64;
+        let packed = rest(front).file("last", "last").end();
+        let resource = Resource::new(packed).etag("\"1\"");
+        let (server, gate) = (Server::start(), Arc::<Gate>::default());
+        let held = Arc::clone(&gate);
+        server.route(ARCHIVE, move |request| {
+            if request.range().is_none_or(|(_, end)| end > held_from) {
+                held.pass();
+                if what == Rest::Is404 {
+                    return Response::new(404);
+                }
+            }
+            resource.answer(request)
+        });
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        let place = Self {
+            server,
+            gate,
+            directory,
+        };
+        let url = place.server.url(ARCHIVE);
+        let output = place.tarfs(&["mount", &url, "mnt", "--chunk-size", "256KiB"]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{told}");
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, words: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_tarfs"))
+            .args(words)
+            .current_dir(&self.directory)
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("no_proxy", "*")
+            .output()
+            .expect("started")
+    }
+
+    fn status(&self) -> Value {
+        let text = self.tarfs(&["status", "mnt", "--json"]).stdout;
+        serde_json::from_slice(&text).expect("one mount")
+    }
+
+    fn phase(&self) -> String {
+        let status = self.status();
+        let phase = status.pointer("/index/phase").and_then(Value::as_str);
+        phase.expect("a phase").to_owned()
+    }
+
+    /// Waits for the end of the scan, which a listing does.
+    fn list(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path("mnt")).expect("a directory");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names
+            .map(|name| name.into_string().expect("UTF-8"))
+            .collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.open();
+        if is_mounted(&self.path("mnt")) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+/// What `work` answers on a thread of its own.
+fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Thread<T> {
+    Thread::spawn("aside", work).expect("a thread")
+}
+
+#[test]
+fn a_file_is_read_while_the_rest_of_the_archive_is_still_to_come() {
+    let content = Noise::new(1).bytes(300_000);
+    let front = Archive::new().file("d/early", &content);
+    let place = Place::new(front, |rest| rest.file("d/late", "late"), Rest::Comes);
+    assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
+    assert_eq!(place.phase(), "scanning");
+
+    let (late, listed) = (place.path("mnt/d/late"), place.path("mnt/d"));
+    let late = aside(move || fs::read(late).expect("readable"));
+    let listed = aside(move || fs::read_dir(listed).expect("a directory").count());
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!late.is_finished() && !listed.is_finished());
+    // Others are answered meanwhile.
+    let early = fs::symlink_metadata(place.path("mnt/d/early")).expect("known");
+    assert_eq!((early.len(), early.ino()), (300_000, 3));
+    assert_eq!(place.phase(), "scanning");
+
+    place.gate.open();
+    assert_eq!(late.join(), b"late");
+    assert_eq!(listed.join(), 2);
+    assert_eq!(place.list(), ["d", "filler", "last"]);
+    assert_eq!(place.phase(), "complete");
+    let missing = fs::read(place.path("mnt/missing")).expect_err("not there");
+    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+    // Saved: the next mount scans nothing.
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+    let url = place.server.url(ARCHIVE);
+    assert!(place.tarfs(&["mount", &url, "mnt"]).status.success());
+    let scans = place.status();
+    assert_eq!(scans.pointer("/counters/scans"), Some(&Value::from(0)));
+    assert_eq!(
+        scans.pointer("/index/phase"),
+        Some(&Value::from("complete"))
+    );
+}
+
+#[test]
+fn who_has_a_file_open_that_is_replaced_keeps_its_bytes() {
+    let (old, new) = (Noise::new(1).bytes(100_000), Noise::new(2).bytes(90_000));
+    let (front, later) = (Archive::new().file("f", &old), new.clone());
+    let place = Place::new(front, |rest| rest.file("f", later), Rest::Comes);
+    let mut open = File::open(place.path("mnt/f")).expect("there");
+    let mut first = vec![0; 1000];
+    open.read_exact(&mut first).expect("readable");
+    assert!(first == old[..1000]);
+    assert_eq!(open.metadata().expect("open").ino(), 2);
+
+    place.gate.open();
+    place.list();
+    assert!(fs::read(place.path("mnt/f")).expect("readable") == new);
+    let replaced = fs::metadata(place.path("mnt/f")).expect("there");
+    assert_eq!((replaced.ino(), replaced.len()), (4, 90_000));
+    let mut all = Vec::new();
+    open.seek(SeekFrom::Start(0)).expect("sought");
+    open.read_to_end(&mut all).expect("readable");
+    assert!(all == old);
+    let unlinked = open.metadata().expect("open");
+    assert_eq!((unlinked.ino(), unlinked.nlink()), (2, 0));
+}
+
+#[test]
+fn what_later_members_change_is_not_believed_for_long() {
+    let front = Archive::new().directory("d").file("f", "f");
+    let more = |rest: Archive| {
+        let rest = rest
+            .hard_link("d/g", "f")
+            .pax(&[("SCHILY.xattr.user.a", "1")]);
+        rest.file("with-xattr", "")
+    };
+    let place = Place::new(front, more, Rest::Comes);
+    let stat = |name: &str| fs::symlink_metadata(place.path("mnt").join(name)).expect("there");
+    let xattr = |name: &str| {
+        let mut value = [0; 8];
+        let path = place.path("mnt").join(name);
+        rustix::fs::lgetxattr(path, "user.a", &mut value).map(|len| value[..len].to_vec())
+    };
+    assert_eq!(stat("f").nlink(), 1);
+    assert_eq!(xattr("f"), Err(rustix::io::Errno::NODATA));
+    assert_eq!(place.phase(), "scanning");
+    place.gate.open();
+    place.list();
+    assert_eq!(stat("f").nlink(), 2);
+    assert_eq!(stat("d/g").ino(), stat("f").ino());
+    assert_eq!(xattr("with-xattr").expect("there"), b"1");
+}
+
+#[test]
+fn a_scan_that_fails_leaves_what_it_found() {
+    let content = Noise::new(1).bytes(300_000);
+    let front = Archive::new().file("early", &content);
+    let place = Place::new(front, |rest| rest.file("late", "late"), Rest::Is404);
+    let late = place.path("mnt/late");
+    let late = aside(move || fs::read(late));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!late.is_finished());
+    place.gate.open();
+    let error = late.join().expect_err("lost");
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    assert!(fs::read(place.path("mnt/early")).expect("readable") == content);
+    let listing = fs::read_dir(place.path("mnt")).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    assert!(listing.is_err(), "a part must not pass for the whole");
+
+    let status = place.status();
+    assert_eq!(status.pointer("/index/phase"), Some(&Value::from("failed")));
+    let failure = status.pointer("/index/failure").and_then(Value::as_str);
+    assert!(failure.expect("why").contains("not found"), "{failure:?}");
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+}
+
+#[test]
+fn an_unmount_ends_a_scan_that_waits_for_its_server() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::new(front, |rest| rest, Rest::Comes);
+    let late = place.path("mnt/last");
+    let late = aside(move || fs::read(late).is_err());
+    std::thread::sleep(Duration::from_millis(100));
+    let umount = place.tarfs(&["umount", "--lazy", "mnt"]);
+    assert!(umount.status.success());
+    assert!(late.join());
+    assert!(!is_mounted(&place.path("mnt")));
+}
