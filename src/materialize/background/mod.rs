@@ -596,13 +596,13 @@ impl Background {
             member: Box::new(member(entry)),
         };
         let file = OpenFile::create(job, &work.context, || ()).ok_or(Failure::Noted)?;
+        let mut unfinished = Unfinished {
+            directory: &directory,
+            path,
+            is_finished: false,
+        };
         let written = self.fill(work, entry, file);
-        if written.is_err() {
-            let removed = rustix::fs::unlinkat(&directory, name_of(path), AtFlags::empty());
-            if let Err(errno) = removed {
-                tracing::warn!(%path, %errno, "an incomplete file stays");
-            }
-        }
+        unfinished.is_finished = written.is_ok();
         written
     }
 
@@ -762,6 +762,25 @@ impl Materializer {
             let directory = Subject::Name(parent.as_fd(), name_of(path));
             // Who may not will hear why when something is to be made in it.
             directory.chmod(stat.st_mode & 0o7777 | OURS).ok();
+        }
+    }
+}
+
+/// A new file, which goes again unless it is finished, whatever happens to who writes it.
+struct Unfinished<'a> {
+    directory: &'a Directory,
+    path: &'a ArchivePath,
+    is_finished: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let name = name_of(self.path);
+        if let Err(errno) = rustix::fs::unlinkat(self.directory, name, AtFlags::empty()) {
+            tracing::warn!(path = %self.path, %errno, "an incomplete file stays");
         }
     }
 }
