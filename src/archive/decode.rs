@@ -13,11 +13,11 @@ use bytes::Bytes;
 
 use super::error::Error;
 use super::saved::Saved;
-use super::workers::Workers;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::ticket;
+use crate::base::workers::Workers;
 use crate::codec::{
     self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint,
 };

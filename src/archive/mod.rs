@@ -11,13 +11,13 @@ mod read;
 mod saved;
 pub mod scan;
 mod spans;
-mod workers;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::base::stats::Stats;
+use crate::base::workers::Workers;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
@@ -33,7 +33,7 @@ pub use saved::Saved;
 pub struct Archive {
     // In this order: the pass runs what waits for it, which goes to the workers, who use the reader.
     pass: Option<pass::Pass>,
-    workers: Arc<workers::Workers>,
+    workers: Arc<Workers>,
     reader: Arc<read::Reader>,
 }
 

@@ -126,6 +126,12 @@ stats! {
     served_bytes,
     /// Reads of a mount that were answered with an error.
     failed_reads,
+    /// Opens of a mount's files that were handed to the kernel, to read a copy by itself.
+    passthrough_opens,
+    /// Opens of a mount's files whose reads come to this process, where opens are counted.
+    served_opens,
+    /// Bytes handed to readers of a mount from copies of its files.
+    copied_bytes,
     /// Payload bytes written by materialize.
     written_bytes,
     /// Entries written by materialize.
@@ -187,6 +193,9 @@ mod tests {
             "unspooled_bytes",
             "served_bytes",
             "failed_reads",
+            "passthrough_opens",
+            "served_opens",
+            "copied_bytes",
             "written_bytes",
             "written_entries",
             "synced_file_systems",

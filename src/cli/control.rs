@@ -85,6 +85,9 @@ pub(super) struct Status {
     pub resident_bytes: u64,
     /// What of its memory is used for what.
     pub memory: MemoryUse,
+    /// How far the copy on disk is, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub materialize: Option<CopyProgress>,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -140,6 +143,25 @@ pub(super) struct MemoryUse {
     pub decoders_bytes: u64,
     /// The index, on top of the budget.
     pub index_bytes: u64,
+}
+
+/// How far a mount's copy on disk is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct CopyProgress {
+    /// Where it is.
+    pub directory: String,
+    /// `waiting` for the index, `writing`, `retrying`, `complete`, `incomplete` or `stopped`.
+    pub state: String,
+    /// Regular files that are whole.
+    pub files: u64,
+    /// Regular files that there are to be.
+    pub total_files: u64,
+    /// Stored bytes of whole files.
+    pub bytes: u64,
+    /// Stored bytes that there are to be.
+    pub total_bytes: u64,
+    /// Entries that could not be written, or were changed by somebody else.
+    pub failures: u64,
 }
 
 /// A read that failed.
@@ -406,6 +428,7 @@ impl Status {
                 decoders_bytes: 6,
                 index_bytes: 12_345,
             },
+            materialize: None,
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))

@@ -8,6 +8,7 @@ use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::control::{IndexState, MemoryUse, Phase};
+use super::copy::Original;
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::settings;
@@ -113,8 +114,9 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
-        content: archive,
+        content: Arc::<Archive>::clone(&archive),
         stats,
+        original: Original::of(&archive),
         notes: Box::new(move || notes(&noted, is_spooled)),
         index: Box::new(move || index_state(&scanned)),
         memory: Box::new(move || memory_use(&used)),
