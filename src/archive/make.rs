@@ -8,9 +8,9 @@ use bytes::Bytes;
 
 use super::flights::Claim;
 use super::read::{PackedBytes, ReadError, Reader, Resumed, key, span_len};
-use super::workers::Workers;
 use crate::base::buffer::{Pool, Reserved};
 use crate::base::extent::{Extent, Packed};
+use crate::base::workers::Workers;
 use crate::codec::{self, Compression, Context};
 use crate::fetch;
 use crate::index::Span;

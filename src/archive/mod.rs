@@ -6,6 +6,7 @@ mod decode;
 mod error;
 mod flights;
 mod foreground;
+mod hops;
 mod indexing;
 mod make;
 mod open;
@@ -18,7 +19,6 @@ mod replay;
 mod saved;
 pub mod scan;
 mod spans;
-mod workers;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -26,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 
 use crate::base::stats::Stats;
+use crate::base::workers::Workers;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
@@ -45,7 +46,7 @@ pub struct Archive {
     // as do the threads that are ahead of readers.
     pass: Option<pass::Pass>,
     prefetch: OnceLock<prefetch::Engine>,
-    workers: Arc<workers::Workers>,
+    workers: Arc<Workers>,
     reader: Arc<read::Reader>,
 }
 

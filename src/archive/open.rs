@@ -14,10 +14,10 @@ use super::indexing::Spooler;
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan;
-use super::workers::Workers;
 use crate::base::buffer::Pool;
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
+use crate::base::workers::Workers;
 use crate::cache::{self, Memory, Spool};
 use crate::index::store::{self, Store};
 use crate::index::{self, Builder, Index, Locator};
@@ -229,7 +229,10 @@ impl Opening {
             (true, true) => true,
             // All of it, or a part that is lost could not be had again while the mount lasts.
             (true, false) => reader.is_spooled(),
-            (false, _) => reader.verify_source(reader.sample()).is_ok(),
+            (false, _) => {
+                let is_hashed = reader.catalog.known().is_hashed();
+                is_hashed && reader.verify_source(reader.sample()).is_ok()
+            }
         }
     }
 
@@ -243,9 +246,14 @@ impl Opening {
         let spool = self.found_spool(&index);
         let is_ours =
             self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
+        if !is_ours && !index.is_hashed() {
+            return Err(foreign_index(path, &*self.source));
+        }
         let reader = self.reader(Catalog::complete(index), spool);
         let span = reader.sample();
-        let verified = if is_ours {
+        let verified = if is_ours && !reader.catalog.known().is_hashed() {
+            Ok(())
+        } else if is_ours {
             reader.verify(span)
         } else {
             reader.verify_source(span)

@@ -20,9 +20,9 @@ use super::rate::Rate;
 use super::read::Reader;
 use super::recorder::{Recorder, Touched};
 use super::replay::Replay;
-use super::workers::Workers;
 use crate::base::extent::{Extent, Plain};
 use crate::base::task::Thread;
+use crate::base::workers::Workers;
 use crate::index::{Entry, Index, Ino, Kind};
 
 /// Reads that may wait to be heard of; more are forgotten, and only make it see less.

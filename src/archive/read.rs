@@ -198,6 +198,7 @@ impl Reader {
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
     pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
+        self.known_span(number)?.hash.ok_or(ReadError::Index)?;
         self.span(number).map(drop)
     }
 
@@ -217,19 +218,23 @@ impl Reader {
     /// As [`Reader::verify`]; always when the source gives its bytes only once.
     pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
         let span = self.known_span(number)?;
+        span.hash.ok_or(ReadError::Index)?;
         let bytes = self.fetch(&span)?;
         self.memory.insert(key(number), bytes);
         Ok(())
     }
 
     /// The number of a span to verify the whole by: in the middle, or before it the nearest that
-    /// decoding can start at.
+    /// decoding can start at and that has a hash.
     pub(super) fn sample(&self) -> u32 {
         let index = self.catalog.known();
         let middle = index.span_count() / 2;
         (0..=middle)
             .rev()
-            .find(|&number| index.seek_offset(number).is_some())
+            .find(|&number| {
+                let span = index.span(number);
+                span.is_some_and(|span| span.seek_point.is_some() && span.hash.is_some())
+            })
             .unwrap_or(middle)
     }
 
@@ -344,7 +349,8 @@ impl Reader {
 
     pub(super) fn unspool(&self, span: &Span) -> Option<Bytes> {
         let bytes = self.spool()?.read(span.plain)?;
-        if xxh3_64(&bytes) != span.hash {
+        // What nobody has a hash of could be anything.
+        if Some(xxh3_64(&bytes)) != span.hash {
             return None;
         }
         self.stats.unspooled_bytes.add(bytes.len() as u64);
@@ -400,7 +406,8 @@ impl Reader {
             .map_err(|error| failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
-        if bytes.len() != len || xxh3_64(&bytes) != span.hash {
+        let is_other = |hash| xxh3_64(&bytes) != hash;
+        if bytes.len() != len || span.hash.is_some_and(is_other) {
             return Err(ReadError::Damaged {
                 extent: span.plain,
                 cause: None,

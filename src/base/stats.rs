@@ -90,8 +90,10 @@ stats! {
     source_peak_requests: Peak,
     /// Bytes received from a source.
     source_read_bytes,
-    /// Packed bytes that a scan has handed to its decoder: how far it is.
+    /// Packed bytes that a scan has handed to its decoder, or passed over: how far it is.
     scanned_packed_bytes,
+    /// Bytes of large payloads that a scan has passed over, without fetching them.
+    hopped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
     /// Pieces of plain bytes that a scan's decoder left to any thread to make.
@@ -134,6 +136,12 @@ stats! {
     pushed_bytes,
     /// Reads of a mount that were answered with an error.
     failed_reads,
+    /// Opens of a mount's files that were handed to the kernel, to read a copy by itself.
+    passthrough_opens,
+    /// Opens of a mount's files whose reads come to this process, where opens are counted.
+    served_opens,
+    /// Bytes handed to readers of a mount from copies of its files.
+    copied_bytes,
     /// Payload bytes written by materialize.
     written_bytes,
     /// Entries written by materialize.
@@ -200,6 +208,9 @@ mod tests {
             "ahead_spans",
             "ahead_packed_bytes",
             "failed_reads",
+            "passthrough_opens",
+            "served_opens",
+            "copied_bytes",
             "written_bytes",
             "written_entries",
             "synced_file_systems",

@@ -88,6 +88,9 @@ pub(super) struct Status {
     /// What is fetched before it is read.
     #[serde(default)]
     pub prefetch: PrefetchStatus,
+    /// How far the copy on disk is, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub materialize: Option<CopyProgress>,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -162,6 +165,25 @@ pub(super) struct PrefetchStatus {
     pub replayed_spans: u64,
     /// Spans of the profile.
     pub replay_spans: u64,
+}
+
+/// How far a mount's copy on disk is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct CopyProgress {
+    /// Where it is.
+    pub directory: String,
+    /// `waiting` for the index, `writing`, `retrying`, `complete`, `incomplete` or `stopped`.
+    pub state: String,
+    /// Regular files that are whole.
+    pub files: u64,
+    /// Regular files that there are to be.
+    pub total_files: u64,
+    /// Stored bytes of whole files.
+    pub bytes: u64,
+    /// Stored bytes that there are to be.
+    pub total_bytes: u64,
+    /// Entries that could not be written, or were changed by somebody else.
+    pub failures: u64,
 }
 
 /// A read that failed.
@@ -436,6 +458,7 @@ impl Status {
                 replayed_spans: 1,
                 replay_spans: 2,
             },
+            materialize: None,
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::control::{Phase, Status};
+use super::control::{CopyProgress, Phase, Status};
 use crate::base::stats::{Growth, Stats};
 
 /// What the answer calls itself.
@@ -87,6 +87,9 @@ pub(super) fn exposition(status: &Status) -> String {
     ] {
         page.add(name, "gauge", help, value);
     }
+    if let Some(copy) = &status.materialize {
+        page.add_copy(copy);
+    }
     for meaning in Stats::MEANINGS {
         // One of another version of this program may be missing.
         let Some(&value) = status.counters.get(meaning.name) else {
@@ -120,6 +123,46 @@ impl Page {
              tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n"
         );
         debug_assert!(written.is_ok(), "a String takes everything");
+    }
+}
+
+impl Page {
+    /// Adds how far a copy is.
+    fn add_copy(&mut self, copy: &CopyProgress) {
+        for (name, help, value) in [
+            (
+                "materialized_files",
+                "Regular files that are whole in the copy.",
+                copy.files,
+            ),
+            (
+                "materialized_files_expected",
+                "Regular files that the copy is to have.",
+                copy.total_files,
+            ),
+            (
+                "materialized_bytes",
+                "Stored bytes of files that are whole in the copy.",
+                copy.bytes,
+            ),
+            (
+                "materialized_bytes_expected",
+                "Stored bytes that the copy is to have.",
+                copy.total_bytes,
+            ),
+            (
+                "materialize_failures",
+                "Entries of the copy that could not be written, or were changed.",
+                copy.failures,
+            ),
+            (
+                "materialize_complete",
+                "Whether everything is in the copy.",
+                u64::from(copy.state == "complete"),
+            ),
+        ] {
+            self.add(name, "gauge", help, value);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod args;
 mod background;
 mod control;
+mod copy;
 mod exposition;
 mod index;
 mod ls;

@@ -8,6 +8,7 @@ use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus};
+use super::copy::Original;
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::settings;
@@ -76,6 +77,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         memory: args.memory.0,
         lenders: Vec::new(),
         workers: settings::processors(),
+        hops: false,
         saved: None,
     }
 }
@@ -98,7 +100,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let source = absolute(&args.source);
     let source = self::source(&source, &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
-    let options = open_options(&args.source, &args.cache.saved, spooling);
+    let mut options = open_options(&args.source, &args.cache.saved, spooling);
+    options.scan.hops = true;
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
@@ -114,8 +117,9 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
-        content: archive,
+        content: Arc::<Archive>::clone(&archive),
         stats,
+        original: Original::of(&archive),
         notes: Box::new(move || [notes(&noted, is_spooled), said()].concat()),
         index: Box::new(move || index_state(&scanned)),
         memory: Box::new(move || memory_use(&used)),
@@ -208,7 +212,8 @@ fn absolute(args: &SourceArgs) -> SourceArgs {
     args
 }
 
-/// The archive that the arguments name, with its index; shows progress unless `quiet`.
+/// The archive that the arguments name, with its index; shows progress unless `quiet`. With `hops`
+/// an index to be made may lack hashes of what nobody has to read for it.
 ///
 /// # Errors
 /// When it cannot be opened.
@@ -218,6 +223,7 @@ pub(super) fn archive(
     spooling: Spooling,
     network: &Runtime,
     stats: &Arc<Stats>,
+    hops: bool,
     quiet: bool,
 ) -> anyhow::Result<Archive> {
     if args.source == "-" {
@@ -225,7 +231,8 @@ pub(super) fn archive(
     }
     let source = source(args, network, stats)?;
     let _progress = indexing(&*source, stats, quiet);
-    let options = open_options(args, &cache.saved, spooling);
+    let mut options = open_options(args, &cache.saved, spooling);
+    options.scan.hops = hops;
     Ok(Archive::open(source, &options, network.handle(), stats)?)
 }
 

@@ -84,6 +84,18 @@ fn in_words(status: &Status, now: SystemTime) -> String {
             &format!("{done} of {total} spans"),
         );
     }
+    if let Some(copy) = &status.materialize {
+        let far = format!(
+            "{}, {} of {} files, {} of {}, in {}",
+            copy.state,
+            copy.files,
+            copy.total_files,
+            bytes(copy.bytes),
+            bytes(copy.total_bytes),
+            copy.directory
+        );
+        line(&mut text, "materialize", &far);
+    }
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
@@ -146,6 +158,7 @@ fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::control::CopyProgress;
 
     #[test]
     fn a_status_reads_as_a_list() {
@@ -177,6 +190,25 @@ mod tests {
   error                a/b: cut (5 min ago, 3 times)
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_copy_is_told_in_a_line() {
+        let status = Status {
+            materialize: Some(CopyProgress {
+                directory: "/copy".into(),
+                state: "writing".into(),
+                files: 3,
+                total_files: 40,
+                bytes: 5,
+                total_bytes: 20 << 20,
+                failures: 0,
+            }),
+            ..Status::example()
+        };
+        let text = in_words(&status, UNIX_EPOCH);
+        let line = "\n  materialize          writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

@@ -1,15 +1,20 @@
 //! How much the reader of a stream has read, and how long it has waited.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+
+use crate::base::extent::Packed;
 
 /// Shared by the reader, who waits, and the driver, who wants to know.
 #[derive(Debug, Default)]
 pub(super) struct Appetite {
     state: Mutex<State>,
     changed: Notify,
+    /// Where the last request ends.
+    asked: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +37,16 @@ impl Appetite {
             state.waited += since.elapsed();
         }
         came
+    }
+
+    /// Everything before `end` is asked for.
+    pub(super) fn asks(&self, end: Packed) {
+        self.asked.store(end.0, Ordering::Relaxed);
+    }
+
+    /// Where what is not asked for begins; 0 before the first request.
+    pub(super) fn asked(&self) -> Packed {
+        Packed(self.asked.load(Ordering::Relaxed))
     }
 
     /// The reader got `len` bytes.

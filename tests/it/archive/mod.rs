@@ -5,6 +5,7 @@ mod concurrency;
 mod damage;
 mod economy;
 mod figures;
+mod hops;
 mod indexed;
 mod lives;
 mod packings;
@@ -142,6 +143,7 @@ fn scan_options() -> scan::Options {
         memory: 64 << 20,
         lenders: Vec::new(),
         workers: 2,
+        hops: false,
         saved: None,
     }
 }
