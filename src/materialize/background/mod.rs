@@ -835,8 +835,13 @@ fn identity(index: &Index, root: Ino) -> u128 {
     hasher.update(&origin.content_id);
     if origin.content_id == [0; 32] {
         for number in 0..index.span_count() {
-            let hash = index.span(number).map_or(0, |span| span.hash);
-            hasher.update(&hash.to_le_bytes());
+            let hash = index.span(number).and_then(|span| span.hash);
+            hasher.update(&hash.unwrap_or_default().to_le_bytes());
+        }
+        if !index.is_hashed() {
+            // Then the source's own word for its version is strong.
+            hasher.update(origin.locator.canonical.as_bytes());
+            hasher.update(origin.locator.fingerprint.as_bytes());
         }
     }
     hasher.digest128()
