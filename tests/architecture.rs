@@ -90,7 +90,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("zstd", &["codec"]),
     ("liblzma", &["codec"]),
     ("bzip2", &["codec"]),
-    ("xxhash_rust", &["codec", "index", "archive"]),
+    ("xxhash_rust", &["codec", "index", "archive", "materialize"]),
     ("blake3", &["index", "archive"]),
     ("hashbrown", &["index"]),
     ("zerocopy", &["index"]),

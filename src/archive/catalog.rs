@@ -5,7 +5,7 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 
 use crate::base::extent::Plain;
 use crate::index::{Builder, Index, Ino, Origin};
@@ -29,7 +29,7 @@ pub enum Awaited {
 /// An index, complete or under construction.
 #[derive(Debug)]
 pub(super) struct Catalog {
-    complete: OnceLock<Index>,
+    complete: OnceLock<Arc<Index>>,
     /// `None` once there is nothing more to build.
     growing: RwLock<Option<Builder>>,
     waiting: Mutex<Waiting>,
@@ -81,7 +81,7 @@ impl Catalog {
     /// Of an index that is known already.
     pub(super) fn complete(index: Index) -> Self {
         Self {
-            complete: OnceLock::from(index),
+            complete: OnceLock::from(Arc::new(index)),
             growing: RwLock::new(None),
             waiting: Mutex::new(Waiting {
                 is_over: true,
@@ -116,7 +116,7 @@ impl Catalog {
     }
 
     /// The index, when all of it is known.
-    pub(super) fn completed(&self) -> Option<&Index> {
+    pub(super) fn completed(&self) -> Option<&Arc<Index>> {
         self.complete.get()
     }
 
@@ -180,7 +180,10 @@ impl Catalog {
         if let Some(builder) = growing.take() {
             let index = builder.finish(origin);
             // With the lock held, so that no one finds neither.
-            assert!(self.complete.set(index).is_ok(), "there is one builder");
+            assert!(
+                self.complete.set(Arc::new(index)).is_ok(),
+                "there is one builder"
+            );
         }
     }
 
@@ -216,8 +219,6 @@ fn is_there(index: &Index, awaited: &Awaited) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::base::extent::Extent;
     use crate::index::Options;

@@ -13,11 +13,11 @@ use bytes::Bytes;
 
 use super::error::Error;
 use super::saved::Saved;
-use super::workers::Workers;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::ticket;
+use crate::base::workers::Workers;
 use crate::codec::{
     self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint,
 };
@@ -36,6 +36,8 @@ pub(super) struct Options {
     pub(super) context: Context,
     /// Whether to take a digest over the packed bytes.
     pub(super) content_id: bool,
+    /// Where to begin, if not at the front; then the format is given.
+    pub(super) resume: Option<SeekPoint>,
     /// An index that may be of this stream, to decode along.
     pub(super) saved: Option<Saved>,
 }
@@ -75,6 +77,8 @@ pub(super) struct PlainStream {
     hash: Option<ContentHash>,
     finished: Option<Finished>,
     stats: Arc<Stats>,
+    /// Of what the decoder reads; `None` when it reads nothing.
+    control: Option<fetch::Control>,
     _decoder: Thread<()>,
 }
 
@@ -92,6 +96,15 @@ enum Slot {
     End(Finished),
 }
 
+impl Drop for PlainStream {
+    /// The decoder is joined, and must not wait for a source that nobody listens to any more.
+    fn drop(&mut self) {
+        if let Some(control) = &self.control {
+            control.cancel();
+        }
+    }
+}
+
 impl PlainStream {
     /// Starts decoding what `chunks` brings.
     ///
@@ -105,6 +118,8 @@ impl PlainStream {
         let (sender, slots) = sync_channel(QUEUED_PIECES + 2 * options.context.workers);
         let workers = Workers::start("tarfs-job", options.context.workers)?;
         let progress = Arc::clone(stats);
+        let control = chunks.control();
+        let resume = options.resume;
         let decoder = Thread::spawn("tarfs-decode", move || {
             let mut walker = Walker {
                 chunks,
@@ -112,10 +127,10 @@ impl PlainStream {
                 workers,
                 compression: options.compression,
                 hasher: options.content_id.then(blake3::Hasher::new),
-                packed_len: 0,
+                packed_len: resume.as_ref().map_or(0, |seek_point| seek_point.packed.0),
                 stats: progress,
             };
-            let last = match walker.walk(options.context, options.saved) {
+            let last = match walker.walk(options.context, options.saved, resume) {
                 Ok(()) => Slot::End(walker.finished()),
                 Err(Stop::Failed(error)) => Slot::Failed(error, walker.finished()),
                 Err(Stop::Deserted) => return,
@@ -129,6 +144,7 @@ impl PlainStream {
             hash: None,
             finished: None,
             stats: Arc::clone(stats),
+            control: Some(control),
             _decoder: decoder,
         })
     }
@@ -174,6 +190,20 @@ impl PlainStream {
     /// What is known of the packed stream, once it has ended or failed.
     pub(super) fn finished(&self) -> Option<Finished> {
         self.finished
+    }
+
+    /// Everything of the packed stream before this was asked for.
+    pub(super) fn asked(&self) -> Packed {
+        self.control
+            .as_ref()
+            .map_or(Packed(0), fetch::Control::asked)
+    }
+
+    /// As [`PlainStream::asked`], and nothing more will be.
+    pub(super) fn ask_no_more(&self) -> Packed {
+        self.control
+            .as_ref()
+            .map_or(Packed(0), fetch::Control::ask_no_more)
     }
 
     fn deliver(&mut self, bytes: Bytes) -> Item {
@@ -229,7 +259,12 @@ struct Walker {
 }
 
 impl Walker {
-    fn walk(&mut self, context: Context, saved: Option<Saved>) -> Result<(), Stop> {
+    fn walk(
+        &mut self,
+        context: Context,
+        saved: Option<Saved>,
+        resume: Option<SeekPoint>,
+    ) -> Result<(), Stop> {
         let first = self.first_bytes()?;
         let compression = match self.compression {
             Some(compression) => compression,
@@ -238,12 +273,13 @@ impl Walker {
         self.compression = Some(compression);
         self.send(Slot::Item(Item::Begin(compression)))?;
         let along = saved.and_then(|saved| saved.stretches(compression));
-        let mut decoder = match along {
-            Some(stretches) => {
+        let mut decoder = match (along, resume) {
+            (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
+            (Some(stretches), None) => {
                 self.stats.indexed_scans.increment();
                 codec::along(compression, context, stretches)
             }
-            None => codec::start(compression, context),
+            (None, None) => codec::start(compression, context),
         };
         let mut first = Some(first).filter(|first| !first.is_empty());
         loop {
@@ -358,6 +394,7 @@ mod tests {
             hash: None,
             finished: None,
             stats: Arc::default(),
+            control: None,
             _decoder: decoder.expect("a thread"),
         }
     }

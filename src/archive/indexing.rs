@@ -78,11 +78,16 @@ impl Sink for Indexing<'_> {
     }
 
     fn span_end(&mut self, span: Span) {
+        let keeps = span.hash.is_some();
         let bytes: Bytes = std::mem::take(&mut self.gathered).into_boxed_slice().into();
-        if let Some(keeper) = &mut self.keeper {
+        if let Some(keeper) = &mut self.keeper
+            && keeps
+        {
             keeper.goes_by(&span, &bytes);
         }
-        if let Some(memory) = self.memory {
+        if let Some(memory) = self.memory
+            && keeps
+        {
             let key = Key {
                 layer: 0,
                 span: span.number,

@@ -36,6 +36,10 @@ impl Policy {
 
     /// Whether a span that is made for a read is kept.
     pub(super) fn keeps(self, span: &Span) -> bool {
+        // What nobody has a hash of could not be verified.
+        if span.hash.is_none() {
+            return false;
+        }
         match self {
             Self::Everything => true,
             Self::LongWays => span.seek_point.is_none(),

@@ -1,40 +1,54 @@
 //! The library's front door: one archive, opened, scanned and read.
 
+mod ahead;
 mod catalog;
 mod decode;
 mod error;
+mod flights;
+mod foreground;
+mod hops;
 mod indexing;
 mod keeper;
+mod make;
 mod open;
 mod pass;
+mod prefetch;
+mod rate;
 mod read;
+mod recorder;
+mod replay;
 mod saved;
 pub mod scan;
 mod spans;
-mod workers;
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
 use crate::base::stats::Stats;
-use crate::index::Ino;
+use crate::base::workers::Workers;
+use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::SpoolUse;
 pub use catalog::{Awaited, Known, Then};
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
+pub use prefetch::{Ahead, PageCache, Prefetch, PrefetchProgress, PrefetchState, Profile};
 pub use read::ReadError;
+pub use recorder::Touched;
 pub use saved::Saved;
 
 /// An archive: its tree, as far as it is known, and any byte of any file, from memory, from a
 /// spool, or from the source.
 #[derive(Debug)]
 pub struct Archive {
-    // In this order: the pass runs what waits for it, which goes to the workers, who use the reader.
+    // In this order: the pass runs what waits for it, which goes to the workers, who use the reader,
+    // as do the threads that are ahead of readers.
     pass: Option<pass::Pass>,
-    workers: Arc<workers::Workers>,
+    prefetch: OnceLock<prefetch::Engine>,
+    workers: Arc<Workers>,
     reader: Arc<read::Reader>,
 }
 
@@ -69,6 +83,11 @@ impl Archive {
     /// The tree, as far as it is known.
     pub fn index(&self) -> Known<'_> {
         self.reader.catalog.known()
+    }
+
+    /// The tree for who goes on with it, once all of it is known.
+    pub fn complete_index(&self) -> Option<Arc<Index>> {
+        self.reader.catalog.completed().cloned()
     }
 
     /// Whether the scan is over, if there was one: what is not in the index now never will be.
@@ -144,6 +163,47 @@ impl Archive {
             reads_bytes: self.reader.budget.taken(),
             decoders_bytes: self.reader.loans.lent_bytes(),
             index_bytes: self.index().memory_bytes() as u64,
+        }
+    }
+
+    /// Starts to prepare what will be read next, as `options` say; a second call changes nothing.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub fn start_prefetch(&self, options: Prefetch) -> io::Result<()> {
+        let engine = prefetch::Engine::start(Arc::clone(&self.reader), options)?;
+        drop(self.prefetch.set(engine));
+        Ok(())
+    }
+
+    /// Takes note of a read of `len` bytes at `offset` of file `ino`, for what comes after it.
+    /// Never waits.
+    pub fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+        if let Some(prefetch) = self.prefetch.get() {
+            prefetch.saw_read(ino, offset, len);
+        }
+    }
+
+    /// Whether what was seen of reads has led to all that it leads to, but for what is pushed.
+    pub fn is_prefetch_idle(&self) -> bool {
+        self.prefetch.get().is_none_or(prefetch::Engine::is_idle)
+    }
+
+    /// How far what is fetched in the background is; `None` when nothing was started.
+    pub fn prefetch_progress(&self) -> Option<PrefetchProgress> {
+        Some(self.prefetch.get()?.progress())
+    }
+
+    /// What was read, if that is recorded and there were more than `reads` reads; and how many
+    /// there are now.
+    pub fn recorded(&self, reads: u64) -> Option<(Vec<Touched>, u64)> {
+        self.prefetch.get()?.recorded(reads)
+    }
+
+    /// Where files may be pushed to before they are read. The first word counts.
+    pub fn push_into(&self, pages: Arc<dyn PageCache>) {
+        if let Some(prefetch) = self.prefetch.get() {
+            prefetch.push_into(pages);
         }
     }
 

@@ -1,27 +1,29 @@
 //! From a source to an archive: by a saved index that still fits, or by one pass over it.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::runtime::Handle;
 
 use super::Archive;
 use super::catalog::{Awaited, Catalog};
 use super::error::Error;
+use super::flights::Flights;
+use super::foreground::Foreground;
 use super::keeper::{Keeper, Policy};
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan;
-use super::workers::Workers;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
+use crate::base::workers::Workers;
 use crate::cache::{Memory, Shelf, Spool, SpoolError, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, Store};
-use crate::index::{self, Builder, Index, Locator};
+use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
@@ -230,7 +232,10 @@ impl Opening {
             (true, true) => true,
             // All of it, or a part that is lost could not be had again while the mount lasts.
             (true, false) => reader.is_spooled(),
-            (false, _) => reader.verify_source(reader.sample()).is_ok(),
+            (false, _) => {
+                let is_hashed = reader.catalog.known().is_hashed();
+                is_hashed && reader.verify_source(reader.sample()).is_ok()
+            }
         }
     }
 
@@ -244,9 +249,14 @@ impl Opening {
         let spool = self.found_spool(&index);
         let is_ours =
             self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
+        if !is_ours && !index.is_hashed() {
+            return Err(foreign_index(path, &*self.source));
+        }
         let reader = self.reader(Catalog::complete(index), spool);
         let span = reader.sample();
-        let verified = if is_ours {
+        let verified = if is_ours && !reader.catalog.known().is_hashed() {
+            Ok(())
+        } else if is_ours {
             reader.verify(span)
         } else {
             reader.verify_source(span)
@@ -361,7 +371,7 @@ impl Opening {
         if !is_worth_it {
             return None;
         }
-        let content = content(index.origin().content_id);
+        let content = content(index.origin());
         match Spool::open(shelf, &content, self.spool_options()) {
             Ok(spool) => Some(Arc::new(spool)),
             Err(error) => {
@@ -383,6 +393,8 @@ impl Opening {
             memory,
             spool,
             long_way: Mutex::default(),
+            flights: Flights::default(),
+            foreground: Foreground::default(),
             network: self.network.clone(),
             budget,
             loans,
@@ -437,14 +449,20 @@ fn archive(reader: Arc<Reader>, pass: Option<Pass>) -> Result<Archive, OpenError
     let workers = Workers::start("tarfs-read", READERS).map_err(OpenError::Threads)?;
     Ok(Archive {
         pass,
+        prefetch: OnceLock::new(),
         workers: Arc::new(workers),
         reader,
     })
 }
 
 /// What a spool is found by.
-pub(super) fn content(content_id: [u8; 32]) -> String {
-    blake3::Hash::from(content_id).to_hex().to_string()
+pub(super) fn content(origin: &Origin) -> String {
+    if origin.content_id == [0; 32] {
+        // Not all of it was seen: it is known by its place and version alone.
+        let name = origin.locator.file_name();
+        return name.trim_end_matches(".idx").to_owned();
+    }
+    blake3::Hash::from(origin.content_id).to_hex().to_string()
 }
 
 fn in_words(error: &SpoolError) -> String {

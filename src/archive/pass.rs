@@ -201,7 +201,7 @@ impl Scanning {
                 return Err(self.opening.no_spool(Some(trouble)));
             }
         }
-        if let Err(error) = spool.publish(&content(summary.content_id.unwrap_or_default())) {
+        if let Err(error) = spool.publish(&content(&self.origin(summary))) {
             notes.push(format!(
                 "the spool could not be kept for later mounts: {error}"
             ));

@@ -12,6 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::catalog::Catalog;
 use super::error::Error;
+use super::flights::Flights;
+use super::foreground::Foreground;
 use super::keeper::Policy;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
@@ -75,6 +77,10 @@ pub(super) struct Reader {
     pub(super) policy: Policy,
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
+    /// Spans that are being made, for a read or ahead of one.
+    pub(super) flights: Flights,
+    /// Reads that make spans: what is made ahead waits for them.
+    pub(super) foreground: Foreground,
     pub(super) network: Handle,
     /// Counts what reads hold between them while they decode, and makes them wait for each other
     /// when that is too much.
@@ -194,6 +200,7 @@ impl Reader {
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
     pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
+        self.known_span(number)?.hash.ok_or(ReadError::Index)?;
         self.span(number).map(drop)
     }
 
@@ -213,23 +220,27 @@ impl Reader {
     /// As [`Reader::verify`]; always when the source gives its bytes only once.
     pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
         let span = self.known_span(number)?;
+        span.hash.ok_or(ReadError::Index)?;
         let bytes = self.fetch(&span)?;
         self.memory.insert(key(number), bytes);
         Ok(())
     }
 
     /// The number of a span to verify the whole by: in the middle, or before it the nearest that
-    /// decoding can start at.
+    /// decoding can start at and that has a hash.
     pub(super) fn sample(&self) -> u32 {
         let index = self.catalog.known();
         let middle = index.span_count() / 2;
         (0..=middle)
             .rev()
-            .find(|&number| index.seek_offset(number).is_some())
+            .find(|&number| {
+                let span = index.span(number);
+                span.is_some_and(|span| span.seek_point.is_some() && span.hash.is_some())
+            })
             .unwrap_or(middle)
     }
 
-    fn known_span(&self, number: u32) -> Result<Span, ReadError> {
+    pub(super) fn known_span(&self, number: u32) -> Result<Span, ReadError> {
         self.catalog.known().span(number).ok_or(ReadError::Index)
     }
 
@@ -242,13 +253,40 @@ impl Reader {
         let mut is_ours = false;
         let filled = self.memory.get_or_fill(key(number), || {
             is_ours = true;
-            self.stats.memory_miss_spans.increment();
-            self.fill(number)
+            self.fly(number)
         });
         if !is_ours {
             self.stats.memory_shared_spans.increment();
         }
         filled.map_err(|error: Arc<ReadError>| ReadError::clone(&error))
+    }
+
+    /// Makes span `number`, or waits for who makes it ahead of reads.
+    fn fly(&self, number: u32) -> Result<Bytes, ReadError> {
+        loop {
+            let flight = match self.flights.claim(number) {
+                Ok(claim) => {
+                    let _busy = self.foreground.enter();
+                    self.stats.memory_miss_spans.increment();
+                    let bytes = self.fill(number)?;
+                    // Before it is over, or it might be made again in between.
+                    self.memory.insert(key(number), bytes.clone());
+                    claim.land(bytes.clone());
+                    return Ok(bytes);
+                }
+                Err(flight) => flight,
+            };
+            if let Some(bytes) = flight.wait() {
+                self.stats.memory_shared_spans.increment();
+                return Ok(bytes);
+            }
+        }
+    }
+
+    /// As [`Reader::try_read`], for who reads on nobody's behalf; `None` also when it fails.
+    pub(super) fn peek(&self, ino: Ino, len: u32) -> Option<Bytes> {
+        let find = |span| self.memory.get(key(span)).ok_or(None);
+        self.read_with(ino, 0, len, find).ok()
     }
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
@@ -291,7 +329,7 @@ impl Reader {
     }
 
     /// Keeps on disk what is worth it, so that no one has to make it again.
-    fn spool_span(&self, span: &Span, bytes: &Bytes) {
+    pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes) {
         if let Some(spool) = &self.spool
             && self.policy.keeps(span)
         {
@@ -304,10 +342,22 @@ impl Reader {
         }
     }
 
-    fn unspool(&self, span: &Span) -> Option<Bytes> {
+    /// As [`Reader::spool_span`] for what was made on nobody's behalf: it displaces nothing, and
+    /// can wait.
+    pub(super) fn spool_span_quietly(&self, span: &Span, bytes: &Bytes) {
+        if let Some(spool) = &self.spool
+            && self.policy.keeps(span)
+        {
+            spool.keep(span.plain, bytes.clone(), Patience::Short);
+        }
+    }
+
+    pub(super) fn unspool(&self, span: &Span) -> Option<Bytes> {
+        // What nobody has a hash of could be anything.
+        let hash = span.hash?;
         let spool = self.spool.as_ref()?;
         let bytes = spool.read(span.plain)?;
-        if bytes.len() as u64 != span.plain.len() || xxh3_64(&bytes) != span.hash {
+        if bytes.len() as u64 != span.plain.len() || xxh3_64(&bytes) != hash {
             return None;
         }
         spool.used(span.plain);
@@ -352,7 +402,7 @@ impl Reader {
     }
 
     /// The plain bytes of `span`, which `decoder` is about to make.
-    fn take(
+    pub(super) fn take(
         &self,
         span: &Span,
         decoder: &mut Resumed,
@@ -364,7 +414,8 @@ impl Reader {
             .map_err(|error| failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
-        if bytes.len() != len || xxh3_64(&bytes) != span.hash {
+        let is_other = |hash| xxh3_64(&bytes) != hash;
+        if bytes.len() != len || span.hash.is_some_and(is_other) {
             return Err(ReadError::Damaged {
                 extent: span.plain,
                 cause: None,
@@ -385,7 +436,7 @@ impl Reader {
 
     /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
     /// with the source.
-    fn packed_end(&self, number: u32) -> Packed {
+    pub(super) fn packed_end(&self, number: u32) -> Packed {
         let index = self.catalog.known();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
         let len = index.origin().packed_bytes;
@@ -412,7 +463,7 @@ fn file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
 }
 
 /// The length of `span`. An index file may claim any; no scan makes spans longer than that.
-fn span_len(span: &Span) -> Result<usize, ReadError> {
+pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
     usize::try_from(span.plain.len())
         .ok()
         .filter(|&len| len as u64 <= LONGEST_SPAN)
@@ -438,7 +489,7 @@ fn failed(span: &Span, error: Error) -> ReadError {
     }
 }
 
-fn key(span: u32) -> Key {
+pub(super) fn key(span: u32) -> Key {
     Key { layer: 0, span }
 }
 
@@ -507,13 +558,13 @@ fn zeros(len: u64) -> Vec<u8> {
 }
 
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
-struct Resumed {
+pub(super) struct Resumed {
     decoder: Box<dyn Decoder>,
     rest: VecDeque<Bytes>,
 }
 
 impl Resumed {
-    fn new(decoder: Box<dyn Decoder>) -> Self {
+    pub(super) fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
             rest: VecDeque::new(),
@@ -569,7 +620,7 @@ impl Resumed {
 }
 
 /// The packed bytes to decode from: fetched at once, or as they are needed.
-enum PackedBytes {
+pub(super) enum PackedBytes {
     Fetched(Option<Bytes>),
     Streamed(Box<fetch::Stream>),
 }
@@ -629,6 +680,8 @@ mod tests {
             spool: None,
             policy: Policy::Nothing,
             long_way: Mutex::default(),
+            flights: Flights::default(),
+            foreground: Foreground::default(),
             network: network.handle().clone(),
             budget: Pool::new(0),
             loans: Loans::limited(0),

@@ -91,10 +91,12 @@ impl Iterator for Stretches {
             following.unwrap_or((index.span_count(), Packed(index.origin().packed_bytes)));
         // A longer span is a lie: what follows is missing then, and that is an error.
         let spans = (self.next..until)
-            .map_while(|number| index.span(number))
-            .map(|span| Sum {
-                len: span.plain.len(),
-                hash: span.hash,
+            .map_while(|number| {
+                let span = index.span(number)?;
+                Some(Sum {
+                    len: span.plain.len(),
+                    hash: span.hash?,
+                })
             })
             .take_while(|span| span.len <= LONGEST_SPAN)
             .collect::<VecDeque<_>>();

@@ -1,22 +1,24 @@
 //! One pass over an archive: fetch → decode → parse, and every sink together.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::decode::{self, Item, PlainStream};
 use super::error::Error;
+use super::hops::Hops;
 use super::saved::Saved;
-use super::spans::Spans;
+use super::spans::{Spans, here};
 use crate::base::buffer::{Enough, Pool};
-use crate::base::extent::Packed;
+use crate::base::extent::{Packed, Plain};
 use crate::base::loan::{Lender, Loans};
 use crate::base::stats::Stats;
-use crate::codec::{Compression, Context};
+use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
 use crate::index::Span;
-use crate::source::Source;
+use crate::source::{Access, Source};
 use crate::tar::{self, Event, Member, Parser};
 
 /// Receives what a scan finds, in archive order, on the scanning thread: a
@@ -82,6 +84,10 @@ pub struct Options {
     pub lenders: Vec<Arc<dyn Lender>>,
     /// Threads that decode what can be decoded out of order.
     pub workers: usize,
+    /// Whether large payloads of an archive that is not packed may be passed over, so that their
+    /// bytes have no hashes and the source no content id; only with a source whose version is pinned
+    /// by a strong validator.
+    pub hops: bool,
     /// An index of this version of the source, if there is one: with it a stream that must
     /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
     /// wanted.
@@ -144,17 +150,26 @@ pub fn scan<S: Sink>(
     sink: &mut S,
 ) -> Result<Summary, ScanError<S::Error>> {
     stats.scans.increment();
+    let len = source.fingerprint().len;
+    let may_hop = options.hops && source.access() == Access::Ranges;
     let mut scan = Scan {
         parser: Parser::new(options.tar.clone()),
         spans: options.spans.then(Spans::new),
         plain_len: 0,
         damages: 0,
         member: None,
+        source,
+        options,
+        network,
+        is_plain: false,
+        end: len.filter(|_| may_hop && source.fingerprint().is_strong()),
+        hops: Hops::default(),
+        run: Run::new(),
+        hopped: false,
         stats,
         sink,
     };
-    let mut plain =
-        open_stream(source, options, network, stats).map_err(|error| scan.failed(error))?;
+    let mut plain = scan.open(None).map_err(|error| scan.failed(error))?;
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
         Err(ScanError::Archive { error, member }) => {
@@ -175,7 +190,7 @@ pub fn scan<S: Sink>(
         compression: finished.compression,
         packed_len: finished.packed_len,
         plain_len: scan.plain_len,
-        content_id: finished.content_id,
+        content_id: finished.content_id.filter(|_| !scan.hopped),
         truncated,
         damages: scan.damages,
     })
@@ -199,6 +214,7 @@ fn open_stream(
     options: &Options,
     network: &Handle,
     stats: &Arc<Stats>,
+    resume: Option<SeekPoint>,
 ) -> Result<PlainStream, Error> {
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
@@ -217,9 +233,16 @@ fn open_stream(
         pool: packed,
         stats: Arc::clone(stats),
     };
-    let chunks = fetch::Stream::start(network, Arc::clone(source), Packed(0), fetch);
+    let start = resume
+        .as_ref()
+        .map_or(Packed(0), |seek_point| seek_point.packed);
+    let chunks = fetch::Stream::start(network, Arc::clone(source), start, fetch);
     let decode = decode::Options {
-        compression: options.compression,
+        // What is resumed is not packed.
+        compression: resume
+            .as_ref()
+            .map_or(options.compression, |_| Some(Compression::None)),
+        resume,
         context: Context {
             pool: plain,
             seek_points: options.spans,
@@ -232,6 +255,25 @@ fn open_stream(
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }
 
+/// What came since streaming began, or began again.
+#[derive(Clone, Copy)]
+struct Run {
+    since: Instant,
+    /// When the first bytes came.
+    first: Option<Duration>,
+    bytes: u64,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            first: None,
+            bytes: 0,
+        }
+    }
+}
+
 /// A scan in progress.
 struct Scan<'a, S> {
     parser: Parser,
@@ -240,7 +282,17 @@ struct Scan<'a, S> {
     damages: u64,
     /// The name of the member whose payload is going by.
     member: Option<Vec<u8>>,
-    stats: &'a Stats,
+    source: &'a Arc<dyn Source>,
+    options: &'a Options,
+    network: &'a Handle,
+    /// Whether packed bytes are plain bytes.
+    is_plain: bool,
+    /// The source's end, if payloads before it may be passed over.
+    end: Option<u64>,
+    hops: Hops,
+    run: Run,
+    hopped: bool,
+    stats: &'a Arc<Stats>,
     sink: &'a mut S,
 }
 
@@ -252,6 +304,11 @@ impl<S: Sink> Scan<'_, S> {
                 .pull()
                 .map_err(|error| self.failed(error.into()))?
             {
+                Event::NeedInput if self.is_worth_hopping(plain) => {
+                    // It goes on asking meanwhile.
+                    let asked = plain.ask_no_more();
+                    *plain = self.hop(asked).map_err(|error| self.failed(error))?;
+                }
                 Event::NeedInput => match self.next_bytes(plain)? {
                     Some(bytes) => self.parser.push(bytes),
                     None => self.parser.finish(),
@@ -265,6 +322,48 @@ impl<S: Sink> Scan<'_, S> {
         Ok(())
     }
 
+    fn open(&self, resume: Option<SeekPoint>) -> Result<PlainStream, Error> {
+        open_stream(self.source, self.options, self.network, self.stats, resume)
+    }
+
+    /// Whether the rest of a payload is to be passed over. Nothing is that has been asked for, so no
+    /// byte is asked for twice.
+    fn is_worth_hopping(&mut self, plain: &PlainStream) -> bool {
+        let Some(source_end) = self.end.filter(|_| self.is_plain) else {
+            return false;
+        };
+        let lacking = self.parser.lacking();
+        let Some(end) = self.plain_len.checked_add(lacking) else {
+            return false;
+        };
+        let asked = plain.asked().0.max(self.plain_len);
+        if lacking == 0 || end > source_end || end <= asked {
+            return false;
+        }
+        if let Some(first) = self.run.first {
+            self.hops
+                .saw(self.run.bytes, self.run.since.elapsed(), first);
+        }
+        self.hops.is_worth(end - asked)
+    }
+
+    /// Goes on behind the payload, of which nothing from `asked` on was asked for.
+    fn hop(&mut self, asked: Packed) -> Result<PlainStream, Error> {
+        let lacking = self.parser.lacking();
+        self.parser.skip_lacking();
+        if let Some(spans) = &mut self.spans {
+            spans.gap(lacking, self.sink);
+        }
+        self.plain_len += lacking;
+        self.stats
+            .hopped_bytes
+            .add(self.plain_len.saturating_sub(asked.0));
+        self.stats.scanned_packed_bytes.add(lacking);
+        self.run = Run::new();
+        self.hopped = true;
+        self.open(Some(here(Plain(self.plain_len))))
+    }
+
     /// The next plain bytes; `None` at the end of the stream.
     fn next_bytes(
         &mut self,
@@ -272,9 +371,16 @@ impl<S: Sink> Scan<'_, S> {
     ) -> Result<Option<Bytes>, ScanError<S::Error>> {
         while plain.finished().is_none() {
             match plain.next().map_err(|error| self.failed(error))? {
-                Item::Begin(compression) => self.sink.begin(compression),
+                Item::Begin(compression) => {
+                    self.is_plain = compression == Compression::None;
+                    self.sink.begin(compression);
+                }
                 Item::Plain(bytes) => {
                     self.plain_len += bytes.len() as u64;
+                    self.run.bytes += bytes.len() as u64;
+                    self.run
+                        .first
+                        .get_or_insert_with(|| self.run.since.elapsed());
                     if let Some(spans) = &mut self.spans {
                         spans.plain(&bytes, self.sink);
                     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::scan::Sink;
-use crate::base::extent::{Extent, Plain};
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::codec::seek_point::{MAX_SPAN, MIN_SPAN};
 use crate::codec::{SeekPoint, UNCOUNTED};
 use crate::index::Span;
@@ -73,6 +73,26 @@ impl Spans {
         }
     }
 
+    /// Passes over the next `len` bytes of a stream that is not packed: spans that nobody has seen.
+    pub(super) fn gap<S: Sink>(&mut self, len: u64, sink: &mut S) {
+        self.end(sink);
+        let end = self.start.0 + len;
+        while self.start.0 < end {
+            let until = (self.start.0 / MIN_SPAN + 1) * MIN_SPAN;
+            let plain = Extent::with_len(self.start, until.min(end) - self.start.0);
+            sink.span_end(Span {
+                number: self.number,
+                plain,
+                hash: None,
+                seek_point: Some(here(self.start)),
+            });
+            self.number += 1;
+            self.start = plain.end();
+        }
+        self.seek_point = Some(here(self.start));
+        self.last_seek = Some(self.start);
+    }
+
     /// Ends the span that is going by, at the end of the stream too.
     pub(super) fn end<S: Sink>(&mut self, sink: &mut S) {
         if self.len == 0 {
@@ -81,7 +101,7 @@ impl Spans {
         sink.span_end(Span {
             number: self.number,
             plain: Extent::with_len(self.start, self.len),
-            hash: self.hasher.digest(),
+            hash: Some(self.hasher.digest()),
             seek_point: self.seek_point.take(),
         });
         self.number += 1;
@@ -91,10 +111,20 @@ impl Spans {
     }
 }
 
+/// Where decoding can start in a stream that is not packed.
+pub(super) fn here(plain: Plain) -> SeekPoint {
+    SeekPoint {
+        packed: Packed(plain.0),
+        bit: 0,
+        plain,
+        state: 0,
+        window: Bytes::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::extent::Packed;
     use crate::tar::Member;
     use proptest::prelude::*;
     use xxhash_rust::xxh3::xxh3_64;
@@ -238,7 +268,7 @@ mod tests {
                 prop_assert_eq!(span.plain.start().0, end);
                 prop_assert!((1..=LONGEST_SPAN).contains(&span.plain.len()));
                 prop_assert_eq!(span.plain.len(), bytes.len() as u64);
-                prop_assert_eq!(span.hash, xxh3_64(bytes));
+                prop_assert_eq!(span.hash, Some(xxh3_64(bytes)));
                 let place = span.seek_point.as_ref().map(|seek_point| seek_point.plain);
                 prop_assert!(place.is_none_or(|place| place == span.plain.start()));
                 end = span.plain.end().0;

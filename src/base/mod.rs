@@ -10,3 +10,4 @@ pub mod resolve;
 pub mod stats;
 pub mod task;
 pub mod ticket;
+pub mod workers;

@@ -90,8 +90,10 @@ stats! {
     source_peak_requests: Peak,
     /// Bytes received from a source.
     source_read_bytes,
-    /// Packed bytes that a scan has handed to its decoder: how far it is.
+    /// Packed bytes that a scan has handed to its decoder, or passed over: how far it is.
     scanned_packed_bytes,
+    /// Bytes of large payloads that a scan has passed over, without fetching them.
+    hopped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
     /// Pieces of plain bytes that a scan's decoder left to any thread to make.
@@ -116,6 +118,10 @@ stats! {
     spool_hit_spans,
     /// Spans that reads did not find in the spool that there is.
     spool_miss_spans,
+    /// Spans made ahead of reads.
+    ahead_spans,
+    /// Packed bytes fetched ahead of reads.
+    ahead_packed_bytes,
     /// Plain bytes written to spools.
     spooled_bytes,
     /// Plain bytes read back from spools.
@@ -126,8 +132,20 @@ stats! {
     spool_evicted_bytes,
     /// Bytes handed to readers of a mount.
     served_bytes,
+    /// Reads that the kernel asked a mount for.
+    served_reads,
+    /// Files put into the kernel's page cache before they were read.
+    pushed_files,
+    /// Bytes of those files.
+    pushed_bytes,
     /// Reads of a mount that were answered with an error.
     failed_reads,
+    /// Opens of a mount's files that were handed to the kernel, to read a copy by itself.
+    passthrough_opens,
+    /// Opens of a mount's files whose reads come to this process, where opens are counted.
+    served_opens,
+    /// Bytes handed to readers of a mount from copies of its files.
+    copied_bytes,
     /// Payload bytes written by materialize.
     written_bytes,
     /// Entries written by materialize.
@@ -190,7 +208,15 @@ mod tests {
             "spool_skipped_spans",
             "spool_evicted_bytes",
             "served_bytes",
+            "served_reads",
+            "pushed_files",
+            "pushed_bytes",
+            "ahead_spans",
+            "ahead_packed_bytes",
             "failed_reads",
+            "passthrough_opens",
+            "served_opens",
+            "copied_bytes",
             "written_bytes",
             "written_entries",
             "synced_file_systems",

@@ -45,6 +45,16 @@ impl Memory {
         self.spans.get(&key)
     }
 
+    /// Whether the span's bytes are here; asking does not count as reading them.
+    pub fn contains(&self, key: Key) -> bool {
+        self.spans.contains_key(&key)
+    }
+
+    /// The limit, in bytes.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
     /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
     /// of that alive without being charged for it.
     pub fn insert(&self, key: Key, bytes: Bytes) {

@@ -88,6 +88,12 @@ pub(super) struct Status {
     /// What of its disk decoded spans take; `None` when none are kept there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spool: Option<SpoolUse>,
+    /// What is fetched before it is read.
+    #[serde(default)]
+    pub prefetch: PrefetchStatus,
+    /// How far the copy on disk is, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub materialize: Option<CopyProgress>,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -158,6 +164,44 @@ pub(super) struct SpoolUse {
     pub all_bytes: u64,
     /// What all may take: `--cache-size`, or all of the disk but a tenth.
     pub limit_bytes: u64,
+}
+
+/// What is fetched before it is read, and how far that is.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub(super) struct PrefetchStatus {
+    /// `none`, `ahead` or `all`, as `--prefetch` has it.
+    pub what: String,
+    /// How far `all` is: `off` when it is not wanted; `running`; `complete` when everything is kept
+    /// and nothing is fetched any more; `full` when there is no room for more; `incomplete` when
+    /// parts could not be made.
+    pub state: String,
+    /// Spans that it has made or found.
+    pub done_spans: u64,
+    /// Spans of the archive.
+    pub total_spans: u64,
+    /// Spans of the profile that were made or found.
+    pub replayed_spans: u64,
+    /// Spans of the profile.
+    pub replay_spans: u64,
+}
+
+/// How far a mount's copy on disk is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct CopyProgress {
+    /// Where it is.
+    pub directory: String,
+    /// `waiting` for the index, `writing`, `retrying`, `complete`, `incomplete` or `stopped`.
+    pub state: String,
+    /// Regular files that are whole.
+    pub files: u64,
+    /// Regular files that there are to be.
+    pub total_files: u64,
+    /// Stored bytes of whole files.
+    pub bytes: u64,
+    /// Stored bytes that there are to be.
+    pub total_bytes: u64,
+    /// Entries that could not be written, or were changed by somebody else.
+    pub failures: u64,
 }
 
 /// A read that failed.
@@ -429,6 +473,15 @@ impl Status {
                 all_bytes: 50 << 20,
                 limit_bytes: 70 << 20,
             }),
+            prefetch: PrefetchStatus {
+                what: "all".into(),
+                state: "running".into(),
+                done_spans: 3,
+                total_spans: 7,
+                replayed_spans: 1,
+                replay_spans: 2,
+            },
+            materialize: None,
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
@@ -552,6 +605,8 @@ mod tests {
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
             r#""index_bytes":12345},"spool":{"held_bytes":31457280,"#,
             r#""all_bytes":52428800,"limit_bytes":73400320},"#,
+            r#""prefetch":{"what":"all","state":"running","#,
+            r#""done_spans":3,"total_spans":7,"replayed_spans":1,"replay_spans":2},"#,
             r#""metrics":"http://127.0.0.1:9469/metrics","#,
             r#""counters":{"scans":1},"notes":["spooled"],"errors":["#,
             r#"{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::control::{Phase, Status};
+use super::control::{CopyProgress, Phase, Status};
 use crate::base::stats::{Growth, Stats};
 
 /// What the answer calls itself.
@@ -16,7 +16,7 @@ pub(super) fn exposition(status: &Status) -> String {
         text: String::new(),
         mountpoint: escaped(&status.mountpoint),
     };
-    let memory = &status.memory;
+    let (memory, prefetch) = (&status.memory, &status.prefetch);
     for (name, help, value) in [
         (
             "mount_timestamp_seconds",
@@ -59,6 +59,31 @@ pub(super) fn exposition(status: &Status) -> String {
             "Memory of the index, on top of the budget.",
             memory.index_bytes,
         ),
+        (
+            "prefetch_all_spans",
+            "Spans that fetching everything has made or found.",
+            prefetch.done_spans,
+        ),
+        (
+            "prefetch_all_complete",
+            "1 when everything is kept and nothing is fetched any more, else 0.",
+            u64::from(prefetch.state == "complete"),
+        ),
+        (
+            "archive_spans",
+            "Spans of the archive.",
+            prefetch.total_spans,
+        ),
+        (
+            "replayed_spans",
+            "Spans of the profile that were made or found.",
+            prefetch.replayed_spans,
+        ),
+        (
+            "replay_spans",
+            "Spans of the profile.",
+            prefetch.replay_spans,
+        ),
     ] {
         page.add(name, "gauge", help, value);
     }
@@ -82,6 +107,9 @@ pub(super) fn exposition(status: &Status) -> String {
         ] {
             page.add(name, "gauge", help, value);
         }
+    }
+    if let Some(copy) = &status.materialize {
+        page.add_copy(copy);
     }
     for meaning in Stats::MEANINGS {
         // One of another version of this program may be missing.
@@ -116,6 +144,46 @@ impl Page {
              tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n"
         );
         debug_assert!(written.is_ok(), "a String takes everything");
+    }
+}
+
+impl Page {
+    /// Adds how far a copy is.
+    fn add_copy(&mut self, copy: &CopyProgress) {
+        for (name, help, value) in [
+            (
+                "materialized_files",
+                "Regular files that are whole in the copy.",
+                copy.files,
+            ),
+            (
+                "materialized_files_expected",
+                "Regular files that the copy is to have.",
+                copy.total_files,
+            ),
+            (
+                "materialized_bytes",
+                "Stored bytes of files that are whole in the copy.",
+                copy.bytes,
+            ),
+            (
+                "materialized_bytes_expected",
+                "Stored bytes that the copy is to have.",
+                copy.total_bytes,
+            ),
+            (
+                "materialize_failures",
+                "Entries of the copy that could not be written, or were changed.",
+                copy.failures,
+            ),
+            (
+                "materialize_complete",
+                "Whether everything is in the copy.",
+                u64::from(copy.state == "complete"),
+            ),
+        ] {
+            self.add(name, "gauge", help, value);
+        }
     }
 }
 
@@ -159,6 +227,9 @@ mod tests {
             "# TYPE tarfs_entries gauge\ntarfs_entries{mountpoint=\"/mnt\"} 2\n",
             "# TYPE tarfs_index_complete gauge\ntarfs_index_complete{mountpoint=\"/mnt\"} 1\n",
             "tarfs_resident_memory_bytes{mountpoint=\"/mnt\"} 20971520\n",
+            "tarfs_prefetch_all_spans{mountpoint=\"/mnt\"} 3\n",
+            "tarfs_prefetch_all_complete{mountpoint=\"/mnt\"} 0\n",
+            "tarfs_replay_spans{mountpoint=\"/mnt\"} 2\n",
             "tarfs_memory_budget_bytes{mountpoint=\"/mnt\"} 134217728\n",
             "tarfs_memory_spans_bytes{mountpoint=\"/mnt\"} 41943040\n",
             "tarfs_memory_reads_bytes{mountpoint=\"/mnt\"} 5\n",
@@ -189,7 +260,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 12 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), 17 + Stats::MEANINGS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

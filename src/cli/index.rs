@@ -39,6 +39,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         Spooling::TreeOnly,
         &network,
         &stats,
+        false,
         args.quiet,
     )?;
     for note in archive.notes() {

@@ -57,6 +57,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         Spooling::TreeOnly,
         &network,
         &stats,
+        true,
         quiet,
     )?;
     let index = archive.index();

@@ -3,6 +3,7 @@
 mod args;
 mod background;
 mod control;
+mod copy;
 mod exposition;
 mod index;
 mod ls;
@@ -11,6 +12,8 @@ mod metrics;
 mod mount;
 mod open;
 mod output;
+mod prefetch;
+mod profile;
 mod settings;
 mod status;
 mod telemetry;

@@ -19,15 +19,18 @@ use tokio::sync::oneshot;
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Log};
 use super::control::{
-    Answer, Control, FailedRead, IndexState, MemoryUse, Question, SpoolUse, Status,
+    Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
 };
+use super::copy::{Copy, Original};
 use super::metrics::Metrics;
+use super::prefetch::{PrefetchArgs, Recording};
 use super::settings;
 use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError, View};
+use crate::index::Ino;
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
@@ -36,6 +39,8 @@ pub(super) struct MountArgs {
     pub source: SourceArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
+    #[command(flatten)]
+    pub prefetch: PrefetchArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
     /// Return only when all of the archive is known, instead of letting whoever comes early wait
@@ -61,6 +66,10 @@ pub(super) struct MountArgs {
     /// Write messages here once in the background, instead of to the journal or syslog.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
+    /// Write the tree to DIR meanwhile, and read files from there as they become complete: by the
+    /// kernel itself, where it permits that. DIR is empty at first; a later mount goes on with it.
+    #[arg(long, value_name = "DIR")]
+    pub materialize: Option<PathBuf>,
     /// Serve what `tarfs status` tells to Prometheus, at /metrics of this address and port; to
     /// anyone who can connect to it.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -113,6 +122,12 @@ pub(super) struct Opened {
     pub memory: Box<dyn Fn() -> MemoryUse>,
     /// What its disk is used for; asked for each status.
     pub spool: Box<dyn Fn() -> Option<SpoolUse>>,
+    /// How far what is fetched in the background is; asked for each status.
+    pub prefetch: Box<dyn Fn() -> PrefetchStatus>,
+    /// Writes what is read to a file, if that is wanted; ends with the mount.
+    pub recording: Option<Recording>,
+    /// What a copy of it is made from.
+    pub original: Original,
     /// The threads that its reads need; last, because they must outlive it.
     pub network: Runtime,
 }
@@ -169,10 +184,21 @@ fn serve(
     Mount::check(&args.mountpoint)?;
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
+    let copy = args.materialize.as_deref();
+    let copy = copy
+        .map(|directory| Copy::open(directory, &args.mountpoint))
+        .transpose()?;
     let opened = open_archive(args)?;
-    let result = serve_opened(args, &opened, &options, metrics, log);
+    let result = serve_opened(args, &opened, &options, metrics, copy.as_ref(), log);
+    if let Some(copy) = &copy {
+        copy.end();
+    }
+    // Brings what was read to disk.
+    drop(opened.recording);
     // Nobody is left to wait for what may still be on its way, a scan's bytes among it.
     opened.network.shutdown_background();
+    // Waits for its threads, who wait for nothing now.
+    drop(copy);
     result
 }
 
@@ -181,6 +207,7 @@ fn serve_opened(
     opened: &Opened,
     options: &MountOptions,
     metrics: Option<Metrics>,
+    copy: Option<&Copy>,
     log: Option<Log>,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
@@ -193,7 +220,11 @@ fn serve_opened(
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
-    let tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    let mut tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    if let Some(copy) = copy {
+        let copies = copy.copies();
+        tree = tree.with_copies(copies).context("cannot start a thread")?;
+    }
     let scanned = events.clone();
     let then = Box::new(move || tell(&scanned, Event::Scanned));
     opened.content.when(Awaited::End, then);
@@ -205,6 +236,9 @@ fn serve_opened(
         options,
         move || tell(&ended, Event::Ended),
     )?;
+    if let Some(copy) = copy {
+        copy.start(opened, view.root())?;
+    }
     let control = Control::serve(&settings::runtime_dir(), move |question| {
         ask(&events, question)
     });
@@ -219,26 +253,49 @@ fn serve_opened(
         mountpoint = %mount.mountpoint().display(),
         "mounted"
     );
-    react(inbox, &mount, opened, metrics_url.as_deref());
+    let seen = Seen {
+        mount: &mount,
+        opened,
+        copy,
+        root: view.root(),
+        metrics_url: metrics_url.as_deref(),
+    };
+    react(inbox, &seen);
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a status tells of.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    mount: &'a Mount,
+    opened: &'a Opened,
+    copy: Option<&'a Copy>,
+    root: Ino,
+    metrics_url: Option<&'a str>,
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
 /// it did not come to are refused.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
-fn react(inbox: Receiver<Event>, mount: &Mount, opened: &Opened, metrics_url: Option<&str>) {
+fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
+    let mount = seen.mount;
     let mut insists = Force::No;
     while let Ok(event) = inbox.recv() {
         match event {
             Event::Ended => return,
             Event::Scanned => {
-                if let Some(failure) = (opened.index)().failure {
+                if let Some(failure) = (seen.opened.index)().failure {
                     tracing::error!(failure, "what is not known by now cannot be found");
+                }
+                if let Some(copy) = seen.copy
+                    && copy.start(seen.opened, seen.root).is_err()
+                {
+                    tracing::debug!("without a copy, as its status says");
                 }
             }
             Event::Question(Question::Status, answer) => {
-                let status = status(mount, opened, metrics_url);
+                let status = status(seen);
                 answer(Answer::Status(Box::new(status)));
             }
             Event::Question(Question::Umount { force }, answer) => {
@@ -282,18 +339,33 @@ fn in_one_line(error: &dyn std::error::Error) -> String {
     }
 }
 
-fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
+fn status(seen: &Seen<'_>) -> Status {
+    let &Seen {
+        mount,
+        opened,
+        copy,
+        metrics_url,
+        ..
+    } = seen;
+    let mut notes = (opened.notes)();
+    if let Some(copy) = copy {
+        notes.extend(copy.notes(mount));
+    }
+    // By itself: what is asked below asks the index again, which a scan that waits to change it lets
+    // nobody do twice.
+    let entries = opened.content.index().entry_count();
     Status {
         source: opened.location.clone(),
         mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),
-        entries: opened.content.index().entry_count(),
+        entries,
         index: (opened.index)(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory: (opened.memory)(),
         spool: (opened.spool)(),
+        prefetch: (opened.prefetch)(),
         metrics: metrics_url.map(str::to_owned),
         counters: opened
             .stats
@@ -301,7 +373,8 @@ fn status(mount: &Mount, opened: &Opened, metrics_url: Option<&str>) -> Status {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-        notes: (opened.notes)(),
+        materialize: copy.map(Copy::progress),
+        notes,
         errors: mount.failures().into_iter().map(failed_read).collect(),
     }
 }

@@ -7,11 +7,12 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
-use super::control::{IndexState, MemoryUse, Phase, SpoolUse};
+use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
+use super::copy::Original;
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::settings;
-use crate::archive::{Archive, Awaited, OpenOptions, Spooling, scan};
+use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::source::{self, Source};
@@ -76,6 +77,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         memory: args.memory.0,
         lenders: Vec::new(),
         workers: settings::processors(),
+        hops: false,
         saved: None,
     }
 }
@@ -98,7 +100,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let source = absolute(&args.source);
     let source = self::source(&source, &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
-    let options = open_options(&args.source, &args.cache.saved, spooling);
+    let mut options = open_options(&args.source, &args.cache.saved, spooling);
+    options.scan.hops = true;
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
@@ -106,18 +109,24 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     };
     archive.when(Awaited::End, Box::new(move || drop(progress)));
     let archive = Arc::new(archive);
+    let (background, said) =
+        super::prefetch::start(&args.prefetch, &args.source, &archive, &network)?;
     let (noted, used, scanned) = (archive.clone(), archive.clone(), archive.clone());
     let spooled = archive.clone();
+    let asked = archive.clone();
     let is_spooled = !args.cache.no_spool;
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
-        content: archive,
+        content: Arc::<Archive>::clone(&archive),
         stats,
-        notes: Box::new(move || notes(&noted, is_spooled)),
+        original: Original::of(&archive),
+        notes: Box::new(move || [notes(&noted, is_spooled), said()].concat()),
         index: Box::new(move || index_state(&scanned)),
         memory: Box::new(move || memory_use(&used)),
         spool: Box::new(move || spool_use(&spooled)),
+        prefetch: Box::new(move || prefetch_status(&asked)),
+        recording: background,
         network,
     })
 }
@@ -155,6 +164,32 @@ fn index_state(archive: &Archive) -> IndexState {
     }
 }
 
+fn prefetch_status(archive: &Archive) -> PrefetchStatus {
+    let Some(progress) = archive.prefetch_progress() else {
+        return PrefetchStatus::default();
+    };
+    let what = match progress.ahead {
+        Ahead::None => "none",
+        Ahead::Readers => "ahead",
+        Ahead::All => "all",
+    };
+    let state = match progress.state {
+        PrefetchState::Off => "off",
+        PrefetchState::Running => "running",
+        PrefetchState::Full => "full",
+        PrefetchState::Incomplete => "incomplete",
+        PrefetchState::Complete => "complete",
+    };
+    PrefetchStatus {
+        what: what.to_owned(),
+        state: state.to_owned(),
+        done_spans: progress.done_spans,
+        total_spans: progress.total_spans,
+        replayed_spans: progress.replayed_spans,
+        replay_spans: progress.replay_spans,
+    }
+}
+
 fn memory_use(archive: &Archive) -> MemoryUse {
     let used = archive.memory_use();
     MemoryUse {
@@ -189,7 +224,8 @@ fn absolute(args: &SourceArgs) -> SourceArgs {
     args
 }
 
-/// The archive that the arguments name, with its index; shows progress unless `quiet`.
+/// The archive that the arguments name, with its index; shows progress unless `quiet`. With `hops`
+/// an index to be made may lack hashes of what nobody has to read for it.
 ///
 /// # Errors
 /// When it cannot be opened.
@@ -199,6 +235,7 @@ pub(super) fn archive(
     spooling: Spooling,
     network: &Runtime,
     stats: &Arc<Stats>,
+    hops: bool,
     quiet: bool,
 ) -> anyhow::Result<Archive> {
     if args.source == "-" {
@@ -206,7 +243,8 @@ pub(super) fn archive(
     }
     let source = source(args, network, stats)?;
     let _progress = indexing(&*source, stats, quiet);
-    let options = open_options(args, &cache.saved, spooling);
+    let mut options = open_options(args, &cache.saved, spooling);
+    options.scan.hops = hops;
     Ok(Archive::open(source, &options, network.handle(), stats)?)
 }
 

@@ -74,6 +74,33 @@ fn in_words(status: &Status, now: SystemTime) -> String {
         line(&mut text, "disk, all spools", &bytes(spool.all_bytes));
         line(&mut text, "disk, limit", &bytes(spool.limit_bytes));
     }
+    let prefetch = &status.prefetch;
+    line(&mut text, "prefetch", &prefetch.what);
+    if prefetch.state != "off" {
+        let (done, total) = (prefetch.done_spans, prefetch.total_spans);
+        let state = format!("{}, {done} of {total} spans", prefetch.state);
+        line(&mut text, "prefetch, all", &state);
+    }
+    if prefetch.replay_spans > 0 {
+        let (done, total) = (prefetch.replayed_spans, prefetch.replay_spans);
+        line(
+            &mut text,
+            "prefetch, replay",
+            &format!("{done} of {total} spans"),
+        );
+    }
+    if let Some(copy) = &status.materialize {
+        let far = format!(
+            "{}, {} of {} files, {} of {}, in {}",
+            copy.state,
+            copy.files,
+            copy.total_files,
+            bytes(copy.bytes),
+            bytes(copy.total_bytes),
+            copy.directory
+        );
+        line(&mut text, "materialize", &far);
+    }
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
@@ -136,6 +163,7 @@ fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::control::CopyProgress;
 
     #[test]
     fn a_status_reads_as_a_list() {
@@ -162,11 +190,33 @@ mod tests {
   disk, spool          30 MiB
   disk, all spools     50 MiB
   disk, limit          70 MiB
+  prefetch             all
+  prefetch, all        running, 3 of 7 spans
+  prefetch, replay     1 of 2 spans
   scans                1
   note                 spooled
   error                a/b: cut (5 min ago, 3 times)
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_copy_is_told_in_a_line() {
+        let status = Status {
+            materialize: Some(CopyProgress {
+                directory: "/copy".into(),
+                state: "writing".into(),
+                files: 3,
+                total_files: 40,
+                bytes: 5,
+                total_bytes: 20 << 20,
+                failures: 0,
+            }),
+            ..Status::example()
+        };
+        let text = in_words(&status, UNIX_EPOCH);
+        let line = "\n  materialize          writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use crate::base::extent::Packed;
+
 /// Shared by the reader, who waits, and the driver, who wants to know.
 #[derive(Debug, Default)]
 pub(super) struct Appetite {
@@ -14,6 +16,10 @@ pub(super) struct Appetite {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Where the last request ends.
+    asked: u64,
+    /// There must be no other request.
+    is_sated: bool,
     read: u64,
     /// All waits that are over.
     waited: Duration,
@@ -32,6 +38,27 @@ impl Appetite {
             state.waited += since.elapsed();
         }
         came
+    }
+
+    /// Everything before `end` is asked for now; false when nothing more may be.
+    pub(super) fn asks(&self, end: Packed) -> bool {
+        let mut state = self.lock();
+        if !state.is_sated {
+            state.asked = end.0;
+        }
+        !state.is_sated
+    }
+
+    /// Where what is not asked for begins; 0 before the first request.
+    pub(super) fn asked(&self) -> Packed {
+        Packed(self.lock().asked)
+    }
+
+    /// As [`Appetite::asked`], and nothing more will be.
+    pub(super) fn sate(&self) -> Packed {
+        let mut state = self.lock();
+        state.is_sated = true;
+        Packed(state.asked)
     }
 
     /// The reader got `len` bytes.

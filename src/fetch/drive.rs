@@ -54,6 +54,11 @@ pub(super) async fn drive(
             room = room(sender, &driver.config.pool, chunk), if may_launch => {
                 let (place, chunk) = room?;
                 has_ended = chunk.is_none();
+                if let Some((chunk, _)) = &chunk
+                    && !appetite.asks(chunk.end())
+                {
+                    return Err(Gone);
+                }
                 place.send(chunk.map_or(Coming::End, |(chunk, buffer)| {
                     driver.launch(chunk, buffer)
                 }));

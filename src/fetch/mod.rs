@@ -22,7 +22,7 @@ use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
-pub use stream::{Config, Stream};
+pub use stream::{Config, Control, Stream};
 
 /// Requests in flight at once, at the most. Sixteen are needed where a server gives each
 /// connection 60 MB/s, or at 40 ms round trip; how many there are is measured.

@@ -7,7 +7,7 @@ use futures_util::stream::{BoxStream, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::appetite::Appetite;
 use super::drive;
@@ -64,8 +64,33 @@ pub struct Stream {
     rest: Bytes,
     appetite: Arc<Appetite>,
     state: State,
+    driving: AbortHandle,
     /// Owns the driver; dropped last, after nobody receives any more.
     _driver: JoinSet<()>,
+}
+
+/// A hold on a stream.
+#[derive(Clone, Debug)]
+pub struct Control {
+    appetite: Arc<Appetite>,
+    driver: AbortHandle,
+}
+
+impl Control {
+    /// Everything before this was asked for; 0 when nothing was, or the source has no ranges.
+    pub fn asked(&self) -> Packed {
+        self.appetite.asked()
+    }
+
+    /// As [`Control::asked`], and nothing more will be: who reads on gets no more than that.
+    pub fn ask_no_more(&self) -> Packed {
+        self.appetite.sate()
+    }
+
+    /// Ends the stream: who waits for it, and who reads on, gets [`Cause::Cancelled`].
+    pub fn cancel(&self) {
+        self.driver.abort();
+    }
 }
 
 #[derive(Debug)]
@@ -115,14 +140,23 @@ impl Stream {
             Arc::clone(&appetite),
             sender,
         );
-        driver.spawn_on(work, handle);
+        let driving = driver.spawn_on(work, handle);
         Self {
             source,
+            driving,
             coming,
             rest: Bytes::new(),
             appetite,
             state: State::Flowing,
             _driver: driver,
+        }
+    }
+
+    /// A hold on the stream for others than who reads it.
+    pub fn control(&self) -> Control {
+        Control {
+            appetite: Arc::clone(&self.appetite),
+            driver: self.driving.clone(),
         }
     }
 

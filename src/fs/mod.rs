@@ -3,18 +3,21 @@
 //! A [`Tree`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
 //! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
 //! archive does not change, so names, absences, attributes and links are valid for a year, and
-//! files and directories need no open. Only while the archive is still being scanned the kernel
-//! asks each time, as a later member may replace what it was told.
+//! files and directories need no open; files do where there are [`Copies`] of them. Only while the
+//! archive is still being scanned the kernel asks each time, as a later member may replace what it
+//! was told.
 //!
 //! A request is answered at once or handed on together with its reply: a read to the archive's own
 //! threads, and what the scan has yet to find to the scan. So no thread that takes requests ever
 //! waits.
 
 mod attr;
+mod copies;
 mod device;
 mod errno;
 mod failures;
 mod options;
+mod pages;
 mod seek;
 mod session;
 mod table;
@@ -36,15 +39,18 @@ use fuser::{
 };
 use tracing::trace_span;
 
-use crate::archive::{Archive, Awaited, Known, ReadError, Then};
+use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
 
+use copies::{Desk, Handles};
 use failures::Failures;
+use pages::Pages;
 use seek::Whence;
 
 pub use attr::Ownership;
+pub use copies::Copies;
 pub use device::{MountError, UnmountError};
 pub use failures::Failure;
 pub use options::{MountOptions, OptionError};
@@ -57,6 +63,10 @@ const FOR_EVER: Duration = Duration::from_hours(365 * 24);
 /// The largest request the kernel may send. Reads come in pieces of read-ahead, 1 MiB at most
 /// (see [`session`]); larger ones brought nothing.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
+/// How many file systems may lie below a mount that hands files over: the copies' own, which is not
+/// stacked itself. With one more, the kernel would let no overlay lie on top.
+const STACK_DEPTH: u32 = 1;
 
 /// Names longer than this make the kernel refuse a whole listing (`FUSE_NAME_MAX`); they can be
 /// looked up no better.
@@ -81,6 +91,12 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
 
     /// As [`Archive::read`].
     fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply);
+
+    /// As [`Archive::saw_read`].
+    fn saw_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
+
+    /// As [`Archive::push_into`].
+    fn push_into(&self, _pages: Arc<dyn PageCache>) {}
 }
 
 impl Content for Archive {
@@ -103,6 +119,14 @@ impl Content for Archive {
     fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply) {
         Self::read(self, ino, offset, len, done);
     }
+
+    fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+        Self::saw_read(self, ino, offset, len);
+    }
+
+    fn push_into(&self, pages: Arc<dyn PageCache>) {
+        Self::push_into(self, pages);
+    }
 }
 
 /// A directory of an archive as a filesystem.
@@ -115,6 +139,9 @@ pub struct Tree {
     accounts: Arc<Accounts>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
+    pages: Arc<Pages>,
+    /// Where there may be copies of files, which are opened with handles then.
+    desk: Option<Desk>,
 }
 
 impl Tree {
@@ -130,15 +157,28 @@ impl Tree {
         } else {
             Accounts::default()
         };
+        let pages = Arc::<Pages>::default();
+        content.push_into(Arc::clone(&pages) as Arc<dyn PageCache>);
         Self {
             view,
+            pages,
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
             content,
             stats,
             failures: Arc::default(),
+            desk: None,
         }
+    }
+
+    /// As it is, and its files are read from `copies` where there are any.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub fn with_copies(mut self, copies: Arc<dyn Copies>) -> io::Result<Self> {
+        self.desk = Some(Desk::new(copies, Arc::clone(&self.stats))?);
+        Ok(self)
     }
 
     fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
@@ -159,6 +199,7 @@ impl Tree {
             Err(errno) => return reply.error(errno),
         };
         if let Some(entry) = index.lookup(directory, &name) {
+            self.pages.looked_up(entry.ino());
             return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
         }
         if index.is_complete() {
@@ -199,7 +240,7 @@ impl Tree {
     fn later(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
         let content = Arc::downgrade(&self.content);
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
-        let failures = Arc::clone(&self.failures);
+        let (failures, pages) = (Arc::clone(&self.failures), Arc::clone(&self.pages));
         let (view, ownership) = (self.view, self.ownership);
         let checks_permissions = self.checks_permissions;
         move || {
@@ -211,6 +252,9 @@ impl Tree {
                 accounts,
                 stats,
                 failures,
+                pages,
+                // What comes late is no open and no read.
+                desk: None,
             })
         }
     }
@@ -272,16 +316,30 @@ impl Tree {
     }
 }
 
-/// A read's reply, and whom to tell what became of it.
+/// A read, its reply, and whom to tell what became of it.
 struct Answer {
     reply: ReplyData,
     ino: Ino,
+    offset: u64,
+    len: u32,
     content: Weak<dyn Content>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
 }
 
 impl Answer {
+    /// Gives what the archive has.
+    fn read(self) {
+        let (ino, offset, len) = (self.ino, self.offset, self.len);
+        let Some(content) = self.content.upgrade() else {
+            return self.reply.error(Errno::EIO);
+        };
+        match content.try_read(ino, offset, len) {
+            Some(result) => self.give(result),
+            None => content.read(ino, offset, len, Box::new(move |result| self.give(result))),
+        }
+    }
+
     fn give(self, result: Result<Bytes, ReadError>) {
         match result {
             Ok(bytes) => {
@@ -328,7 +386,6 @@ impl Filesystem for Tree {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let mut wanted = InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
-            | InitFlags::FUSE_NO_OPEN_SUPPORT
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_CACHE_SYMLINKS
@@ -340,6 +397,11 @@ impl Filesystem for Tree {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
+        wanted |= match &self.desk {
+            None => InitFlags::FUSE_NO_OPEN_SUPPORT,
+            // Only opens with handles can be handed over.
+            Some(_) => InitFlags::FUSE_PASSTHROUGH,
+        };
         // An older kernel lacks some of them, and loses speed or ACLs, nothing else.
         let offered = wanted & config.capabilities();
         if config.add_capabilities(offered).is_err()
@@ -347,12 +409,23 @@ impl Filesystem for Tree {
         {
             tracing::warn!("the kernel refused a capability that it had offered");
         }
+        if let Some(desk) = &self.desk {
+            let is_offered = offered.contains(InitFlags::FUSE_PASSTHROUGH)
+                && config.set_max_stack_depth(STACK_DEPTH).is_ok();
+            desk.handles.offer_passthrough(is_offered);
+        }
         Ok(())
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
         self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
+        if let Ok(ino) = u32::try_from(ino.0) {
+            self.pages.forgotten(Ino(ino));
+        }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -374,9 +447,20 @@ impl Filesystem for Tree {
         }
     }
 
-    /// Files need no open: this answer keeps the kernel from asking again.
-    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(Errno::ENOSYS);
+    /// Without copies files need no open: this answer keeps the kernel from asking again.
+    fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _span = trace_span!("open", inode = ino.0).entered();
+        let Some(desk) = &self.desk else {
+            return reply.error(Errno::ENOSYS);
+        };
+        let found = {
+            let index = self.content.index();
+            self.entry(&index, ino).map(|entry| entry.ino())
+        };
+        match found {
+            Ok(ino) => desk.open(ino, reply),
+            Err(errno) => reply.error(errno),
+        }
     }
 
     fn read(
@@ -399,22 +483,51 @@ impl Filesystem for Tree {
             return reply.data(&[]);
         }
         let len = size.min(MAX_REQUEST_BYTES);
+        let left = size_of_file - offset;
+        let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
+        self.stats.served_reads.increment();
+        if offset == 0 {
+            self.pages.asked_for(entry);
+        }
+        self.content.saw_read(entry, offset, len);
         let answer = Answer {
             reply,
             ino: entry,
+            offset,
+            len,
             content: Arc::downgrade(&self.content),
             stats: Arc::clone(&self.stats),
             failures: Arc::clone(&self.failures),
         };
-        match self.content.try_read(entry, offset, len) {
-            Some(result) => answer.give(result),
-            None => self.content.read(
-                entry,
-                offset,
-                len,
-                Box::new(move |result| answer.give(result)),
-            ),
+        let Some(desk) = &self.desk else {
+            return answer.read();
+        };
+        let copied = |answer: Answer| {
+            move |bytes| match bytes {
+                Some(bytes) => answer.give(Ok(bytes)),
+                None => answer.read(),
+            }
+        };
+        if let Some(without) = desk.read(entry, offset, len, copied(answer)) {
+            without(None);
         }
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        // Its entry may be gone by now, its number is the same.
+        if let (Some(desk), Ok(number)) = (&self.desk, u32::try_from(ino.0)) {
+            desk.handles.release(Ino(number));
+        }
+        reply.ok();
     }
 
     /// Nothing is written, so nothing is flushed: this answer keeps the kernel from asking again.
@@ -470,6 +583,7 @@ impl Filesystem for Tree {
                 tree.list(index, directory, offset, |entry, next, name| {
                     let attr = tree.attributes(entry);
                     let name = OsStr::from_bytes(name);
+                    tree.pages.looked_up(entry.ino());
                     reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
                 });
                 reply.ok();

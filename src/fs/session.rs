@@ -14,7 +14,7 @@ use rustix::fs::{major, minor};
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
 use super::options::MountOptions;
-use super::{INodeNo, Tree, table};
+use super::{Handles, INodeNo, Tree, table};
 use crate::base::task::Thread;
 
 /// Threads that take requests. They only look up and copy, so two keep up with the kernel; four
@@ -50,6 +50,7 @@ pub struct Mount {
     device: Option<u64>,
     since: SystemTime,
     failures: Arc<Failures>,
+    handles: Option<Arc<Handles>>,
     session: Option<Thread<()>>,
     /// Closes when the session has ended.
     ended: Receiver<()>,
@@ -81,6 +82,8 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let mountpoint = device::mountpoint(mountpoint)?;
         let failures = Arc::clone(&tree.failures);
+        let pages = Arc::clone(&tree.pages);
+        let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
         let source = options.fsname.as_deref().unwrap_or(source);
         let descriptor = device::mount(&mountpoint, source, options)?;
         let session = match Session::from_fd(tree, descriptor, acl(options), config()) {
@@ -90,11 +93,13 @@ impl Mount {
                 return Err(MountError::System(error));
             }
         };
+        pages.attach(session.notifier());
         let (alive, end) = mpsc::channel();
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
             }
+            pages.detach();
             drop(alive);
             ended();
         });
@@ -107,6 +112,7 @@ impl Mount {
             device: None,
             since: SystemTime::now(),
             failures,
+            handles,
             session: Some(session),
             ended: end,
         };
@@ -129,6 +135,12 @@ impl Mount {
     /// The last reads that failed, oldest first.
     pub fn failures(&self) -> Vec<Failure> {
         self.failures.recent()
+    }
+
+    /// Why the kernel does not read copies of files by itself; `None` as long as it does, and where
+    /// there are none.
+    pub fn passthrough_refusal(&self) -> Option<String> {
+        self.handles.as_ref()?.refusal()
     }
 
     /// Takes it out of the filesystem. The session ends soon after.

@@ -54,6 +54,11 @@ impl View {
         Ok(Self { root })
     }
 
+    /// The directory that is shown as the root.
+    pub fn root(self) -> Ino {
+        self.root
+    }
+
     /// The number by which the kernel knows `ino`.
     pub(super) fn inode(self, ino: Ino) -> INodeNo {
         if ino == self.root {

@@ -201,18 +201,24 @@ impl Builder {
         }
     }
 
-    /// Appends a span: `hash` is the xxh3-64 of its plain bytes. Spans come in order and adjoin;
-    /// what lies between two belongs to the first.
-    pub fn span(&mut self, plain: Extent<Plain>, hash: u64, seek_point: Option<&SeekPoint>) {
+    /// Appends a span: `hash` is the xxh3-64 of its plain bytes, if anyone has seen them. Spans come
+    /// in order and adjoin; what lies between two belongs to the first.
+    pub fn span(
+        &mut self,
+        plain: Extent<Plain>,
+        hash: impl Into<Option<u64>>,
+        seek_point: Option<&SeekPoint>,
+    ) {
+        let hash = hash.into();
         let mut row = SpanRow {
             plain: plain.start().0.into(),
-            hash: hash.into(),
+            hash: hash.unwrap_or_default().into(),
             packed: 0.into(),
             window_offset: 0.into(),
             window_len: 0.into(),
             state: 0.into(),
             bit: SpanRow::NO_SEEK_POINT.into(),
-            reserved: 0.into(),
+            flags: hash.map_or(SpanRow::UNHASHED, |_| 0).into(),
         };
         let arrays = self.tree.arrays_mut();
         if let Some(point) = seek_point
@@ -1057,7 +1063,7 @@ mod tests {
         );
         let span = index.span(1).unwrap();
         assert_eq!(span.plain, Extent::with_len(Plain(100), 50));
-        assert_eq!((span.hash, span.seek_point), (2, Some(point)));
+        assert_eq!((span.hash, span.seek_point), (Some(2), Some(point)));
         assert_eq!(index.span(0).unwrap().seek_point, None);
         assert_eq!(index.span(2), None);
     }

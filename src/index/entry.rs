@@ -185,11 +185,14 @@ pub(super) struct SpanRow {
     pub(super) state: U32,
     /// Bits of the packed byte that come before; [`SpanRow::NO_SEEK_POINT`] without a seek point.
     pub(super) bit: U32,
-    pub(super) reserved: U32,
+    /// [`SpanRow::UNHASHED`], or 0.
+    pub(super) flags: U32,
 }
 
 impl SpanRow {
     pub(super) const NO_SEEK_POINT: u32 = u32::MAX;
+    /// Its bytes were passed over, so that nobody knows their hash.
+    pub(super) const UNHASHED: u32 = 1;
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::{Index, Ino, Kind, Locator, Origin, Totals};
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";

@@ -171,8 +171,8 @@ pub struct Span {
     pub number: u32,
     /// The bytes it makes.
     pub plain: Extent<Plain>,
-    /// xxh3-64 of those bytes.
-    pub hash: u64,
+    /// xxh3-64 of those bytes; `None` when the scan passed over them.
+    pub hash: Option<u64>,
     /// Where decoding can start for it: `None` when only an earlier span has a seek point.
     pub seek_point: Option<SeekPoint>,
 }
@@ -340,6 +340,12 @@ impl Index {
         (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
     }
 
+    /// Whether every span has a hash, so that all bytes can be told from those of another version.
+    pub fn is_hashed(&self) -> bool {
+        let mut spans = self.arrays.spans.iter();
+        spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
+    }
+
     /// Whether decoding refers, at some seek point, to plain bytes before it.
     pub fn has_windows(&self) -> bool {
         !self.arrays.windows.0.is_empty()
@@ -351,7 +357,7 @@ impl Index {
         Some(Span {
             number,
             plain: self.span_extent(number)?,
-            hash: row.hash.get(),
+            hash: (row.flags.get() & SpanRow::UNHASHED == 0).then(|| row.hash.get()),
             seek_point: match row.bit.get() {
                 SpanRow::NO_SEEK_POINT => None,
                 bit => Some(self.seek_point(row, u8::try_from(bit).ok()?)?),

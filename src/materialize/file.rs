@@ -156,14 +156,21 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Sets size and attributes and closes; a file that was `cut` keeps what it got.
-    pub(super) fn finish(self, cut: bool, context: &Context) {
+    /// Sets size and attributes; a file that was `cut` keeps what it got. Gives back the file, to
+    /// be closed, unless something failed, which is noted.
+    pub(super) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
         if cut {
             context.problems.add(&self.job.path, Cause::Cut);
         }
         match self.try_finish(cut, context) {
-            Ok(()) => context.stats.written_entries.increment(),
-            Err(trouble) => context.fail(&self.job.path, &self.job.directory, trouble, 0),
+            Ok(()) => {
+                context.stats.written_entries.increment();
+                Some(self.fd)
+            }
+            Err(trouble) => {
+                context.fail(&self.job.path, &self.job.directory, trouble, 0);
+                None
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 //! Two smaller sinks answer without writing a tree: [`Contents`] and [`Rehearsal`].
 
 mod attributes;
+mod background;
 mod contents;
 mod context;
 mod directories;
@@ -43,7 +44,7 @@ use self::entries::Links;
 use self::file::Job;
 use self::plan::{Climbs, Placed};
 use self::policy::Policy;
-use self::problem::Problems;
+use self::problem::{Problems, Trouble};
 use self::root::{Missing, Root, parent_of};
 use self::writers::Writers;
 use crate::archive::scan::Sink;
@@ -53,6 +54,7 @@ use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::tar::{Kind, Member};
 
+pub use self::background::{Background, Progress, Read, Running, State};
 pub use self::contents::Contents;
 pub use self::glob::Glob;
 pub use self::plan::{Selection, Wanted};
@@ -293,14 +295,8 @@ impl Materializer {
             .directory(parent_of(&path), Missing::Make, &mut self.writers);
         let directory = match parent {
             Ok(directory) => directory,
-            Err(ResolveError::Refused(refusal)) => {
-                self.context.problems.add(&path, Cause::Refused(refusal));
-                return;
-            }
-            Err(ResolveError::Tree(trouble)) => {
-                let missing_bytes = member.payload.len();
-                self.context
-                    .fail(&path, self.root.top(), trouble, missing_bytes);
+            Err(error) => {
+                self.cannot_reach(&path, &error, member.payload.len());
                 return;
             }
         };
@@ -315,6 +311,20 @@ impl Materializer {
                 self.current = Current::Waiting(job);
             }
             _ => self.make_entry(job),
+        }
+    }
+
+    /// Notes that the directory of `path` is out of reach, and with it a content of
+    /// `missing_bytes`.
+    fn cannot_reach(&self, path: &ArchivePath, error: &ResolveError<Trouble>, missing_bytes: u64) {
+        match error {
+            ResolveError::Refused(refusal) => {
+                self.context.problems.add(path, Cause::Refused(*refusal));
+            }
+            ResolveError::Tree(trouble) => {
+                self.context
+                    .fail(path, self.root.top(), *trouble, missing_bytes);
+            }
         }
     }
 

@@ -121,6 +121,29 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// A mount's copy is to be kept where something else is.
+    #[error("{}: is not empty, and is no copy that a mount of this archive keeps", path.display())]
+    Foreign {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A mount's copy is kept there already.
+    #[error("{}: another mount keeps its copy there", path.display())]
+    Taken {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The file beside a mount's copy that says what is whole cannot be used.
+    #[error("{}: cannot {action}", path.display())]
+    Ledger {
+        /// Which file.
+        path: PathBuf,
+        /// The step, as an infinitive.
+        action: &'static str,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
     /// The run was ended from outside.
     #[error("interrupted")]
     Interrupted,
@@ -208,6 +231,9 @@ impl Error {
             }
             Self::Place { .. } => Some("choose another place, or do without --atomic"),
             Self::Leftover { .. } => Some("remove it by hand"),
+            Self::Foreign { .. } => Some("name an empty directory; what is there is left alone"),
+            Self::Taken { .. } => Some("name another directory, or unmount that one first"),
+            Self::Ledger { .. } => Some("name a directory in a directory that is yours"),
             Self::Sync { .. } => Some("look at the disk, and write it again"),
             Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }

@@ -327,7 +327,8 @@ impl Drop for Staging {
     }
 }
 
-fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
+/// Whether nothing is in it.
+pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     for entry in Dir::read_from(directory)? {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
             return Ok(false);

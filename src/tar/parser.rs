@@ -223,6 +223,28 @@ impl Parser {
         }
     }
 
+    /// Bytes of the member's payload and padding that are still to be pushed; 0 between members, and
+    /// where what follows is needed.
+    pub fn lacking(&self) -> u64 {
+        match &self.state {
+            State::Content(content) if self.input.is_empty() && self.events.is_empty() => {
+                content.payload + content.rest
+            }
+            _ => 0,
+        }
+    }
+
+    /// Goes on behind the bytes that are [`lacking`](Self::lacking), as if they had been pushed, but
+    /// without their payload events.
+    pub fn skip_lacking(&mut self) {
+        let lacking = self.lacking();
+        if let State::Content(content) = &mut self.state {
+            self.offset += lacking;
+            content.payload = 0;
+            content.rest = 0;
+        }
+    }
+
     /// Up to `most` bytes of the input.
     fn take(&mut self, most: u64) -> Bytes {
         let len = usize::try_from(most).map_or(self.input.len(), |most| most.min(self.input.len()));

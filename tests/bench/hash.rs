@@ -74,6 +74,7 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
         memory: MEMORY,
         lenders: Vec::new(),
         workers: std::thread::available_parallelism().map_or(1, usize::from),
+        hops: false,
         saved: None,
     };
     let mut hashes = Hashes::default();

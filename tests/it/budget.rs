@@ -133,6 +133,7 @@ fn least() -> scan::Options {
         memory: 0,
         lenders: Vec::new(),
         workers: 2,
+        hops: false,
         saved: None,
     }
 }

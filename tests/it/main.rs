@@ -4,6 +4,7 @@ mod archive;
 mod atomic;
 mod budget;
 mod cli;
+mod copy;
 mod daemon;
 mod differential;
 mod docs;

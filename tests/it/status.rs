@@ -282,3 +282,59 @@ fn where_metrics_cannot_be_served_nothing_is_mounted() {
     let output = place.tarfs(&["mount", &url, "mnt", "--metrics", "9469"]);
     assert_eq!(output.status.code(), Some(64), "{}", told(&output));
 }
+
+#[test]
+fn a_recorded_mount_is_replayed_and_tells_so() {
+    let (place, tree) = (Place::new(), Tree::mixed());
+    place.mount(&["--record", "profile", "--prefetch", "none"]);
+    let (name, content) = &tree.files[40];
+    let read = fs::read(place.path("mnt").join(name)).expect("readable");
+    assert!(read == *content);
+    place.succeeds(&["umount", "mnt"]);
+    let profile = fs::read_to_string(place.path("profile")).expect("written");
+    let expected = format!("# tarfs profile 1\n0 {} {name}\n", content.len());
+    assert_eq!(profile, expected);
+
+    fs::write(place.path("profile"), profile + "0 5 not/there\n").expect("written");
+    place.mount(&["--replay", "profile", "--prefetch", "all"]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let status = loop {
+        let status = place.status();
+        if status.pointer("/prefetch/state").and_then(Value::as_str) == Some("complete") {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "{status}");
+    };
+    assert_eq!(number(&status, "/prefetch/replay_spans"), 1);
+    assert_eq!(number(&status, "/prefetch/replayed_spans"), 1);
+    let total = number(&status, "/prefetch/total_spans");
+    assert_eq!(number(&status, "/prefetch/done_spans"), total);
+    let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    for line in [
+        "\n  prefetch             all\n".to_owned(),
+        format!("\n  prefetch, all        complete, {total} of {total} spans\n"),
+        "\n  prefetch, replay     1 of 1 spans\n".to_owned(),
+        "1 ranges of profile are of files that are not here\n".to_owned(),
+    ] {
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+    let before = place.server.sent_bytes(ARCHIVE);
+    for (name, content) in tree.files.iter().filter(|(_, content)| !content.is_empty()) {
+        let read = fs::read(place.path("mnt").join(name)).expect("readable");
+        assert!(read == *content, "{name} is wrong");
+    }
+    assert_eq!(
+        place.server.sent_bytes(ARCHIVE),
+        before,
+        "nothing is fetched any more"
+    );
+    place.succeeds(&["umount", "mnt"]);
+
+    fs::write(place.path("profile"), "something else\n").expect("written");
+    place.mount(&["--replay", "profile"]);
+    let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    assert!(
+        text.contains("nothing is replayed: profile: not a profile"),
+        "{text}"
+    );
+}

@@ -5,9 +5,11 @@ mod concurrency;
 mod damage;
 mod economy;
 mod figures;
+mod hops;
 mod indexed;
 mod lives;
 mod packings;
+mod prefetch;
 mod spool;
 
 use std::path::PathBuf;
@@ -149,6 +151,7 @@ fn scan_options() -> scan::Options {
         memory: 64 << 20,
         lenders: Vec::new(),
         workers: 2,
+        hops: false,
         saved: None,
     }
 }

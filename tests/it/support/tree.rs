@@ -42,6 +42,11 @@ impl Tree {
         Self::packed(vec![("a".to_owned(), content)], 0)
     }
 
+    /// These files, in this order.
+    pub(crate) fn of(files: Vec<(String, Vec<u8>)>) -> Self {
+        Self::packed(files, 0)
+    }
+
     /// Packs `files`, of which the one at `sparse` has holes.
     fn packed(files: Vec<(String, Vec<u8>)>, sparse: usize) -> Self {
         let directory = tempfile::tempdir().expect("a directory");

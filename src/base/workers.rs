@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::base::task::Thread;
+use super::task::Thread;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -16,7 +16,7 @@ type Work = Box<dyn FnOnce() + Send>;
 /// The queue has no bound of its own, because whoever fills it is bounded: a decoder by the
 /// pieces that may lie between it and its consumer, a mount by the kernel's requests.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub struct Workers {
     // Before the threads: they end when the queue is dropped.
     queue: Option<Sender<Work>>,
     threads: Vec<Thread<()>>,
@@ -29,7 +29,7 @@ impl Workers {
     ///
     /// # Errors
     /// When the system has no thread left to give.
-    pub(super) fn start(name: &str, count: usize) -> io::Result<Self> {
+    pub fn start(name: &str, count: usize) -> io::Result<Self> {
         let (queue, work) = channel::<Work>();
         let work = Arc::new(Mutex::new(work));
         let abandoned = Arc::new(AtomicBool::new(false));
@@ -48,7 +48,7 @@ impl Workers {
     }
 
     /// Queues `work`, without waiting.
-    pub(super) fn submit(&self, work: impl FnOnce() + Send + 'static) {
+    pub fn submit(&self, work: impl FnOnce() + Send + 'static) {
         if let Some(queue) = &self.queue {
             // Cannot fail while the threads live, and they live as long as the queue.
             drop(queue.send(Box::new(work)));
@@ -56,7 +56,7 @@ impl Workers {
     }
 
     /// Says that no one waits for what is queued: it is dropped, what runs already ends.
-    pub(super) fn abandon(&self) {
+    pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,134 @@
+//! Which spans are being made at this moment, so that no two threads make the same one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+/// Spans in the making.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Flights {
+    shared: Arc<Mutex<HashMap<u32, Arc<Flight>>>>,
+}
+
+/// A span in the making.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    landed: Mutex<Landed>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+enum Landed {
+    #[default]
+    Not,
+    Safely(Bytes),
+    Never,
+}
+
+/// The right, and the duty, to make a span. Dropped without bytes it lets those who wait know that
+/// they must make it themselves.
+#[derive(Debug)]
+pub(super) struct Claim {
+    span: u32,
+    flight: Arc<Flight>,
+    flights: Flights,
+}
+
+impl Flights {
+    /// The claim to `span`.
+    ///
+    /// # Errors
+    /// When someone has it already: whom to wait for.
+    pub(super) fn claim(&self, span: u32) -> Result<Claim, Arc<Flight>> {
+        let mut flying = self.flying();
+        if let Some(flight) = flying.get(&span) {
+            return Err(Arc::clone(flight));
+        }
+        let flight = Arc::<Flight>::default();
+        flying.insert(span, Arc::clone(&flight));
+        drop(flying);
+        Ok(Claim {
+            span,
+            flight,
+            flights: self.clone(),
+        })
+    }
+
+    fn flying(&self) -> MutexGuard<'_, HashMap<u32, Arc<Flight>>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flight {
+    /// Waits for the end of the flight; `None` when it failed.
+    pub(super) fn wait(&self) -> Option<Bytes> {
+        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*landed {
+                Landed::Not => {}
+                Landed::Safely(bytes) => return Some(bytes.clone()),
+                Landed::Never => return None,
+            }
+            landed = self
+                .changed
+                .wait(landed)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn land(&self, how: Landed) {
+        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*landed, Landed::Not) {
+            *landed = how;
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Claim {
+    /// Which span.
+    pub(super) fn span(&self) -> u32 {
+        self.span
+    }
+
+    /// Gives `bytes` to those who wait. They must be where those find them who come later.
+    pub(super) fn land(self, bytes: Bytes) {
+        self.flight.land(Landed::Safely(bytes));
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.flights.flying().remove(&self.span);
+        self.flight.land(Landed::Never);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_makes_a_span_and_the_others_get_it() {
+        let flights = Flights::default();
+        let claim = flights.claim(7).expect("the first");
+        let flight = flights.claim(7).expect_err("taken");
+        assert!(flights.claim(8).is_ok());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| flight.wait());
+            claim.land(Bytes::from_static(b"span"));
+            assert_eq!(waiter.join().expect("lives").as_deref(), Some(&b"span"[..]));
+        });
+        assert!(flights.claim(7).is_ok());
+    }
+
+    #[test]
+    fn who_waits_for_a_failure_hears_of_it() {
+        let flights = Flights::default();
+        let claim = flights.claim(7).expect("the first");
+        let flight = flights.claim(7).expect_err("taken");
+        drop(claim);
+        assert_eq!(flight.wait(), None);
+    }
+}

@@ -1,0 +1,286 @@
+//! Spans made before anyone asks: neighbours by one request, and decoded along the seek points
+//! between them by as many threads as there are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use super::flights::Claim;
+use super::read::{PackedBytes, ReadError, Reader, Resumed, key, span_len};
+use crate::base::buffer::{Pool, Reserved};
+use crate::base::extent::{Extent, Packed};
+use crate::base::workers::Workers;
+use crate::codec::{self, Compression, Context};
+use crate::fetch;
+use crate::index::Span;
+use crate::source::Access;
+
+/// Packed bytes fetched by one request in the background: what a reader who comes now may have to
+/// share its link with.
+const REQUEST_BYTES: u64 = 8 << 20;
+
+/// Spans of one request.
+const REQUEST_SPANS: usize = 8;
+
+/// Neighbouring spans that one request brings.
+#[derive(Debug)]
+pub(super) struct Batch {
+    packed: Extent<Packed>,
+    /// Each decodes on its own.
+    stretches: Vec<Stretch>,
+}
+
+/// Spans from one seek point to the next.
+#[derive(Debug)]
+struct Stretch {
+    packed: Extent<Packed>,
+    /// In order, without gaps.
+    claims: Vec<Claim>,
+}
+
+impl Reader {
+    /// Those of `spans`, ascending, that are neither in memory nor in the making, claimed and put
+    /// together into requests. Left out is what can only be decoded from far away, and what the
+    /// spool has. `found` counts spans that need not be made.
+    pub(super) fn batches(
+        &self,
+        spans: impl Iterator<Item = u32>,
+        found: Option<&AtomicU64>,
+    ) -> Vec<Batch> {
+        let mut batches: Vec<Batch> = Vec::new();
+        for number in spans {
+            let claim = match self.flights.claim(number) {
+                // Asked only now: it may just have been made.
+                Ok(claim) if !self.memory.contains(key(number)) => claim,
+                Ok(_) | Err(_) => {
+                    count(found);
+                    continue;
+                }
+            };
+            if let Some(bytes) = self
+                .known_span(number)
+                .ok()
+                .and_then(|span| self.unspool(&span))
+            {
+                count(found);
+                // Who works for no reader leaves memory to them.
+                if found.is_none() {
+                    self.memory.insert(key(number), bytes.clone());
+                    self.stats.ahead_spans.increment();
+                }
+                claim.land(bytes);
+                continue;
+            }
+            if self.source.access() != Access::Ranges {
+                continue;
+            }
+            let end = self.packed_end(number);
+            let seek_offset = self.catalog.known().seek_offset(number);
+            match seek_offset {
+                Some(start) => {
+                    let packed = Extent::new(start, end);
+                    if let Some(packed) = packed.filter(|packed| packed.len() <= REQUEST_BYTES) {
+                        add_stretch(&mut batches, packed, claim);
+                    }
+                }
+                None => continue_stretch(&mut batches, end, claim),
+            }
+        }
+        batches
+    }
+
+    /// The packed bytes of `batch`.
+    ///
+    /// # Errors
+    /// When they cannot be had.
+    pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, crate::source::Error> {
+        let pool = Pool::new(batch.packed.len());
+        fetch::read(&self.network, &self.source, batch.packed, &pool)
+    }
+
+    /// Whether `span` is kept on disk when it is made.
+    pub(super) fn keeps(&self, span: &Span) -> bool {
+        self.spool.is_some() && self.policy.keeps(span)
+    }
+
+    fn make_stretch(
+        &self,
+        stretch: Stretch,
+        packed: Bytes,
+        made_spans: Option<&AtomicU64>,
+    ) -> Result<(), ReadError> {
+        let mut made: Option<(Resumed, PackedBytes)> = None;
+        let mut packed = Some(packed);
+        for claim in stretch.claims {
+            let span = self.known_span(claim.span())?;
+            span_len(&span)?;
+            let (decoder, packed) = match &mut made {
+                Some(made) => made,
+                None => made.insert((self.resumed(&span)?, PackedBytes::Fetched(packed.take()))),
+            };
+            let bytes = self.take(&span, decoder, packed)?;
+            match made_spans {
+                Some(_) => self.spool_span_quietly(&span, &bytes),
+                None => self.spool_span(&span, &bytes),
+            }
+            self.memory.insert(key(span.number), bytes.clone());
+            self.stats.ahead_spans.increment();
+            count(made_spans);
+            claim.land(bytes);
+        }
+        Ok(())
+    }
+
+    fn compression(&self) -> Compression {
+        self.catalog.known().origin().compression
+    }
+
+    fn resumed(&self, span: &Span) -> Result<Resumed, ReadError> {
+        let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
+        let context = Context {
+            pool: Pool::new(codec::READING_POOL),
+            seek_points: false,
+            loans: self.loans.clone(),
+            workers: 0,
+        };
+        codec::resume(self.compression(), context, seek_point)
+            .map(Resumed::new)
+            .map_err(|_| ReadError::Index)
+    }
+
+    /// Counts what fetching and decoding `batch` with `threads` takes, waiting for room.
+    pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Reserved {
+        let decoding = codec::reading_bytes(self.compression()) + super::spans::LONGEST_SPAN;
+        let threads = batch.stretches.len().min(threads) as u64;
+        self.budget.reserve(batch.packed.len() + threads * decoding)
+    }
+}
+
+fn count(spans: Option<&AtomicU64>) {
+    if let Some(spans) = spans {
+        spans.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Batch {
+    /// Packed bytes that it fetches.
+    pub(super) fn packed_bytes(&self) -> u64 {
+        self.packed.len()
+    }
+
+    /// Decodes the fetched bytes on `workers`. `made` counts spans; `done` is called when the last
+    /// is made or given up.
+    pub(super) fn decode(
+        self,
+        reader: &Arc<Reader>,
+        packed: &Bytes,
+        reserved: Reserved,
+        workers: &Workers,
+        made: Option<&Arc<AtomicU64>>,
+        done: impl FnOnce() + Send + Sync + 'static,
+    ) {
+        let start = self.packed.start();
+        let last = Arc::new(Last {
+            _reserved: reserved,
+            done: Some(Box::new(done)),
+        });
+        for stretch in self.stretches {
+            let from = stretch.packed.start().0 - start.0;
+            let until = stretch.packed.end().0 - start.0;
+            let (Ok(from), Ok(until)) = (usize::try_from(from), usize::try_from(until)) else {
+                continue;
+            };
+            if until > packed.len() {
+                continue;
+            }
+            let packed = packed.slice(from..until);
+            let (reader, last) = (Arc::clone(reader), Arc::clone(&last));
+            let made = made.cloned();
+            workers.submit(move || {
+                // Who reads there makes it again, and is told what is wrong.
+                if let Err(error) = reader.make_stretch(stretch, packed, made.as_deref()) {
+                    tracing::debug!(%error, "not made ahead");
+                }
+                drop(last);
+            });
+        }
+    }
+}
+
+/// What ends when the last stretch of a batch is made.
+struct Last {
+    _reserved: Reserved,
+    done: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            done();
+        }
+    }
+}
+
+/// Puts a span that decoding can start at behind the last batch, or into a new one.
+fn add_stretch(batches: &mut Vec<Batch>, packed: Extent<Packed>, claim: Claim) {
+    let stretch = Stretch {
+        packed,
+        claims: vec![claim],
+    };
+    if let Some(last) = batches.last_mut()
+        && last.follows_with(&stretch)
+        && let Some(whole) = Extent::new(last.packed.start(), packed.end().max(last.packed.end()))
+        && whole.len() <= REQUEST_BYTES
+    {
+        last.packed = whole;
+        last.stretches.push(stretch);
+        return;
+    }
+    batches.push(Batch {
+        packed,
+        stretches: vec![stretch],
+    });
+}
+
+/// Puts a span behind the one before it, which it is decoded from; drops it if that is not here.
+fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim) {
+    let Some(batch) = batches.last_mut() else {
+        return;
+    };
+    let spans = batch.span_count();
+    let Some(stretch) = batch.stretches.last_mut() else {
+        return;
+    };
+    let before = stretch.claims.last().map(Claim::span);
+    if before.and_then(|before| before.checked_add(1)) != Some(claim.span())
+        || spans >= REQUEST_SPANS
+    {
+        return;
+    }
+    if let Some(longer) = Extent::new(stretch.packed.start(), end)
+        && let Some(whole) = Extent::new(batch.packed.start(), end)
+        && whole.len() <= REQUEST_BYTES
+    {
+        stretch.packed = longer;
+        batch.packed = whole;
+        stretch.claims.push(claim);
+    }
+}
+
+impl Batch {
+    fn span_count(&self) -> usize {
+        let counts = self.stretches.iter().map(|stretch| stretch.claims.len());
+        counts.sum()
+    }
+
+    /// Whether `next` starts with the span behind the last one here.
+    fn follows_with(&self, next: &Stretch) -> bool {
+        let last = self.stretches.last().and_then(|last| last.claims.last());
+        let first = next.claims.first();
+        let is_next = last
+            .zip(first)
+            .is_some_and(|(last, first)| last.span().checked_add(1) == Some(first.span()));
+        is_next && self.span_count() < REQUEST_SPANS
+    }
+}

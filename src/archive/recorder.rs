@@ -1,0 +1,122 @@
+//! Which parts of which files were read, in order; pure.
+
+use std::collections::BTreeMap;
+
+use crate::index::Ino;
+
+/// Ranges that are remembered; what is read after that many changes none of them.
+const MAX_RANGES: usize = 1 << 20;
+
+/// A part of a file that was read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Touched {
+    /// The file.
+    pub ino: Ino,
+    /// Where it was read first.
+    pub offset: u64,
+    /// How many bytes from there on.
+    pub len: u64,
+}
+
+/// Remembers reads; those of one file that touch or overlap are one.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    /// By file and start: the end, and which read was its first.
+    ranges: BTreeMap<(Ino, u64), (u64, u64)>,
+    reads: u64,
+}
+
+impl Recorder {
+    /// Remembers a read of `len` bytes at `offset`.
+    pub(super) fn read(&mut self, ino: Ino, offset: u64, len: u64) {
+        let (mut start, mut end) = (offset, offset.saturating_add(len));
+        if end == start {
+            return;
+        }
+        let mut first = self.reads;
+        self.reads += 1;
+        // From the back: the last that starts at or before the end may touch, then the one before.
+        loop {
+            let before = self.ranges.range((ino, 0)..=(ino, end)).next_back();
+            let Some((&(_, from), &(until, read))) =
+                before.filter(|(_, (until, _))| *until >= start)
+            else {
+                break;
+            };
+            if from <= start && until >= end {
+                return;
+            }
+            self.ranges.remove(&(ino, from));
+            start = start.min(from);
+            end = end.max(until);
+            first = first.min(read);
+        }
+        if self.ranges.len() < MAX_RANGES {
+            self.ranges.insert((ino, start), (end, first));
+        }
+    }
+
+    /// How many reads there were; the ranges are the same while it is.
+    pub(super) fn reads(&self) -> u64 {
+        self.reads
+    }
+
+    /// The ranges in the order of their first reads.
+    pub(super) fn ranges(&self) -> Vec<Touched> {
+        let mut ranges: Vec<_> = self.ranges.iter().collect();
+        ranges.sort_unstable_by_key(|(_, (_, first))| *first);
+        let ranges = ranges
+            .into_iter()
+            .map(|(&(ino, offset), &(end, _))| Touched {
+                ino,
+                offset,
+                len: end - offset,
+            });
+        ranges.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ranges(reads: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
+        let mut recorder = Recorder::default();
+        for &(ino, offset, len) in reads {
+            recorder.read(Ino(ino), offset, len);
+        }
+        let ranges = recorder.ranges().into_iter();
+        ranges
+            .map(|range| (range.ino.0, range.offset, range.len))
+            .collect()
+    }
+
+    #[test]
+    fn neighbours_are_one_range_in_the_place_of_the_first() {
+        let reads = [(7, 0, 10), (8, 5, 5), (7, 10, 10), (7, 30, 5), (8, 0, 6)];
+        assert_eq!(ranges(&reads), [(7, 0, 20), (8, 0, 10), (7, 30, 5)]);
+        assert_eq!(ranges(&[(7, 0, 1), (7, 2, 1), (7, 1, 1)]), [(7, 0, 3)]);
+        assert_eq!(ranges(&[(7, 5, 1), (7, 7, 1), (7, 0, 20)]), [(7, 0, 20)]);
+        assert_eq!(ranges(&[(7, 5, 0)]), []);
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_read_is_covered_once_and_nothing_else_is(
+            reads in prop::collection::vec((1..4_u32, 0..60_u64, 0..20_u64), 0..40)
+        ) {
+            let bytes = |ranges: &[(u32, u64, u64)]| {
+                let bytes = ranges.iter().flat_map(|&(ino, offset, len)| {
+                    (offset..offset + len).map(move |byte| (ino, byte))
+                });
+                let mut bytes: Vec<_> = bytes.collect();
+                bytes.sort_unstable();
+                bytes
+            };
+            let mut expected = bytes(&reads);
+            expected.dedup();
+            prop_assert_eq!(bytes(&ranges(&reads)), expected);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Spans in the order in which an earlier reader needed them, kept ahead of this one; pure.
+
+use std::collections::HashMap;
+
+/// A list of spans that is gone through, as far ahead of its reader as there is room.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    spans: Vec<u32>,
+    /// Bytes of all spans before each, and of all.
+    before: Vec<u64>,
+    /// Where in the list each is.
+    places: HashMap<u32, usize>,
+    /// Those before were handed out.
+    next: usize,
+    /// Those before were read, or passed over.
+    reached: usize,
+    /// Bytes that may be handed out and not read; `None` when what is made is kept anyway.
+    room: Option<u64>,
+}
+
+impl Replay {
+    /// Goes through spans, each with its length in bytes; of repetitions the first counts.
+    pub(super) fn new(spans: impl Iterator<Item = (u32, u64)>, room: Option<u64>) -> Self {
+        let mut replay = Self {
+            before: vec![0],
+            room,
+            ..Self::default()
+        };
+        let mut sum = 0_u64;
+        for (span, len) in spans {
+            if replay.places.contains_key(&span) {
+                continue;
+            }
+            replay.places.insert(span, replay.spans.len());
+            replay.spans.push(span);
+            sum = sum.saturating_add(len);
+            replay.before.push(sum);
+        }
+        replay
+    }
+
+    /// From now on no more than `bytes` may be handed out and not read.
+    pub(super) fn limit(&mut self, bytes: u64) {
+        self.room = Some(bytes);
+    }
+
+    /// How many spans there are.
+    pub(super) fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// How many bytes they have together.
+    pub(super) fn bytes(&self) -> u64 {
+        self.before_at(self.spans.len())
+    }
+
+    /// Someone reads `span`.
+    pub(super) fn read(&mut self, span: u32) {
+        if let Some(&place) = self.places.get(&span) {
+            self.reached = self.reached.max(place);
+        }
+    }
+
+    /// The next spans to make, at most `count`, ascending, so that neighbours are together.
+    pub(super) fn next(&mut self, count: usize) -> Vec<u32> {
+        let reached = self.before_at(self.reached);
+        // What was read before it was made need not be made any more.
+        self.next = self.next.max(self.reached);
+        let from = self.next;
+        while self.next < self.spans.len() && self.next - from < count {
+            let ahead = self.before_at(self.next + 1) - reached;
+            if self.room.is_some_and(|room| ahead > room) {
+                break;
+            }
+            self.next += 1;
+        }
+        let mut next = self.spans.get(from..self.next).unwrap_or_default().to_vec();
+        next.sort_unstable();
+        next
+    }
+
+    fn before_at(&self, place: usize) -> u64 {
+        self.before.get(place).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replay(spans: &[u32], room: Option<u64>) -> Replay {
+        Replay::new(spans.iter().map(|&span| (span, 10)), room)
+    }
+
+    #[test]
+    fn neighbours_of_a_batch_are_together_and_repetitions_are_left_out() {
+        let mut replay = replay(&[9, 3, 9, 4, 3, 1, 8], None);
+        assert_eq!(replay.len(), 5);
+        assert_eq!(replay.next(4), [1, 3, 4, 9]);
+        assert_eq!(replay.next(4), [8]);
+        assert_eq!(replay.next(4), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn it_stays_as_far_ahead_of_its_reader_as_there_is_room() {
+        let mut replay = replay(&[0, 1, 2, 3, 4, 5, 6, 7], Some(35));
+        assert_eq!(replay.next(9), [0, 1, 2]);
+        assert_eq!(replay.next(9), [] as [u32; 0]);
+        replay.read(77);
+        assert_eq!(replay.next(9), [] as [u32; 0]);
+        replay.read(2);
+        assert_eq!(replay.next(9), [3, 4]);
+        replay.read(1);
+        assert_eq!(replay.next(9), [] as [u32; 0], "it never goes back");
+    }
+
+    #[test]
+    fn who_is_faster_leaves_nothing_to_make_behind_it() {
+        let mut replay = replay(&[0, 1, 2, 3, 4, 5], Some(20));
+        replay.read(4);
+        assert_eq!(replay.next(9), [4, 5]);
+    }
+}

@@ -1,0 +1,151 @@
+//! `tarfs mount --materialize`: the copy on disk, as the mount and its status see it.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use anyhow::ensure;
+
+use super::control::CopyProgress;
+use super::mount::Opened;
+use crate::archive::Archive;
+use crate::fs::{self, Copies, Mount};
+use crate::index::Ino;
+use crate::materialize::{Background, Read, Running, State};
+
+/// What a copy is made from.
+pub(super) struct Original(Arc<Archive>);
+
+impl Original {
+    /// The tree of `archive` once all of it is known, and its bytes.
+    pub(super) fn of(archive: &Arc<Archive>) -> Self {
+        Self(Arc::clone(archive))
+    }
+}
+
+/// The copy of one mount.
+#[derive(Debug)]
+pub(super) struct Copy {
+    background: Arc<Background>,
+    /// Once the index is complete.
+    running: OnceLock<Running>,
+}
+
+impl Copy {
+    /// Takes `directory` for the copy of what is to be mounted on `mountpoint`.
+    ///
+    /// # Errors
+    /// When it is not for that; then nothing in it was changed.
+    pub(super) fn open(directory: &Path, mountpoint: &Path) -> anyhow::Result<Self> {
+        let mountpoint = fs::mountpoint(mountpoint)?;
+        let copy = destined(directory).unwrap_or_else(|_| directory.to_owned());
+        ensure!(
+            !copy.starts_with(&mountpoint) && !mountpoint.starts_with(&copy),
+            "{}: a copy there and the mount on {} would hide each other (name a directory beside it)",
+            copy.display(),
+            mountpoint.display()
+        );
+        let background = Background::open(directory)?;
+        Ok(Self {
+            background,
+            running: OnceLock::new(),
+        })
+    }
+
+    /// The copies of files, for the mount.
+    pub(super) fn copies(&self) -> Arc<dyn Copies> {
+        Arc::new(Files(Arc::clone(&self.background)))
+    }
+
+    /// Begins to write what lies below `root`, once, if the index is complete; until this is
+    /// dropped.
+    ///
+    /// # Errors
+    /// When something else is in the directory, or the system says no.
+    pub(super) fn start(&self, opened: &Opened, root: Ino) -> anyhow::Result<()> {
+        let Original(archive) = &opened.original;
+        let Some(index) = archive.complete_index() else {
+            return Ok(());
+        };
+        if self.running.get().is_some() {
+            return Ok(());
+        }
+        let archive = Arc::clone(archive);
+        let read: Read = Arc::new(move |ino, offset, len| archive.read_here(ino, offset, len));
+        let running = self.background.start(&index, root, read, &opened.stats)?;
+        // Nobody else starts it.
+        drop(self.running.set(running));
+        Ok(())
+    }
+
+    /// Says that nothing more is to be written.
+    pub(super) fn end(&self) {
+        self.background.end();
+    }
+
+    /// How far it is.
+    pub(super) fn progress(&self) -> CopyProgress {
+        let progress = self.background.progress();
+        CopyProgress {
+            directory: self.background.directory().to_string_lossy().into_owned(),
+            state: word(progress.state).to_owned(),
+            files: progress.files,
+            total_files: progress.total_files,
+            bytes: progress.bytes,
+            total_bytes: progress.total_bytes,
+            failures: progress.failures,
+        }
+    }
+
+    /// What is not as it could be.
+    pub(super) fn notes(&self, mount: &Mount) -> Vec<String> {
+        let copy = self.background.progress().note;
+        let copy = copy.map(|note| format!("materialize: {note}"));
+        let refusal = mount.passthrough_refusal();
+        let refusal = refusal.map(|why| format!("no passthrough, this process reads files: {why}"));
+        copy.into_iter().chain(refusal).collect()
+    }
+}
+
+/// Where `directory` is or will be, without symbolic links.
+fn destined(directory: &Path) -> io::Result<PathBuf> {
+    match std::fs::canonicalize(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = std::path::absolute(directory)?;
+            let parent = directory.parent().unwrap_or(Path::new("/"));
+            let name = directory.file_name().unwrap_or_default();
+            Ok(std::fs::canonicalize(parent)?.join(name))
+        }
+        found => found,
+    }
+}
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::Waiting => "waiting",
+        State::Writing => "writing",
+        State::Retrying => "retrying",
+        State::Complete => "complete",
+        State::Incomplete => "incomplete",
+        State::Stopped => "stopped",
+    }
+}
+
+/// The copy as the mount sees it.
+#[derive(Debug)]
+struct Files(Arc<Background>);
+
+impl Copies for Files {
+    fn has(&self, ino: Ino) -> bool {
+        self.0.has(ino)
+    }
+
+    fn open(&self, ino: Ino) -> Option<File> {
+        self.0.open_copy(ino)
+    }
+
+    fn wanted(&self, ino: Ino) {
+        self.0.wanted(ino);
+    }
+}

@@ -1,0 +1,243 @@
+//! The flags of what is fetched in the background, and the files it is read from and written to.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use tokio::runtime::Runtime;
+
+use super::args::{Size, SourceArgs};
+use super::open;
+use super::profile;
+use crate::archive::{Ahead, Archive, Prefetch, Profile, Touched};
+use crate::base::buffer::Pool;
+use crate::base::extent::Packed;
+use crate::base::stats::Stats;
+use crate::base::task::Thread;
+use crate::fetch;
+
+/// The longest profile that is read.
+const MAX_PROFILE_BYTES: usize = 64 << 20;
+
+/// How often a recording is brought to disk, if anything was read.
+const PERIOD: Duration = Duration::from_secs(3);
+
+/// What is fetched in the background.
+#[derive(Clone, Debug, Args)]
+pub(super) struct PrefetchArgs {
+    /// What to fetch before it is read: nothing; what those will want next who read a file or a
+    /// tree in order; or everything, when no one reads
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead,
+          help_heading = "Prefetch")]
+    pub prefetch: Mode,
+
+    /// Fetch at most SIZE a second in the background
+    #[arg(long, value_name = "SIZE", help_heading = "Prefetch")]
+    pub prefetch_rate: Option<Size>,
+
+    /// Write to FILE which parts of which files are read, in order, for --replay
+    #[arg(long, value_name = "FILE", help_heading = "Prefetch")]
+    pub record: Option<PathBuf>,
+
+    /// Fetch what FILE, which --record wrote, says, in that order; a path or a URL
+    #[arg(long, value_name = "FILE", help_heading = "Prefetch")]
+    pub replay: Option<String>,
+}
+
+/// What is fetched before it is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Mode {
+    /// Nothing.
+    None,
+    /// What readers will want next.
+    Ahead,
+    /// Everything.
+    All,
+}
+
+/// What the user should know, asked for each status.
+type Notes = Box<dyn Fn() -> Vec<String>>;
+
+/// Starts what `args` ask for: a recording, if there is one, and what of it is not to be had.
+///
+/// # Errors
+/// When the recording cannot be written, or the system has no thread left to give.
+pub(super) fn start(
+    args: &PrefetchArgs,
+    source: &SourceArgs,
+    archive: &Arc<Archive>,
+    network: &Runtime,
+) -> anyhow::Result<(Option<Recording>, Notes)> {
+    let notes = Arc::<Mutex<Vec<String>>>::default();
+    let replay = args.replay.as_deref().and_then(|location| {
+        // It is a hint; what it cannot tell is found out by reading.
+        match profile(location, source, network) {
+            Ok(text) => Some(replay(location.to_owned(), text, Arc::clone(&notes))),
+            Err(error) => {
+                note(&notes, format!("nothing is replayed: {error:#}"));
+                None
+            }
+        }
+    });
+    let prefetch = Prefetch {
+        ahead: match args.prefetch {
+            Mode::None => Ahead::None,
+            Mode::Ahead => Ahead::Readers,
+            Mode::All => Ahead::All,
+        },
+        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
+        replay,
+        record: args.record.is_some(),
+    };
+    archive
+        .start_prefetch(prefetch)
+        .context("cannot start a thread")?;
+    let record = args.record.as_deref();
+    let recording = record
+        .map(|path| Recording::start(path, Arc::clone(archive)))
+        .transpose()?;
+    let said = move || notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok((recording, Box::new(said)))
+}
+
+fn note(notes: &Mutex<Vec<String>>, text: String) {
+    tracing::warn!("{text}");
+    let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+    notes.push(text);
+}
+
+/// Finds the files of the profile `text` in an index.
+fn replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
+    Box::new(move |index| match profile::find(&text, index) {
+        Ok(found) => {
+            if found.unknown > 0 {
+                let unknown = found.unknown;
+                let text = format!("{unknown} ranges of {location} are of files that are not here");
+                note(&notes, text);
+            }
+            found.ranges
+        }
+        Err(error) => {
+            note(&notes, format!("nothing is replayed: {location}: {error}"));
+            Vec::new()
+        }
+    })
+}
+
+/// The text at `location`.
+fn profile(location: &str, args: &SourceArgs, network: &Runtime) -> anyhow::Result<String> {
+    let mut args = args.clone();
+    if origin(location).is_none_or(|host| args.source.to_str().and_then(origin) != Some(host)) {
+        // They are for the archive's host alone.
+        args.headers.clear();
+    }
+    args.source = location.into();
+    let stats = Arc::new(Stats::default());
+    let source = open::source(&args, network, &stats)?;
+    let config = fetch::Config {
+        chunk_len: fetch::CHUNK_LEN.min(1 << 20),
+        connections: 1,
+        min_speed: fetch::MinSpeed::default(),
+        pool: Pool::new(8 << 20),
+        stats,
+    };
+    let mut stream = fetch::Stream::start(network.handle(), source, Packed(0), config);
+    let mut text = Vec::new();
+    while let Some(chunk) = stream.next()? {
+        if text.len() + chunk.len() > MAX_PROFILE_BYTES {
+            bail!("{location} is longer than a profile may be");
+        }
+        text.extend_from_slice(&chunk);
+    }
+    String::from_utf8(text).with_context(|| format!("{location} is not UTF-8"))
+}
+
+/// Scheme and host of a URL; of a path nothing.
+fn origin(location: &str) -> Option<&str> {
+    let host = location.find("://")? + 3;
+    let len = location
+        .get(host..)?
+        .find('/')
+        .unwrap_or(location.len() - host);
+    location.get(..host + len)
+}
+
+/// Writes what is read to a file until dropped.
+#[derive(Debug)]
+pub(super) struct Recording {
+    end: Option<Sender<()>>,
+    thread: Option<Thread<()>>,
+}
+
+impl Recording {
+    /// # Errors
+    /// When the file cannot be written.
+    fn start(path: &Path, archive: Arc<Archive>) -> anyhow::Result<Self> {
+        // Wherever the process goes.
+        let path = std::path::absolute(path)?;
+        write(&path, &archive, &[]).with_context(|| format!("cannot write {}", path.display()))?;
+        let (end, ended) = channel();
+        let thread = Thread::spawn("tarfs-record", move || {
+            let mut reads = 0;
+            loop {
+                let is_over = ended.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout);
+                if let Some((ranges, now)) = archive.recorded(reads) {
+                    match write(&path, &archive, &ranges) {
+                        Ok(()) => reads = now,
+                        Err(error) => tracing::warn!(%error, "the recording cannot be written"),
+                    }
+                }
+                if is_over {
+                    return;
+                }
+            }
+        })
+        .context("cannot start a thread")?;
+        Ok(Self {
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        drop(self.thread.take());
+    }
+}
+
+/// Puts a profile of `ranges` at `path`: what is there before or after a crash is whole.
+fn write(path: &Path, archive: &Archive, ranges: &[Touched]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let text = profile::text(&archive.index(), ranges);
+    let written = File::create(&temporary)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // It may not have been made.
+        drop(fs::remove_file(&temporary));
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_told_apart() {
+        assert_eq!(origin("http://host:1/a/b"), Some("http://host:1"));
+        assert_eq!(origin("https://host"), Some("https://host"));
+        assert_ne!(origin("http://host/a"), origin("https://host/a"));
+        assert_ne!(origin("http://host.evil/a"), origin("http://host/a"));
+        assert_eq!(origin("/a/path"), None);
+    }
+}

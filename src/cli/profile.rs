@@ -1,0 +1,225 @@
+//! Profiles: what was read of an archive, in order. Pure.
+//!
+//! Lines of text: a first that tells the format, then for each range its offset, its length and the
+//! file's path in the archive, with escapes as `tarfs ls` has them on a terminal. Lines that begin with
+//! `#` are remarks.
+
+use std::fmt::Write;
+
+use crate::archive::Touched;
+use crate::base::path::ArchivePath;
+use crate::index::Index;
+use crate::list::escape;
+
+/// The first line.
+const FIRST: &str = "# tarfs profile 1";
+
+/// Ranges that are taken from a profile.
+const MAX_RANGES: usize = 1 << 20;
+
+/// A profile that cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum ProfileError {
+    /// Something else.
+    #[error("not a profile: its first line is not `{FIRST}`")]
+    Foreign,
+    /// A line that makes no sense.
+    #[error("line {0} of the profile is not an offset, a length and a path")]
+    Line(usize),
+}
+
+/// A profile's ranges as an archive has them.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    /// In the profile's order.
+    pub ranges: Vec<Touched>,
+    /// How many name a file that the archive does not have.
+    pub unknown: usize,
+}
+
+/// `ranges` as a profile.
+pub(super) fn text(index: &Index, ranges: &[Touched]) -> String {
+    let mut text = format!("{FIRST}\n");
+    for range in ranges {
+        let Some(path) = index.path(range.ino) else {
+            continue;
+        };
+        let path = escape(path.as_bytes());
+        let written = writeln!(text, "{} {} {path}", range.offset, range.len);
+        debug_assert!(written.is_ok(), "a String takes everything");
+    }
+    text
+}
+
+/// What `profile` says of the files of `index`.
+///
+/// # Errors
+/// When it is none.
+pub(super) fn find(profile: &str, index: &Index) -> Result<Found, ProfileError> {
+    let mut lines = profile.lines().enumerate();
+    if lines
+        .next()
+        .is_none_or(|(_, first)| first.trim_end() != FIRST)
+    {
+        return Err(ProfileError::Foreign);
+    }
+    let mut found = Found {
+        ranges: Vec::new(),
+        unknown: 0,
+    };
+    for (number, line) in lines {
+        if line.starts_with('#') || line.is_empty() {
+            continue;
+        }
+        let (offset, len, path) = range(line).ok_or(ProfileError::Line(number + 1))?;
+        let path = ArchivePath::sanitize(&path).path;
+        match index.find(&path) {
+            Some(entry) if found.ranges.len() < MAX_RANGES => found.ranges.push(Touched {
+                ino: entry.ino(),
+                offset,
+                len: len.min(entry.size().saturating_sub(offset)),
+            }),
+            Some(_) => break,
+            None => found.unknown += 1,
+        }
+    }
+    Ok(found)
+}
+
+fn range(line: &str) -> Option<(u64, u64, Vec<u8>)> {
+    let mut words = line.splitn(3, ' ');
+    let offset = words.next()?.parse().ok()?;
+    let len = words.next()?.parse().ok()?;
+    Some((offset, len, unescape(words.next()?)?))
+}
+
+/// What [`escape`] made `text` of; `None` when it did not.
+fn unescape(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte != b'\\' {
+            bytes.push(byte);
+            continue;
+        }
+        let (&letter, tail) = rest.split_first()?;
+        let (byte, tail) = match letter {
+            b'\\' | b' ' => (letter, tail),
+            b'n' => (b'\n', tail),
+            b'r' => (b'\r', tail),
+            b't' => (b'\t', tail),
+            _ => {
+                let (digits, tail) = rest.split_at_checked(3)?;
+                let digits = std::str::from_utf8(digits).ok()?;
+                (u8::from_str_radix(digits, 8).ok()?, tail)
+            }
+        };
+        bytes.push(byte);
+        rest = tail;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::extent::{Extent, Plain};
+    use crate::index::{Builder, Ino, Options, Origin};
+    use crate::tar::{Kind, Member, Timestamp};
+    use proptest::prelude::*;
+
+    /// An index of files of 100 bytes.
+    fn index(names: &[&[u8]]) -> Index {
+        let mut builder = Builder::new(Options::default());
+        for (number, name) in names.iter().enumerate() {
+            let member = Member {
+                header: Plain(number as u64 * 1024),
+                payload: Extent::with_len(Plain(number as u64 * 1024 + 512), 100),
+                name: name.to_vec(),
+                kind: Kind::File,
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                user: Vec::new(),
+                group: Vec::new(),
+                mtime: Timestamp::default(),
+                size: 100,
+                sparse: None,
+                xattrs: Vec::new(),
+            };
+            builder.member(&member).expect("well-formed");
+        }
+        builder.finish(Origin::default())
+    }
+
+    fn touched(index: &Index, name: &[u8], offset: u64, len: u64) -> Touched {
+        let entry = index.find(&ArchivePath::sanitize(name).path);
+        Touched {
+            ino: entry.expect("there").ino(),
+            offset,
+            len,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_found_in_another_archive_by_path() {
+        let here = index(&[b"a", b"dir/b c", b"gr\xfcn\n"]);
+        let ranges = [
+            touched(&here, b"gr\xfcn\n", 10, 20),
+            touched(&here, b"dir/b c", 0, 100),
+            touched(&here, b"a", 0, 5),
+        ];
+        let text = text(&here, &ranges);
+        let expected = "# tarfs profile 1\n10 20 gr\\374n\\n\n0 100 dir/b\\ c\n0 5 a\n";
+        assert_eq!(text, expected);
+        let there = index(&[b"other", b"a", b"gr\xfcn\n"]);
+        let found = find(&text, &there).expect("a profile");
+        assert_eq!(found.unknown, 1);
+        let expected = [
+            touched(&there, b"gr\xfcn\n", 10, 20),
+            touched(&there, b"a", 0, 5),
+        ];
+        assert_eq!(found.ranges, expected);
+    }
+
+    #[test]
+    fn ranges_end_where_the_file_does_and_remarks_are_no_ranges() {
+        let index = index(&[b"a"]);
+        let text = "# tarfs profile 1\n# a remark\n\n90 500 a\n700 5 a\n";
+        let found = find(text, &index).expect("a profile");
+        assert_eq!(
+            found.ranges,
+            [touched(&index, b"a", 90, 10), touched(&index, b"a", 700, 0)]
+        );
+    }
+
+    #[test]
+    fn what_is_no_profile_is_told_by_its_line() {
+        let index = index(&[b"a"]);
+        assert_eq!(find("", &index), Err(ProfileError::Foreign));
+        assert_eq!(find("0 1 a\n", &index), Err(ProfileError::Foreign));
+        for line in ["0 1", "x 1 a", "0 -1 a", "0 1 a\\", "0 1 \\777", "0 1 \\12"] {
+            let text = format!("# tarfs profile 1\n0 1 a\n{line}\n");
+            assert_eq!(find(&text, &index), Err(ProfileError::Line(3)), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_went_is_not_written() {
+        let index = index(&[b"a"]);
+        let gone = Touched {
+            ino: Ino(77),
+            offset: 0,
+            len: 1,
+        };
+        assert_eq!(text(&index, &[gone]), "# tarfs profile 1\n");
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_comes_back(name in prop::collection::vec(any::<u8>(), 0..30)) {
+            prop_assert_eq!(unescape(&escape(&name)), Some(name));
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The kernel's page cache, as far as it can be filled from here.
+//!
+//! The kernel takes bytes only of inodes that it knows, so what it has looked up is remembered, a
+//! bit for each inode. Another bit says that a file's bytes are there already. Both go when the
+//! kernel forgets the inode, and its pages with it.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use fuser::{INodeNo, Notifier};
+
+use crate::archive::PageCache;
+use crate::index::Ino;
+
+/// Inodes whose bits share one allocation, of 128 KiB.
+const INODES_A_LEAF: u32 = 1 << 20;
+
+/// Of any inode number a leaf has the bits.
+const LEAVES: usize = 1 << 12;
+
+/// So many files asked for in a row that should have been there mean that the kernel has dropped
+/// pages.
+const LOST: u32 = 8;
+
+/// What the kernel knows and has.
+#[derive(Default)]
+pub(super) struct Pages {
+    /// `None` before and after the mount: who holds a notifier keeps its connection open.
+    notifier: Mutex<Option<Notifier>>,
+    known: Bits,
+    stored: Bits,
+    /// How many files in a row were asked for that should have been there.
+    lost: AtomicU32,
+}
+
+impl Pages {
+    /// The mount's notifier, from now on.
+    pub(super) fn attach(&self, notifier: Notifier) {
+        *self.lock() = Some(notifier);
+    }
+
+    /// Nothing is mounted any more.
+    pub(super) fn detach(&self) {
+        *self.lock() = None;
+    }
+
+    /// The kernel hears of `ino`.
+    pub(super) fn looked_up(&self, ino: Ino) {
+        self.known.set(ino);
+    }
+
+    /// The kernel has dropped `ino`, or a part of its references: then it is not pushed, which does
+    /// no harm.
+    pub(super) fn forgotten(&self, ino: Ino) {
+        self.known.clear(ino);
+        self.stored.clear(ino);
+    }
+
+    /// The kernel asks for the first bytes of `ino`, and will have them.
+    pub(super) fn asked_for(&self, ino: Ino) {
+        if !self.stored.has(ino) {
+            self.stored.set(ino);
+            self.lost.store(0, Ordering::Relaxed);
+            return;
+        }
+        // One may have been read while it was pushed.
+        if self.lost.fetch_add(1, Ordering::Relaxed) + 1 == LOST {
+            self.stored.clear_all();
+            self.lost.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Notifier>> {
+        self.notifier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PageCache for Pages {
+    fn wants(&self, ino: Ino) -> bool {
+        self.known.has(ino) && !self.stored.has(ino)
+    }
+
+    fn store(&self, ino: Ino, bytes: &[u8]) -> io::Result<()> {
+        // Not under the lock: the kernel may wait for a page that is being read.
+        let Some(notifier) = self.lock().clone() else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        self.stored.set(ino);
+        notifier.store(INodeNo(ino.0.into()), 0, bytes)
+    }
+}
+
+impl fmt::Debug for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pages").finish_non_exhaustive()
+    }
+}
+
+/// A bit for each inode; takes memory for the numbers that occur.
+struct Bits {
+    leaves: Box<[OnceLock<Box<[AtomicU64]>>]>,
+}
+
+impl Default for Bits {
+    fn default() -> Self {
+        let leaves = (0..LEAVES).map(|_| OnceLock::new());
+        Self {
+            leaves: leaves.collect(),
+        }
+    }
+}
+
+impl Bits {
+    fn set(&self, ino: Ino) {
+        let Some(leaf) = self.leaves.get((ino.0 / INODES_A_LEAF) as usize) else {
+            return;
+        };
+        let leaf = leaf.get_or_init(|| {
+            let words = (0..INODES_A_LEAF / u64::BITS).map(|_| AtomicU64::new(0));
+            words.collect()
+        });
+        if let Some(word) = leaf.get(word(ino)) {
+            word.fetch_or(bit(ino), Ordering::Relaxed);
+        }
+    }
+
+    fn clear(&self, ino: Ino) {
+        if let Some(word) = self.word(ino) {
+            word.fetch_and(!bit(ino), Ordering::Relaxed);
+        }
+    }
+
+    fn clear_all(&self) {
+        let leaves = self.leaves.iter().filter_map(OnceLock::get);
+        for word in leaves.flat_map(|leaf| leaf.iter()) {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn has(&self, ino: Ino) -> bool {
+        self.word(ino)
+            .is_some_and(|word| word.load(Ordering::Relaxed) & bit(ino) != 0)
+    }
+
+    fn word(&self, ino: Ino) -> Option<&AtomicU64> {
+        let leaf = self.leaves.get((ino.0 / INODES_A_LEAF) as usize)?;
+        leaf.get()?.get(word(ino))
+    }
+}
+
+fn word(ino: Ino) -> usize {
+    (ino.0 % INODES_A_LEAF / u64::BITS) as usize
+}
+
+fn bit(ino: Ino) -> u64 {
+    1 << (ino.0 % u64::BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_wanted_once_while_the_kernel_knows_it() {
+        let pages = Pages::default();
+        for ino in [Ino(1), Ino(64), Ino(INODES_A_LEAF + 3), Ino(u32::MAX)] {
+            assert!(!pages.wants(ino));
+            pages.looked_up(ino);
+            assert!(pages.wants(ino));
+            assert!(!pages.wants(Ino(ino.0 ^ 1)), "its neighbour");
+            pages.asked_for(ino);
+            assert!(!pages.wants(ino));
+            pages.forgotten(ino);
+            pages.looked_up(ino);
+            assert!(pages.wants(ino), "again");
+        }
+    }
+
+    #[test]
+    fn files_whose_pages_were_dropped_are_wanted_again() {
+        let pages = Pages::default();
+        for number in 1..100 {
+            pages.looked_up(Ino(number));
+            pages.asked_for(Ino(number));
+        }
+        for number in 1..LOST {
+            pages.asked_for(Ino(number));
+        }
+        assert!(
+            !pages.wants(Ino(50)),
+            "one or two may have been pushed late"
+        );
+        pages.asked_for(Ino(LOST));
+        assert!(pages.wants(Ino(50)));
+    }
+
+    #[test]
+    fn nothing_is_stored_without_a_mount() {
+        let pages = Pages::default();
+        pages.looked_up(Ino(7));
+        assert!(pages.store(Ino(7), b"bytes").is_err());
+        assert!(pages.wants(Ino(7)));
+    }
+}

@@ -1,0 +1,205 @@
+//! What is to be written, in the archive's order. Pure.
+
+use std::ops::Range;
+
+use super::super::plan::Placed;
+use crate::base::extent::{Extent, Plain};
+use crate::base::path::ArchivePath;
+use crate::index::{Entry, Index, Ino, Kind};
+use crate::tar::{self, Member, Segment};
+
+/// Entries that one worker takes at once, at the most.
+const BATCH_ENTRIES: usize = 256;
+
+/// One name of an entry that is not a directory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Name {
+    pub(super) ino: Ino,
+    /// The directory it is in.
+    parent: Ino,
+    /// Which name of that directory it is.
+    number: u32,
+}
+
+/// All that lies below one directory of an index.
+#[derive(Debug)]
+pub(super) struct Plan {
+    root: Ino,
+    /// Components of the root's own path.
+    root_depth: usize,
+    /// Directories below the root, each behind the one it is in.
+    pub(super) directories: Vec<Ino>,
+    /// By entry; the first name of each is the one that it is written under.
+    names: Vec<Name>,
+    /// Regular files, and their stored bytes.
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+}
+
+impl Plan {
+    /// What lies below `root`.
+    pub(super) fn new(index: &Index, root: Ino) -> Self {
+        let mut plan = Self {
+            root,
+            root_depth: index.path(root).map_or(0, |path| path.components().count()),
+            directories: Vec::new(),
+            names: Vec::new(),
+            files: 0,
+            bytes: 0,
+        };
+        let mut pending = vec![root];
+        while let Some(parent) = pending.pop() {
+            for child in index.children(parent, 0) {
+                let Some(entry) = index.entry(child.ino) else {
+                    continue;
+                };
+                if entry.kind() == Kind::Directory {
+                    plan.directories.push(child.ino);
+                    pending.push(child.ino);
+                    continue;
+                }
+                plan.names.push(Name {
+                    ino: child.ino,
+                    parent,
+                    number: child.number,
+                });
+            }
+        }
+        // A directory's number is higher than that of the one it is in.
+        plan.directories.sort_unstable();
+        plan.names.sort_unstable();
+        let entries = plan.names.chunk_by(|one, other| one.ino == other.ino);
+        for entry in entries.filter_map(|names| index.entry(names.first()?.ino)) {
+            if entry.kind() == Kind::File {
+                plan.files += 1;
+                plan.bytes = plan.bytes.saturating_add(entry.stored_bytes());
+            }
+        }
+        plan
+    }
+
+    /// The names of the entry whose first one is at `place`.
+    pub(super) fn names_at(&self, place: usize) -> &[Name] {
+        let rest = self.names.get(place..).unwrap_or_default();
+        let mut entries = rest.chunk_by(|one, other| one.ino == other.ino);
+        entries.next().unwrap_or_default()
+    }
+
+    /// The names of `ino`.
+    pub(super) fn names_of(&self, ino: Ino) -> &[Name] {
+        let names = self.names_at(self.names.partition_point(|name| name.ino < ino));
+        match names.first() {
+            Some(name) if name.ino == ino => names,
+            _ => &[],
+        }
+    }
+
+    /// The names from `place` on that one worker should take: files that begin in one span, so
+    /// that workers are busy with different ones.
+    pub(super) fn batch(&self, index: &Index, place: usize) -> Range<usize> {
+        let rest = self.names.get(place..).unwrap_or_default();
+        let mut first = None;
+        let len = rest
+            .iter()
+            .take(BATCH_ENTRIES)
+            .take_while(|name| {
+                let Some(span) = first_span(index, name.ino) else {
+                    return true;
+                };
+                *first.get_or_insert(span) == span
+            })
+            .count();
+        // All names of the last entry.
+        let last = rest.get(..len).and_then(<[Name]>::last);
+        let more = last.map_or(0, |last| {
+            let rest = rest.get(len..).unwrap_or_default();
+            rest.iter().take_while(|name| name.ino == last.ino).count()
+        });
+        place..place + len + more
+    }
+
+    /// The path of `name` below the root; `None` when the index contradicts itself.
+    pub(super) fn path(&self, index: &Index, name: &Name) -> Option<ArchivePath> {
+        let mut path = self.directory(index, name.parent)?;
+        let child = index.children(name.parent, name.number).next()?;
+        (child.ino == name.ino && child.number == name.number).then(|| path.push(child.name))?;
+        Some(path)
+    }
+
+    /// The path of a directory below the root.
+    pub(super) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
+        if ino == self.root {
+            return Some(ArchivePath::root());
+        }
+        index.path(ino)?.strip_components(self.root_depth)
+    }
+}
+
+fn first_span(index: &Index, ino: Ino) -> Option<u32> {
+    let piece = index.entry(ino)?.pieces(0, u64::MAX).next()?;
+    index.span_at(piece.plain.start())
+}
+
+/// The member that would have made `entry`.
+pub(super) fn member(entry: Entry<'_>) -> Member {
+    let kind = match entry.kind() {
+        Kind::File => tar::Kind::File,
+        Kind::Directory => tar::Kind::Directory,
+        Kind::Symlink(target) => tar::Kind::Symlink(target.to_vec()),
+        Kind::CharDevice(device) => tar::Kind::CharDevice(device),
+        Kind::BlockDevice(device) => tar::Kind::BlockDevice(device),
+        Kind::Fifo => tar::Kind::Fifo,
+    };
+    Member {
+        header: Plain(0),
+        payload: Extent::with_len(Plain(0), entry.stored_bytes()),
+        name: Vec::new(),
+        kind,
+        mode: entry.mode(),
+        uid: entry.uid(),
+        gid: entry.gid(),
+        user: entry.user().to_vec(),
+        group: entry.group().to_vec(),
+        mtime: entry.mtime(),
+        size: entry.size(),
+        sparse: holes(entry),
+        xattrs: entry
+            .xattrs()
+            .map(|(name, value)| (name.to_vec(), value.to_vec()))
+            .collect(),
+    }
+}
+
+/// The stored pieces of a file with holes; `None` when it has none.
+fn holes(entry: Entry<'_>) -> Option<Vec<Segment>> {
+    let size = entry.size();
+    let mut pieces = entry.pieces(0, size);
+    let first = pieces.next();
+    let is_all = first.is_none_or(|piece| piece.offset == 0 && piece.plain.len() == size);
+    if entry.kind() != Kind::File || size == 0 || (first.is_some() && is_all) {
+        return None;
+    }
+    let segments = first.into_iter().chain(pieces).map(|piece| Segment {
+        offset: piece.offset,
+        len: piece.plain.len(),
+    });
+    Some(segments.collect())
+}
+
+/// Whether the root of an index is as nobody said anything about it: then the directory that
+/// stands for it stays as it is.
+pub(super) fn is_implied(entry: Entry<'_>) -> bool {
+    entry.mode() == 0o755
+        && (entry.uid(), entry.gid()) == (0, 0)
+        && entry.user().is_empty()
+        && entry.group().is_empty()
+        && entry.xattrs().next().is_none()
+}
+
+/// Where a path goes whose front nobody cut.
+pub(super) fn placed(path: ArchivePath) -> Placed {
+    Placed {
+        path,
+        stripped: Vec::new(),
+    }
+}

@@ -1,0 +1,169 @@
+//! Large payloads of a plain archive are passed over: what is fetched, and what is read afterwards.
+
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use tarfs::archive::{Archive, OpenError, OpenOptions};
+use tarfs::index::{Index, Ino};
+
+use super::{Lab, PATH, ino};
+use crate::support::http::Resource;
+use crate::support::raw;
+
+/// More than is passed over whatever the link is.
+const HUGE: usize = 70 << 20;
+
+/// What byte number `at` of file number `file` is.
+fn byte(file: u8, at: usize) -> u8 {
+    let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+    file ^ u8::try_from(mixed).expect("eight bits")
+}
+
+fn content(file: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| byte(file, at)).collect()
+}
+
+/// Huge and small members in turns.
+fn archive() -> Bytes {
+    static ARCHIVE: OnceLock<Bytes> = OnceLock::new();
+    let make = || {
+        let archive = raw::Archive::new()
+            .file("d/first", "first")
+            .file("d/huge-1", content(1, HUGE))
+            .pax(&[("mtime", "7.5")])
+            .file("between", content(2, 100_000))
+            .hard_link("linked", "d/huge-1")
+            // Ends with a record.
+            .file("huge-2", content(3, HUGE + 17))
+            .symlink("last", "between");
+        Bytes::from(archive.end())
+    };
+    ARCHIVE.get_or_init(make).clone()
+}
+
+fn hopping(lab: &Lab) -> OpenOptions {
+    let mut options = lab.options();
+    options.scan.hops = true;
+    options
+}
+
+/// All there is to know of each entry but its bytes.
+fn facts(index: &Index) -> Vec<String> {
+    let mut facts = Vec::new();
+    for number in 1..=index.last_ino().0 {
+        if let Some(entry) = index.entry(Ino(number)) {
+            let path = index.path(Ino(number)).unwrap_or_default();
+            let pieces: Vec<_> = entry.pieces(0, entry.size()).collect();
+            let links = entry.link_count();
+            let (kind, mtime) = (entry.kind(), entry.mtime());
+            facts.push(format!(
+                "{number} {path} {kind:?} {links} {mtime:?} {pieces:?}"
+            ));
+        }
+    }
+    facts
+}
+
+/// Reads `len` bytes of a file in the middle, and checks them.
+#[track_caller]
+fn check(archive: &Archive, name: &str, file: u8, at: usize, len: usize) {
+    let ino = ino(archive, name);
+    let len = u32::try_from(len).expect("small");
+    let bytes = archive.read_here(ino, at as u64, len).expect("readable");
+    assert_eq!(bytes.len(), len as usize);
+    let right = (at..).zip(&bytes).all(|(at, &read)| read == byte(file, at));
+    assert!(right, "{name} at {at}");
+}
+
+#[test]
+fn large_payloads_are_passed_over_and_read_all_the_same() {
+    let lab = Lab::serving(archive());
+    let archive = lab.open_with(&hopping(&lab));
+    let hopped = archive.stats().hopped_bytes.get();
+    let sent = lab.server.sent_bytes(PATH);
+    assert!(hopped > 90 << 20, "{hopped}");
+    let packed_bytes = archive.index().origin().packed_bytes;
+    assert!(
+        sent + hopped <= packed_bytes,
+        "{sent}, {hopped} of {packed_bytes}"
+    );
+    assert_disjoint(&lab);
+
+    let streamed = Lab::serving(self::archive());
+    let whole = streamed.open();
+    assert_eq!(whole.stats().hopped_bytes.get(), 0);
+    assert_eq!(facts(&archive.index()), facts(&whole.index()));
+
+    for archive in [archive, lab.open_with(&hopping(&lab))] {
+        check(&archive, "between", 2, 0, 100_000);
+        check(&archive, "d/huge-1", 1, 0, 5000);
+        check(&archive, "linked", 1, 40 << 20, 1 << 20);
+        check(&archive, "huge-2", 3, HUGE - 1000, 1017);
+    }
+    // A file of a span or two was fetched, not the archive.
+    let more = lab.server.sent_bytes(PATH) - sent;
+    assert!(more < 16 << 20, "{more}");
+}
+
+/// No byte was asked for twice.
+#[track_caller]
+fn assert_disjoint(lab: &Lab) {
+    let mut ranges: Vec<_> = lab
+        .server
+        .seen(PATH)
+        .iter()
+        .map(|seen| seen.request.range().expect("a range"))
+        .collect();
+    ranges.sort_unstable();
+    for (before, after) in ranges.iter().zip(ranges.iter().skip(1)) {
+        assert!(before.1 <= after.0, "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_pinned_to_a_version_is_read_whole() {
+    let lab = Lab::new();
+    lab.serve(Resource::new(archive()).last_modified("Sat, 01 Jan 2022 00:00:00 GMT"));
+    let archive = lab.open_with(&hopping(&lab));
+    assert_eq!(archive.stats().hopped_bytes.get(), 0);
+    assert!(archive.index().origin().content_id != [0; 32]);
+}
+
+#[test]
+fn an_archive_that_ends_in_a_payload_is_truncated_however_it_is_read() {
+    let archive = archive();
+    let lab = Lab::serving(archive.slice(..archive.len() - HUGE / 2));
+    let error = |options: &OpenOptions| match lab.try_open(options) {
+        Err(OpenError::Archive { error, member, .. }) => format!("{error} in {member:?}"),
+        other => panic!("{other:?}"),
+    };
+    let hopped = error(&hopping(&lab));
+    assert!(hopped.contains("plain byte"), "{hopped}");
+    assert_eq!(hopped, error(&lab.options()));
+}
+
+#[test]
+fn an_index_that_cannot_be_verified_serves_nobody_else() {
+    let lab = Lab::serving(raw_huge());
+    drop(lab.open_with(&hopping(&lab)));
+    let saved = lab.the_cached("index");
+    // Somewhere else, and nothing says that it is the same.
+    let other = Lab::new();
+    other.serve(Resource::new(raw_huge()));
+    let options = OpenOptions {
+        index_file: Some(saved),
+        ..other.options()
+    };
+    assert!(matches!(
+        other.try_open(&options),
+        Err(OpenError::ForeignIndex { .. })
+    ));
+}
+
+/// Nothing but a huge member, so that hardly any span has a hash.
+fn raw_huge() -> Bytes {
+    raw::Archive::new()
+        .file("huge", content(1, HUGE))
+        .end()
+        .into()
+}

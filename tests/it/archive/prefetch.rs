@@ -1,0 +1,502 @@
+//! What is made and pushed ahead of readers: enough, and never much too much.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, Touched};
+use tarfs::base::extent::Plain;
+use tarfs::base::stats::Counter;
+use tarfs::fs::{Content, Mount, MountOptions, Tree as Mounted, View};
+use tarfs::index::Ino;
+
+use super::{Lab, PATH, index, ino, large_lz4, packed};
+use crate::support::http::Resource;
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+/// How long something may take that happens by itself.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the kernel reads at once.
+const REQUEST: u32 = 128 << 10;
+
+fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < DEADLINE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn settle(archive: &Archive) {
+    wait_until("it settles", || archive.is_prefetch_idle());
+}
+
+/// Reads a whole file as a mount does.
+fn follow(archive: &Archive, ino: Ino, content: &[u8]) {
+    for (number, piece) in content.chunks(REQUEST as usize).enumerate() {
+        let offset = number as u64 * u64::from(REQUEST);
+        archive.saw_read(ino, offset, REQUEST);
+        let read = archive.read_here(ino, offset, REQUEST).expect("readable");
+        assert!(read == piece, "{} at {offset} is wrong", ino.0);
+    }
+}
+
+fn open_ahead(lab: &Lab, options: &OpenOptions) -> Archive {
+    let archive = lab.open_with(options);
+    archive
+        .start_prefetch(Prefetch::default())
+        .expect("threads");
+    archive
+}
+
+/// Packed bytes of the spans that hold the files.
+fn packed_spans(archive: &Archive, files: &[Ino]) -> u64 {
+    let tree = archive.index();
+    let mut spans = BTreeSet::new();
+    for &ino in files {
+        let entry = tree.entry(ino).expect("there");
+        for piece in entry.pieces(0, entry.size()) {
+            let last = Plain(piece.plain.end().0 - 1);
+            let first = tree.span_at(piece.plain.start()).expect("inside");
+            spans.extend(first..=tree.span_at(last).expect("inside"));
+        }
+    }
+    let end = tree.origin().packed_bytes;
+    let start = |number| tree.seek_offset(number).map_or(end, |offset| offset.0);
+    let lens = spans.iter().map(|&span| start(span + 1) - start(span));
+    lens.sum()
+}
+
+/// Reads these files of the large tree, in this order, and checks what that fetched.
+fn assert_economy(lab: &Lab, numbers: &[usize]) {
+    let tree = Tree::large();
+    let mut options = lab.without_spool();
+    // Whatever is fetched twice was not fetched ahead.
+    options.scan.memory = 256 << 20;
+    let archive = open_ahead(lab, &options);
+    let before = lab.server.sent_bytes(PATH);
+    let mut files = Vec::new();
+    for &number in numbers {
+        let (name, content) = tree.files.get(number).expect("inside");
+        let ino = ino(&archive, name);
+        follow(&archive, ino, content);
+        files.push(ino);
+        // All that it leads to, before the next read would make it needed.
+        settle(&archive);
+    }
+    let fetched = lab.server.sent_bytes(PATH) - before;
+    let needed = packed_spans(&archive, &files);
+    assert!(
+        fetched * 10 <= needed * 12,
+        "{fetched} bytes for {needed}: {numbers:?}"
+    );
+}
+
+#[test]
+fn reading_a_set_of_files_fetches_little_more_than_their_spans() {
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    let mut noise = Noise::new(3);
+    let count = Tree::large().files.len();
+    for size in [1, 2, 3, 10, 50] {
+        let random: Vec<_> = (0..size)
+            .map(|_| index(noise.below(count as u64)))
+            .collect();
+        assert_economy(&lab, &random);
+        let mut sorted = random;
+        sorted.sort_unstable();
+        assert_economy(&lab, &sorted);
+    }
+    for size in [2, 5, 20, 60, 100, 200] {
+        let first = index(noise.below((count - size) as u64));
+        let neighbours: Vec<_> = (first..first + size).collect();
+        assert_economy(&lab, &neighbours);
+    }
+}
+
+#[test]
+fn a_reader_in_order_is_kept_ahead_of_and_the_archive_is_fetched_once() {
+    let tree = Tree::large();
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    for memory in [32 << 20, 64 << 20, 128 << 20] {
+        let mut options = lab.without_spool();
+        options.scan.memory = memory;
+        let archive = open_ahead(&lab, &options);
+        let before = lab.server.sent_bytes(PATH);
+        for (name, content) in &tree.files {
+            follow(&archive, ino(&archive, name), content);
+            settle(&archive);
+        }
+        let fetched = lab.server.sent_bytes(PATH) - before;
+        let needed = large_lz4().len() as u64;
+        assert!(fetched * 100 <= needed * 102, "{fetched} with {memory}");
+        let stats = archive.stats();
+        let spans = u64::from(archive.index().span_count());
+        assert_eq!(stats.decoded_spans.get(), spans, "each once");
+        if memory > 32 << 20 {
+            assert!(
+                stats.memory_miss_spans.get() <= spans / 2,
+                "{} of {spans} were not there",
+                stats.memory_miss_spans.get()
+            );
+            // Neighbours come by one request.
+            assert!(stats.source_requests.get() < spans + 2);
+        }
+    }
+}
+
+#[test]
+fn every_packing_is_the_same_read_ahead() {
+    let tree = Tree::mixed();
+    let lab = Lab::new();
+    for packing in Packing::ALL {
+        let packed = packed(packing);
+        lab.serve(Resource::new(packed.clone()).etag(&format!("\"{packing:?}\"")));
+        drop(lab.open());
+        let archive = open_ahead(&lab, &lab.without_spool());
+        let before = lab.server.sent_bytes(PATH);
+        for (name, content) in &tree.files {
+            follow(&archive, ino(&archive, name), content);
+        }
+        settle(&archive);
+        let fetched = lab.server.sent_bytes(PATH) - before;
+        let needed = packed.len() as u64;
+        if packing.is_all_seekable() {
+            assert!(fetched * 100 <= needed * 102, "{packing:?}: {fetched}");
+        }
+        assert_eq!(archive.stats().failed_reads.get(), 0);
+    }
+}
+
+/// An archive of many small files, mounted from a server.
+struct Pushing {
+    mount: Option<Mount>,
+    archive: Arc<Archive>,
+    directory: tempfile::TempDir,
+    _lab: Lab,
+}
+
+const SMALL: usize = 4000;
+
+fn small_name(number: usize) -> String {
+    format!("{}/{number:04}", number / 1000)
+}
+
+fn small_content(number: usize) -> Vec<u8> {
+    Noise::new(number as u64).bytes(2000 + number % 5000)
+}
+
+impl Pushing {
+    fn new() -> Self {
+        let files = (0..SMALL).map(|number| (small_name(number), small_content(number)));
+        let tree = Tree::of(files.collect());
+        let lab = Lab::serving(Packing::Lz4.pack(&tree.tar));
+        let archive = Arc::new(open_ahead(&lab, &lab.without_spool()));
+        let options = MountOptions::default();
+        let content = Arc::clone(&archive) as Arc<dyn Content>;
+        let mounted = Mounted::new(content, View::WHOLE, &options, Arc::clone(archive.stats()));
+        let directory = tempfile::tempdir().expect("a directory");
+        let mount = Mount::start(mounted, "small.tar", directory.path(), &options, || {})
+            .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+        Self {
+            mount: Some(mount),
+            archive,
+            directory,
+            _lab: lab,
+        }
+    }
+
+    fn path(&self, number: usize) -> PathBuf {
+        self.directory.path().join(small_name(number))
+    }
+
+    /// Lists the directory of file `number`, which makes its inodes known.
+    fn list(&self, number: usize) {
+        let path = self.path(number);
+        let directory = path.parent().expect("one");
+        assert_eq!(fs::read_dir(directory).expect("readable").count(), 1000);
+    }
+
+    #[track_caller]
+    fn read(&self, number: usize) {
+        let content = fs::read(self.path(number)).expect("readable");
+        assert!(content == small_content(number), "{number} is wrong");
+    }
+
+    fn count(&self, counter: impl Fn(&tarfs::base::stats::Stats) -> &Counter) -> u64 {
+        counter(self.archive.stats()).get()
+    }
+
+    /// Waits until file `number` must have been pushed, as files are pushed in their order.
+    fn await_pushed(&self, files: u64) {
+        wait_until("files are pushed", || {
+            self.count(|stats| &stats.pushed_files) >= files
+        });
+    }
+}
+
+impl Drop for Pushing {
+    fn drop(&mut self) {
+        drop(self.mount.take());
+    }
+}
+
+#[test]
+fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
+    let place = Pushing::new();
+    place.list(0);
+    for number in 0..3 {
+        place.read(number);
+    }
+    assert_eq!(place.count(|stats| &stats.served_reads), 3);
+    // 512 KiB in files of 4.5 KiB and their headers, less those around the marker.
+    place.await_pushed(80);
+    for number in 3..40 {
+        place.read(number);
+    }
+    assert_eq!(
+        place.count(|stats| &stats.served_reads),
+        3,
+        "no one was asked for what was pushed"
+    );
+    // Then comes the marker, and with it the next window.
+    for number in 40..100 {
+        place.read(number);
+    }
+    let reads = place.count(|stats| &stats.served_reads);
+    assert!((4..20).contains(&reads), "{reads}");
+    place.await_pushed(150);
+    for number in 100..SMALL {
+        if number % 1000 == 0 {
+            place.list(number);
+        }
+        place.read(number);
+    }
+    let served = place.count(|stats| &stats.served_bytes);
+    let pushed = place.count(|stats| &stats.pushed_bytes);
+    let total: usize = (0..SMALL).map(|number| 2000 + number % 5000).sum();
+    assert!(served + pushed >= total as u64);
+    assert!(pushed <= total as u64, "nothing twice");
+}
+
+#[test]
+fn what_the_kernel_does_not_know_is_not_pushed() {
+    let place = Pushing::new();
+    for number in 0..20 {
+        place.read(number);
+    }
+    settle(&place.archive);
+    for number in 0..SMALL {
+        place.read(number);
+    }
+    assert_eq!(place.count(|stats| &stats.pushed_files), 0);
+    assert_eq!(place.count(|stats| &stats.served_reads), SMALL as u64);
+}
+
+/// Opens with empty memory and prepares `prefetch`.
+fn open_with(lab: &Lab, memory: u64, prefetch: Prefetch) -> Archive {
+    let mut options = lab.without_spool();
+    options.scan.memory = memory;
+    let archive = lab.open_with(&options);
+    archive.start_prefetch(prefetch).expect("threads");
+    archive
+}
+
+fn all() -> Prefetch {
+    Prefetch {
+        ahead: Ahead::All,
+        ..Prefetch::default()
+    }
+}
+
+fn state(archive: &Archive) -> PrefetchState {
+    archive.prefetch_progress().expect("started").state
+}
+
+#[test]
+fn everything_is_fetched_once_in_the_background_and_then_nothing() {
+    let tree = Tree::mixed();
+    let lab = Lab::new();
+    for packing in [
+        Packing::Plain,
+        Packing::Lz4,
+        Packing::Bgzf,
+        Packing::ZstdFrames,
+    ] {
+        let packed = packed(packing);
+        lab.serve(Resource::new(packed.clone()).etag(&format!("\"{packing:?}\"")));
+        drop(lab.open());
+        let before = lab.server.sent_bytes(PATH);
+        let archive = open_with(&lab, 128 << 20, all());
+        wait_until("everything is fetched", || {
+            state(&archive) == PrefetchState::Complete
+        });
+        let fetched = lab.server.sent_bytes(PATH);
+        let needed = packed.len() as u64;
+        assert!((fetched - before) * 100 <= needed * 102, "{packing:?}");
+        let progress = archive.prefetch_progress().expect("started");
+        assert_eq!(progress.done_spans, progress.total_spans);
+        for (name, content) in &tree.files {
+            follow(&archive, ino(&archive, name), content);
+        }
+        settle(&archive);
+        assert_eq!(lab.server.sent_bytes(PATH), fetched, "{packing:?}");
+        assert_eq!(archive.stats().memory_miss_spans.get(), 0);
+    }
+}
+
+#[test]
+fn without_room_for_everything_fetching_stops_and_says_so() {
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    let before = lab.server.sent_bytes(PATH);
+    let archive = open_with(&lab, 64 << 20, all());
+    wait_until("memory is full", || state(&archive) == PrefetchState::Full);
+    let fetched = lab.server.sent_bytes(PATH) - before;
+    // Three quarters of what spans may take, which are noise and pack to as much.
+    assert!((10 << 20..20 << 20).contains(&fetched), "{fetched}");
+    assert!(archive.kept_bytes() <= 24 << 20);
+    let progress = archive.prefetch_progress().expect("started");
+    assert!(progress.done_spans < progress.total_spans, "{progress:?}");
+}
+
+#[test]
+fn nothing_is_fetched_ahead_when_nothing_may_be() {
+    let tree = Tree::large();
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    let none = Prefetch {
+        ahead: Ahead::None,
+        ..Prefetch::default()
+    };
+    let archive = open_with(&lab, 64 << 20, none);
+    for (name, content) in &tree.files {
+        follow(&archive, ino(&archive, name), content);
+    }
+    settle(&archive);
+    assert_eq!(archive.stats().ahead_spans.get(), 0);
+    assert_eq!(state(&archive), PrefetchState::Off);
+}
+
+#[test]
+fn who_waits_for_the_rate_is_in_nobodys_way() {
+    let tree = Tree::large();
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    let slow = Prefetch {
+        bytes_per_second: Some(1),
+        ..all()
+    };
+    let archive = open_with(&lab, 64 << 20, slow);
+    wait_until("one request is sent", || {
+        archive.stats().ahead_packed_bytes.get() > 0
+    });
+    // It sleeps for weeks now.
+    for (name, content) in &tree.files {
+        let read = archive.read_here(ino(&archive, name), 0, 1 << 20);
+        assert!(read.expect("readable") == *content, "{name} is wrong");
+    }
+    assert_eq!(archive.stats().ahead_spans.get(), 1);
+    assert_eq!(state(&archive), PrefetchState::Running);
+    drop(archive);
+}
+
+/// What a start of some program reads: files of the large tree, here and there.
+fn some_files() -> Vec<usize> {
+    let mut noise = Noise::new(11);
+    let count = Tree::large().files.len() as u64;
+    (0..60).map(|_| index(noise.below(count))).collect()
+}
+
+/// Reads them as a mount does, each when nothing is on its way.
+fn read_slowly(archive: &Archive, numbers: &[usize]) {
+    let tree = Tree::large();
+    for &number in numbers {
+        let (name, content) = tree.files.get(number).expect("inside");
+        settle(archive);
+        follow(archive, ino(archive, name), content);
+    }
+}
+
+/// Records how they are read.
+fn record(lab: &Lab, numbers: &[usize]) -> Vec<Touched> {
+    let record = Prefetch {
+        ahead: Ahead::None,
+        record: true,
+        ..Prefetch::default()
+    };
+    let archive = open_with(lab, 64 << 20, record);
+    assert_eq!(archive.recorded(0), None);
+    read_slowly(&archive, numbers);
+    assert!(archive.stats().memory_miss_spans.get() > 0);
+    let (recorded, reads) = archive.recorded(0).expect("something was read");
+    assert_eq!(archive.recorded(reads), None, "nothing since");
+    let distinct: BTreeSet<_> = numbers.iter().collect();
+    assert_eq!(recorded.len(), distinct.len(), "each file is one range");
+    let (tree, first) = (Tree::large(), *numbers.first().expect("some"));
+    let (name, content) = tree.files.get(first).expect("inside");
+    let expected = Touched {
+        ino: ino(&archive, name),
+        offset: 0,
+        len: content.len() as u64,
+    };
+    assert_eq!(recorded.first(), Some(&expected));
+    recorded
+}
+
+#[test]
+fn a_replayed_recording_leaves_nothing_to_fetch_for_reads() {
+    let lab = Lab::serving(large_lz4());
+    drop(lab.open());
+    let random = some_files();
+    let mut sorted = some_files();
+    sorted.sort_unstable();
+    // All of it has room, or a third.
+    for (numbers, memory) in [(random, 256 << 20), (sorted, 96 << 20)] {
+        let recorded = record(&lab, &numbers);
+        let replay = Prefetch {
+            ahead: Ahead::None,
+            replay: Some(Box::new(move |_| recorded)),
+            ..Prefetch::default()
+        };
+        let archive = open_with(&lab, memory, replay);
+        read_slowly(&archive, &numbers);
+        let stats = archive.stats();
+        let progress = archive.prefetch_progress().expect("started");
+        assert_eq!(progress.replayed_spans, progress.replay_spans);
+        assert_eq!(stats.memory_miss_spans.get(), 0, "with {memory}");
+        assert_eq!(stats.decoded_spans.get(), progress.replay_spans);
+    }
+}
+
+#[test]
+fn what_memory_has_no_room_for_is_fetched_once_in_the_background_and_kept_on_disk() {
+    let tree = Tree::large();
+    let lab = Lab::serving(large_lz4());
+    let mut options = lab.options();
+    options.spooling = Spooling::TreeOnly;
+    drop(lab.open_with(&options));
+
+    let before = lab.server.sent_bytes(PATH);
+    options = lab.options();
+    options.scan.memory = 32 << 20;
+    let archive = lab.open_with(&options);
+    archive.start_prefetch(all()).expect("threads");
+    wait_until("everything is fetched", || {
+        state(&archive) == PrefetchState::Complete
+    });
+    let fetched = lab.server.sent_bytes(PATH);
+    assert!((fetched - before) * 100 <= large_lz4().len() as u64 * 102);
+    assert_eq!(archive.stats().spool_skipped_spans.get(), 0);
+    for (name, content) in tree.files.iter().rev() {
+        let read = archive.read_here(ino(&archive, name), 0, 1 << 20);
+        assert!(read.expect("readable") == *content, "{name} is wrong");
+    }
+    assert_eq!(lab.server.sent_bytes(PATH), fetched);
+}
