@@ -1,5 +1,6 @@
 //! The command line: one file per verb, each with its arguments and its run.
 
+mod allocator;
 mod args;
 mod background;
 mod control;
@@ -53,6 +54,7 @@ enum Verb {
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
 /// all went well, 2 when something did not, 64 when the command line makes no sense.
 pub fn run() -> ExitCode {
+    allocator::settle();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
