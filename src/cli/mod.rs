@@ -54,7 +54,6 @@ enum Verb {
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
 /// all went well, 2 when something did not, 64 when the command line makes no sense.
 pub fn run() -> ExitCode {
-    allocator::settle();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
