@@ -104,6 +104,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("indicatif", &["cli"]),
     ("tracing_subscriber", &["cli"]),
     ("signal_hook", &["cli"]),
+    ("libc", &["cli"]),
 ];
 
 /// Layers that know neither files, clocks, sockets nor threads; and their files that do.
@@ -128,6 +129,7 @@ const FENCED: &[&str] = &[
     "src/codec/sys.rs",
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",
+    "src/cli/allocator.rs",
 ];
 
 struct Source {

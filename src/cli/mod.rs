@@ -1,5 +1,6 @@
 //! The command line: one file per verb, each with its arguments and its run.
 
+mod allocator;
 mod args;
 mod background;
 mod control;

@@ -180,6 +180,7 @@ fn serve(
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
     log: Option<Log>,
 ) -> anyhow::Result<ExitCode> {
+    super::allocator::settle();
     let options = args.mount_options()?;
     Mount::check(&args.mountpoint)?;
     // Like the mountpoint, before there is long work to do.

@@ -11,6 +11,7 @@ use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::copy::Original;
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
+use super::prefetch::Mode;
 use super::settings;
 use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
 use crate::base::stats::Stats;
@@ -101,7 +102,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let source = self::source(&source, &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
     let mut options = open_options(&args.source, &args.cache.saved, spooling);
-    options.scan.hops = true;
+    // What is fetched anyway had better be fetched while the scan goes by.
+    options.scan.hops = args.prefetch.prefetch != Mode::All;
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
