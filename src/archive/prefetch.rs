@@ -10,7 +10,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -149,6 +149,8 @@ pub(super) struct Engine {
     pages: Arc<OnceLock<Arc<dyn PageCache>>>,
     inbox: SyncSender<Message>,
     is_over: Arc<AtomicBool>,
+    /// Whether reads lead to anything.
+    follows: bool,
     recorder: Option<Mutex<Recorder>>,
     thread: Option<Thread<()>>,
 }
@@ -157,8 +159,12 @@ pub(super) struct Engine {
 #[derive(Debug, Default)]
 struct Shared {
     ahead: Ahead,
-    /// Reads that were not heard of yet.
+    /// Messages that were not heard of yet.
     unheard: AtomicU64,
+    /// Reads that nobody was told of yet.
+    seen: Mutex<Seen>,
+    /// Whether the follower must be woken to look for them.
+    asleep: AtomicBool,
     /// Jobs that are not done yet, whatever for.
     outstanding: AtomicU32,
     all: Tally,
@@ -178,13 +184,48 @@ struct Tally {
 
 #[derive(Debug)]
 enum Message {
-    Read {
-        ino: Ino,
-        offset: u64,
-        len: u32,
-    },
+    Reads(Vec<Read>),
     /// Spans were made, or it is over.
     Look,
+}
+
+/// A read, as the kernel asked for it.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    ino: Ino,
+    offset: u64,
+    len: u32,
+}
+
+/// Reads that wait to be told of together, or until the follower looks: to wake a thread costs more
+/// than to answer a read.
+#[derive(Debug, Default)]
+struct Seen {
+    reads: Vec<Read>,
+    bytes: u64,
+}
+
+/// So many reads are told of together,
+const SEEN_READS: usize = 16;
+/// or reads of so many bytes.
+const SEEN_BYTES: u64 = 128 << 10;
+
+/// So long the follower looks again after a read before it must be woken for the next one. A read
+/// that comes after a silence, such as that of a marker, is heard of at once.
+const LINGER: Duration = Duration::from_millis(1);
+
+impl Seen {
+    /// Takes in a read; all of them when it is time to tell.
+    fn add(&mut self, read: Read) -> Option<Vec<Read>> {
+        self.reads.push(read);
+        self.bytes = self.bytes.saturating_add(read.len.into());
+        (self.reads.len() >= SEEN_READS || self.bytes >= SEEN_BYTES).then(|| self.take())
+    }
+
+    fn take(&mut self) -> Vec<Read> {
+        self.bytes = 0;
+        std::mem::take(&mut self.reads)
+    }
 }
 
 impl Engine {
@@ -200,6 +241,8 @@ impl Engine {
             ..Shared::default()
         });
         let limits = limits(&reader, &options);
+        // A replay leaves out what was read meanwhile.
+        let follows = options.ahead != Ahead::None || options.replay.is_some();
         let rate = options.bytes_per_second.map(Rate::new);
         let follower = Follower {
             runs: Runs::new(limits),
@@ -235,6 +278,7 @@ impl Engine {
             pages,
             inbox: sender,
             is_over,
+            follows,
             recorder: options.record.then(Mutex::default),
             thread: Some(thread),
         })
@@ -252,12 +296,28 @@ impl Engine {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
             recorder.read(ino, offset, len);
         }
-        let message = Message::Read { ino, offset, len };
-        self.shared.tell(&self.inbox, message);
+        if !self.follows {
+            return;
+        }
+        let reads = self.shared.seen().add(Read { ino, offset, len });
+        if let Some(reads) = reads {
+            self.shared.tell(&self.inbox, Message::Reads(reads));
+        } else if self.shared.asleep.swap(false, Ordering::SeqCst) {
+            self.shared.tell(&self.inbox, Message::Look);
+        }
+    }
+
+    /// Tells of reads that nobody was told of yet.
+    fn flush(&self) {
+        let reads = self.shared.seen().take();
+        if !reads.is_empty() {
+            self.shared.tell(&self.inbox, Message::Reads(reads));
+        }
     }
 
     /// Whether nothing is on its way.
     pub(super) fn is_idle(&self) -> bool {
+        self.flush();
         self.shared.unheard.load(Ordering::SeqCst) == 0
             && self.shared.outstanding.load(Ordering::SeqCst) == 0
     }
@@ -296,6 +356,10 @@ impl Shared {
         if inbox.try_send(message).is_err() {
             self.heard();
         }
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn heard(&self) {
@@ -457,15 +521,18 @@ impl Follower {
         let mut is_blocked = false;
         while !is_over.load(Ordering::SeqCst) {
             let message = if is_blocked {
-                inbox.recv().map_err(|_| TryRecvError::Disconnected)
+                self.next(inbox)
             } else {
                 inbox.try_recv()
             };
             match message {
                 Ok(message) => {
-                    if let Message::Read { ino, offset, len } = message {
-                        self.hear(ino, offset, len);
+                    if let Message::Reads(reads) = message {
+                        for read in reads {
+                            self.hear(read);
+                        }
                     }
+                    self.hear_seen();
                     self.feed();
                     self.shared.heard();
                     is_blocked = false;
@@ -476,7 +543,37 @@ impl Follower {
         }
     }
 
-    fn hear(&mut self, ino: Ino, offset: u64, len: u32) {
+    /// The next message, when there is nothing to do but wait; none when there is something to do.
+    fn next(&mut self, inbox: &Receiver<Message>) -> Result<Message, TryRecvError> {
+        match inbox.recv_timeout(LINGER) {
+            Ok(message) => return Ok(message),
+            Err(RecvTimeoutError::Disconnected) => return Err(TryRecvError::Disconnected),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        self.shared.asleep.store(true, Ordering::SeqCst);
+        // After that, so that no read is missed.
+        if self.hear_seen() {
+            self.shared.asleep.store(false, Ordering::SeqCst);
+            return Err(TryRecvError::Empty);
+        }
+        let message = inbox.recv();
+        self.shared.asleep.store(false, Ordering::SeqCst);
+        message.map_err(|_| TryRecvError::Disconnected)
+    }
+
+    /// Hears of the reads that nobody was told of; false when there are none.
+    fn hear_seen(&mut self) -> bool {
+        // Not idle meanwhile.
+        self.shared.unheard.fetch_add(1, Ordering::SeqCst);
+        let reads = self.shared.seen().take();
+        for &read in &reads {
+            self.hear(read);
+        }
+        self.shared.heard();
+        !reads.is_empty()
+    }
+
+    fn hear(&mut self, Read { ino, offset, len }: Read) {
         // A scan goes by in the order of the archive, and is ahead of readers itself.
         let reader = Arc::clone(&self.reader);
         let Some(index) = reader.catalog.completed() else {
