@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 use super::flights::Claim;
-use super::read::{PackedBytes, ReadError, Reader, Resumed, key, span_len};
+use super::read::{PackedBytes, ReadError, Reader, Resumed, failed, key, span_len};
 use crate::base::buffer::{Pool, Reserved};
 use crate::base::extent::{Extent, Packed};
 use crate::base::workers::Workers;
-use crate::codec::{self, Compression, Context};
+use crate::codec;
 use crate::fetch;
 use crate::index::Span;
 use crate::source::Access;
@@ -115,9 +115,13 @@ impl Reader {
         for claim in stretch.claims {
             let span = self.known_span(claim.span())?;
             span_len(&span)?;
-            let (decoder, packed) = match &mut made {
-                Some(made) => made,
-                None => made.insert((self.resumed(&span)?, PackedBytes::Fetched(packed.take()))),
+            let (decoder, packed) = if let Some(made) = &mut made {
+                made
+            } else {
+                let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
+                let decoder = self.resumed(seek_point);
+                let decoder = decoder.map_err(|error| failed(&span, error))?;
+                made.insert((decoder, PackedBytes::Fetched(packed.take())))
             };
             let bytes = self.take(&span, decoder, packed)?;
             match made_spans {
@@ -130,23 +134,6 @@ impl Reader {
             claim.land(bytes);
         }
         Ok(())
-    }
-
-    fn compression(&self) -> Compression {
-        self.catalog.known().origin().compression
-    }
-
-    fn resumed(&self, span: &Span) -> Result<Resumed, ReadError> {
-        let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
-        let context = Context {
-            pool: Pool::new(codec::READING_POOL),
-            seek_points: false,
-            loans: self.loans.clone(),
-            workers: 0,
-        };
-        codec::resume(self.compression(), context, seek_point)
-            .map(Resumed::new)
-            .map_err(|_| ReadError::Index)
     }
 
     /// Counts what fetching and decoding `batch` with `threads` takes, waiting for room.

@@ -25,7 +25,8 @@ use crate::base::task::Thread;
 use crate::base::workers::Workers;
 use crate::index::{Entry, Index, Ino, Kind};
 
-/// Reads that may wait to be heard of; more are forgotten, and only make it see less.
+/// Messages that may wait to be heard of; reads that find no room are forgotten, which only makes it
+/// see less.
 const INBOX: usize = 1024;
 
 /// Plain bytes made ahead of a reader, at the most, however much memory there is.
@@ -185,7 +186,7 @@ struct Tally {
 #[derive(Debug)]
 enum Message {
     Reads(Vec<Read>),
-    /// Spans were made, or it is over.
+    /// Spans were made, reads wait to be looked for, or it is over.
     Look,
 }
 
@@ -219,7 +220,12 @@ impl Seen {
     fn add(&mut self, read: Read) -> Option<Vec<Read>> {
         self.reads.push(read);
         self.bytes = self.bytes.saturating_add(read.len.into());
-        (self.reads.len() >= SEEN_READS || self.bytes >= SEEN_BYTES).then(|| self.take())
+        if self.reads.len() < SEEN_READS && self.bytes < SEEN_BYTES {
+            return None;
+        }
+        self.bytes = 0;
+        let next = Vec::with_capacity(SEEN_READS);
+        Some(std::mem::replace(&mut self.reads, next))
     }
 
     fn take(&mut self) -> Vec<Read> {
@@ -302,23 +308,18 @@ impl Engine {
         let reads = self.shared.seen().add(Read { ino, offset, len });
         if let Some(reads) = reads {
             self.shared.tell(&self.inbox, Message::Reads(reads));
-        } else if self.shared.asleep.swap(false, Ordering::SeqCst) {
+        } else if self.shared.asleep.load(Ordering::SeqCst)
+            && self.shared.asleep.swap(false, Ordering::SeqCst)
+        {
             self.shared.tell(&self.inbox, Message::Look);
-        }
-    }
-
-    /// Tells of reads that nobody was told of yet.
-    fn flush(&self) {
-        let reads = self.shared.seen().take();
-        if !reads.is_empty() {
-            self.shared.tell(&self.inbox, Message::Reads(reads));
         }
     }
 
     /// Whether nothing is on its way.
     pub(super) fn is_idle(&self) -> bool {
-        self.flush();
-        self.shared.unheard.load(Ordering::SeqCst) == 0
+        // In this order: reads that were seen are unheard before they are taken.
+        self.shared.seen().reads.is_empty()
+            && self.shared.unheard.load(Ordering::SeqCst) == 0
             && self.shared.outstanding.load(Ordering::SeqCst) == 0
     }
 
@@ -568,6 +569,10 @@ impl Follower {
         let reads = self.shared.seen().take();
         for &read in &reads {
             self.hear(read);
+        }
+        if !reads.is_empty() {
+            // What was read makes room for what is to be replayed.
+            self.feed();
         }
         self.shared.heard();
         !reads.is_empty()

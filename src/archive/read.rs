@@ -1,6 +1,6 @@
 //! From a file's bytes to spans, and from a span to its bytes: memory, spool, or the source
 //! decoded again from the nearest seek point. Whatever the way, a span is verified against the
-//! hash in the index before anyone sees it.
+//! hash in the index before anyone sees it; but for those that the scan passed over, which have none.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
-use crate::codec::{self, Context, Decoder, Pull};
+use crate::codec::{self, Compression, Context, Decoder, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{self, Access, Source};
@@ -266,6 +266,11 @@ impl Reader {
         loop {
             let flight = match self.flights.claim(number) {
                 Ok(claim) => {
+                    // It may just have been made ahead.
+                    if let Some(bytes) = self.memory.get(key(number)) {
+                        self.stats.memory_shared_spans.increment();
+                        return Ok(bytes);
+                    }
                     let _busy = self.foreground.enter();
                     self.stats.memory_miss_spans.increment();
                     let bytes = self.fill(number)?;
@@ -331,7 +336,7 @@ impl Reader {
     /// Keeps on disk what is worth it, so that no one has to make it again.
     pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes) {
         if let Some(spool) = &self.spool
-            && self.policy.keeps(span)
+            && self.keeps(span)
         {
             // Who went a long way can wait a moment that the next one need not go it again.
             let patience = match span.seek_point {
@@ -346,7 +351,7 @@ impl Reader {
     /// can wait.
     pub(super) fn spool_span_quietly(&self, span: &Span, bytes: &Bytes) {
         if let Some(spool) = &self.spool
-            && self.policy.keeps(span)
+            && self.keeps(span)
         {
             spool.keep(span.plain, bytes.clone(), Patience::Short);
         }
@@ -368,7 +373,6 @@ impl Reader {
     /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
     /// kept too: whoever reads on will want them.
     fn decode(&self, span: &Span) -> Result<Bytes, ReadError> {
-        let compression = self.catalog.known().origin().compression;
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
@@ -376,19 +380,11 @@ impl Reader {
         // All at once: a decoder under way never waits for one that waits for it.
         let _reserved = self.budget.reserve(
             extent.len().min(STREAM_BUFFERS)
-                + codec::reading_bytes(compression)
+                + codec::reading_bytes(self.compression())
                 + span_len(span)? as u64,
         );
-        let context = Context {
-            pool: Pool::new(codec::READING_POOL),
-            seek_points: false,
-            loans: self.loans.clone(),
-            workers: 0,
-        };
         let failed = |error: Error| failed(span, error);
-        let mut decoder = codec::resume(compression, context, seek_point)
-            .map(Resumed::new)
-            .map_err(|error| failed(error.into()))?;
+        let mut decoder = self.resumed(seek_point).map_err(failed)?;
         let mut packed = PackedBytes::open(self, extent).map_err(failed)?;
         for number in first.number..span.number {
             let between = self.known_span(number)?;
@@ -399,6 +395,22 @@ impl Reader {
         let bytes = self.take(span, &mut decoder, &mut packed)?;
         self.spool_span(span, &bytes);
         Ok(bytes)
+    }
+
+    /// A decoder that stands at `seek_point`.
+    pub(super) fn resumed(&self, seek_point: &SeekPoint) -> Result<Resumed, Error> {
+        let context = Context {
+            pool: Pool::new(codec::READING_POOL),
+            seek_points: false,
+            loans: self.loans.clone(),
+            workers: 0,
+        };
+        let decoder = codec::resume(self.compression(), context, seek_point)?;
+        Ok(Resumed::new(decoder))
+    }
+
+    pub(super) fn compression(&self) -> Compression {
+        self.catalog.known().origin().compression
     }
 
     /// The plain bytes of `span`, which `decoder` is about to make.
@@ -471,7 +483,7 @@ pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
 }
 
 /// What `error` means to a reader of `span`.
-fn failed(span: &Span, error: Error) -> ReadError {
+pub(super) fn failed(span: &Span, error: Error) -> ReadError {
     let error = Arc::new(error);
     match &*error {
         Error::Source(source) if matches!(source.cause, source::Cause::Changed) => {
@@ -655,7 +667,7 @@ impl PackedBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::Compression;
+
     use crate::index::{self, Builder, Locator, Origin};
     use crate::source::Memory as InMemory;
 

@@ -126,7 +126,7 @@ impl Desk {
     where
         D: FnOnce(Option<Bytes>) + Send + 'static,
     {
-        let handles = Arc::clone(&self.handles);
+        let handles = &self.handles;
         let file = handles.copy(ino);
         if file.is_none() && !handles.copies.has(ino) {
             return Some(done);
@@ -138,6 +138,7 @@ impl Desk {
             done(Some(bytes));
             return None;
         }
+        let handles = Arc::clone(handles);
         self.workers.submit(move || {
             let file = file.or_else(|| handles.adopt(ino));
             let bytes = file.and_then(|file| read_all(&file, offset, len));

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;
+use crate::support::program::{self, told};
 use crate::support::tree::Tree;
 
 /// Where the archive is served.
@@ -82,14 +83,7 @@ impl Place {
     }
 
     fn tarfs(&self, words: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(words)
-            .current_dir(&self.directory)
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("no_proxy", "*")
-            .output()
-            .expect("started")
+        program::tarfs(self.directory.path(), words)
     }
 
     #[track_caller]
@@ -208,10 +202,6 @@ fn has_passthrough(status: &Value) -> bool {
     let opens = number(status, "/counters/passthrough_opens");
     assert!(is_refused == (opens == 0), "{status}");
     !is_refused
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[track_caller]

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tarfs::base::task::Thread;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::noise::Noise;
+use crate::support::program;
 use crate::support::raw::Archive;
 
 const ARCHIVE: &str = "/archive";
@@ -89,8 +90,7 @@ impl Place {
         };
         let url = place.server.url(ARCHIVE);
         let output = place.tarfs(&["mount", &url, "mnt", "--chunk-size", "256KiB"]);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{told}");
+        assert!(output.status.success(), "{}", program::told(&output));
         place
     }
 
@@ -99,14 +99,7 @@ impl Place {
     }
 
     fn tarfs(&self, words: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(words)
-            .current_dir(&self.directory)
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("no_proxy", "*")
-            .output()
-            .expect("started")
+        program::tarfs(self.directory.path(), words)
     }
 
     fn status(&self) -> Value {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
+use crate::support::program::told;
 use crate::support::tree::Tree;
 
 /// A server with archives, and directories for mounts and what tarfs keeps.
@@ -114,10 +115,6 @@ impl Drop for Place {
             }
         }
     }
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[track_caller]

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
+use crate::support::program::{self, told};
 use crate::support::tree::Tree;
 
 /// Where the archive is served.
@@ -49,14 +50,7 @@ impl Place {
     }
 
     fn tarfs(&self, words: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(words)
-            .current_dir(&self.directory)
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("no_proxy", "*")
-            .output()
-            .expect("started")
+        program::tarfs(self.directory.path(), words)
     }
 
     #[track_caller]
@@ -87,10 +81,6 @@ impl Drop for Place {
             drop(self.tarfs(&["umount", "--lazy", "mnt"]));
         }
     }
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[track_caller]

@@ -52,6 +52,8 @@ const CHECK_BYTES: usize = 1 << 20;
 /// Files that wait to be written before their turn; those that come while so many wait have to
 /// wait for their turn.
 const MOST_WANTED: usize = 1024;
+/// What is said of an entry that its own index has no place for.
+const CONTRADICTION: &str = "the index contradicts itself; delete it and mount again";
 /// How long to wait for a source that cannot be reached: so long at first, then twice as long
 /// each time, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -86,19 +88,14 @@ struct Work {
     taken: Bits,
     /// Entries that are among `files` and `bytes`, if they are files.
     counted: Bits,
-    agenda: Mutex<Agenda>,
+    /// Files that somebody waits for. A lock of its own, as requests of the mount take it.
+    wanted: Mutex<VecDeque<Ino>>,
+    /// Where in the plan nobody has been yet.
+    next: Mutex<usize>,
     /// Makes all that is not a file, and finds directories.
     placer: Mutex<Option<Materializer>>,
     files: AtomicU64,
     bytes: AtomicU64,
-}
-
-/// What comes next.
-#[derive(Debug, Default)]
-struct Agenda {
-    wanted: VecDeque<Ino>,
-    /// Where in the plan nobody has been yet.
-    next: usize,
 }
 
 /// What the user is told.
@@ -215,9 +212,12 @@ impl Background {
                 background.run(work);
             }
         });
+        let thread = thread
+            .map_err(|error| Error::Thread(Arc::new(error)))
+            .inspect_err(|error| self.halt(error))?;
         Ok(Running {
             background: Arc::clone(self),
-            _thread: thread.map_err(|error| Error::Thread(Arc::new(error)))?,
+            _thread: thread,
         })
     }
 
@@ -259,7 +259,8 @@ impl Background {
             asked: Bits::new(last),
             taken: Bits::new(last),
             counted: Bits::new(last),
-            agenda: Mutex::default(),
+            wanted: Mutex::default(),
+            next: Mutex::default(),
             placer: Mutex::new(Some(placer)),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -301,9 +302,9 @@ impl Background {
         if work.whole.get(ino.0) || work.taken.get(ino.0) || !work.asked.set(ino.0) {
             return;
         }
-        let mut agenda = lock(&work.agenda);
-        if agenda.wanted.len() < MOST_WANTED {
-            agenda.wanted.push_back(ino);
+        let mut wanted = lock(&work.wanted);
+        if wanted.len() < MOST_WANTED {
+            wanted.push_back(ino);
         }
     }
 
@@ -338,7 +339,8 @@ impl Background {
             return;
         }
         // Of what could not be written the rest gets its attributes all the same.
-        let finished = lock(&work.placer).take().map(Materializer::finish);
+        let placer = lock(&work.placer).take();
+        let finished = placer.map(Materializer::finish);
         match finished {
             Some(Err(error)) => self.halt(&error),
             Some(Ok(summary)) => self.settle(summary.errors),
@@ -379,6 +381,8 @@ impl Background {
             if let (Some(entry), Some(path)) = (work.index.entry(ino), path) {
                 placer.begin(member(entry), placed(path.clone()));
                 placer.let_us_in(&path);
+            } else {
+                self.fail(Some(CONTRADICTION.to_owned()));
             }
             self.check(work)?;
         }
@@ -408,7 +412,7 @@ impl Background {
     /// The life of a worker.
     fn work_on(&self, work: &Work) {
         while !self.stop.is_set() {
-            let next = lock(&work.agenda).wanted.pop_front();
+            let next = lock(&work.wanted).pop_front();
             if let Some(ino) = next {
                 if self.bring(work, work.plan.names_of(ino)).is_break() {
                     return;
@@ -416,9 +420,9 @@ impl Background {
                 continue;
             }
             let batch = {
-                let mut agenda = lock(&work.agenda);
-                let batch = work.plan.batch(&work.index, agenda.next);
-                agenda.next = batch.end;
+                let mut next = lock(&work.next);
+                let batch = work.plan.batch(&work.index, *next);
+                *next = batch.end;
                 batch
             };
             if batch.is_empty() || self.bring_batch(work, batch).is_break() {
@@ -446,11 +450,13 @@ impl Background {
             return ControlFlow::Continue(());
         }
         let paths = names.iter().map(|name| work.plan.path(&work.index, name));
-        let paths: Option<Vec<_>> = paths.collect();
-        let (Some(entry), Some(paths)) = (work.index.entry(first.ino), paths) else {
-            return ControlFlow::Continue(());
-        };
-        let Some(path) = paths.first() else {
+        let paths: Vec<_> = paths.flatten().collect();
+        let (Some(entry), Some(path), true) = (
+            work.index.entry(first.ino),
+            paths.first(),
+            paths.len() == names.len(),
+        ) else {
+            self.fail(Some(CONTRADICTION.to_owned()));
             return ControlFlow::Continue(());
         };
         if self.is_there(work, entry, path) {

@@ -4,6 +4,7 @@ pub(crate) mod http;
 pub(crate) mod mounts;
 pub(crate) mod noise;
 pub(crate) mod packing;
+pub(crate) mod program;
 pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod tree;
