@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::catalog::Catalog;
 use super::keeper::Keeper;
 use super::scan::Sink;
+use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
 use crate::codec::Compression;
 use crate::index::Span;
@@ -23,7 +24,11 @@ pub(super) struct Indexing<'a> {
     pub(super) memory: Option<&'a Memory>,
     pub(super) keeper: Option<Keeper>,
     /// The bytes of the span that is going by, when someone wants to keep them.
-    pub(super) gathered: Vec<u8>,
+    pub(super) gathered: Option<free_list::Memory>,
+    /// Where the memory for these comes from.
+    pub(super) free_list: FreeList,
+    /// As long as the last one was, the next one will be.
+    pub(super) last_len: usize,
     /// Oddities, for the user.
     pub(super) warnings: Vec<String>,
 }
@@ -73,13 +78,18 @@ impl Sink for Indexing<'_> {
 
     fn span_piece(&mut self, bytes: &Bytes) {
         if self.memory.is_some() || self.keeper.is_some() {
-            self.gathered.extend_from_slice(bytes);
+            let gathered = &mut self.gathered;
+            gathered
+                .get_or_insert_with(|| self.free_list.empty(self.last_len.max(bytes.len())))
+                .append(bytes);
         }
     }
 
     fn span_end(&mut self, span: Span) {
         let keeps = span.hash.is_some();
-        let bytes: Bytes = std::mem::take(&mut self.gathered).into_boxed_slice().into();
+        let gathered = self.gathered.take();
+        let bytes = gathered.map_or_else(Bytes::new, free_list::Memory::freeze);
+        self.last_len = bytes.len();
         if let Some(keeper) = &mut self.keeper
             && keeps
         {

@@ -16,6 +16,7 @@ use super::read::{ReadError, Reader};
 use super::scan;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
+use crate::base::free_list::FreeList;
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::base::workers::Workers;
@@ -29,6 +30,10 @@ use crate::source::{Access, Source};
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
 const READERS: usize = 4;
+
+/// One part in so many of the memory may rest between one span and the next: at the default two
+/// spans of the usual length.
+const RESTING_SHARE: u64 = 16;
 
 /// How an archive is opened.
 #[derive(Clone, Debug)]
@@ -155,6 +160,7 @@ impl Archive {
             options: options.clone(),
             network: network.clone(),
             stats: Arc::clone(stats),
+            free_list: FreeList::new(options.scan.memory / RESTING_SHARE),
         };
         if let Some(path) = &options.index_file {
             return opening.with_index_file(path);
@@ -174,6 +180,8 @@ pub(super) struct Opening {
     pub(super) options: OpenOptions,
     pub(super) network: Handle,
     pub(super) stats: Arc<Stats>,
+    /// Where the memory of spans comes from.
+    free_list: FreeList,
 }
 
 /// What makes saved state belong to this archive, read this way.
@@ -325,6 +333,7 @@ impl Opening {
         SpoolOptions {
             queue_bytes: self.queue_bytes(),
             is_only_copy: !self.is_readable(),
+            free_list: self.free_list.clone(),
             stats: Arc::clone(&self.stats),
         }
     }
@@ -391,6 +400,7 @@ impl Opening {
             catalog,
             policy,
             memory,
+            free_list: self.free_list.clone(),
             spool,
             long_way: Mutex::default(),
             flights: Flights::default(),
@@ -405,7 +415,7 @@ impl Opening {
 
     /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
     /// Half is a scan's, and later what reads hold while they decode; the rest is what neither
-    /// counts, such as the allocator's own.
+    /// counts: memory at rest, the allocator's own.
     fn memory(&self) -> Memory {
         let spans = self.options.scan.memory / 8 * 3;
         Memory::new(match self.shelf() {

@@ -136,7 +136,9 @@ impl Scanning {
             abandoned: &self.shared.abandoned,
             memory: (options.spooling != Spooling::TreeOnly).then_some(&reader.memory),
             keeper,
-            gathered: Vec::new(),
+            gathered: None,
+            free_list: reader.free_list.clone(),
+            last_len: 0,
             warnings: Vec::new(),
         };
         let scan_options = scan::Options {

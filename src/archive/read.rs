@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::runtime::Handle;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,6 +18,7 @@ use super::keeper::Policy;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::free_list::FreeList;
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
@@ -72,6 +73,8 @@ pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
     pub(super) catalog: Catalog,
     pub(super) memory: Memory,
+    /// Where the memory of spans comes from.
+    pub(super) free_list: FreeList,
     pub(super) spool: Option<Arc<Spool>>,
     /// What of that which is made goes to the spool.
     pub(super) policy: Policy,
@@ -422,7 +425,7 @@ impl Reader {
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
         let bytes = decoder
-            .take(len, packed)
+            .take(len, packed, &self.free_list)
             .map_err(|error| failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
@@ -584,8 +587,13 @@ impl Resumed {
     }
 
     /// The next `len` plain bytes, fewer at the end of the stream, in memory of their own.
-    fn take(&mut self, len: usize, packed: &mut PackedBytes) -> Result<Bytes, Error> {
-        let mut taken = BytesMut::with_capacity(len);
+    fn take(
+        &mut self,
+        len: usize,
+        packed: &mut PackedBytes,
+        free_list: &FreeList,
+    ) -> Result<Bytes, Error> {
+        let mut taken = free_list.empty(len);
         while taken.len() < len {
             let Some(rest) = self.rest.front_mut() else {
                 if self.pull(packed)? {
@@ -594,7 +602,7 @@ impl Resumed {
                 break;
             };
             let part = rest.split_to(rest.len().min(len - taken.len()));
-            taken.extend_from_slice(&part);
+            taken.append(&part);
             if rest.is_empty() {
                 self.rest.pop_front();
             }
@@ -689,6 +697,7 @@ mod tests {
             source: Arc::new(InMemory::new("test", vec![0; 512])),
             catalog: Catalog::complete(builder.finish(origin)),
             memory: Memory::new(0),
+            free_list: FreeList::new(0),
             spool: None,
             policy: Policy::Nothing,
             long_way: Mutex::default(),

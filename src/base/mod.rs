@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod acl;
 pub mod buffer;
 pub mod extent;
+pub mod free_list;
 pub mod loan;
 pub mod path;
 pub mod resolve;

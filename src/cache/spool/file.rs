@@ -5,20 +5,34 @@
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
 use rustix::io::Errno;
 
+use super::uncached::Uncached;
 use crate::base::extent::{Extent, Plain};
+use crate::base::free_list::{FreeList, Memory};
 
 /// An open spool file.
 #[derive(Debug)]
 pub(super) struct SpoolFile {
     file: File,
     path: PathBuf,
+    uncached: Uncached,
+}
+
+impl From<(File, PathBuf)> for SpoolFile {
+    fn from((file, path): (File, PathBuf)) -> Self {
+        let uncached = Uncached::default();
+        Self {
+            file,
+            path,
+            uncached,
+        }
+    }
 }
 
 /// How long to wait for a lock that others hold for a few milliseconds.
@@ -41,7 +55,7 @@ impl SpoolFile {
             let path = directory.join(format!("{TEMPORARY}{process}-{attempt}.spool"));
             match options().create_new(true).open(&path) {
                 Ok(file) => {
-                    let file = Self { file, path };
+                    let file = Self::from((file, path));
                     file.lock_shared()?;
                     // Who cleans up may have taken it for a dead process'.
                     if file.has_name() {
@@ -66,7 +80,7 @@ impl SpoolFile {
                 return Err(ErrorKind::InvalidInput.into());
             }
             let path = path.to_owned();
-            let file = Self { file, path };
+            let file = Self::from((file, path));
             file.lock_shared()?;
             // Otherwise it was removed between these lines.
             if file.has_name() {
@@ -95,20 +109,21 @@ impl SpoolFile {
     }
 
     pub(super) fn write(&self, offset: Plain, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset.0)
+        self.uncached.write_all_at(&self.file, bytes, offset.0)
     }
 
     /// The bytes of `extent`, zeros where there are holes; `None` when it begins with a hole or
     /// the file ends before it does.
-    pub(super) fn read(&self, extent: Extent<Plain>) -> Option<Vec<u8>> {
+    pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<Memory> {
         let start = extent.start().0;
         // Where holes cannot be found everything is data.
         let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
         if data > start || self.metadata().ok()?.len() < extent.end().0 {
             return None;
         }
-        let mut bytes = vec![0; usize::try_from(extent.len()).ok()?];
-        self.file.read_exact_at(&mut bytes, start).ok()?;
+        let mut bytes = free_list.take(usize::try_from(extent.len()).ok()?);
+        let read = self.uncached.read_exact_at(&self.file, &mut bytes, start);
+        read.ok()?;
         Some(bytes)
     }
 
@@ -157,7 +172,7 @@ impl SpoolFile {
         let path = self.path.with_file_name(name);
         let file = self.file.try_clone()?;
         fs::rename(&self.path, &path)?;
-        Ok(Self { file, path })
+        Ok(Self::from((file, path)))
     }
 
     /// Takes it out of its directory. A failure is not worth a word: it is tried again.
@@ -179,7 +194,7 @@ impl SpoolFile {
 pub(super) fn unlocked(path: &Path) -> io::Result<SpoolFile> {
     let file = options().open(path)?;
     let path = path.to_owned();
-    Ok(SpoolFile { file, path })
+    Ok(SpoolFile::from((file, path)))
 }
 
 /// Whether a file of this name is not finished yet.
@@ -233,15 +248,27 @@ mod tests {
         Extent::with_len(Plain(start), len)
     }
 
+    fn read(file: &SpoolFile, extent: Extent<Plain>) -> Option<Vec<u8>> {
+        let memory = file.read(extent, &FreeList::new(0))?;
+        Some(memory.to_vec())
+    }
+
     #[test]
     fn bytes_come_back_from_their_own_offset() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = SpoolFile::create(directory.path()).expect("a file");
         file.write(Plain(1 << 30), b"far").expect("room");
-        assert_eq!(file.read(extent(1 << 30, 3)).as_deref(), Some(&b"far"[..]));
-        assert_eq!(file.read(extent((1 << 30) + 1, 3)), None, "beyond the end");
-        assert_eq!(file.read(extent(0, 3)), None, "a hole");
-        assert_eq!(file.read(extent(0, u64::MAX)), None, "not even allocated");
+        assert_eq!(
+            read(&file, extent(1 << 30, 3)).as_deref(),
+            Some(&b"far"[..])
+        );
+        assert_eq!(
+            read(&file, extent((1 << 30) + 1, 3)),
+            None,
+            "beyond the end"
+        );
+        assert_eq!(read(&file, extent(0, 3)), None, "a hole");
+        assert_eq!(read(&file, extent(0, u64::MAX)), None, "not even allocated");
     }
 
     #[test]
@@ -253,8 +280,8 @@ mod tests {
         let freed = file.punch(extent(10_001, 50_000));
         assert!((40_960..=50_000).contains(&freed), "{freed}");
         assert_eq!(file.held_bytes(), held - freed);
-        assert_eq!(file.read(extent(0, 10_001)), Some(vec![1; 10_001]));
-        assert_eq!(file.read(extent(60_001, 39_999)), Some(vec![1; 39_999]));
+        assert_eq!(read(&file, extent(0, 10_001)), Some(vec![1; 10_001]));
+        assert_eq!(read(&file, extent(60_001, 39_999)), Some(vec![1; 39_999]));
         let whole = file.whole_blocks(extent(10_001, 50_000)).expect("some");
         assert_eq!(file.punch(whole), 0, "is gone already");
         assert_eq!(

@@ -10,6 +10,7 @@ mod file;
 mod order;
 mod queue;
 mod shelf;
+mod uncached;
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 
 use crate::base::extent::{Extent, Plain};
+use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use file::SpoolFile;
@@ -44,6 +46,8 @@ pub struct SpoolOptions {
     pub queue_bytes: u64,
     /// Whether its bytes cannot be had again, so that no part of it may go while it is in use.
     pub is_only_copy: bool,
+    /// Where the memory of what is read comes from.
+    pub free_list: FreeList,
     /// What counts.
     pub stats: Arc<Stats>,
 }
@@ -193,7 +197,8 @@ impl Spool {
             return Some(bytes);
         }
         let file = Arc::clone(&self.shared.place().file);
-        Some(file.read(extent)?.into())
+        let memory = file.read(extent, &self.shared.options.free_list)?;
+        Some(memory.freeze())
     }
 
     /// The span at `extent` is good and was wanted: it goes later than others.
@@ -469,6 +474,7 @@ mod tests {
         SpoolOptions {
             queue_bytes: 4 << 20,
             is_only_copy: false,
+            free_list: FreeList::new(0),
             stats: Arc::default(),
         }
     }
@@ -476,6 +482,7 @@ mod tests {
     fn only_copy() -> SpoolOptions {
         SpoolOptions {
             is_only_copy: true,
+            free_list: FreeList::new(0),
             ..options()
         }
     }

@@ -1,0 +1,269 @@
+//! Memory for long bytes of similar lengths, which is used again when they are dropped.
+//!
+//! Unlike a [`Pool`](super::buffer::Pool) this bounds only what rests: who keeps the bytes counts
+//! them. A fresh page costs the kernel as much as decoding into it, so who makes one span after the
+//! other for a cache that drops one for each should get the memory of that.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+/// Shorter ones are left to the allocator.
+const SHORTEST: usize = 128 << 10;
+
+/// Capacities are multiples of this, so that lengths that differ a little share memory.
+const STEP: usize = 256 << 10;
+
+/// One part in so many of a length may be lost by memory that is too long for it.
+const WASTED_SHARE: usize = 8;
+
+/// Memory at rest. Clones share it.
+#[derive(Clone)]
+pub struct FreeList {
+    limit_bytes: u64,
+    /// Oldest first; every byte is initialised, and the length is the capacity.
+    resting: Arc<Mutex<VecDeque<Vec<u8>>>>,
+}
+
+impl FreeList {
+    /// A list on which no more than `limit_bytes` rest.
+    pub fn new(limit_bytes: u64) -> Self {
+        Self {
+            limit_bytes,
+            resting: Arc::default(),
+        }
+    }
+
+    /// Memory of exactly `len` bytes with unspecified contents.
+    pub fn take(&self, len: usize) -> Memory {
+        Memory {
+            bytes: self.find(len).unwrap_or_else(|| fresh(len)),
+            len,
+            home: self.clone(),
+        }
+    }
+
+    /// Memory that is to be filled by [`Memory::append`], and has room for `len` bytes already.
+    pub fn empty(&self, len: usize) -> Memory {
+        let mut memory = self.take(len);
+        memory.len = 0;
+        memory
+    }
+
+    /// Bytes at rest at this moment.
+    pub fn resting_bytes(&self) -> u64 {
+        self.resting().iter().map(|bytes| bytes.len() as u64).sum()
+    }
+
+    fn find(&self, len: usize) -> Option<Vec<u8>> {
+        let mut resting = self.resting();
+        let fits = |bytes: &Vec<u8>| (len..=longest_for(len)).contains(&bytes.len());
+        // The one that came last, which the processor's cache may still hold.
+        let found = resting.iter().rposition(fits)?;
+        resting.remove(found)
+    }
+
+    fn put_back(&self, bytes: Vec<u8>) {
+        let len = bytes.len() as u64;
+        if bytes.len() < SHORTEST || len > self.limit_bytes {
+            return;
+        }
+        let mut dropped = Vec::new();
+        let mut resting = self.resting();
+        let mut sum = len + resting.iter().map(|bytes| bytes.len() as u64).sum::<u64>();
+        while sum > self.limit_bytes
+            && let Some(oldest) = resting.pop_front()
+        {
+            sum -= oldest.len() as u64;
+            dropped.push(oldest);
+        }
+        resting.push_back(bytes);
+        drop(resting);
+        // Unmapped by nobody who holds the lock.
+        drop(dropped);
+    }
+
+    fn resting(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for FreeList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FreeList")
+            .field("limit_bytes", &self.limit_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Zeroed by the kernel, page by page as it is touched.
+fn fresh(len: usize) -> Vec<u8> {
+    if len < SHORTEST {
+        return vec![0; len];
+    }
+    vec![0; len.checked_next_multiple_of(STEP).unwrap_or(len)]
+}
+
+/// The longest memory that is not too long for `len` bytes.
+fn longest_for(len: usize) -> usize {
+    if len < SHORTEST {
+        return len;
+    }
+    (len + len / WASTED_SHARE).next_multiple_of(STEP)
+}
+
+/// Writable memory, which goes back to its list when dropped.
+pub struct Memory {
+    /// All of it initialised.
+    bytes: Vec<u8>,
+    /// How many of these count.
+    len: usize,
+    home: FreeList,
+}
+
+impl Memory {
+    /// Puts `more` behind what is there.
+    pub fn append(&mut self, more: &[u8]) {
+        let end = self.len + more.len();
+        if end > self.bytes.len() {
+            self.grow(end);
+        }
+        if let Some(rest) = self.bytes.get_mut(self.len..end) {
+            rest.copy_from_slice(more);
+            self.len = end;
+        }
+    }
+
+    fn grow(&mut self, needed: usize) {
+        let mut longer = self
+            .home
+            .take(needed.max(self.bytes.len().saturating_mul(2)));
+        longer.len = self.len;
+        longer.copy_from_slice(self);
+        *self = longer;
+    }
+
+    /// Keeps the first `len` bytes; longer than it is changes nothing.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Ends writing: the bytes become shareable, and the memory goes back with the last slice.
+    pub fn freeze(mut self) -> Bytes {
+        let longest = longest_for(self.len);
+        if self.bytes.len() > longest {
+            // Whoever keeps it counts its length.
+            self.bytes.truncate(longest);
+            self.bytes.shrink_to_fit();
+        }
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(..self.len).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} bytes)", self.len)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.home.put_back(std::mem::take(&mut self.bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn memory_that_was_dropped_is_used_again_for_bytes_that_are_as_long() {
+        let list = FreeList::new(16 << 20);
+        let mut memory = list.take(4 * MIB);
+        memory.fill(7);
+        let place = memory.as_ptr();
+        let bytes = memory.freeze();
+        let slice = bytes.slice(5..10);
+        drop(bytes);
+        assert_eq!(list.resting_bytes(), 0, "a slice is left");
+        assert_eq!(slice, [7; 5][..]);
+        drop(slice);
+        assert_eq!(list.resting_bytes(), 4 << 20);
+        assert_ne!(list.take(3 * MIB).as_ptr(), place, "too long for that");
+        let longer = list.take(4 * MIB + 1);
+        assert_ne!(longer.as_ptr(), place, "too short");
+        let again = list.take(4 * MIB - 1000);
+        assert_eq!((again.as_ptr(), again.len()), (place, 4 * MIB - 1000));
+    }
+
+    #[test]
+    fn what_rests_is_bounded_and_the_oldest_goes() {
+        let list = FreeList::new(5 << 20);
+        let taken = [1, 2, 3].map(|mib| list.take(mib * MIB));
+        let places = taken.each_ref().map(|memory| memory.as_ptr());
+        drop(taken);
+        assert_eq!(list.resting_bytes(), 5 << 20);
+        assert_eq!(list.take(2 * MIB).as_ptr(), places[1]);
+        drop(list.take(6 * MIB));
+        assert_eq!(list.resting_bytes(), 5 << 20, "longer than the limit");
+        drop(list.take(1000));
+        assert_eq!(list.resting_bytes(), 5 << 20, "not worth it");
+    }
+
+    #[test]
+    fn what_is_appended_grows_and_keeps_no_more_than_it_needs() {
+        let list = FreeList::new(64 << 20);
+        let mut memory = list.empty(10);
+        let mut expected = Vec::new();
+        for number in 0..100_u8 {
+            let part = vec![number; 10_000 + usize::from(number)];
+            memory.append(&part);
+            expected.extend(part);
+        }
+        let bytes = memory.freeze();
+        assert_eq!(bytes, expected);
+        drop(bytes);
+        let mut longer = list.empty(8 * MIB);
+        longer.append(&expected);
+        let bytes = longer.freeze();
+        assert_eq!(bytes, expected);
+        let before = list.resting_bytes();
+        drop(bytes);
+        let rested = list.resting_bytes() - before;
+        assert!(rested <= longest_for(expected.len()) as u64, "{rested}");
+    }
+
+    #[test]
+    fn truncated_memory_has_what_it_had() {
+        let mut memory = FreeList::new(0).empty(4);
+        memory.append(b"abcdef");
+        memory.truncate(9);
+        assert_eq!(&*memory, b"abcdef");
+        memory.truncate(2);
+        assert_eq!(memory.freeze(), b"ab"[..]);
+    }
+}
