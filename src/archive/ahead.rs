@@ -8,7 +8,8 @@
 //! nothing. Inside a file spans are made ahead as far as the run has come, and never past the
 //! file's end. Past it, into the files that follow, goes only a run that has gone from file to file
 //! before, and by a sixth of what it has read: were all of that for nothing, the bytes fetched
-//! would still be less than 1.2 times those that were needed.
+//! would still be less than 1.2 times those that were needed. Where nothing is fetched, because all
+//! is on the disk already, it earns as much as it has read.
 
 use std::collections::VecDeque;
 
@@ -30,7 +31,7 @@ const BACK_BYTES: u64 = 2 << 20;
 /// Steps from file to file after which a run is taken for a reader of a tree.
 const STEPS: u32 = 2;
 
-/// What a run across files may have made ahead: its bytes divided by this.
+/// What a run across files may have made ahead where that is fetched: its bytes divided by this.
 const SHARE: u64 = 6;
 
 /// The first window that is pushed, in plain bytes.
@@ -87,6 +88,8 @@ pub(super) struct Push {
 #[derive(Debug)]
 pub(super) struct Runs {
     limits: Limits,
+    /// What a run across files may have made ahead: its bytes divided by this.
+    share: u64,
     /// Who read last comes first.
     latest: VecDeque<Run>,
     started: u64,
@@ -156,11 +159,11 @@ impl Run {
         self.skipped <= self.read
     }
 
-    fn make(&mut self, file: &Extent<Plain>, limits: Limits) -> Option<Make> {
+    fn make(&mut self, file: &Extent<Plain>, limits: Limits, share: u64) -> Option<Make> {
         let within = self.read.min(limits.made);
         let within = Plain(self.reached.0.saturating_add(within)).min(file.end());
         let across = match self.steps {
-            STEPS.. => (self.read / SHARE).min(limits.made),
+            STEPS.. => (self.read / share).min(limits.made),
             _ => 0,
         };
         let target = within.max(Plain(self.reached.0.saturating_add(across)));
@@ -197,9 +200,15 @@ impl Runs {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
+            share: SHARE,
             latest: VecDeque::new(),
             started: 0,
         }
+    }
+
+    /// Nothing that is made from now on has to be fetched.
+    pub(super) fn all_is_here(&mut self) {
+        self.share = 1;
     }
 
     /// Pushes so far ahead from now on: what is not pushed is not taken for read when a run leaves
@@ -229,7 +238,7 @@ impl Runs {
         }
         let wanted = Wanted {
             run: run.number,
-            make: run.make(&touch.file, self.limits),
+            make: run.make(&touch.file, self.limits, self.share),
             push: run.push(touch.wanted.start(), self.limits),
         };
         self.latest.push_front(run);
@@ -326,6 +335,22 @@ mod tests {
             let read = (number + 1) * 101 * KIB;
             assert!(furthest <= read + read / SHARE, "file {number}");
             assert!(number < 3 || furthest > read, "file {number}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_is_fetched_a_reader_of_small_files_earns_what_it_read() {
+        let mut runs = Runs::new(LIMITS);
+        runs.all_is_here();
+        let mut furthest = 0;
+        for number in 0..100 {
+            let wanted = runs.read(&whole(number * 101 * KIB, 100 * KIB));
+            let make = wanted.and_then(|wanted| wanted.make);
+            furthest = make.map_or(furthest, |make| make.extent.end().0);
+            let read = (number + 1) * 101 * KIB;
+            let ahead = read.min(LIMITS.made);
+            assert!(furthest <= read + ahead, "file {number}");
+            assert!(number < 3 || furthest > read + ahead - 8 * KIB * (number + 1));
         }
     }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::catalog::Catalog;
 use super::keeper::Keeper;
 use super::scan::Sink;
+use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
 use crate::codec::Compression;
@@ -27,8 +28,8 @@ pub(super) struct Indexing<'a> {
     pub(super) gathered: Option<free_list::Memory>,
     /// Where the memory for these comes from.
     pub(super) free_list: FreeList,
-    /// As long as the last one was, the next one will be.
-    pub(super) last_len: usize,
+    /// The last span; the next one begins behind it, and is as long.
+    pub(super) last: Extent<Plain>,
     /// Oddities, for the user.
     pub(super) warnings: Vec<String>,
 }
@@ -80,7 +81,11 @@ impl Sink for Indexing<'_> {
         if self.memory.is_some() || self.keeper.is_some() {
             let gathered = &mut self.gathered;
             gathered
-                .get_or_insert_with(|| self.free_list.empty(self.last_len.max(bytes.len())))
+                .get_or_insert_with(|| {
+                    let len = usize::try_from(self.last.len()).unwrap_or_default();
+                    self.free_list
+                        .empty(len.max(bytes.len()), self.last.end().0)
+                })
                 .append(bytes);
         }
     }
@@ -89,7 +94,7 @@ impl Sink for Indexing<'_> {
         let keeps = span.hash.is_some();
         let gathered = self.gathered.take();
         let bytes = gathered.map_or_else(Bytes::new, free_list::Memory::freeze);
-        self.last_len = bytes.len();
+        self.last = span.plain;
         if let Some(keeper) = &mut self.keeper
             && keeps
         {

@@ -9,6 +9,7 @@ use super::keeper::Keeper;
 use super::open::{OpenError, Opening, Spooling, content};
 use super::read::Reader;
 use super::scan::{self, ScanError, Summary};
+use crate::base::extent::{Extent, Plain};
 use crate::base::loan::{Lender, Loan, Loans};
 use crate::base::path::ArchivePath;
 use crate::base::task::Thread;
@@ -138,7 +139,7 @@ impl Scanning {
             keeper,
             gathered: None,
             free_list: reader.free_list.clone(),
-            last_len: 0,
+            last: Extent::with_len(Plain(0), 0),
             warnings: Vec::new(),
         };
         let scan_options = scan::Options {

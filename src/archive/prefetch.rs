@@ -55,6 +55,10 @@ const BATCH: usize = 8;
 /// Requests of a replay at once: as many as a distant server needs to be busy.
 const REPLAYS: u32 = 4;
 
+/// One part in so many may lack of an archive that is taken for spooled: as much as it may take
+/// more bytes than needed to be ahead of readers.
+const LACKING_SHARE: u64 = 10;
+
 /// Threads that fetch.
 const FETCHERS: usize = 4;
 
@@ -134,6 +138,10 @@ pub enum PrefetchState {
 pub trait PageCache: Send + Sync + fmt::Debug {
     /// Whether the file can be kept, and was not yet.
     fn wants(&self, ino: Ino) -> bool;
+
+    /// Sees to it that `ino` can be kept, and what follows it in its directory, if that takes long
+    /// enough for them to be worth it.
+    fn learn(&self, index: &Index, ino: Ino);
 
     /// Keeps all `bytes` of the file. May wait for whoever reads it at this moment.
     ///
@@ -405,6 +413,14 @@ fn limits(reader: &Reader, options: &Prefetch) -> Limits {
     }
 }
 
+/// Whether as good as all of the archive lies in the spool.
+fn is_spooled(reader: &Reader, index: &Index) -> bool {
+    let plain_bytes = index.origin().plain_bytes;
+    let held_bytes = reader.spool.as_ref().map_or(0, |spool| spool.held_bytes());
+    // The last spans may still be on their way.
+    held_bytes >= plain_bytes - plain_bytes / LACKING_SHARE
+}
+
 /// The spans that hold what is to be replayed.
 fn replay(reader: &Reader, index: &Index, touched: &[Touched]) -> Replay {
     let spans = touched.iter().flat_map(|touched| {
@@ -660,6 +676,9 @@ impl Follower {
         self.replay = replay(&self.reader, index, &touched.unwrap_or_default());
         let spans = u64::try_from(self.replay.len()).unwrap_or(u64::MAX);
         self.shared.replay.total.store(spans, Ordering::SeqCst);
+        if is_spooled(&self.reader, index) {
+            self.runs.all_is_here();
+        }
         let spans = index.span_count().into();
         self.shared.all.total.store(spans, Ordering::SeqCst);
         self.sweep = (self.shared.ahead == Ahead::All)
@@ -723,7 +742,11 @@ impl Pushing {
         if file.start() >= self.push.extent.end() {
             return Step::Over;
         }
-        if entry.size() > LONGEST_PUSHED || file.start() < reached || !pages.wants(ino) {
+        let is_apt = entry.size() <= LONGEST_PUSHED && file.start() >= reached;
+        if is_apt {
+            pages.learn(index, ino);
+        }
+        if !is_apt || !pages.wants(ino) {
             self.pass();
             return Step::More;
         }

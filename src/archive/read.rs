@@ -18,7 +18,7 @@ use super::keeper::Policy;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::free_list::FreeList;
+use crate::base::free_list::{self, FreeList};
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
@@ -425,7 +425,7 @@ impl Reader {
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
         let bytes = decoder
-            .take(len, packed, &self.free_list)
+            .take(self.free_list.empty(len, span.plain.start().0), len, packed)
             .map_err(|error| failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
@@ -586,14 +586,13 @@ impl Resumed {
         }
     }
 
-    /// The next `len` plain bytes, fewer at the end of the stream, in memory of their own.
+    /// The next `len` plain bytes, fewer at the end of the stream, in `taken`, which is empty.
     fn take(
         &mut self,
+        mut taken: free_list::Memory,
         len: usize,
         packed: &mut PackedBytes,
-        free_list: &FreeList,
     ) -> Result<Bytes, Error> {
-        let mut taken = free_list.empty(len);
         while taken.len() < len {
             let Some(rest) = self.rest.front_mut() else {
                 if self.pull(packed)? {

@@ -17,6 +17,9 @@ const SHORTEST: usize = 128 << 10;
 /// Capacities are multiples of this, so that lengths that differ a little share memory.
 const STEP: usize = 256 << 10;
 
+/// What disks without a cache in between ask for, and pages begin at.
+pub const ALIGNMENT: usize = 4096;
+
 /// One part in so many of a length may be lost by memory that is too long for it.
 const WASTED_SHARE: usize = 8;
 
@@ -37,18 +40,25 @@ impl FreeList {
         }
     }
 
-    /// Memory of exactly `len` bytes with unspecified contents.
-    pub fn take(&self, len: usize) -> Memory {
+    /// Memory of exactly `len` bytes with unspecified contents, the first of which lies at an address
+    /// that is `phase` more than a multiple of [`ALIGNMENT`].
+    pub fn take(&self, len: usize, phase: u64) -> Memory {
+        let bytes = self.find(len).unwrap_or_else(|| fresh(len));
+        let address = bytes.as_ptr().addr();
+        // Less than the alignment, so it fits whatever that is.
+        let phase = usize::try_from(phase % ALIGNMENT as u64).unwrap_or_default();
         Memory {
-            bytes: self.find(len).unwrap_or_else(|| fresh(len)),
+            start: phase.wrapping_sub(address) % ALIGNMENT,
+            bytes,
             len,
             home: self.clone(),
         }
     }
 
-    /// Memory that is to be filled by [`Memory::append`], and has room for `len` bytes already.
-    pub fn empty(&self, len: usize) -> Memory {
-        let mut memory = self.take(len);
+    /// As [`FreeList::take`], to be filled by [`Memory::append`]: there is room for `len` bytes
+    /// already.
+    pub fn empty(&self, len: usize, phase: u64) -> Memory {
+        let mut memory = self.take(len, phase);
         memory.len = 0;
         memory
     }
@@ -60,7 +70,7 @@ impl FreeList {
 
     fn find(&self, len: usize) -> Option<Vec<u8>> {
         let mut resting = self.resting();
-        let fits = |bytes: &Vec<u8>| (len..=longest_for(len)).contains(&bytes.len());
+        let fits = |bytes: &Vec<u8>| (capacity(len)..=longest_for(len)).contains(&bytes.len());
         // The one that came last, which the processor's cache may still hold.
         let found = resting.iter().rposition(fits)?;
         resting.remove(found)
@@ -102,24 +112,31 @@ impl fmt::Debug for FreeList {
 /// Zeroed by the kernel, page by page as it is touched.
 fn fresh(len: usize) -> Vec<u8> {
     if len < SHORTEST {
-        return vec![0; len];
+        return vec![0; capacity(len)];
     }
-    vec![0; len.checked_next_multiple_of(STEP).unwrap_or(len)]
+    vec![0; capacity(len).next_multiple_of(STEP)]
+}
+
+/// What `len` bytes take wherever they begin.
+fn capacity(len: usize) -> usize {
+    len.saturating_add(ALIGNMENT)
 }
 
 /// The longest memory that is not too long for `len` bytes.
 fn longest_for(len: usize) -> usize {
     if len < SHORTEST {
-        return len;
+        return capacity(len);
     }
-    (len + len / WASTED_SHARE).next_multiple_of(STEP)
+    capacity(len + len / WASTED_SHARE).next_multiple_of(STEP)
 }
 
 /// Writable memory, which goes back to its list when dropped.
 pub struct Memory {
     /// All of it initialised.
     bytes: Vec<u8>,
-    /// How many of these count.
+    /// Where it begins in there.
+    start: usize,
+    /// How many bytes from there on count.
     len: usize,
     home: FreeList,
 }
@@ -128,21 +145,21 @@ impl Memory {
     /// Puts `more` behind what is there.
     pub fn append(&mut self, more: &[u8]) {
         let end = self.len + more.len();
-        if end > self.bytes.len() {
+        if self.start + end > self.bytes.len() {
             self.grow(end);
         }
-        if let Some(rest) = self.bytes.get_mut(self.len..end) {
+        let from = self.start + self.len;
+        if let Some(rest) = self.bytes.get_mut(from..from + more.len()) {
             rest.copy_from_slice(more);
             self.len = end;
         }
     }
 
     fn grow(&mut self, needed: usize) {
-        let mut longer = self
-            .home
-            .take(needed.max(self.bytes.len().saturating_mul(2)));
-        longer.len = self.len;
-        longer.copy_from_slice(self);
+        let phase = self.bytes.as_ptr().addr().wrapping_add(self.start);
+        let len = needed.max(self.len.saturating_mul(2));
+        let mut longer = self.home.empty(len, phase as u64);
+        longer.append(self);
         *self = longer;
     }
 
@@ -172,13 +189,15 @@ impl AsRef<[u8]> for Memory {
 impl Deref for Memory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.bytes.get(..self.len).unwrap_or_default()
+        let end = self.start + self.len;
+        self.bytes.get(self.start..end).unwrap_or_default()
     }
 }
 
 impl DerefMut for Memory {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.bytes.get_mut(..self.len).unwrap_or_default()
+        let end = self.start + self.len;
+        self.bytes.get_mut(self.start..end).unwrap_or_default()
     }
 }
 
@@ -203,7 +222,7 @@ mod tests {
     #[test]
     fn memory_that_was_dropped_is_used_again_for_bytes_that_are_as_long() {
         let list = FreeList::new(16 << 20);
-        let mut memory = list.take(4 * MIB);
+        let mut memory = list.take(4 * MIB, 0);
         memory.fill(7);
         let place = memory.as_ptr();
         let bytes = memory.freeze();
@@ -212,32 +231,33 @@ mod tests {
         assert_eq!(list.resting_bytes(), 0, "a slice is left");
         assert_eq!(slice, [7; 5][..]);
         drop(slice);
-        assert_eq!(list.resting_bytes(), 4 << 20);
-        assert_ne!(list.take(3 * MIB).as_ptr(), place, "too long for that");
-        let longer = list.take(4 * MIB + 1);
+        assert_eq!(list.resting_bytes(), (4 << 20) + STEP as u64);
+        assert_ne!(list.take(3 * MIB, 0).as_ptr(), place, "too long for that");
+        let longer = list.take(4 * MIB + STEP, 0);
         assert_ne!(longer.as_ptr(), place, "too short");
-        let again = list.take(4 * MIB - 1000);
+        let again = list.take(4 * MIB - 1000, 0);
         assert_eq!((again.as_ptr(), again.len()), (place, 4 * MIB - 1000));
     }
 
     #[test]
     fn what_rests_is_bounded_and_the_oldest_goes() {
-        let list = FreeList::new(5 << 20);
-        let taken = [1, 2, 3].map(|mib| list.take(mib * MIB));
+        let room = (5 << 20) + 2 * STEP as u64;
+        let list = FreeList::new(room);
+        let taken = [1, 2, 3].map(|mib| list.take(mib * MIB, 0));
         let places = taken.each_ref().map(|memory| memory.as_ptr());
         drop(taken);
-        assert_eq!(list.resting_bytes(), 5 << 20);
-        assert_eq!(list.take(2 * MIB).as_ptr(), places[1]);
-        drop(list.take(6 * MIB));
-        assert_eq!(list.resting_bytes(), 5 << 20, "longer than the limit");
-        drop(list.take(1000));
-        assert_eq!(list.resting_bytes(), 5 << 20, "not worth it");
+        assert_eq!(list.resting_bytes(), room);
+        assert_eq!(list.take(2 * MIB, 0).as_ptr(), places[1]);
+        drop(list.take(6 * MIB, 0));
+        assert_eq!(list.resting_bytes(), room, "longer than the limit");
+        drop(list.take(1000, 0));
+        assert_eq!(list.resting_bytes(), room, "not worth it");
     }
 
     #[test]
     fn what_is_appended_grows_and_keeps_no_more_than_it_needs() {
         let list = FreeList::new(64 << 20);
-        let mut memory = list.empty(10);
+        let mut memory = list.empty(10, 0);
         let mut expected = Vec::new();
         for number in 0..100_u8 {
             let part = vec![number; 10_000 + usize::from(number)];
@@ -247,7 +267,7 @@ mod tests {
         let bytes = memory.freeze();
         assert_eq!(bytes, expected);
         drop(bytes);
-        let mut longer = list.empty(8 * MIB);
+        let mut longer = list.empty(8 * MIB, 0);
         longer.append(&expected);
         let bytes = longer.freeze();
         assert_eq!(bytes, expected);
@@ -258,8 +278,22 @@ mod tests {
     }
 
     #[test]
+    fn memory_begins_where_it_is_asked_to() {
+        let list = FreeList::new(64 << 20);
+        for (len, phase) in [(10, 0), (10, 4095), (MIB, 17), (MIB, 1 << 40 | 5)] {
+            let mut memory = list.empty(len / 3, phase);
+            for _ in 0..3 {
+                memory.append(&vec![1; len / 3]);
+            }
+            let address = memory.as_ptr().addr() as u64;
+            assert_eq!(address % 4096, phase % 4096, "{len} bytes");
+            assert_eq!(memory.freeze(), vec![1; len / 3 * 3]);
+        }
+    }
+
+    #[test]
     fn truncated_memory_has_what_it_had() {
-        let mut memory = FreeList::new(0).empty(4);
+        let mut memory = FreeList::new(0).empty(4, 0);
         memory.append(b"abcdef");
         memory.truncate(9);
         assert_eq!(&*memory, b"abcdef");

@@ -16,6 +16,7 @@ mod copies;
 mod device;
 mod errno;
 mod failures;
+mod names;
 mod options;
 mod pages;
 mod seek;
@@ -157,7 +158,7 @@ impl Tree {
         } else {
             Accounts::default()
         };
-        let pages = Arc::<Pages>::default();
+        let pages = Arc::new(Pages::new(view));
         content.push_into(Arc::clone(&pages) as Arc<dyn PageCache>);
         Self {
             view,
@@ -286,7 +287,7 @@ impl Tree {
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
-            if add(entry, u64::from(child.number) + 3, child.name) {
+            if add(entry, offset_behind(child.number), child.name) {
                 return;
             }
         }
@@ -357,6 +358,11 @@ impl Answer {
             }
         }
     }
+}
+
+/// The offset of what follows child `number` in a listing.
+fn offset_behind(number: u32) -> u64 {
+    u64::from(number) + 3
 }
 
 /// How long the kernel may believe what `index` says.

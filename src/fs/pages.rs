@@ -6,13 +6,15 @@
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fuser::{INodeNo, Notifier};
 
+use super::{View, names};
 use crate::archive::PageCache;
-use crate::index::Ino;
+use crate::index::{Index, Ino};
 
 /// Inodes whose bits share one allocation, of 128 KiB.
 const INODES_A_LEAF: u32 = 1 << 20;
@@ -25,10 +27,14 @@ const LEAVES: usize = 1 << 12;
 const LOST: u32 = 8;
 
 /// What the kernel knows and has.
-#[derive(Default)]
 pub(super) struct Pages {
+    view: View,
     /// `None` before and after the mount: who holds a notifier keeps its connection open.
     notifier: Mutex<Option<Notifier>>,
+    /// Where it is mounted, and its device number, once it answers.
+    place: OnceLock<(PathBuf, u64)>,
+    /// Listings are of no use, or not for us.
+    is_deaf: AtomicBool,
     known: Bits,
     stored: Bits,
     /// How many files in a row were asked for that should have been there.
@@ -36,6 +42,25 @@ pub(super) struct Pages {
 }
 
 impl Pages {
+    /// Of a mount that shows `view`.
+    pub(super) fn new(view: View) -> Self {
+        Self {
+            view,
+            notifier: Mutex::default(),
+            place: OnceLock::new(),
+            is_deaf: AtomicBool::new(false),
+            known: Bits::default(),
+            stored: Bits::default(),
+            lost: AtomicU32::new(0),
+        }
+    }
+
+    /// The mount answers.
+    pub(super) fn mounted(&self, mountpoint: &Path, device: u64) {
+        // It is mounted once.
+        drop(self.place.set((mountpoint.to_owned(), device)));
+    }
+
     /// The mount's notifier, from now on.
     pub(super) fn attach(&self, notifier: Notifier) {
         *self.lock() = Some(notifier);
@@ -80,6 +105,19 @@ impl Pages {
 impl PageCache for Pages {
     fn wants(&self, ino: Ino) -> bool {
         self.known.has(ino) && !self.stored.has(ino)
+    }
+
+    fn learn(&self, index: &Index, ino: Ino) {
+        let Some((mountpoint, device)) = self.place.get() else {
+            return;
+        };
+        if self.known.has(ino) || self.is_deaf.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = names::learn(mountpoint, *device, self.view, index, ino) {
+            tracing::debug!(%error, "the kernel is told no names ahead");
+            self.is_deaf.store(true, Ordering::Relaxed);
+        }
     }
 
     fn store(&self, ino: Ino, bytes: &[u8]) -> io::Result<()> {
@@ -164,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_file_is_wanted_once_while_the_kernel_knows_it() {
-        let pages = Pages::default();
+        let pages = Pages::new(View::WHOLE);
         for ino in [Ino(1), Ino(64), Ino(INODES_A_LEAF + 3), Ino(u32::MAX)] {
             assert!(!pages.wants(ino));
             pages.looked_up(ino);
@@ -180,7 +218,7 @@ mod tests {
 
     #[test]
     fn files_whose_pages_were_dropped_are_wanted_again() {
-        let pages = Pages::default();
+        let pages = Pages::new(View::WHOLE);
         for number in 1..100 {
             pages.looked_up(Ino(number));
             pages.asked_for(Ino(number));
@@ -198,7 +236,7 @@ mod tests {
 
     #[test]
     fn nothing_is_stored_without_a_mount() {
-        let pages = Pages::default();
+        let pages = Pages::new(View::WHOLE);
         pages.looked_up(Ino(7));
         assert!(pages.store(Ino(7), b"bytes").is_err());
         assert!(pages.wants(Ino(7)));

@@ -83,6 +83,7 @@ impl Mount {
         let mountpoint = device::mountpoint(mountpoint)?;
         let failures = Arc::clone(&tree.failures);
         let pages = Arc::clone(&tree.pages);
+        let (pages, told) = (Arc::clone(&pages), pages);
         let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
         let source = options.fsname.as_deref().unwrap_or(source);
         let descriptor = device::mount(&mountpoint, source, options)?;
@@ -118,6 +119,7 @@ impl Mount {
         };
         let device = mount.first_answer()?;
         mount.device = Some(device);
+        told.mounted(&mount.mountpoint, device);
         read_ahead(device);
         Ok(mount)
     }

@@ -266,6 +266,16 @@ impl Index {
         self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
     }
 
+    /// Where the name under which `ino` first appeared is listed: in which directory, and as the
+    /// how manieth of its [`children`](Self::children); `None` while there are no listings.
+    pub fn place(&self, ino: Ino) -> Option<(Ino, u32)> {
+        let number = self.arrays.record(ino.0)?.dirent.get();
+        let parent = Ino(self.arrays.dirent(number)?.parent.get());
+        let siblings = self.child_numbers(parent);
+        let within = siblings.contains(&number);
+        within.then(|| (parent, number - siblings.start))
+    }
+
     /// Numbers given out: entries have numbers from 1 (the root) up to here, with gaps where a
     /// later member replaced one.
     pub fn last_ino(&self) -> Ino {

@@ -658,12 +658,12 @@ fn where_the_kernel_reads_no_copy_this_process_does() {
     let status = place.status();
     assert!(!has_passthrough(&status));
     let bytes: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
-    assert!(number(&status, "/counters/copied_bytes") >= bytes as u64);
+    // What was in memory may have been put into the page cache before it was asked for.
+    let copied = number(&status, "/counters/copied_bytes");
+    let pushed = number(&status, "/counters/pushed_bytes");
+    assert!(copied > 0 && copied + pushed >= bytes as u64);
     assert_eq!(number(&status, "/counters/source_read_bytes"), fetched);
-    assert_eq!(
-        number(&status, "/counters/served_bytes"),
-        number(&status, "/counters/copied_bytes")
-    );
+    assert_eq!(number(&status, "/counters/served_bytes"), copied);
     place.umount();
     drop(overlay);
 }

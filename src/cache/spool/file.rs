@@ -26,7 +26,7 @@ pub(super) struct SpoolFile {
 
 impl From<(File, PathBuf)> for SpoolFile {
     fn from((file, path): (File, PathBuf)) -> Self {
-        let uncached = Uncached::default();
+        let uncached = Uncached::new(&file);
         Self {
             file,
             path,
@@ -108,8 +108,10 @@ impl SpoolFile {
         self.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    pub(super) fn write(&self, offset: Plain, bytes: &[u8]) -> io::Result<()> {
-        self.uncached.write_all_at(&self.file, bytes, offset.0)
+    /// Writes `bytes`, past the page cache if nobody waits for that.
+    pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_awaited: bool) -> io::Result<()> {
+        self.uncached
+            .write_all_at(&self.file, bytes, offset.0, !is_awaited)
     }
 
     /// The bytes of `extent`, zeros where there are holes; `None` when it begins with a hole or
@@ -121,7 +123,7 @@ impl SpoolFile {
         if data > start || self.metadata().ok()?.len() < extent.end().0 {
             return None;
         }
-        let mut bytes = free_list.take(usize::try_from(extent.len()).ok()?);
+        let mut bytes = free_list.take(usize::try_from(extent.len()).ok()?, start);
         let read = self.uncached.read_exact_at(&self.file, &mut bytes, start);
         read.ok()?;
         Some(bytes)
@@ -257,7 +259,7 @@ mod tests {
     fn bytes_come_back_from_their_own_offset() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = SpoolFile::create(directory.path()).expect("a file");
-        file.write(Plain(1 << 30), b"far").expect("room");
+        file.write(Plain(1 << 30), b"far", false).expect("room");
         assert_eq!(
             read(&file, extent(1 << 30, 3)).as_deref(),
             Some(&b"far"[..])
@@ -275,7 +277,8 @@ mod tests {
     fn a_punched_hole_gives_its_blocks_back_and_spares_what_is_beside_it() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = SpoolFile::create(directory.path()).expect("a file");
-        file.write(Plain(0), &vec![1; 100_000]).expect("room");
+        file.write(Plain(0), &vec![1; 100_000], false)
+            .expect("room");
         let held = file.held_bytes();
         let freed = file.punch(extent(10_001, 50_000));
         assert!((40_960..=50_000).contains(&freed), "{freed}");

@@ -257,11 +257,16 @@ impl Spool {
         ))
     }
 
+    /// Bytes of disk that this spool takes.
+    pub fn held_bytes(&self) -> u64 {
+        self.shared.place().file.held_bytes()
+    }
+
     /// How much disk is used.
     pub fn disk_use(&self) -> SpoolUse {
         let (all_bytes, limit_bytes) = self.shared.shelf.held_and_limit();
         SpoolUse {
-            held_bytes: self.shared.place().file.held_bytes(),
+            held_bytes: self.held_bytes(),
             all_bytes,
             limit_bytes,
         }
@@ -332,7 +337,9 @@ impl Shared {
             return Ok(());
         }
         let file = Arc::clone(&self.place().file);
-        if let Err(error) = file.write(item.extent.start(), &item.bytes) {
+        // A slow disk holds nobody up as long as the page cache takes its part.
+        let is_awaited = self.queue.is_behind();
+        if let Err(error) = file.write(item.extent.start(), &item.bytes, is_awaited) {
             // Others may need what a part of a span would take.
             file.punch(item.extent);
             return Err(error);

@@ -100,6 +100,11 @@ impl Queue {
         state
     }
 
+    /// Whether something waits behind what is being written.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
     /// The next item, for the one thread that writes; waits for it. `None` when the queue is
     /// closed and empty.
     pub(super) fn next(&self) -> Option<Item> {

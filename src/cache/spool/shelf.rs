@@ -230,7 +230,8 @@ mod tests {
     /// A spool of a megabyte, used so many minutes ago.
     fn spool(shelf: &Shelf, name: &str, minutes: u64) -> SpoolFile {
         let file = SpoolFile::open(&shelf.directory.join(name), true).expect("made");
-        file.write(Plain(0), &vec![1; 1 << 20]).expect("room");
+        file.write(Plain(0), &vec![1; 1 << 20], false)
+            .expect("room");
         file.set_used(SystemTime::now() - Duration::from_mins(minutes));
         file
     }
@@ -304,7 +305,7 @@ mod tests {
         let part = spool(&shelf, "a.spool", 3);
         let whole = spool(&shelf, "b.once.spool", 2);
         let temporary = SpoolFile::create(directory.path()).expect("made");
-        temporary.write(Plain(0), &[1; 4096]).expect("room");
+        temporary.write(Plain(0), &[1; 4096], false).expect("room");
         let freed: Vec<_> = shelf
             .spools()
             .iter()

@@ -1,27 +1,50 @@
 //! Reads and writes that leave nothing in the page cache, where the kernel can do so.
 //!
 //! What is read from a spool goes on into the page cache as a file of the mount, where it belongs:
-//! the same bytes a second time, as pages of the spool, would push out what others need. Linux 6.14
-//! has `RWF_DONTCACHE` for that (preadv2(2)), on file systems that know it; on others these are
-//! reads and writes like any.
+//! the same bytes a second time, as pages of the spool, would push out what others need, and take as
+//! long to make. So what is aligned goes past the cache (`O_DIRECT`, open(2)), and what cannot does
+//! not stay there (`RWF_DONTCACHE`, preadv2(2), since Linux 6.14). Where a file system knows neither,
+//! these are reads and writes like any.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
+
+use crate::base::free_list::ALIGNMENT;
 
 /// `RWF_DONTCACHE` of linux/fs.h.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
-/// Whether the file system has declined, which it does each time.
-#[derive(Debug, Default)]
+/// A file whose bytes are not to stay in the page cache.
+#[derive(Debug)]
 pub(super) struct Uncached {
+    /// The same file, past the cache.
+    direct: Option<File>,
+    /// Whether the file system has declined to forget, which it does each time.
     is_refused: AtomicBool,
 }
 
 impl Uncached {
+    /// Of `file`, which is open for reading and writing.
+    pub(super) fn new(file: &File) -> Self {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let flags = OFlags::DIRECT.bits().cast_signed();
+        let direct = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags)
+            .open(path);
+        Self {
+            direct: direct.ok(),
+            is_refused: AtomicBool::new(false),
+        }
+    }
+
     /// As [`FileExt::read_exact_at`].
     pub(super) fn read_exact_at(
         &self,
@@ -29,13 +52,65 @@ impl Uncached {
         bytes: &mut [u8],
         offset: u64,
     ) -> io::Result<()> {
-        let mut done = 0;
-        while let Some(rest) = rest_mut(bytes, done) {
-            if self.is_refused() {
-                return file.read_exact_at(rest, offset + done as u64);
+        let mut middle = 0..0;
+        if let Some(direct) = &self.direct {
+            middle = aligned(bytes, offset);
+            if let Some(part) = bytes.get_mut(middle.clone())
+                && !part.is_empty()
+                // Whatever is wrong with it is tried again.
+                && direct
+                    .read_exact_at(part, offset + middle.start as u64)
+                    .is_err()
+            {
+                middle = 0..0;
             }
-            let buffers = &mut [IoSliceMut::new(rest)];
-            match preadv2(file, buffers, offset + done as u64, DONTCACHE) {
+        }
+        for (from, until) in [(0, middle.start), (middle.end, bytes.len())] {
+            if let Some(part) = bytes.get_mut(from..until) {
+                self.read_part(file, part, offset + from as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`FileExt::write_all_at`]; `is_soon` says that nobody waits for the disk.
+    pub(super) fn write_all_at(
+        &self,
+        file: &File,
+        bytes: &[u8],
+        offset: u64,
+        is_soon: bool,
+    ) -> io::Result<()> {
+        let mut middle = 0..0;
+        if let Some(direct) = &self.direct
+            && is_soon
+        {
+            middle = aligned(bytes, offset);
+            if let Some(part) = bytes.get(middle.clone())
+                && !part.is_empty()
+                && direct
+                    .write_all_at(part, offset + middle.start as u64)
+                    .is_err()
+            {
+                middle = 0..0;
+            }
+        }
+        for (from, until) in [(0, middle.start), (middle.end, bytes.len())] {
+            if let Some(part) = bytes.get(from..until) {
+                self.write_part(file, part, offset + from as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_part(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset + done as u64;
+            if self.is_refused.load(Ordering::Relaxed) {
+                return file.read_exact_at(rest, at);
+            }
+            match preadv2(file, &mut [IoSliceMut::new(rest)], at, DONTCACHE) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => done += read,
                 Err(error) => self.go_on(error)?,
@@ -44,25 +119,20 @@ impl Uncached {
         Ok(())
     }
 
-    /// As [`FileExt::write_all_at`].
-    pub(super) fn write_all_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    fn write_part(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            if self.is_refused() {
-                return file.write_all_at(rest, offset + done as u64);
+            let at = offset + done as u64;
+            if self.is_refused.load(Ordering::Relaxed) {
+                return file.write_all_at(rest, at);
             }
-            let buffers = &[IoSlice::new(rest)];
-            match pwritev2(file, buffers, offset + done as u64, DONTCACHE) {
+            match pwritev2(file, &[IoSlice::new(rest)], at, DONTCACHE) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(written) => done += written,
                 Err(error) => self.go_on(error)?,
             }
         }
         Ok(())
-    }
-
-    fn is_refused(&self) -> bool {
-        self.is_refused.load(Ordering::Relaxed)
     }
 
     /// Takes in an error after which it is to be tried again, in one way or the other.
@@ -79,56 +149,78 @@ impl Uncached {
     }
 }
 
-fn rest_mut(bytes: &mut [u8], done: usize) -> Option<&mut [u8]> {
-    bytes.get_mut(done..).filter(|rest| !rest.is_empty())
+/// The part of `bytes`, which lie at `offset` of a file, that are whole blocks in both places;
+/// empty when there is none.
+fn aligned(bytes: &[u8], offset: u64) -> std::ops::Range<usize> {
+    let alignment = ALIGNMENT as u64;
+    let head = usize::try_from(offset.wrapping_neg() % alignment).unwrap_or(usize::MAX);
+    let is_in_phase = (bytes.as_ptr().addr() as u64 + head as u64).is_multiple_of(alignment);
+    let behind = bytes.len().saturating_sub(head);
+    let len = behind - behind % ALIGNMENT;
+    if is_in_phase && len > 0 {
+        head..head + len
+    } else {
+        0..0
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::free_list::FreeList;
 
-    /// What is written comes back, on whatever file system that is.
-    fn round_trip(directory: &std::path::Path) -> (Uncached, File) {
-        let uncached = Uncached::default();
+    /// Writes bytes and reads them back, in memory that begins `phase` bytes off their offset.
+    fn round_trip(uncached: &Uncached, file: &File, offset: u64, phase: u64, is_soon: bool) {
+        let list = FreeList::new(0);
+        for len in [1, 4095, 4096, 10_000, 3 << 20] {
+            let mut bytes = list.take(len, offset + phase);
+            for (number, byte) in bytes.iter_mut().enumerate() {
+                *byte = u8::try_from(number % 251).expect("small");
+            }
+            let written = uncached.write_all_at(file, &bytes, offset, is_soon);
+            written.expect("written");
+            let mut read = list.take(len, offset + phase);
+            let got = uncached.read_exact_at(file, &mut read, offset);
+            got.expect("read");
+            assert!(*read == *bytes, "{len} bytes at {offset}");
+        }
+        let mut long = list.take(4 << 20, offset + phase);
+        let past = uncached.read_exact_at(file, &mut long, offset);
+        let past = past.expect_err("too short");
+        assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
+    }
+
+    fn round_trips(directory: &std::path::Path) -> (Uncached, File) {
         let file = tempfile::tempfile_in(directory).expect("a file");
-        let bytes: Vec<u8> = (0..=250).cycle().take(3 << 20).collect();
-        uncached
-            .write_all_at(&file, &bytes, 12_345)
-            .expect("written");
-        let mut read = vec![0; bytes.len()];
-        uncached
-            .read_exact_at(&file, &mut read, 12_345)
-            .expect("read");
-        assert!(read == bytes);
-        let past = uncached.read_exact_at(&file, &mut read, 20_000);
-        assert_eq!(
-            past.expect_err("too short").kind(),
-            ErrorKind::UnexpectedEof
-        );
+        let uncached = Uncached::new(&file);
+        for is_soon in [true, false] {
+            for (offset, phase) in [(0, 0), (8192, 0), (12_345, 0), (12_345, 1), (511, 512)] {
+                round_trip(&uncached, &file, offset, phase, is_soon);
+            }
+        }
         (uncached, file)
     }
 
     #[test]
-    fn a_file_system_that_knows_no_uncached_reads_is_asked_once() {
-        // A tmpfs is nothing but page cache.
-        let (uncached, _file) = round_trip("/dev/shm".as_ref());
-        assert!(uncached.is_refused());
+    fn what_is_written_past_the_cache_comes_back_whatever_its_alignment() {
+        let directory = tempfile::tempdir().expect("a directory");
+        round_trips(directory.path());
     }
 
     #[test]
-    fn nothing_stays_in_the_page_cache() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (uncached, file) = round_trip(directory.path());
-        if uncached.is_refused() {
-            return;
-        }
-        file.sync_all().expect("synced");
-        let mut bytes = vec![0; 1 << 20];
-        uncached
-            .read_exact_at(&file, &mut bytes, 1 << 20)
-            .expect("read");
-        let buffers = &mut [IoSliceMut::new(&mut bytes)];
-        let cached = preadv2(&file, buffers, (1 << 20) + 8192, ReadWriteFlags::NOWAIT);
-        assert_eq!(cached, Err(Errno::AGAIN));
+    fn a_file_system_that_is_nothing_but_page_cache_will_do() {
+        round_trips("/dev/shm".as_ref());
+    }
+
+    #[test]
+    fn what_is_whole_blocks_is_found() {
+        let list = FreeList::new(0);
+        let at = |offset, phase, len| aligned(&list.take(len, phase), offset);
+        assert_eq!(at(0, 0, 8192), 0..8192);
+        assert_eq!(at(1, 1, 8192), 4095..4095 + 4096);
+        assert_eq!(at(1, 1, 4095), 0..0);
+        assert_eq!(at(1, 1, 8190), 0..0, "not a whole one");
+        assert_eq!(at(1, 2, 8192), 0..0, "out of phase");
+        assert_eq!(at(5, 5, 100), 0..0);
     }
 }

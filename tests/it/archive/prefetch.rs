@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, Touched};
 use tarfs::base::extent::Plain;
+use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Counter;
-use tarfs::fs::{Content, Mount, MountOptions, Tree as Mounted, View};
+use tarfs::fs::{Content, Force, Mount, MountOptions, Tree as Mounted, View};
 use tarfs::index::Ino;
 
 use super::{Lab, PATH, index, ino, large_lz4, packed};
@@ -194,13 +195,23 @@ fn small_content(number: usize) -> Vec<u8> {
 
 impl Pushing {
     fn new() -> Self {
+        Self::showing(None)
+    }
+
+    /// A mount of one directory, or of all.
+    fn showing(root: Option<&str>) -> Self {
         let files = (0..SMALL).map(|number| (small_name(number), small_content(number)));
         let tree = Tree::of(files.collect());
         let lab = Lab::serving(Packing::Lz4.pack(&tree.tar));
         let archive = Arc::new(open_ahead(&lab, &lab.without_spool()));
         let options = MountOptions::default();
         let content = Arc::clone(&archive) as Arc<dyn Content>;
-        let mounted = Mounted::new(content, View::WHOLE, &options, Arc::clone(archive.stats()));
+        let view = root.map(|root| {
+            let path = ArchivePath::sanitize(root.as_bytes()).path;
+            View::new(&archive.index(), &path, 0).expect("a directory")
+        });
+        let view = view.unwrap_or(View::WHOLE);
+        let mounted = Mounted::new(content, view, &options, Arc::clone(archive.stats()));
         let directory = tempfile::tempdir().expect("a directory");
         let mount = Mount::start(mounted, "small.tar", directory.path(), &options, || {})
             .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
@@ -285,18 +296,66 @@ fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
     assert!(pushed <= total as u64, "nothing twice");
 }
 
+/// Others may make no copy of a mount, and their kernel is told no names ahead.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 #[test]
-fn what_the_kernel_does_not_know_is_not_pushed() {
+fn who_opens_files_by_name_finds_them_pushed_too() {
     let place = Pushing::new();
-    for number in 0..20 {
+    for number in 0..3 {
         place.read(number);
     }
-    settle(&place.archive);
-    for number in 0..SMALL {
+    if !is_root() {
+        settle(&place.archive);
+        return assert_eq!(place.count(|stats| &stats.pushed_files), 0);
+    }
+    place.await_pushed(80);
+    for number in 3..40 {
         place.read(number);
     }
-    assert_eq!(place.count(|stats| &stats.pushed_files), 0);
-    assert_eq!(place.count(|stats| &stats.served_reads), SMALL as u64);
+    assert_eq!(place.count(|stats| &stats.served_reads), 3);
+    for number in 40..SMALL {
+        place.read(number);
+    }
+    let served = place.count(|stats| &stats.served_bytes);
+    let pushed = place.count(|stats| &stats.pushed_bytes);
+    let total: usize = (0..SMALL).map(|number| 2000 + number % 5000).sum();
+    assert!(served + pushed >= total as u64);
+    assert!(pushed <= total as u64, "nothing twice");
+}
+
+#[test]
+fn only_what_is_shown_is_listed_for_who_opens_by_name() {
+    let place = Pushing::showing(Some("1"));
+    let read = |number: usize| {
+        let name = place.path(number);
+        let name = name.file_name().expect("a file");
+        let content = fs::read(place.directory.path().join(name)).expect("readable");
+        assert!(content == small_content(number), "{number} is wrong");
+    };
+    for number in 1000..1003 {
+        read(number);
+    }
+    if is_root() {
+        place.await_pushed(80);
+    }
+    for number in 1003..2000 {
+        read(number);
+    }
+}
+
+#[test]
+fn a_mount_can_be_taken_out_while_its_names_are_listed() {
+    for files in 3..13 {
+        let place = Pushing::new();
+        for number in 0..files {
+            place.read(number);
+        }
+        let mount = place.mount.as_ref().expect("mounted");
+        mount.unmount(Force::No).expect("nobody is in its way");
+    }
 }
 
 /// Opens with empty memory and prepares `prefetch`.
