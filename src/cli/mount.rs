@@ -348,6 +348,8 @@ fn status(seen: &Seen<'_>) -> Status {
         metrics_url,
         ..
     } = seen;
+    // First: what it says to be so is explained by notes that come after.
+    let progress = copy.map(Copy::progress);
     let mut notes = (opened.notes)();
     if let Some(copy) = copy {
         notes.extend(copy.notes(mount));
@@ -374,7 +376,7 @@ fn status(seen: &Seen<'_>) -> Status {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-        materialize: copy.map(Copy::progress),
+        materialize: progress,
         notes,
         errors: mount.failures().into_iter().map(failed_read).collect(),
     }

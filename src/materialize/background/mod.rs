@@ -685,7 +685,10 @@ impl Background {
         report.failures += 1;
         if let Some(what) = what {
             tracing::warn!(what, "not in the copy");
-            report.note = Some(what);
+            // Why nothing more is written stays the last word.
+            if report.state != State::Stopped {
+                report.note = Some(what);
+            }
         }
     }
 
