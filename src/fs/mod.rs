@@ -29,7 +29,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -138,6 +138,8 @@ pub struct Tree {
     ownership: Ownership,
     checks_permissions: bool,
     accounts: Arc<Accounts>,
+    /// Whether any entry has a security label, as soon as that is known.
+    has_labels: OnceLock<bool>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     pages: Arc<Pages>,
@@ -166,6 +168,7 @@ impl Tree {
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
+            has_labels: OnceLock::new(),
             content,
             stats,
             failures: Arc::default(),
@@ -184,6 +187,16 @@ impl Tree {
 
     fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         self.view.entry(index, inode).ok_or(Errno::ENOENT)
+    }
+
+    /// Whether there may be security labels. Where there are none ls(1) asks once and not for every
+    /// entry, if it is told so in this way. (ACLs cannot be denied likewise: the kernel would let
+    /// nobody in.)
+    fn has_labels(&self, index: &Index) -> bool {
+        !index.is_complete()
+            || *self
+                .has_labels
+                .get_or_init(|| index.has_xattr(xattr::LABEL))
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
@@ -251,6 +264,7 @@ impl Tree {
                 ownership,
                 checks_permissions,
                 accounts,
+                has_labels: OnceLock::new(),
                 stats,
                 failures,
                 pages,
@@ -615,6 +629,9 @@ impl Filesystem for Tree {
         match self.entry(&index, ino) {
             Ok(entry) => match xattr::value(entry.xattrs(), name.as_bytes(), &self.accounts) {
                 Some(value) => reply_xattr(reply, size, &value),
+                None if name.as_bytes() == xattr::LABEL && !self.has_labels(&index) => {
+                    reply.error(Errno::EOPNOTSUPP);
+                }
                 None => reply.error(Errno::ENODATA),
             },
             Err(errno) => reply.error(errno),

@@ -17,6 +17,9 @@ const ACLS: [(&[u8], &[u8]); 2] = [
     (b"SCHILY.acl.default", b"system.posix_acl_default"),
 ];
 
+/// `SELinux`' label.
+pub(super) const LABEL: &[u8] = b"security.selinux";
+
 /// `XATTR_NAME_MAX`: longer names cannot be asked for.
 const NAME_MAX_BYTES: usize = 255;
 

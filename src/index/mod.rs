@@ -293,6 +293,17 @@ impl Index {
         self.totals.has_xattrs
     }
 
+    /// Whether any entry has the extended attribute `name`; looks at all there are.
+    pub fn has_xattr(&self, name: &[u8]) -> bool {
+        let arena = &self.arrays.arena;
+        let mut names = self
+            .arrays
+            .xattrs
+            .iter()
+            .map(|xattr| arena.name(xattr.name));
+        names.any(|known| known == Some(name))
+    }
+
     /// Bytes of all files, hard links counted once, holes not counted.
     pub fn stored_bytes(&self) -> u64 {
         self.totals.stored_bytes

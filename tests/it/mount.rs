@@ -369,6 +369,23 @@ fn extended_attributes_are_listed_and_given() {
 }
 
 #[test]
+fn labels_are_denied_where_there_are_none_at_all() {
+    let label = "security.selinux";
+    let mut buffer = [0; 64];
+    for (attribute, answer) in [("user.comment", Errno::OPNOTSUPP), (label, Errno::NODATA)] {
+        let mut sample = one_file();
+        sample.file("tagged", b"").xattrs = vec![(attribute.into(), b"hello".to_vec())];
+        let mounted = sample.mount();
+        let asked = getxattr(mounted.path("tagged"), attribute, &mut buffer[..]);
+        assert_eq!(asked, Ok(5));
+        let asked = getxattr(mounted.path("file"), label, &mut buffer[..]);
+        assert_eq!(asked, Err(answer));
+        let other = getxattr(mounted.path("file"), "user.other", &mut buffer[..]);
+        assert_eq!(other, Err(Errno::NODATA));
+    }
+}
+
+#[test]
 fn an_archive_without_extended_attributes_says_so_for_good() {
     let mounted = one_file().mount();
     let mut buffer = [0; 16];
