@@ -95,7 +95,7 @@ impl Reader {
     /// # Errors
     /// When they cannot be had.
     pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, crate::source::Error> {
-        let pool = Pool::new(batch.packed.len());
+        let pool = Pool::reusing(batch.packed.len(), self.free_list.clone());
         fetch::read(&self.network, &self.source, batch.packed, &pool)
     }
 

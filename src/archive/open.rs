@@ -31,9 +31,9 @@ use crate::source::{Access, Source};
 /// more would only decode against each other.
 const READERS: usize = 4;
 
-/// One part in so many of the memory may rest between one span and the next: at the default two
-/// spans of the usual length.
-const RESTING_SHARE: u64 = 16;
+/// One part in so many of the memory may rest between one span and the next: at the default four
+/// spans of the usual length, or their packed bytes.
+const RESTING_SHARE: u64 = 8;
 
 /// How an archive is opened.
 #[derive(Clone, Debug)]

@@ -156,7 +156,8 @@ impl Reader {
             if part.range.end > bytes.len() {
                 return Err(Some(ReadError::Index));
             }
-            assembly.add(&part.piece, part.plain, bytes.slice(part.range));
+            let bytes = bytes.slice(part.range);
+            assembly.add(&part.piece, part.plain, bytes, &self.free_list);
         }
         Ok(assembly.finish())
     }
@@ -403,7 +404,7 @@ impl Reader {
     /// A decoder that stands at `seek_point`.
     pub(super) fn resumed(&self, seek_point: &SeekPoint) -> Result<Resumed, Error> {
         let context = Context {
-            pool: Pool::new(codec::READING_POOL),
+            pool: Pool::reusing(codec::READING_POOL, self.free_list.clone()),
             seek_points: false,
             loans: self.loans.clone(),
             workers: 0,
@@ -519,7 +520,7 @@ struct Assembly {
 enum Content {
     Nothing,
     Whole(Bytes),
-    Copied(Vec<u8>),
+    Copied(free_list::Memory),
 }
 
 impl Assembly {
@@ -541,14 +542,20 @@ impl Assembly {
     }
 
     /// Puts `bytes`, the plain bytes of `part`, where `piece` says.
-    fn add(&mut self, piece: &Piece, part: Extent<Plain>, bytes: Bytes) {
+    fn add(&mut self, piece: &Piece, part: Extent<Plain>, bytes: Bytes, free_list: &FreeList) {
         if bytes.len() as u64 == self.len {
             self.content = Content::Whole(bytes);
             return;
         }
         let mut copied = match std::mem::replace(&mut self.content, Content::Nothing) {
             Content::Copied(copied) => copied,
-            Content::Nothing | Content::Whole(_) => zeros(self.len),
+            Content::Nothing | Content::Whole(_) => {
+                // At most what one read asks for, which is an u32.
+                let len = usize::try_from(self.len).unwrap_or_default();
+                let mut memory = free_list.take(len, 0);
+                memory.fill(0);
+                memory
+            }
         };
         let in_file = piece.offset + (part.start().0 - piece.plain.start().0);
         let at = usize::try_from(in_file - self.offset).unwrap_or(usize::MAX);
@@ -561,15 +568,15 @@ impl Assembly {
     fn finish(self) -> Bytes {
         match self.content {
             Content::Whole(bytes) => bytes,
-            Content::Copied(copied) => copied.into(),
-            Content::Nothing => zeros(self.len).into(),
+            Content::Copied(copied) => copied.freeze(),
+            Content::Nothing => zeros(self.len),
         }
     }
 }
 
-fn zeros(len: u64) -> Vec<u8> {
+fn zeros(len: u64) -> Bytes {
     // At most what one read asks for, which is an u32.
-    vec![0; usize::try_from(len).unwrap_or_default()]
+    vec![0; usize::try_from(len).unwrap_or_default()].into()
 }
 
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
@@ -647,7 +654,7 @@ pub(super) enum PackedBytes {
 impl PackedBytes {
     fn open(reader: &Reader, extent: Extent<Packed>) -> Result<Self, Error> {
         if extent.len() <= ONE_REQUEST {
-            let pool = Pool::new(extent.len());
+            let pool = Pool::reusing(extent.len(), reader.free_list.clone());
             let bytes = fetch::read(&reader.network, &reader.source, extent, &pool)?;
             return Ok(Self::Fetched(Some(bytes)));
         }
@@ -750,7 +757,7 @@ mod tests {
                 let end = Plain((wanted.start().0 / SPAN + 1) * SPAN).min(wanted.end());
                 let part = Extent::new(wanted.start(), end).expect("in order");
                 let bytes = (part.start().0..part.end().0).map(plain_byte);
-                assembly.add(piece, part, bytes.collect());
+                assembly.add(piece, part, bytes.collect(), &FreeList::new(0));
                 wanted = Extent::new(end, wanted.end()).expect("in order");
             }
         }
@@ -779,7 +786,7 @@ mod tests {
         let mut assembly = Assembly::new(1, 2);
         let wanted = assembly.wanted(&piece).expect("wanted");
         let span = Bytes::from_static(b"span");
-        assembly.add(&piece, wanted, span.slice(1..3));
+        assembly.add(&piece, wanted, span.slice(1..3), &FreeList::new(0));
         assert_eq!(assembly.finish().as_ptr(), span.slice(1..).as_ptr());
     }
 

@@ -12,6 +12,7 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
+use super::free_list::FreeList;
 use super::loan::Lender;
 
 /// Buffers that may be alive at once, in bytes. Clones share one budget.
@@ -24,6 +25,8 @@ pub struct Pool {
 
 struct Shared {
     budget: u64,
+    /// Where its memory comes from and goes to.
+    home: Option<FreeList>,
     enough: Enough,
     state: Mutex<State>,
     returned: Condvar,
@@ -72,13 +75,24 @@ impl Pool {
         Self::frugal(budget, Enough::ALL)
     }
 
+    /// As [`Pool::new`], for a short life: its memory comes from `home`, as far as there is some, and
+    /// goes there in the end.
+    pub fn reusing(budget: u64, home: FreeList) -> Self {
+        Self::with_home(budget, Enough::ALL, Some(home))
+    }
+
     /// A pool that lets everyone wait who would have more than is `enough` by both its measures,
     /// though the budget allowed it: memory that lies idle has left the processor's caches when
     /// it is used, and more of it had to be touched for the first time.
     pub fn frugal(budget: u64, enough: Enough) -> Self {
+        Self::with_home(budget, enough, None)
+    }
+
+    fn with_home(budget: u64, enough: Enough, home: Option<FreeList>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 budget,
+                home,
                 enough,
                 state: Mutex::default(),
                 returned: Condvar::new(),
@@ -178,8 +192,7 @@ impl Pool {
                 bytes.resize(len, 0);
                 bytes
             }
-            // Zeroed by the kernel, page by page as it is touched.
-            None => vec![0; len],
+            None => self.shared.fetch(len),
         };
         Buffer {
             bytes,
@@ -234,6 +247,17 @@ impl Lender for Pool {
 }
 
 impl Shared {
+    /// Memory that is new to this pool.
+    fn fetch(&self, len: usize) -> Vec<u8> {
+        let found = self.home.as_ref().and_then(|home| home.take_out(len));
+        let Some(mut bytes) = found else {
+            // Zeroed by the kernel, page by page as it is touched.
+            return vec![0; len];
+        };
+        bytes.truncate(len);
+        bytes
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,6 +286,17 @@ impl Shared {
         drop(state);
         self.returned.notify_all();
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(home) = &self.home {
+            for bytes in state.free.drain(..) {
+                home.put_back(bytes);
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory for long bytes of similar lengths, which is used again when they are dropped.
 //!
 //! Unlike a [`Pool`](super::buffer::Pool) this bounds only what rests: who keeps the bytes counts
-//! them. A fresh page costs the kernel as much as decoding into it, so who makes one span after the
+//! them. Pools that live for one read have their memory from here, too. A fresh page costs the kernel as much as decoding into it, so who makes one span after the
 //! other for a cache that drops one for each should get the memory of that.
 
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ impl FreeList {
     /// Memory of exactly `len` bytes with unspecified contents, the first of which lies at an address
     /// that is `phase` more than a multiple of [`ALIGNMENT`].
     pub fn take(&self, len: usize, phase: u64) -> Memory {
-        let bytes = self.find(len).unwrap_or_else(|| fresh(len));
+        let bytes = self.take_out(len).unwrap_or_else(|| fresh(len));
         let address = bytes.as_ptr().addr();
         // Less than the alignment, so it fits whatever that is.
         let phase = usize::try_from(phase % ALIGNMENT as u64).unwrap_or_default();
@@ -68,7 +68,8 @@ impl FreeList {
         self.resting().iter().map(|bytes| bytes.len() as u64).sum()
     }
 
-    fn find(&self, len: usize) -> Option<Vec<u8>> {
+    /// Memory at rest that holds `len` bytes, wherever in it they begin.
+    pub(super) fn take_out(&self, len: usize) -> Option<Vec<u8>> {
         let mut resting = self.resting();
         let fits = |bytes: &Vec<u8>| (capacity(len)..=longest_for(len)).contains(&bytes.len());
         // The one that came last, which the processor's cache may still hold.
@@ -76,7 +77,10 @@ impl FreeList {
         resting.remove(found)
     }
 
-    fn put_back(&self, bytes: Vec<u8>) {
+    /// Lets memory rest, if it is worth it and there is room.
+    pub(super) fn put_back(&self, mut bytes: Vec<u8>) {
+        // As much as was cut off.
+        bytes.resize(bytes.capacity(), 0);
         let len = bytes.len() as u64;
         if bytes.len() < SHORTEST || len > self.limit_bytes {
             return;
