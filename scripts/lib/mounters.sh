@@ -42,7 +42,8 @@ is_tarfs() { [[ $1 == tarfs* || $1 == materialize ]]; }
 is_saved() { [[ $1 == *' saved' || $1 == *' saved '* ]]; }
 
 # The shell line with which contender $1 shows the archive at $2 on the directory $3. Images and the
-# tree lie in the directory $4; saved state and whatever else it makes goes to $4/cache.
+# tree lie in the directory $4; saved state and whatever else it makes goes to $4/cache, or for tarfs
+# to TARFS_CACHE_DIR.
 mount_line() {
     local options=${1#tarfs}
     case $1 in
@@ -71,7 +72,7 @@ mount_line() {
     esac
 }
 
-# The shell line that leaves in $4/cache the index with which contender $1 begins.
+# The shell line that leaves there the index with which contender $1 begins.
 save_line() {
     case $1 in
     tarfs*) echo "'$TARFS' index '$2'" ;;
