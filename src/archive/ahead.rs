@@ -206,9 +206,9 @@ impl Runs {
         }
     }
 
-    /// Nothing that is made from now on has to be fetched.
-    pub(super) fn all_is_here(&mut self) {
-        self.share = 1;
+    /// Whether nothing that is made from now on has to be fetched.
+    pub(super) fn all_is_here(&mut self, is_here: bool) {
+        self.share = if is_here { 1 } else { SHARE };
     }
 
     /// Pushes so far ahead from now on: what is not pushed is not taken for read when a run leaves
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn where_nothing_is_fetched_a_reader_of_small_files_earns_what_it_read() {
         let mut runs = Runs::new(LIMITS);
-        runs.all_is_here();
+        runs.all_is_here(true);
         let mut furthest = 0;
         for number in 0..100 {
             let wanted = runs.read(&whole(number * 101 * KIB, 100 * KIB));

@@ -31,7 +31,7 @@ use crate::source::{Access, Source};
 /// more would only decode against each other.
 const READERS: usize = 4;
 
-/// One part in so many of the memory may rest between one span and the next: at the default four
+/// One part in so many of the memory may rest between one span and the next: at the default three
 /// spans of the usual length, or their packed bytes.
 const RESTING_SHARE: u64 = 8;
 
@@ -414,8 +414,8 @@ impl Opening {
     }
 
     /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
-    /// Half is a scan's, and later what reads hold while they decode; the rest is what neither
-    /// counts: memory at rest, the allocator's own.
+    /// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
+    /// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
     fn memory(&self) -> Memory {
         let spans = self.options.scan.memory / 8 * 3;
         Memory::new(match self.shelf() {

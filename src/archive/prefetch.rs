@@ -55,9 +55,11 @@ const BATCH: usize = 8;
 /// Requests of a replay at once: as many as a distant server needs to be busy.
 const REPLAYS: u32 = 4;
 
-/// One part in so many may lack of an archive that is taken for spooled: as much as it may take
-/// more bytes than needed to be ahead of readers.
-const LACKING_SHARE: u64 = 10;
+/// What of the memory may wait to be written to a spool.
+const QUEUE_SHARE: u64 = 16;
+
+/// How often to look whether a spool still holds everything.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Threads that fetch.
 const FETCHERS: usize = 4;
@@ -265,6 +267,7 @@ impl Engine {
             pages: Arc::clone(&pages),
             profile: options.replay,
             is_begun: false,
+            looked: None,
             replay: Replay::default(),
             sweep: None,
             maker: Maker {
@@ -413,12 +416,11 @@ fn limits(reader: &Reader, options: &Prefetch) -> Limits {
     }
 }
 
-/// Whether as good as all of the archive lies in the spool.
+/// Whether all of the archive lies in the spool, or is on its way there.
 fn is_spooled(reader: &Reader, index: &Index) -> bool {
     let plain_bytes = index.origin().plain_bytes;
     let held_bytes = reader.spool.as_ref().map_or(0, |spool| spool.held_bytes());
-    // The last spans may still be on their way.
-    held_bytes >= plain_bytes - plain_bytes / LACKING_SHARE
+    held_bytes.saturating_add(reader.memory_bytes / QUEUE_SHARE) >= plain_bytes
 }
 
 /// The spans that hold what is to be replayed.
@@ -502,6 +504,8 @@ struct Follower {
     profile: Option<Profile>,
     /// Whether the index is complete, and what depends on that has begun.
     is_begun: bool,
+    /// When it was last looked whether all is in the spool, of which others may take parts away.
+    looked: Option<Instant>,
     replay: Replay,
     sweep: Option<Sweep>,
     shared: Arc<Shared>,
@@ -647,6 +651,13 @@ impl Follower {
             self.is_begun = true;
             self.begin(index);
         }
+        if self
+            .looked
+            .is_none_or(|looked| looked.elapsed() > LOOK_EVERY)
+        {
+            self.looked = Some(Instant::now());
+            self.runs.all_is_here(is_spooled(&self.reader, index));
+        }
         while self.shared.replay.outstanding.load(Ordering::SeqCst) < REPLAYS {
             let numbers = self.replay.next(BATCH);
             if numbers.is_empty() {
@@ -676,9 +687,6 @@ impl Follower {
         self.replay = replay(&self.reader, index, &touched.unwrap_or_default());
         let spans = u64::try_from(self.replay.len()).unwrap_or(u64::MAX);
         self.shared.replay.total.store(spans, Ordering::SeqCst);
-        if is_spooled(&self.reader, index) {
-            self.runs.all_is_here();
-        }
         let spans = index.span_count().into();
         self.shared.all.total.store(spans, Ordering::SeqCst);
         self.sweep = (self.shared.ahead == Ahead::All)

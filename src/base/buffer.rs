@@ -12,7 +12,7 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
-use super::free_list::FreeList;
+use super::free_list::{self, FreeList};
 use super::loan::Lender;
 
 /// Buffers that may be alive at once, in bytes. Clones share one budget.
@@ -249,11 +249,11 @@ impl Lender for Pool {
 impl Shared {
     /// Memory that is new to this pool.
     fn fetch(&self, len: usize) -> Vec<u8> {
-        let found = self.home.as_ref().and_then(|home| home.take_out(len));
-        let Some(mut bytes) = found else {
+        let Some(home) = &self.home else {
             // Zeroed by the kernel, page by page as it is touched.
             return vec![0; len];
         };
+        let mut bytes = home.take_out(len).unwrap_or_else(|| free_list::fresh(len));
         bytes.truncate(len);
         bytes
     }
@@ -405,12 +405,16 @@ impl Drop for Buffer {
         let mut state = self.shared.lock();
         state.taken -= self.charge;
         state.buffers -= 1;
-        if capacity > 0 && state.taken + state.resting + capacity <= self.shared.budget - state.lent
-        {
+        let has_room = state.taken + state.resting + capacity <= self.shared.budget - state.lent;
+        let mut left = Some(bytes);
+        if capacity > 0 && has_room {
             state.resting += capacity;
-            state.free.push_back(bytes);
+            state.free.extend(left.take());
         }
         self.shared.wake(state);
+        if let (Some(bytes), Some(home)) = (left, &self.shared.home) {
+            home.put_back(bytes);
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Memory for long bytes of similar lengths, which is used again when they are dropped.
 //!
-//! Unlike a [`Pool`](super::buffer::Pool) this bounds only what rests: who keeps the bytes counts
-//! them. Pools that live for one read have their memory from here, too. A fresh page costs the kernel as much as decoding into it, so who makes one span after the
-//! other for a cache that drops one for each should get the memory of that.
+//! A fresh page costs the kernel as much as decoding into it, so who makes one span after the other for
+//! a cache that drops one for each should get the memory of that. Unlike a
+//! [`Pool`](super::buffer::Pool) this bounds only what rests: who keeps the bytes counts them. Pools
+//! that live for one read have their memory from here, too.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -79,12 +80,12 @@ impl FreeList {
 
     /// Lets memory rest, if it is worth it and there is room.
     pub(super) fn put_back(&self, mut bytes: Vec<u8>) {
-        // As much as was cut off.
-        bytes.resize(bytes.capacity(), 0);
-        let len = bytes.len() as u64;
-        if bytes.len() < SHORTEST || len > self.limit_bytes {
+        let len = bytes.capacity() as u64;
+        if bytes.capacity() < SHORTEST || len > self.limit_bytes {
             return;
         }
+        // As much as was cut off.
+        bytes.resize(bytes.capacity(), 0);
         let mut dropped = Vec::new();
         let mut resting = self.resting();
         let mut sum = len + resting.iter().map(|bytes| bytes.len() as u64).sum::<u64>();
@@ -114,7 +115,7 @@ impl fmt::Debug for FreeList {
 }
 
 /// Zeroed by the kernel, page by page as it is touched.
-fn fresh(len: usize) -> Vec<u8> {
+pub(super) fn fresh(len: usize) -> Vec<u8> {
     if len < SHORTEST {
         return vec![0; capacity(len)];
     }
@@ -220,6 +221,7 @@ impl Drop for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::buffer::Pool;
 
     const MIB: usize = 1 << 20;
 
@@ -241,6 +243,25 @@ mod tests {
         assert_ne!(longer.as_ptr(), place, "too short");
         let again = list.take(4 * MIB - 1000, 0);
         assert_eq!((again.as_ptr(), again.len()), (place, 4 * MIB - 1000));
+    }
+
+    #[test]
+    fn what_a_pool_of_one_read_had_is_used_again_by_the_next() {
+        let list = FreeList::new(64 << 20);
+        let mut places = Vec::new();
+        for _ in 0..3 {
+            let pool = Pool::reusing(4 << 20, list.clone());
+            let bytes = pool.take(4 * MIB).freeze();
+            places.push(bytes.as_ptr());
+            drop(pool);
+            assert_eq!(list.resting_bytes(), 0, "the bytes are still read");
+        }
+        places.dedup();
+        assert_eq!(places.len(), 1);
+        let two = Pool::reusing(10 << 20, list.clone());
+        drop((two.take(4 * MIB), two.take(4 * MIB)));
+        drop(two);
+        assert!(list.resting_bytes() >= 8 << 20);
     }
 
     #[test]

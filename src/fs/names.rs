@@ -13,12 +13,14 @@ use std::path::Path;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, fstat, openat2, seek, statat,
 };
+use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use super::View;
 use crate::index::{Index, Ino};
 
-/// What the kernel asks for at once: some 360 names of 50 bytes.
+/// What the kernel asks for at once: some 300 names of 50 bytes. Before Linux 6.15 it was a page, some
+/// 20 names.
 const LISTING_BYTES: usize = 64 << 10;
 
 /// How many names of a directory must follow for a listing to be worth its four requests.
@@ -53,7 +55,7 @@ pub(super) fn learn(
     let root = open_tree(CWD, mountpoint, flags)?;
     // Something else may have been mounted on top.
     if fstat(&root)?.st_dev != device {
-        return Ok(false);
+        return Err(Errno::XDEV.into());
     }
     let directory = open_directory(&root, &path)?;
     // The kernel asks for names with their attributes only in directories in which it has just
@@ -68,6 +70,13 @@ pub(super) fn learn(
     let mut listing = RawDir::new(&directory, &mut buffer);
     listing.next().transpose()?;
     Ok(true)
+}
+
+/// Whether an error of [`learn`] will be the same for every directory: not permitted, not known to
+/// this kernel, or not our mount any more.
+pub(super) fn is_final(error: &io::Error) -> bool {
+    let finals = [Errno::PERM, Errno::NOSYS, Errno::INVAL, Errno::XDEV];
+    Errno::from_io_error(error).is_some_and(|error| finals.contains(&error))
 }
 
 /// `directory` as a path below the mount's root; `None` when it is not there.

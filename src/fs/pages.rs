@@ -116,7 +116,10 @@ impl PageCache for Pages {
         }
         if let Err(error) = names::learn(mountpoint, *device, self.view, index, ino) {
             tracing::debug!(%error, "the kernel is told no names ahead");
-            self.is_deaf.store(true, Ordering::Relaxed);
+            // Other errors are one directory's, or pass.
+            if names::is_final(&error) {
+                self.is_deaf.store(true, Ordering::Relaxed);
+            }
         }
     }
 

@@ -28,6 +28,11 @@ const READY_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a session may take to notice that its connection has ended.
 const END_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How often a mount that is in use is tried again, and after what time.
+const UNMOUNT_TRIES: u32 = 3;
+/// See [`UNMOUNT_TRIES`].
+const UNMOUNT_PAUSE: Duration = Duration::from_millis(5);
+
 /// Read-ahead of the kernel. FUSE grants 128 KiB when it starts; 1 MiB makes sequential reads
 /// faster and larger values do not.
 const READ_AHEAD_KIB: u32 = 1024;
@@ -83,7 +88,7 @@ impl Mount {
         let mountpoint = device::mountpoint(mountpoint)?;
         let failures = Arc::clone(&tree.failures);
         let pages = Arc::clone(&tree.pages);
-        let (pages, told) = (Arc::clone(&pages), pages);
+        let told = Arc::clone(&pages);
         let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
         let source = options.fsname.as_deref().unwrap_or(source);
         let descriptor = device::mount(&mountpoint, source, options)?;
@@ -154,7 +159,7 @@ impl Mount {
         if !self.is_on_top() {
             return Err(UnmountError::NotMounted(self.mountpoint.clone()));
         }
-        device::unmount(&self.mountpoint, force == Force::Yes)
+        unmount_at(&self.mountpoint, force)
     }
 
     /// Waits until nothing is mounted any more.
@@ -233,13 +238,25 @@ pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
 /// As [`Mount::unmount`].
 pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
     match table::is_mounted(mountpoint, device::FILE_SYSTEM) {
-        Ok(true) => device::unmount(mountpoint, force == Force::Yes),
+        Ok(true) => unmount_at(mountpoint, force),
         Ok(false) => Err(UnmountError::NotMounted(mountpoint.to_owned())),
         Err(cause) => Err(UnmountError::System {
             mountpoint: mountpoint.to_owned(),
             cause,
         }),
     }
+}
+
+/// Unmounts what is at `mountpoint`. For the moment in which names are listed to the kernel the mount
+/// is in use by itself (see [`super::names`]), so who comes first does not give up at once.
+fn unmount_at(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
+    for _ in 0..UNMOUNT_TRIES {
+        match device::unmount(mountpoint, force == Force::Yes) {
+            Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
+            result => return result,
+        }
+    }
+    device::unmount(mountpoint, force == Force::Yes)
 }
 
 const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;

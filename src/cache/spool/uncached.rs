@@ -4,7 +4,8 @@
 //! the same bytes a second time, as pages of the spool, would push out what others need, and take as
 //! long to make. So what is aligned goes past the cache (`O_DIRECT`, open(2)), and what cannot does
 //! not stay there (`RWF_DONTCACHE`, preadv2(2), since Linux 6.14). Where a file system knows neither,
-//! these are reads and writes like any.
+//! these are reads and writes like any; and what is written in a hurry lies in the cache until it is on
+//! the disk, which who reads it before waits for.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
