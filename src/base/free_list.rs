@@ -258,6 +258,7 @@ mod tests {
         }
         places.dedup();
         assert_eq!(places.len(), 1);
+        assert!(list.resting_bytes() >= 4 << 20, "and it rests now");
         let two = Pool::reusing(10 << 20, list.clone());
         drop((two.take(4 * MIB), two.take(4 * MIB)));
         drop(two);
