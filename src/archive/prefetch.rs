@@ -55,9 +55,6 @@ const BATCH: usize = 8;
 /// Requests of a replay at once: as many as a distant server needs to be busy.
 const REPLAYS: u32 = 4;
 
-/// What of the memory may wait to be written to a spool.
-const QUEUE_SHARE: u64 = 16;
-
 /// How often to look whether a spool still holds everything.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -416,13 +413,6 @@ fn limits(reader: &Reader, options: &Prefetch) -> Limits {
     }
 }
 
-/// Whether all of the archive lies in the spool, or is on its way there.
-fn is_spooled(reader: &Reader, index: &Index) -> bool {
-    let plain_bytes = index.origin().plain_bytes;
-    let held_bytes = reader.spool.as_ref().map_or(0, |spool| spool.held_bytes());
-    held_bytes.saturating_add(reader.memory_bytes / QUEUE_SHARE) >= plain_bytes
-}
-
 /// The spans that hold what is to be replayed.
 fn replay(reader: &Reader, index: &Index, touched: &[Touched]) -> Replay {
     let spans = touched.iter().flat_map(|touched| {
@@ -656,7 +646,9 @@ impl Follower {
             .is_none_or(|looked| looked.elapsed() > LOOK_EVERY)
         {
             self.looked = Some(Instant::now());
-            self.runs.all_is_here(is_spooled(&self.reader, index));
+            let spool = reader.spool.as_ref();
+            let is_here = spool.is_some_and(|spool| spool.holds(index.origin().plain_bytes));
+            self.runs.all_is_here(is_here);
         }
         while self.shared.replay.outstanding.load(Ordering::SeqCst) < REPLAYS {
             let numbers = self.replay.next(BATCH);

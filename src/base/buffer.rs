@@ -405,14 +405,14 @@ impl Drop for Buffer {
         let mut state = self.shared.lock();
         state.taken -= self.charge;
         state.buffers -= 1;
-        let has_room = state.taken + state.resting + capacity <= self.shared.budget - state.lent;
-        let mut left = Some(bytes);
-        if capacity > 0 && has_room {
+        let room = (self.shared.budget - state.lent).saturating_sub(state.taken + state.resting);
+        if (1..=room).contains(&capacity) {
             state.resting += capacity;
-            state.free.extend(left.take());
+            state.free.push_back(bytes);
+            return self.shared.wake(state);
         }
         self.shared.wake(state);
-        if let (Some(bytes), Some(home)) = (left, &self.shared.home) {
+        if let Some(home) = &self.shared.home {
             home.put_back(bytes);
         }
     }

@@ -65,7 +65,8 @@ impl FreeList {
     }
 
     /// Bytes at rest at this moment.
-    pub fn resting_bytes(&self) -> u64 {
+    #[cfg(test)]
+    fn resting_bytes(&self) -> u64 {
         self.resting().iter().map(|bytes| bytes.len() as u64).sum()
     }
 
@@ -166,11 +167,6 @@ impl Memory {
         let mut longer = self.home.empty(len, phase as u64);
         longer.append(self);
         *self = longer;
-    }
-
-    /// Keeps the first `len` bytes; longer than it is changes nothing.
-    pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
     }
 
     /// Ends writing: the bytes become shareable, and the memory goes back with the last slice.
@@ -315,15 +311,5 @@ mod tests {
             assert_eq!(address % 4096, phase % 4096, "{len} bytes");
             assert_eq!(memory.freeze(), vec![1; len / 3 * 3]);
         }
-    }
-
-    #[test]
-    fn truncated_memory_has_what_it_had() {
-        let mut memory = FreeList::new(0).empty(4, 0);
-        memory.append(b"abcdef");
-        memory.truncate(9);
-        assert_eq!(&*memory, b"abcdef");
-        memory.truncate(2);
-        assert_eq!(memory.freeze(), b"ab"[..]);
     }
 }

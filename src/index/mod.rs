@@ -266,8 +266,8 @@ impl Index {
         self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
     }
 
-    /// Where the name under which `ino` first appeared is listed: in which directory, and as the
-    /// how manieth of its [`children`](Self::children); `None` while there are no listings.
+    /// Where the name under which `ino` first appeared is listed: its directory, and its number among
+    /// that one's [`children`](Self::children); `None` while there are no listings.
     pub fn place(&self, ino: Ino) -> Option<(Ino, u32)> {
         let number = self.arrays.record(ino.0)?.dirent.get();
         let parent = Ino(self.arrays.dirent(number)?.parent.get());

@@ -24,17 +24,6 @@ pub(super) struct SpoolFile {
     uncached: Uncached,
 }
 
-impl From<(File, PathBuf)> for SpoolFile {
-    fn from((file, path): (File, PathBuf)) -> Self {
-        let uncached = Uncached::new(&file);
-        Self {
-            file,
-            path,
-            uncached,
-        }
-    }
-}
-
 /// How long to wait for a lock that others hold for a few milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 /// How long to sleep in between: there is no waiting for a file lock with a deadline.
@@ -47,6 +36,15 @@ const ATTEMPTS: u32 = 1000;
 const TEMPORARY: &str = ".";
 
 impl SpoolFile {
+    fn new(file: File, path: PathBuf) -> Self {
+        let uncached = Uncached::default();
+        Self {
+            file,
+            path,
+            uncached,
+        }
+    }
+
     /// A new file in `directory` under a name that no one looks for.
     pub(super) fn create(directory: &Path) -> io::Result<Self> {
         make_directory(directory)?;
@@ -55,7 +53,7 @@ impl SpoolFile {
             let path = directory.join(format!("{TEMPORARY}{process}-{attempt}.spool"));
             match options().create_new(true).open(&path) {
                 Ok(file) => {
-                    let file = Self::from((file, path));
+                    let file = Self::new(file, path);
                     file.lock_shared()?;
                     // Who cleans up may have taken it for a dead process'.
                     if file.has_name() {
@@ -80,7 +78,7 @@ impl SpoolFile {
                 return Err(ErrorKind::InvalidInput.into());
             }
             let path = path.to_owned();
-            let file = Self::from((file, path));
+            let file = Self::new(file, path);
             file.lock_shared()?;
             // Otherwise it was removed between these lines.
             if file.has_name() {
@@ -108,10 +106,10 @@ impl SpoolFile {
         self.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// Writes `bytes`, past the page cache if nobody waits for that.
-    pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_awaited: bool) -> io::Result<()> {
+    /// Writes `bytes`; past the page cache, which takes as long as the disk does, unless that is behind.
+    pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_behind: bool) -> io::Result<()> {
         self.uncached
-            .write_all_at(&self.file, bytes, offset.0, !is_awaited)
+            .write_all_at(&self.file, bytes, offset.0, is_behind)
     }
 
     /// The bytes of `extent`, zeros where there are holes; `None` when it begins with a hole or
@@ -174,7 +172,7 @@ impl SpoolFile {
         let path = self.path.with_file_name(name);
         let file = self.file.try_clone()?;
         fs::rename(&self.path, &path)?;
-        Ok(Self::from((file, path)))
+        Ok(Self::new(file, path))
     }
 
     /// Takes it out of its directory. A failure is not worth a word: it is tried again.
@@ -196,7 +194,7 @@ impl SpoolFile {
 pub(super) fn unlocked(path: &Path) -> io::Result<SpoolFile> {
     let file = options().open(path)?;
     let path = path.to_owned();
-    Ok(SpoolFile::from((file, path)))
+    Ok(SpoolFile::new(file, path))
 }
 
 /// Whether a file of this name is not finished yet.

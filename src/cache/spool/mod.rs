@@ -257,16 +257,17 @@ impl Spool {
         ))
     }
 
-    /// Bytes of disk that this spool takes.
-    pub fn held_bytes(&self) -> u64 {
-        self.shared.place().file.held_bytes()
+    /// Whether so many bytes, the whole archive's, are on disk or on their way there.
+    pub fn holds(&self, bytes: u64) -> bool {
+        let held_bytes = self.shared.place().file.held_bytes();
+        held_bytes.saturating_add(self.shared.options.queue_bytes) >= bytes
     }
 
     /// How much disk is used.
     pub fn disk_use(&self) -> SpoolUse {
         let (all_bytes, limit_bytes) = self.shared.shelf.held_and_limit();
         SpoolUse {
-            held_bytes: self.held_bytes(),
+            held_bytes: self.shared.place().file.held_bytes(),
             all_bytes,
             limit_bytes,
         }
@@ -338,8 +339,8 @@ impl Shared {
         }
         let file = Arc::clone(&self.place().file);
         // A slow disk holds nobody up as long as the page cache takes its part.
-        let is_awaited = self.queue.is_behind();
-        if let Err(error) = file.write(item.extent.start(), &item.bytes, is_awaited) {
+        let is_behind = self.queue.is_behind();
+        if let Err(error) = file.write(item.extent.start(), &item.bytes, is_behind) {
             // Others may need what a part of a span would take.
             file.punch(item.extent);
             return Err(error);
@@ -489,7 +490,6 @@ mod tests {
     fn only_copy() -> SpoolOptions {
         SpoolOptions {
             is_only_copy: true,
-            free_list: FreeList::new(0),
             ..options()
         }
     }

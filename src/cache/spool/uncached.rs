@@ -8,9 +8,10 @@
 //! the disk, which who reads it before waits for.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::OFlags;
@@ -21,31 +22,16 @@ use crate::base::free_list::ALIGNMENT;
 /// `RWF_DONTCACHE` of linux/fs.h.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
-/// A file whose bytes are not to stay in the page cache.
-#[derive(Debug)]
+/// The ways past the page cache to one file, as far as they are known.
+#[derive(Debug, Default)]
 pub(super) struct Uncached {
-    /// The same file, past the cache.
-    direct: Option<File>,
+    /// The same file once more, open for nothing else; many files are opened only to be looked at.
+    direct: OnceLock<Option<File>>,
     /// Whether the file system has declined to forget, which it does each time.
     is_refused: AtomicBool,
 }
 
 impl Uncached {
-    /// Of `file`, which is open for reading and writing.
-    pub(super) fn new(file: &File) -> Self {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let flags = OFlags::DIRECT.bits().cast_signed();
-        let direct = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(flags)
-            .open(path);
-        Self {
-            direct: direct.ok(),
-            is_refused: AtomicBool::new(false),
-        }
-    }
-
     /// As [`FileExt::read_exact_at`].
     pub(super) fn read_exact_at(
         &self,
@@ -53,100 +39,79 @@ impl Uncached {
         bytes: &mut [u8],
         offset: u64,
     ) -> io::Result<()> {
-        let mut middle = 0..0;
-        if let Some(direct) = &self.direct {
-            middle = aligned(bytes, offset);
-            if let Some(part) = bytes.get_mut(middle.clone())
-                && !part.is_empty()
-                // Whatever is wrong with it is tried again.
-                && direct
-                    .read_exact_at(part, offset + middle.start as u64)
-                    .is_err()
-            {
-                middle = 0..0;
-            }
+        let blocks = aligned(bytes, offset);
+        let (middle, end) = (offset + blocks.start as u64, offset + blocks.end as u64);
+        let (bytes, after) = bytes.split_at_mut(blocks.end);
+        let (before, blocks) = bytes.split_at_mut(blocks.start);
+        self.read_part(file, before, offset)?;
+        let direct = self.direct(file);
+        if direct.is_none_or(|direct| direct.read_exact_at(blocks, middle).is_err()) {
+            self.read_part(file, blocks, middle)?;
         }
-        for (from, until) in [(0, middle.start), (middle.end, bytes.len())] {
-            if let Some(part) = bytes.get_mut(from..until) {
-                self.read_part(file, part, offset + from as u64)?;
-            }
-        }
-        Ok(())
+        self.read_part(file, after, end)
     }
 
-    /// As [`FileExt::write_all_at`]; `is_soon` says that nobody waits for the disk.
+    /// As [`FileExt::write_all_at`]; who is behind does not wait for the disk.
     pub(super) fn write_all_at(
         &self,
         file: &File,
         bytes: &[u8],
         offset: u64,
-        is_soon: bool,
+        is_behind: bool,
     ) -> io::Result<()> {
-        let mut middle = 0..0;
-        if let Some(direct) = &self.direct
-            && is_soon
-        {
-            middle = aligned(bytes, offset);
-            if let Some(part) = bytes.get(middle.clone())
-                && !part.is_empty()
-                && direct
-                    .write_all_at(part, offset + middle.start as u64)
-                    .is_err()
-            {
-                middle = 0..0;
-            }
+        let blocks = aligned(bytes, offset);
+        let (middle, end) = (offset + blocks.start as u64, offset + blocks.end as u64);
+        let (bytes, after) = bytes.split_at(blocks.end);
+        let (before, blocks) = bytes.split_at(blocks.start);
+        self.write_part(file, before, offset)?;
+        let direct = self.direct(file).filter(|_| !is_behind);
+        if direct.is_none_or(|direct| direct.write_all_at(blocks, middle).is_err()) {
+            self.write_part(file, blocks, middle)?;
         }
-        for (from, until) in [(0, middle.start), (middle.end, bytes.len())] {
-            if let Some(part) = bytes.get(from..until) {
-                self.write_part(file, part, offset + from as u64)?;
-            }
-        }
-        Ok(())
+        self.write_part(file, after, end)
+    }
+
+    /// `file`, which is open for reading and writing, past the cache.
+    fn direct(&self, file: &File) -> Option<&File> {
+        let open = || {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let mut options = OpenOptions::new();
+            let flags = OFlags::DIRECT.bits().cast_signed();
+            options.read(true).write(true).custom_flags(flags);
+            options.open(path).ok()
+        };
+        self.direct.get_or_init(open).as_ref()
     }
 
     fn read_part(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut done = 0;
-        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let at = offset + done as u64;
-            if self.is_refused.load(Ordering::Relaxed) {
-                return file.read_exact_at(rest, at);
-            }
-            match preadv2(file, &mut [IoSliceMut::new(rest)], at, DONTCACHE) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(read) => done += read,
-                Err(error) => self.go_on(error)?,
-            }
-        }
-        Ok(())
+        let done = self.forgetting(bytes.len(), || {
+            preadv2(file, &mut [IoSliceMut::new(bytes)], offset, DONTCACHE)
+        });
+        let rest = bytes.get_mut(done..).unwrap_or_default();
+        file.read_exact_at(rest, offset + done as u64)
     }
 
     fn write_part(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let mut done = 0;
-        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            let at = offset + done as u64;
-            if self.is_refused.load(Ordering::Relaxed) {
-                return file.write_all_at(rest, at);
-            }
-            match pwritev2(file, &[IoSlice::new(rest)], at, DONTCACHE) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(written) => done += written,
-                Err(error) => self.go_on(error)?,
-            }
-        }
-        Ok(())
+        let done = self.forgetting(bytes.len(), || {
+            pwritev2(file, &[IoSlice::new(bytes)], offset, DONTCACHE)
+        });
+        let rest = bytes.get(done..).unwrap_or_default();
+        file.write_all_at(rest, offset + done as u64)
     }
 
-    /// Takes in an error after which it is to be tried again, in one way or the other.
-    fn go_on(&self, error: Errno) -> io::Result<()> {
-        match error {
-            Errno::INTR => Ok(()),
-            // Old kernels know no such call, or not the flag; the rest is the file system's word.
-            Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP => {
-                self.is_refused.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            error => Err(error.into()),
+    /// How many of `len` bytes `call` has dealt with. The rest is for a call without a wish, which
+    /// also tells what is wrong.
+    fn forgetting(&self, len: usize, call: impl FnOnce() -> rustix::io::Result<usize>) -> usize {
+        if len == 0 || self.is_refused.load(Ordering::Relaxed) {
+            return 0;
         }
+        call().unwrap_or_else(|error| {
+            // Old kernels know no such call, or not the flag; the rest is the file system's word.
+            if matches!(error, Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) {
+                self.is_refused.store(true, Ordering::Relaxed);
+            }
+            0
+        })
     }
 }
 
@@ -167,18 +132,20 @@ fn aligned(bytes: &[u8], offset: u64) -> std::ops::Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use super::*;
     use crate::base::free_list::FreeList;
 
     /// Writes bytes and reads them back, in memory that begins `phase` bytes off their offset.
-    fn round_trip(uncached: &Uncached, file: &File, offset: u64, phase: u64, is_soon: bool) {
+    fn round_trip(uncached: &Uncached, file: &File, offset: u64, phase: u64, is_behind: bool) {
         let list = FreeList::new(0);
         for len in [1, 4095, 4096, 10_000, 3 << 20] {
             let mut bytes = list.take(len, offset + phase);
             for (number, byte) in bytes.iter_mut().enumerate() {
                 *byte = u8::try_from(number % 251).expect("small");
             }
-            let written = uncached.write_all_at(file, &bytes, offset, is_soon);
+            let written = uncached.write_all_at(file, &bytes, offset, is_behind);
             written.expect("written");
             let mut read = list.take(len, offset + phase);
             let got = uncached.read_exact_at(file, &mut read, offset);
@@ -193,10 +160,10 @@ mod tests {
 
     fn round_trips(directory: &std::path::Path) -> (Uncached, File) {
         let file = tempfile::tempfile_in(directory).expect("a file");
-        let uncached = Uncached::new(&file);
-        for is_soon in [true, false] {
+        let uncached = Uncached::default();
+        for is_behind in [false, true] {
             for (offset, phase) in [(0, 0), (8192, 0), (12_345, 0), (12_345, 1), (511, 512)] {
-                round_trip(&uncached, &file, offset, phase, is_soon);
+                round_trip(&uncached, &file, offset, phase, is_behind);
             }
         }
         (uncached, file)
