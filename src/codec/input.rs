@@ -1,6 +1,6 @@
 //! Packed bytes that were pushed and not yet decoded.
 
-use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -164,6 +164,13 @@ impl Input {
     }
 }
 
+/// The most memory that a thread keeps for [`Pieces::with_contiguous`], in bytes.
+const MOST_KEPT: usize = 4 << 20;
+
+thread_local! {
+    static JOINED: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// Packed bytes that follow each other, in as many slices as they were pushed in.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
@@ -182,12 +189,24 @@ impl Pieces {
         &self.slices
     }
 
-    /// All bytes as one slice, copied only when there are several.
-    pub(super) fn contiguous(&self) -> Cow<'_, [u8]> {
+    /// Gives `look` all bytes as one slice, copied only when there are several: into memory that the
+    /// thread keeps for the next time, as that of a fresh copy would have to be cleared first.
+    pub(super) fn with_contiguous<T>(&self, look: impl FnOnce(&[u8]) -> T) -> T {
         match self.slices.as_slice() {
-            [] => Cow::Borrowed(&[]),
-            [one] => Cow::Borrowed(one),
-            several => Cow::Owned(several.concat()),
+            [] => look(&[]),
+            [one] => look(one),
+            several if self.len > MOST_KEPT => look(&several.concat()),
+            several => {
+                // Taken out, so that nothing is amiss when `look` comes here, too.
+                let mut joined = JOINED.take();
+                joined.clear();
+                for slice in several {
+                    joined.extend_from_slice(slice);
+                }
+                let seen = look(&joined);
+                JOINED.set(joined);
+                seen
+            }
         }
     }
 }
@@ -239,7 +258,7 @@ mod tests {
             for end in start..9 {
                 let pieces = input.slice(start..end);
                 let expected = &b"abcdefg"[start.min(7)..end.min(7)];
-                assert_eq!(pieces.contiguous(), expected);
+                pieces.with_contiguous(|bytes| assert_eq!(bytes, expected));
                 assert_eq!(pieces.len(), expected.len());
             }
         }
@@ -251,7 +270,9 @@ mod tests {
         let mut input = input();
         assert!(input.take(8).is_none());
         assert_eq!(
-            input.take(5).map(|pieces| pieces.contiguous().into_owned()),
+            input
+                .take(5)
+                .map(|pieces| pieces.with_contiguous(<[u8]>::to_vec)),
             Some(b"abcde".to_vec())
         );
         assert_eq!(
@@ -266,7 +287,7 @@ mod tests {
         let mut input = Input::default();
         input.push(bytes.clone());
         let pieces = input.take(4).unwrap();
-        assert_eq!(pieces.contiguous().as_ptr(), bytes.as_ptr());
+        assert_eq!(pieces.with_contiguous(<[u8]>::as_ptr), bytes.as_ptr());
     }
 
     #[test]

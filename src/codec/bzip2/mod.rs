@@ -383,11 +383,14 @@ impl Block {
 
     /// A stream of this block alone.
     fn stream(&self) -> Vec<u8> {
-        let packed = self.pieces.contiguous();
+        self.pieces.with_contiguous(|packed| self.stream_of(packed))
+    }
+
+    fn stream_of(&self, packed: &[u8]) -> Vec<u8> {
         let mut stream = Vec::with_capacity(packed.len() + 32);
         stream.extend_from_slice(b"BZh");
         stream.push(b'0' + self.level);
-        stream.extend(shift(&packed, self.bit));
+        stream.extend(shift(packed, self.bit));
         let mut writer = Writer::new(stream);
         let bit = usize::from(self.bit);
         if let Some(last) = packed.last().filter(|_| bit > 0) {

@@ -127,9 +127,13 @@ impl Task {
     /// Searches and decodes up to the first block end behind the share, or as far as there are
     /// buffers. `None` when nothing in the share holds good.
     pub(super) fn run(self) -> Option<Guess> {
-        let packed = self.packed.contiguous();
+        let packed = self.packed.clone();
+        packed.with_contiguous(|packed| self.run_in(packed))
+    }
+
+    fn run_in(self, packed: &[u8]) -> Option<Guess> {
         let mut decoding = Decoding {
-            packed: &packed,
+            packed,
             share_end: self.share_len as u64 * 8,
             free: self.buffers,
             sides: WINDOWS.each_ref().map(Side::new),
@@ -137,8 +141,8 @@ impl Task {
         let mut probe = Inflate::new();
         // What all false starts together may cost.
         let mut wasted_limit: usize = decoding.free.iter().map(|buffer| buffer.len()).sum();
-        for candidate in Candidates::new(&packed, self.share_len) {
-            if !begins_block(&mut probe, &packed, candidate.bit) {
+        for candidate in Candidates::new(packed, self.share_len) {
+            if !begins_block(&mut probe, packed, candidate.bit) {
                 continue;
             }
             match decoding.decode(candidate) {

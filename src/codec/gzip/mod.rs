@@ -253,7 +253,8 @@ impl Decoder {
         self.plain = Plain(self.plain.0.saturating_add(plain_len as u64));
         // Taken here and not in the job: later jobs must not keep an earlier one waiting.
         let buffer = self.output.take(plain_len);
-        let job = Job::new(move || group.decode(&input.contiguous(), packed, buffer));
+        let job =
+            Job::new(move || input.with_contiguous(|bytes| group.decode(bytes, packed, buffer)));
         self.output.push(Pull::Job(job));
         self.state = State::member(true);
     }

@@ -37,7 +37,8 @@ impl Block {
         if self.stored {
             len
         } else if len.saturating_mul(MEASURE_FACTOR) < max_len {
-            measure(&self.pieces.contiguous()).map_or(max_len, |measured| measured.min(max_len))
+            let measured = self.pieces.with_contiguous(measure);
+            measured.map_or(max_len, |measured| measured.min(max_len))
         } else {
             max_len
         }
@@ -66,19 +67,28 @@ impl Block {
     /// Decodes to `buffer` from `start` on, and answers how many bytes; the block may refer to
     /// those before.
     pub(super) fn decode(&self, buffer: &mut [u8], start: usize) -> Result<usize, Error> {
-        let packed = self.pieces.contiguous();
         if self.stored {
-            let target = buffer.get_mut(start..).unwrap_or_default();
-            let Some(target) = target.get_mut(..packed.len()) else {
+            return self.copy(buffer.get_mut(start..).unwrap_or_default());
+        }
+        self.pieces
+            .with_contiguous(|packed| match sys::decode(packed, buffer, start) {
+                Some(len) => Ok(len),
+                None => self.decode_again(packed, buffer, start),
+            })
+    }
+
+    /// The plain bytes of a stored block to the front of `target`.
+    fn copy(&self, target: &mut [u8]) -> Result<usize, Error> {
+        let mut filled = 0;
+        for slice in self.pieces.slices() {
+            let end = filled + slice.len();
+            let Some(target) = target.get_mut(filled..end) else {
                 return Err(self.malformed("a stored block is too long"));
             };
-            target.copy_from_slice(&packed);
-            return Ok(packed.len());
+            target.copy_from_slice(slice);
+            filled = end;
         }
-        match sys::decode(&packed, buffer, start) {
-            Some(len) => Ok(len),
-            None => self.decode_again(&packed, buffer, start),
-        }
+        Ok(filled)
     }
 
     /// Decodes what liblz4 refused: it does not say why, and this one has the last word.

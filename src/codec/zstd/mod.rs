@@ -351,9 +351,9 @@ fn decode_group(frames: &[Frame], mut buffer: Buffer) -> Result<Bytes, Error> {
     for frame in frames {
         let target = buffer.get_mut(filled..).unwrap_or_default();
         let decoded = match &mut decoder {
-            Ok(decoder) => decoder
-                .decompress(target, &frame.pieces.contiguous())
-                .map_err(cause),
+            Ok(decoder) => frame
+                .pieces
+                .with_contiguous(|packed| decoder.decompress(target, packed).map_err(cause)),
             Err(cause) => Err(cause.clone()),
         };
         filled += decoded.map_err(|cause| error::<Frames>(frame.packed, cause))?;
@@ -429,7 +429,7 @@ impl Serial {
                 if blocks.is_full() {
                     blocks.add(pool.take(*region_len));
                 }
-                let step = blocks.step(&packed.contiguous());
+                let step = packed.with_contiguous(|packed| blocks.step(packed));
                 let made = step.map_err(Cause::Malformed)?;
                 if blocks.len() >= PIECE_LEN || checksum.is_some() {
                     results.extend(pull(blocks.take()));
