@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 
 use crate::base::extent::Plain;
-use crate::index::{Builder, Index, Ino, Origin};
+use crate::index::{Builder, Change, Index, Ino, Origin};
 
 /// What is to be done when something is known.
 pub type Then = Box<dyn FnOnce() + Send>;
+
+/// Who is told what members change of what was known before.
+pub type Watcher = Box<dyn Fn(Vec<Change>) + Send + Sync>;
 
 /// What can be waited for. Each also ends with the scan, whatever that found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +30,6 @@ pub enum Awaited {
 }
 
 /// An index, complete or under construction.
-#[derive(Debug)]
 pub(super) struct Catalog {
     complete: OnceLock<Arc<Index>>,
     /// `None` once there is nothing more to build.
@@ -35,6 +37,16 @@ pub(super) struct Catalog {
     waiting: Mutex<Waiting>,
     /// How many wait, so that a scan for which no one waits takes no lock for them.
     waiting_count: AtomicUsize,
+    watcher: OnceLock<Watcher>,
+}
+
+impl std::fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Catalog")
+            .field("complete", &self.complete)
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Default)]
@@ -88,6 +100,7 @@ impl Catalog {
                 thens: Vec::new(),
             }),
             waiting_count: AtomicUsize::new(0),
+            watcher: OnceLock::new(),
         }
     }
 
@@ -98,6 +111,7 @@ impl Catalog {
             growing: RwLock::new(Some(builder)),
             waiting: Mutex::default(),
             waiting_count: AtomicUsize::new(0),
+            watcher: OnceLock::new(),
         }
     }
 
@@ -148,16 +162,41 @@ impl Catalog {
         closed.recv().unwrap_or_default();
     }
 
+    /// Has `watcher` told of changes, on the scan's thread, which must not be made to wait. The first
+    /// word counts.
+    pub(super) fn watch(&self, watcher: Watcher) {
+        drop(self.watcher.set(watcher));
+    }
+
     /// Lets `grow` add to what is known.
     pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
         let grown = {
             let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
-            growing.as_mut().map(grow)
+            let builder = growing.as_mut();
+            builder.map(|builder| (grow(builder), builder.take_changes()))
         };
         if self.waiting_count.load(Ordering::SeqCst) > 0 {
             self.tell();
         }
-        grown
+        let (grown, changes) = grown?;
+        if let Some(watcher) = self.watcher.get()
+            && !changes.is_empty()
+        {
+            watcher(changes);
+        }
+        Some(grown)
+    }
+
+    /// Whether someone waits for a name in `directory`.
+    pub(super) fn is_awaited(&self, directory: Ino) -> bool {
+        let waits =
+            |awaited: &Awaited| matches!(awaited, Awaited::Name(parent, _) if *parent == directory);
+        self.waiting_count.load(Ordering::SeqCst) > 0
+            && self
+                .waiting()
+                .thens
+                .iter()
+                .any(|(awaited, _)| waits(awaited))
     }
 
     /// Tells those whose wait has come to its end.
@@ -176,6 +215,7 @@ impl Catalog {
     /// Completes the index: nothing grows any more. Those who wait are told by
     /// [`end`](Self::end).
     pub(super) fn finish(&self, origin: Origin) {
+        self.grow(Builder::settle);
         let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(builder) = growing.take() {
             let index = builder.finish(origin);
@@ -263,6 +303,35 @@ mod tests {
         span(9, 1);
         assert_eq!(done.load(Ordering::SeqCst), 3);
         assert_eq!(catalog.waiting_count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_watcher_hears_of_what_changes_and_not_of_what_is_new() {
+        let mut builder = Builder::new(Options {
+            keeps_replaced: true,
+            ..Options::default()
+        });
+        builder.member(&file("a", 0..1)).expect("placed");
+        let (catalog, heard) = (Catalog::growing(builder), Arc::<Mutex<Vec<_>>>::default());
+        let told = Arc::clone(&heard);
+        catalog.watch(Box::new(move |changes| {
+            told.lock().expect("no panic").extend(changes);
+        }));
+        grow(&catalog, "b");
+        assert_eq!(*heard.lock().expect("no panic"), []);
+        grow(&catalog, "a");
+        let heard = heard.lock().expect("no panic");
+        assert!(heard.contains(&Change::Name(Ino::ROOT, b"a".to_vec())));
+    }
+
+    #[test]
+    fn who_waits_for_a_name_is_known_by_its_directory() {
+        let (catalog, done) = (catalog(), Arc::<AtomicUsize>::default());
+        catalog.when(Awaited::Name(Ino(7), b"a".to_vec()), then(&done));
+        catalog.when(Awaited::End, then(&done));
+        assert!(catalog.is_awaited(Ino(7)) && !catalog.is_awaited(Ino::ROOT));
+        catalog.end();
+        assert!(!catalog.is_awaited(Ino(7)));
     }
 
     #[test]

@@ -12,11 +12,13 @@ mod keeper;
 mod make;
 mod open;
 mod pass;
+mod passing;
 mod prefetch;
 mod rate;
 mod read;
 mod recorder;
 mod replay;
+mod room;
 mod saved;
 pub mod scan;
 mod spans;
@@ -32,7 +34,7 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::SpoolUse;
-pub use catalog::{Awaited, Known, Then};
+pub use catalog::{Awaited, Known, Then, Watcher};
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use prefetch::{Ahead, PageCache, Prefetch, PrefetchProgress, PrefetchState, Profile};
@@ -99,6 +101,17 @@ impl Archive {
     /// scan's thread, which must not be made to wait. Whoever calls holds no [`Known`].
     pub fn when(&self, awaited: Awaited, then: Then) {
         self.reader.catalog.when(awaited, then);
+    }
+
+    /// Has `watcher` told what members change of what was known before them, on the scan's thread,
+    /// which must not be made to wait. The first word counts.
+    pub fn watch(&self, watcher: Watcher) {
+        self.reader.catalog.watch(watcher);
+    }
+
+    /// Whether someone waits for a name in `directory`.
+    pub fn is_awaited(&self, directory: Ino) -> bool {
+        self.reader.catalog.is_awaited(directory)
     }
 
     /// Why the scan ended before the archive, if it did.

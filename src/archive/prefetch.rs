@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use super::ahead::{Limits, Make, Push, Runs, Touch};
 use super::catalog::Awaited;
+use super::passing::{Passed, Passing};
 use super::rate::Rate;
 use super::read::Reader;
 use super::recorder::{Recorder, Touched};
 use super::replay::Replay;
 use crate::base::extent::{Extent, Plain};
+use crate::base::path::ArchivePath;
 use crate::base::task::Thread;
 use crate::base::workers::Workers;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -142,11 +144,16 @@ pub trait PageCache: Send + Sync + fmt::Debug {
     /// enough for them to be worth it.
     fn learn(&self, index: &Index, ino: Ino);
 
-    /// Keeps all `bytes` of the file. May wait for whoever reads it at this moment.
+    /// Sees to it that `files`, while the index still grows, can be kept, if that is possible.
+    /// Whoever calls holds no [`Known`](super::Known).
+    fn look_up(&self, files: &[(Ino, ArchivePath)]);
+
+    /// Keeps `bytes` from `offset` on, whole pages but for the end of the file. May wait for
+    /// whoever reads it at this moment.
     ///
     /// # Errors
     /// When they cannot be kept.
-    fn store(&self, ino: Ino, bytes: &[u8]) -> io::Result<()>;
+    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
 /// Prepares what will be read, until dropped.
@@ -261,6 +268,8 @@ impl Engine {
             runs: Runs::new(limits),
             most_pushed: limits.pushed,
             pushes: VecDeque::new(),
+            passing: (limits.pushed > 0).then(|| Passing::new(&reader)).flatten(),
+            will_be_told: Arc::default(),
             pages: Arc::clone(&pages),
             profile: options.replay,
             is_begun: false,
@@ -334,6 +343,7 @@ impl Engine {
     pub(super) fn push_into(&self, pages: Arc<dyn PageCache>) {
         if self.recorder.is_none() {
             drop(self.pages.set(pages));
+            self.shared.tell(&self.inbox, Message::Look);
         }
     }
 
@@ -501,6 +511,10 @@ struct Follower {
     shared: Arc<Shared>,
     pushes: VecDeque<Pushing>,
     most_pushed: u64,
+    /// What the scan passes, while it does and there is room.
+    passing: Option<Passing>,
+    /// Whether the scan will tell when it has come further.
+    will_be_told: Arc<AtomicBool>,
     pages: Arc<OnceLock<Arc<dyn PageCache>>>,
     maker: Maker,
     reader: Arc<Reader>,
@@ -691,13 +705,14 @@ impl Follower {
         self.shared.all_asked.store(true, Ordering::SeqCst);
     }
 
-    /// Goes on with the first window; true when there is nothing to do but wait.
+    /// Goes on with the first window, or what the scan passes; true when there is nothing to do but
+    /// wait.
     fn push(&mut self) -> bool {
         let Some(pages) = self.pages.get() else {
             return true;
         };
         let Some(pushing) = self.pushes.front_mut() else {
-            return true;
+            return self.push_passing();
         };
         let Some(index) = self.reader.catalog.completed() else {
             return true;
@@ -717,6 +732,32 @@ impl Follower {
             }
         }
         false
+    }
+}
+
+impl Follower {
+    /// Goes on with what the scan passes; true when there is nothing to do but wait.
+    fn push_passing(&mut self) -> bool {
+        let (Some(passing), Some(pages)) = (&mut self.passing, self.pages.get()) else {
+            return true;
+        };
+        match passing.step(&self.reader, &**pages) {
+            Passed::More => return false,
+            Passed::All => self.passing = None,
+            Passed::Until(offset) => {
+                if !self.will_be_told.swap(true, Ordering::SeqCst) {
+                    let told = Arc::clone(&self.will_be_told);
+                    let (shared, wake) = (Arc::clone(&self.shared), self.maker.wake.clone());
+                    let then = move || {
+                        told.store(false, Ordering::SeqCst);
+                        shared.tell(&wake, Message::Look);
+                    };
+                    let awaited = Awaited::Plain(offset);
+                    self.reader.catalog.when(awaited, Box::new(then));
+                }
+            }
+        }
+        true
     }
 }
 
@@ -756,13 +797,13 @@ impl Pushing {
             return Step::More;
         }
         let len = u32::try_from(entry.size()).unwrap_or(u32::MAX);
-        let bytes = reader.peek(ino, len);
+        let bytes = reader.peek(ino, 0, len);
         if bytes.is_none() && maker.is_busy() {
             return Step::Blocked;
         }
         self.pass();
         if let Some(bytes) = bytes
-            && pages.store(ino, &bytes).is_ok()
+            && pages.store(ino, 0, &bytes).is_ok()
         {
             reader.stats.pushed_files.increment();
             reader.stats.pushed_bytes.add(bytes.len() as u64);
@@ -916,7 +957,7 @@ fn spans(index: &Index, make: Make) -> impl Iterator<Item = u32> {
 }
 
 /// A read of `len` bytes at `offset` of `entry`, in plain bytes; `None` when it needs none.
-fn touch(entry: Entry<'_>, offset: u64, len: u64) -> Option<Touch> {
+pub(super) fn touch(entry: Entry<'_>, offset: u64, len: u64) -> Option<Touch> {
     if !matches!(entry.kind(), Kind::File) {
         return None;
     }

@@ -293,9 +293,9 @@ impl Reader {
     }
 
     /// As [`Reader::try_read`], for who reads on nobody's behalf; `None` also when it fails.
-    pub(super) fn peek(&self, ino: Ino, len: u32) -> Option<Bytes> {
+    pub(super) fn peek(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
         let find = |span| self.memory.get(key(span)).ok_or(None);
-        self.read_with(ino, 0, len, find).ok()
+        self.read_with(ino, offset, len, find).ok()
     }
 
     fn fill(&self, number: u32) -> Result<Bytes, ReadError> {

@@ -138,6 +138,8 @@ stats! {
     pushed_files,
     /// Bytes of those files.
     pushed_bytes,
+    /// Changes of which the kernel was told while an archive was scanned behind a mount.
+    told_changes,
     /// Reads of a mount that were answered with an error.
     failed_reads,
     /// Opens of a mount's files that were handed to the kernel, to read a copy by itself.
@@ -211,6 +213,7 @@ mod tests {
             "served_reads",
             "pushed_files",
             "pushed_bytes",
+            "told_changes",
             "ahead_spans",
             "ahead_packed_bytes",
             "failed_reads",

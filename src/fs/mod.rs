@@ -3,9 +3,9 @@
 //! A [`Tree`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
 //! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
 //! archive does not change, so names, absences, attributes and links are valid for a year, and
-//! files and directories need no open; files do where there are [`Copies`] of them. Only while the
-//! archive is still being scanned the kernel asks each time, as a later member may replace what it
-//! was told.
+//! files and directories need no open; files do where there are [`Copies`] of them. While the archive
+//! is still being scanned a later member may replace what the kernel was told, so it hears of that,
+//! and asks again before long.
 //!
 //! A request is answered at once or handed on together with its reply: a read to the archive's own
 //! threads, and what the scan has yet to find to the scan. So no thread that takes requests ever
@@ -17,6 +17,7 @@ mod device;
 mod errno;
 mod failures;
 mod names;
+mod news;
 mod options;
 mod pages;
 mod seek;
@@ -40,7 +41,7 @@ use fuser::{
 };
 use tracing::trace_span;
 
-use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then};
+use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Watcher};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -60,6 +61,11 @@ pub use view::{View, ViewError};
 
 /// How long the kernel may believe an answer.
 const FOR_EVER: Duration = Duration::from_hours(365 * 24);
+
+/// How long while the archive is still being scanned: it is [told](news) when a later member changes
+/// something, but may hear of that before the answer that is no longer true. A reader may come some
+/// seconds after who looked names up ahead of it.
+const FOR_NOW: Duration = Duration::from_secs(10);
 
 /// The largest request the kernel may send. Reads come in pieces of read-ahead, 1 MiB at most
 /// (see [`session`]); larger ones brought nothing.
@@ -87,6 +93,14 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::when`].
     fn when(&self, awaited: Awaited, then: Then);
 
+    /// As [`Archive::watch`].
+    fn watch(&self, _watcher: Watcher) {}
+
+    /// As [`Archive::is_awaited`].
+    fn is_awaited(&self, _directory: Ino) -> bool {
+        false
+    }
+
     /// As [`Archive::try_read`].
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
@@ -111,6 +125,14 @@ impl Content for Archive {
 
     fn when(&self, awaited: Awaited, then: Then) {
         Self::when(self, awaited, then);
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        Self::watch(self, watcher);
+    }
+
+    fn is_awaited(&self, directory: Ino) -> bool {
+        Self::is_awaited(self, directory)
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
@@ -160,8 +182,7 @@ impl Tree {
         } else {
             Accounts::default()
         };
-        let pages = Arc::new(Pages::new(view));
-        content.push_into(Arc::clone(&pages) as Arc<dyn PageCache>);
+        let pages = Arc::new(Pages::new(view, Arc::clone(&stats)));
         Self {
             view,
             pages,
@@ -384,7 +405,7 @@ fn validity(index: &Index) -> Duration {
     if index.is_complete() {
         FOR_EVER
     } else {
-        Duration::ZERO
+        FOR_NOW
     }
 }
 

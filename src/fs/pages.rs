@@ -4,17 +4,22 @@
 //! bit for each inode. Another bit says that a file's bytes are there already. Both go when the
 //! kernel forgets the inode, and its pages with it.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fuser::{INodeNo, Notifier};
 
 use super::{View, names};
 use crate::archive::PageCache;
-use crate::index::{Index, Ino};
+use crate::base::path::ArchivePath;
+use crate::base::stats::Stats;
+use crate::index::{Change, Index, Ino};
 
 /// Inodes whose bits share one allocation, of 128 KiB.
 const INODES_A_LEAF: u32 = 1 << 20;
@@ -29,6 +34,7 @@ const LOST: u32 = 8;
 /// What the kernel knows and has.
 pub(super) struct Pages {
     view: View,
+    stats: Arc<Stats>,
     /// `None` before and after the mount: who holds a notifier keeps its connection open.
     notifier: Mutex<Option<Notifier>>,
     /// Where it is mounted, and its device number, once it answers.
@@ -39,19 +45,23 @@ pub(super) struct Pages {
     stored: Bits,
     /// How many files in a row were asked for that should have been there.
     lost: AtomicU32,
+    /// Whom to tell what has changed of what the kernel knows; `None` when nothing does.
+    news: Mutex<Option<SyncSender<Change>>>,
 }
 
 impl Pages {
     /// Of a mount that shows `view`.
-    pub(super) fn new(view: View) -> Self {
+    pub(super) fn new(view: View, stats: Arc<Stats>) -> Self {
         Self {
             view,
+            stats,
             notifier: Mutex::default(),
             place: OnceLock::new(),
             is_deaf: AtomicBool::new(false),
             known: Bits::default(),
             stored: Bits::default(),
             lost: AtomicU32::new(0),
+            news: Mutex::default(),
         }
     }
 
@@ -69,6 +79,42 @@ impl Pages {
     /// Nothing is mounted any more.
     pub(super) fn detach(&self) {
         *self.lock() = None;
+        *self.news() = None;
+    }
+
+    /// Has changes sent to `news`, until detached.
+    pub(super) fn send_news(&self, news: SyncSender<Change>) {
+        *self.news() = Some(news);
+    }
+
+    /// Something is not as it was, and the kernel may have been told of it. Never waits.
+    pub(super) fn changed(&self, change: Change) {
+        let (Change::Name(ino, _) | Change::Attributes(ino)) = &change;
+        if (*ino == self.view.root() || self.known.has(*ino))
+            && let Some(news) = &*self.news()
+        {
+            drop(news.try_send(change));
+        }
+    }
+
+    /// Tells the kernel of a change. Waits for whoever looks up another name there.
+    pub(super) fn tell(&self, change: &Change) {
+        // Not under the lock.
+        let Some(notifier) = self.lock().clone() else {
+            return;
+        };
+        let told = match change {
+            Change::Name(directory, name) => {
+                let name = OsStr::from_bytes(name);
+                notifier.inval_entry(self.view.inode(*directory), name)
+            }
+            // Attributes alone, not what is in the page cache.
+            Change::Attributes(ino) => notifier.inval_inode(self.view.inode(*ino), -1, 0),
+        };
+        // Else it does not know of it any more, or never did.
+        if told.is_ok() {
+            self.stats.told_changes.increment();
+        }
     }
 
     /// The kernel hears of `ino`.
@@ -97,6 +143,22 @@ impl Pages {
         }
     }
 
+    /// Takes in what became of telling names.
+    fn heed(&self, result: io::Result<()>) {
+        let Err(error) = result else {
+            return;
+        };
+        tracing::debug!(%error, "the kernel is told no names ahead");
+        // Other errors are one directory's, or pass.
+        if names::is_final(&error) {
+            self.is_deaf.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn news(&self) -> MutexGuard<'_, Option<SyncSender<Change>>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Notifier>> {
         self.notifier.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,22 +176,30 @@ impl PageCache for Pages {
         if self.known.has(ino) || self.is_deaf.load(Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = names::learn(mountpoint, *device, self.view, index, ino) {
-            tracing::debug!(%error, "the kernel is told no names ahead");
-            // Other errors are one directory's, or pass.
-            if names::is_final(&error) {
-                self.is_deaf.store(true, Ordering::Relaxed);
-            }
-        }
+        let result = names::learn(mountpoint, *device, self.view, index, ino);
+        self.heed(result.map(drop));
     }
 
-    fn store(&self, ino: Ino, bytes: &[u8]) -> io::Result<()> {
+    fn look_up(&self, files: &[(Ino, ArchivePath)]) {
+        let Some((mountpoint, device)) = self.place.get() else {
+            return;
+        };
+        // Another root is found by who has waited for the index.
+        if self.is_deaf.load(Ordering::Relaxed) || self.view.root() != Ino::ROOT {
+            return;
+        }
+        let unknown = files.iter().filter(|(ino, _)| !self.known.has(*ino));
+        let result = names::look_up(mountpoint, *device, unknown.map(|(_, path)| path));
+        self.heed(result);
+    }
+
+    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
         // Not under the lock: the kernel may wait for a page that is being read.
         let Some(notifier) = self.lock().clone() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         self.stored.set(ino);
-        notifier.store(INodeNo(ino.0.into()), 0, bytes)
+        notifier.store(INodeNo(ino.0.into()), offset, bytes)
     }
 }
 
@@ -205,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_file_is_wanted_once_while_the_kernel_knows_it() {
-        let pages = Pages::new(View::WHOLE);
+        let pages = Pages::new(View::WHOLE, Arc::default());
         for ino in [Ino(1), Ino(64), Ino(INODES_A_LEAF + 3), Ino(u32::MAX)] {
             assert!(!pages.wants(ino));
             pages.looked_up(ino);
@@ -221,7 +291,7 @@ mod tests {
 
     #[test]
     fn files_whose_pages_were_dropped_are_wanted_again() {
-        let pages = Pages::new(View::WHOLE);
+        let pages = Pages::new(View::WHOLE, Arc::default());
         for number in 1..100 {
             pages.looked_up(Ino(number));
             pages.asked_for(Ino(number));
@@ -239,9 +309,9 @@ mod tests {
 
     #[test]
     fn nothing_is_stored_without_a_mount() {
-        let pages = Pages::new(View::WHOLE);
+        let pages = Pages::new(View::WHOLE, Arc::default());
         pages.looked_up(Ino(7));
-        assert!(pages.store(Ino(7), b"bytes").is_err());
+        assert!(pages.store(Ino(7), 0, b"bytes").is_err());
         assert!(pages.wants(Ino(7)));
     }
 }

@@ -14,7 +14,9 @@ use rustix::fs::{major, minor};
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
 use super::options::MountOptions;
-use super::{Handles, INodeNo, Tree, table};
+use super::pages::Pages;
+use super::{Handles, INodeNo, Tree, news, table};
+use crate::archive::PageCache;
 use crate::base::task::Thread;
 
 /// Threads that take requests. They only look up and copy, so two keep up with the kernel; four
@@ -57,6 +59,9 @@ pub struct Mount {
     failures: Arc<Failures>,
     handles: Option<Arc<Handles>>,
     session: Option<Thread<()>>,
+    /// Tells the kernel of changes; ends with the session.
+    news: Option<Thread<()>>,
+    pages: Arc<Pages>,
     /// Closes when the session has ended.
     ended: Receiver<()>,
 }
@@ -89,6 +94,7 @@ impl Mount {
         let failures = Arc::clone(&tree.failures);
         let pages = Arc::clone(&tree.pages);
         let told = Arc::clone(&pages);
+        let content = Arc::clone(&tree.content);
         let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
         let source = options.fsname.as_deref().unwrap_or(source);
         let descriptor = device::mount(&mountpoint, source, options)?;
@@ -100,6 +106,7 @@ impl Mount {
             }
         };
         pages.attach(session.notifier());
+        let news = news::start(&content, &pages).inspect_err(|_| take_out(&mountpoint))?;
         let (alive, end) = mpsc::channel();
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
@@ -120,11 +127,14 @@ impl Mount {
             failures,
             handles,
             session: Some(session),
+            news,
+            pages: told,
             ended: end,
         };
         let device = mount.first_answer()?;
         mount.device = Some(device);
-        told.mounted(&mount.mountpoint, device);
+        mount.pages.mounted(&mount.mountpoint, device);
+        content.push_into(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
         read_ahead(device);
         Ok(mount)
     }
@@ -215,7 +225,8 @@ impl Drop for Mount {
         match self.ended.recv_timeout(END_DEADLINE) {
             Err(TIMEOUT) => {
                 tracing::warn!("the mount is still in use, and ends with this process");
-                std::mem::forget(session);
+                std::mem::forget((session, self.news.take()));
+                self.pages.detach();
             }
             _ => session.join(),
         }

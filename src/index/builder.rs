@@ -11,6 +11,7 @@ use std::mem;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::change::Change;
 use super::entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Extra, FIFO, FILE, FORWARD, NONE, PieceRow, Record,
     SYMLINK, SpanRow, Xattr,
@@ -44,8 +45,9 @@ pub struct Options {
     pub max_entries: u32,
     /// How many problems are kept; all are counted.
     pub max_problems: usize,
-    /// Whether entries that a later member replaced can still be looked at, by number and without
-    /// a name: someone may have them open.
+    /// Whether someone looks at the tree while it grows. Then entries that a later member replaced
+    /// can still be looked at, by number and without a name, as they may be open; and
+    /// [changes](Builder::take_changes) are noted.
     pub keeps_replaced: bool,
 }
 
@@ -192,6 +194,12 @@ impl Builder {
         placed
     }
 
+    /// What members have changed of what was there, since the last time; all but what is new. Of
+    /// very many changes the last are missing.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        self.tree.changes.take()
+    }
+
     /// Notes that something of the archive is not in the tree.
     pub fn problem(&mut self, path: ArchivePath, what: String) {
         let index = &mut self.tree.index;
@@ -242,7 +250,7 @@ impl Builder {
             + names::capacity_bytes(&self.forward)
     }
 
-    /// The index; hard links that are still without a target become problems.
+    /// The index, settled.
     pub fn finish(mut self, origin: Origin) -> Index {
         self.settle();
         let mut index = self.tree.into_sorted();
@@ -360,8 +368,9 @@ impl Builder {
         Ok(number.map(|number| self.tree.dirent(number).ino.get()))
     }
 
-    /// Gives every link that still waits its target, or takes it away.
-    fn settle(&mut self) {
+    /// After the last member: gives every hard link that still waits its target; without one they
+    /// become problems.
+    pub fn settle(&mut self) {
         for ino in mem::take(&mut self.forward) {
             let mut chain = Vec::new();
             let outcome = self.follow(ino, &mut chain);
@@ -429,6 +438,7 @@ impl Builder {
         attributes.children = record.children;
         attributes.dirent = record.dirent;
         *record = attributes;
+        self.tree.changes.attributes(ino);
     }
 
     /// Everything of a new entry but its name and number.
@@ -711,6 +721,39 @@ mod tests {
         let index = index(&[file("f", 0..1), file("f", 5..7)]);
         assert!(index.entry(Ino(2)).is_none());
         assert_eq!((index.entry_count(), index.last_ino()), (2, Ino(3)));
+    }
+
+    #[test]
+    fn what_members_change_of_earlier_ones_is_noted() {
+        let mut builder = Builder::new(Options {
+            keeps_replaced: true,
+            ..Options::default()
+        });
+        let mut changes = |member: Member| {
+            builder.member(&member).unwrap();
+            builder.take_changes()
+        };
+        let (root, d, f) = (Ino::ROOT, Ino(2), Ino(3));
+        // A directory is one more link of the root.
+        assert_eq!(changes(directory("d", 0o755)), [Change::Attributes(root)]);
+        assert_eq!(changes(file("d/f", 0..1)), []);
+        assert_eq!(changes(hard_link("d/g", "d/f")), [Change::Attributes(f)]);
+        assert_eq!(changes(directory("d", 0o700)), [Change::Attributes(d)]);
+        let name = |name: &[u8]| Change::Name(d, name.to_vec());
+        let replaced = [Change::Attributes(f), name(b"f")];
+        assert_eq!(changes(file("d/f", 5..7)), replaced);
+        let relinked = [
+            Change::Attributes(f),
+            name(b"g"),
+            Change::Attributes(Ino(4)),
+        ];
+        assert_eq!(changes(hard_link("d/g", "d/f")), relinked);
+        // Its target comes later, and is told when all have come.
+        assert_eq!(changes(hard_link("d/h", "d/i")), []);
+        assert_eq!(changes(file("d/i", 7..8)), []);
+        builder.settle();
+        let settled = builder.take_changes();
+        assert!(settled.contains(&name(b"h")) && settled.contains(&Change::Attributes(Ino(6))));
     }
 
     #[test]

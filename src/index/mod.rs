@@ -6,6 +6,7 @@
 
 mod arrays;
 mod builder;
+mod change;
 mod entry;
 pub mod format;
 mod locator;
@@ -33,6 +34,7 @@ use entry::{
 use tree::NameTable;
 
 pub use builder::{Builder, Options, Placed, Problem, Refused};
+pub use change::Change;
 pub use locator::Locator;
 pub use store::Store;
 

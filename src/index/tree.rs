@@ -9,6 +9,7 @@ use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
 use super::builder::{Options, Refused};
+use super::change::Changes;
 use super::entry::{Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
 use super::{Index, Origin, Totals, names};
 use crate::base::resolve::{self, Step};
@@ -25,6 +26,8 @@ pub(super) struct Tree {
     pub(super) index: Index,
     /// How many records there may be.
     max_records: u32,
+    /// What is not as it was.
+    pub(super) changes: Changes,
 }
 
 /// Dirents by parent and name, while more of them come.
@@ -101,6 +104,7 @@ impl Tree {
         Self {
             index,
             max_records: options.max_entries,
+            changes: Changes::new(options.keeps_replaced),
         }
     }
 
@@ -154,6 +158,7 @@ impl Tree {
         self.vacate(number);
         self.dirent_mut(number).ino = ino.into();
         self.settle_in(ino, number);
+        self.note_name(number);
         if record.is_directory() {
             self.count_link(self.dirent(number).parent.get());
         }
@@ -191,6 +196,7 @@ impl Tree {
         let dirent = self.dirent_mut(number);
         dirent.name = name;
         dirent.ino = ino.into();
+        self.note_name(number);
         self.count_link(ino);
         Ok(())
     }
@@ -213,12 +219,20 @@ impl Tree {
         Ok(())
     }
 
+    fn note_name(&mut self, number: u32) {
+        let Dirent { name, parent, .. } = *self.dirent(number);
+        let name = self.index.arrays.arena.name(name).unwrap_or_default();
+        self.changes.name(parent.get(), name);
+    }
+
     /// Forgets what dirent `number` names, which is no directory or an empty one.
     fn vacate(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
+        self.changes.attributes(ino.get());
         let record = self.record_mut(ino.get());
         if record.is_directory() {
             self.bury(ino.get());
+            self.changes.attributes(parent.get());
             let parent = self.record_mut(parent.get());
             parent.links = parent.links.get().saturating_sub(1).into();
         } else {
@@ -243,6 +257,7 @@ impl Tree {
     }
 
     fn count_link(&mut self, ino: u32) {
+        self.changes.attributes(ino);
         let record = self.record_mut(ino);
         record.links = record.links.get().saturating_add(1).into();
     }
@@ -283,6 +298,9 @@ impl Tree {
             names.add(arrays, number);
         }
         let is_directory = self.record(ino).is_directory();
+        if is_directory {
+            self.changes.attributes(parent);
+        }
         let parent = self.record_mut(parent);
         parent.children = parent.children.get().saturating_add(1).into();
         parent.links = parent

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -113,6 +113,27 @@ impl Place {
         phase.expect("a phase").to_owned()
     }
 
+    #[track_caller]
+    fn count(&self, counter: &str) -> u64 {
+        let status = self.status();
+        let count = status.pointer(&format!("/counters/{counter}"));
+        count.and_then(Value::as_u64).expect("a counter")
+    }
+
+    /// Waits until a counter has come to `least`.
+    #[track_caller]
+    fn await_count(&self, counter: &str, least: u64) {
+        let start = Instant::now();
+        while self.count(counter) < least {
+            assert!(
+                start.elapsed() < LONG,
+                "{counter} is {}",
+                self.count(counter)
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Waits for the end of the scan, which a listing does.
     fn list(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("mnt")).expect("a directory");
@@ -175,6 +196,30 @@ fn a_file_is_read_while_the_rest_of_the_archive_is_still_to_come() {
 }
 
 #[test]
+fn what_a_scan_has_passed_is_in_the_page_cache() {
+    let lens = [0, 1, 4096, 5000, 100_000, (2 << 20) + 1, 3 << 20];
+    let content = |number: usize| Noise::new(number as u64 + 9).bytes(lens[number]);
+    let name = |number| format!("d{}/e/f{number}", number / 4);
+    let front = (0..lens.len()).fold(Archive::new(), |front, number| {
+        front.file(&name(number), content(number))
+    });
+    let place = Place::new(front, |rest| rest, Rest::Comes);
+    if !rustix::process::geteuid().is_root() {
+        // The kernel hears of no names ahead, and takes no pages of what it has not heard of.
+        return;
+    }
+    // An empty file has no pages.
+    place.await_count("pushed_files", lens.len() as u64 - 1);
+    assert_eq!(place.phase(), "scanning");
+    for number in 0..lens.len() {
+        let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+        assert!(read == content(number), "{number} is wrong");
+    }
+    assert_eq!(place.count("served_reads"), 0);
+    assert_eq!(place.phase(), "scanning");
+}
+
+#[test]
 fn who_has_a_file_open_that_is_replaced_keeps_its_bytes() {
     let (old, new) = (Noise::new(1).bytes(100_000), Noise::new(2).bytes(90_000));
     let (front, later) = (Archive::new().file("f", &old), new.clone());
@@ -187,6 +232,8 @@ fn who_has_a_file_open_that_is_replaced_keeps_its_bytes() {
 
     place.gate.open();
     place.list();
+    // Its name, and its link count.
+    place.await_count("told_changes", 2);
     assert!(fs::read(place.path("mnt/f")).expect("readable") == new);
     let replaced = fs::metadata(place.path("mnt/f")).expect("there");
     assert_eq!((replaced.ino(), replaced.len()), (4, 90_000));
@@ -219,6 +266,7 @@ fn what_later_members_change_is_not_believed_for_long() {
     assert_eq!(place.phase(), "scanning");
     place.gate.open();
     place.list();
+    place.await_count("told_changes", 1);
     assert_eq!(stat("f").nlink(), 2);
     assert_eq!(stat("d/g").ino(), stat("f").ino());
     assert_eq!(xattr("with-xattr").expect("there"), b"1");

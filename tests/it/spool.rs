@@ -231,7 +231,9 @@ fn mounts_share_one_directory_and_its_limit() {
     const LIMIT: u64 = 16 << 20;
     let place = Place::new();
     let limit = LIMIT.to_string();
+    // What a scan passes would be in the page cache, and not read back.
     let flags = ["--cache-size", &limit, "--memory", "32MiB"];
+    let flags = [&flags[..], &["--prefetch", "none"]].concat();
     // Two of one archive, and one of another; each would fill it alone.
     let mounts = [
         ("/mixed", "a", Tree::mixed()),

@@ -1,0 +1,197 @@
+//! What a scan decodes goes into the kernel's page cache while it passes.
+//!
+//! A span is in memory when the scan has just made it, and then gives way to the next ones. Who reads
+//! a file after that has it made again, or read back from disk, and handed over; handed over at once
+//! it costs one copy. So files are stored as soon as their bytes are known, long ones in parts.
+//! Nothing waits for that: what has left memory before its turn is left out.
+
+use super::prefetch::{PageCache, touch};
+use super::read::Reader;
+use super::room::available_bytes;
+use crate::base::extent::Plain;
+use crate::base::path::ArchivePath;
+use crate::codec::Compression;
+use crate::index::{Entry, Index, Ino};
+
+/// Bytes that are stored at once. Longer files are stored in parts of whole pages.
+const PART: u64 = 1 << 20;
+
+/// The longest page there is; parts begin and end with one.
+const PAGE: u64 = 64 << 10;
+
+/// Bytes of a batch.
+const BATCH: u64 = 4 << 20;
+
+/// Entries looked at for a batch.
+const STEPS: u32 = 1024;
+
+/// What of the memory to spare may be filled in this way: its divisor. Who reads nothing of it shall
+/// not drive everyone else's files out.
+const ROOM_SHARE: u64 = 4;
+
+/// Goes through the files that a scan has passed.
+#[derive(Debug)]
+pub(super) struct Passing {
+    next: Ino,
+    /// How much of that file has been dealt with; whole pages.
+    offset: u64,
+    /// The file that is left out, though its end may be yet to come.
+    left_out: Option<Ino>,
+    /// Bytes that may still be stored.
+    room: u64,
+}
+
+/// How far a [`step`](Passing::step) came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Passed {
+    /// There may be more.
+    More,
+    /// There is no more until the scan has come to this offset.
+    Until(Plain),
+    /// There will be no more.
+    All,
+}
+
+/// A part of a file that is to be stored.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    ino: Ino,
+    offset: u64,
+    len: u32,
+    /// Whether the file ends with it.
+    is_last: bool,
+}
+
+/// What one look at the index finds to be done.
+#[derive(Debug, Default)]
+struct Batch {
+    parts: Vec<Part>,
+    /// The files among them that begin.
+    files: Vec<(Ino, ArchivePath)>,
+    bytes: u64,
+    /// Whether there is nothing behind it until the scan goes on.
+    is_at_end: bool,
+}
+
+impl Passing {
+    /// For the scan that fills `reader`'s catalog; `None` when there is none any more, and where
+    /// the bytes are had again as fast as they are stored.
+    pub(super) fn new(reader: &Reader) -> Option<Self> {
+        reader.catalog.completed().is_none().then(|| Self {
+            next: Ino::ROOT,
+            offset: 0,
+            left_out: None,
+            room: available_bytes() / ROOM_SHARE,
+        })
+    }
+
+    /// Stores some of what has passed and is still in memory.
+    pub(super) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> Passed {
+        // First: what the scan had not found by then it never will.
+        let is_over = reader.catalog.is_over();
+        let (batch, known) = {
+            let index = reader.catalog.known();
+            if is_plain_and_near(reader, &index) {
+                return Passed::All;
+            }
+            (self.gather(&index), index.origin().plain_bytes)
+        };
+        if !batch.files.is_empty() {
+            pages.look_up(&batch.files);
+        }
+        for part in batch.parts {
+            self.store(reader, pages, part);
+            if self.room == 0 {
+                return Passed::All;
+            }
+        }
+        match (batch.is_at_end, is_over) {
+            (false, _) => Passed::More,
+            (true, false) => Passed::Until(Plain(known.saturating_add(1))),
+            (true, true) => Passed::All,
+        }
+    }
+
+    /// Finds what is to be done next, and goes past it.
+    fn gather(&mut self, index: &Index) -> Batch {
+        let mut batch = Batch::default();
+        for _ in 0..STEPS {
+            if batch.bytes >= BATCH {
+                break;
+            }
+            if self.next > index.last_ino() {
+                batch.is_at_end = true;
+                break;
+            }
+            let file = index.entry(self.next).and_then(file);
+            let Some((start, size)) = file else {
+                self.go_on();
+                continue;
+            };
+            let known = index.origin().plain_bytes.saturating_sub(start.0).min(size);
+            let end = known.min(self.offset + PART);
+            let end = if end < size { end / PAGE * PAGE } else { end };
+            if end <= self.offset {
+                batch.is_at_end = true;
+                break;
+            }
+            if self.offset == 0
+                && let Some(path) = index.path(self.next)
+            {
+                batch.files.push((self.next, path));
+            }
+            let is_last = end == size;
+            batch.parts.push(Part {
+                ino: self.next,
+                offset: self.offset,
+                len: u32::try_from(end - self.offset).unwrap_or(u32::MAX),
+                is_last,
+            });
+            batch.bytes += end - self.offset;
+            self.offset = end;
+            if is_last {
+                self.go_on();
+            }
+        }
+        batch
+    }
+
+    fn go_on(&mut self) {
+        self.next.0 = self.next.0.saturating_add(1);
+        self.offset = 0;
+    }
+
+    fn store(&mut self, reader: &Reader, pages: &dyn PageCache, part: Part) {
+        if self.left_out == Some(part.ino) {
+            return;
+        }
+        if part.offset == 0 && !pages.wants(part.ino) {
+            self.left_out = Some(part.ino);
+            return;
+        }
+        let Some(bytes) = reader.peek(part.ino, part.offset, part.len) else {
+            return;
+        };
+        if pages.store(part.ino, part.offset, &bytes).is_err() {
+            return;
+        }
+        let len = bytes.len() as u64;
+        self.room = self.room.saturating_sub(len);
+        reader.stats.pushed_bytes.add(len);
+        if part.is_last {
+            reader.stats.pushed_files.increment();
+        }
+    }
+}
+
+/// Where the bytes of a file begin, and how many there are; `None` for what is not to be stored.
+fn file(entry: Entry<'_>) -> Option<(Plain, u64)> {
+    let file = touch(entry, 0, entry.size())?.file;
+    // What has holes is put together by who reads it.
+    (file.len() == entry.size()).then(|| (file.start(), entry.size()))
+}
+
+/// Whether the scan only reads what anyone can read as fast.
+fn is_plain_and_near(reader: &Reader, index: &Index) -> bool {
+    index.origin().compression == Compression::None && !reader.source.is_remote()
+}
