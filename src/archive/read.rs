@@ -541,7 +541,7 @@ impl Assembly {
         Extent::new(start, Plain(piece.plain.start().0.checked_add(until)?))
     }
 
-    /// Puts `bytes`, the plain bytes of `part`, where `piece` says.
+    /// Puts `bytes`, the plain bytes of `part`, where `piece` says: behind those before.
     fn add(&mut self, piece: &Piece, part: Extent<Plain>, bytes: Bytes, free_list: &FreeList) {
         if bytes.len() as u64 == self.len {
             self.content = Content::Whole(bytes);
@@ -549,34 +549,29 @@ impl Assembly {
         }
         let mut copied = match std::mem::replace(&mut self.content, Content::Nothing) {
             Content::Copied(copied) => copied,
-            Content::Nothing | Content::Whole(_) => {
-                // At most what one read asks for, which is an u32.
-                let len = usize::try_from(self.len).unwrap_or_default();
-                let mut memory = free_list.take(len, 0);
-                memory.fill(0);
-                memory
-            }
+            Content::Nothing | Content::Whole(_) => free_list.empty(whole(self.len), 0),
         };
         let in_file = piece.offset + (part.start().0 - piece.plain.start().0);
-        let at = usize::try_from(in_file - self.offset).unwrap_or(usize::MAX);
-        if let Some(target) = copied.get_mut(at..at.saturating_add(bytes.len())) {
-            target.copy_from_slice(&bytes);
-        }
+        copied.append_zeros(whole(in_file - self.offset));
+        copied.append(&bytes);
         self.content = Content::Copied(copied);
     }
 
     fn finish(self) -> Bytes {
         match self.content {
             Content::Whole(bytes) => bytes,
-            Content::Copied(copied) => copied.freeze(),
-            Content::Nothing => zeros(self.len),
+            Content::Copied(mut copied) => {
+                copied.append_zeros(whole(self.len));
+                copied.freeze()
+            }
+            Content::Nothing => vec![0; whole(self.len)].into(),
         }
     }
 }
 
-fn zeros(len: u64) -> Bytes {
-    // At most what one read asks for, which is an u32.
-    vec![0; usize::try_from(len).unwrap_or_default()].into()
+/// A length of at most what one read asks for, which is an u32.
+fn whole(len: u64) -> usize {
+    usize::try_from(len).unwrap_or_default()
 }
 
 /// A decoder that stands somewhere, with what it made and no one has taken yet.

@@ -21,6 +21,9 @@ const STEP: usize = 256 << 10;
 /// What disks without a cache in between ask for, and pages begin at.
 pub const ALIGNMENT: usize = 4096;
 
+/// What zeros are copied from.
+const ZEROS: [u8; ALIGNMENT] = [0; ALIGNMENT];
+
 /// One part in so many of a length may be lost by memory that is too long for it.
 const WASTED_SHARE: usize = 8;
 
@@ -158,6 +161,14 @@ impl Memory {
         if let Some(rest) = self.bytes.get_mut(from..from + more.len()) {
             rest.copy_from_slice(more);
             self.len = end;
+        }
+    }
+
+    /// Puts zeros behind what is there, until there are `len` bytes.
+    pub fn append_zeros(&mut self, len: usize) {
+        while self.len < len {
+            let more = (len - self.len).min(ZEROS.len());
+            self.append(ZEROS.get(..more).unwrap_or_default());
         }
     }
 
