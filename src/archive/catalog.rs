@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 
 use crate::base::extent::Plain;
-use crate::index::{Builder, Change, Index, Ino, Origin};
+use crate::index::{Builder, Index, Ino, Origin};
 
 /// What is to be done when something is known.
 pub type Then = Box<dyn FnOnce() + Send>;
 
-/// Who is told what members change of what was known before.
-pub type Watcher = Box<dyn Fn(Vec<Change>) + Send + Sync>;
+/// Who is told whose attributes members have changed.
+pub type Watcher = Box<dyn Fn(Vec<Ino>) + Send + Sync>;
 
 /// What can be waited for. Each also ends with the scan, whatever that found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -187,18 +187,6 @@ impl Catalog {
         Some(grown)
     }
 
-    /// Whether someone waits for a name in `directory`.
-    pub(super) fn is_awaited(&self, directory: Ino) -> bool {
-        let waits =
-            |awaited: &Awaited| matches!(awaited, Awaited::Name(parent, _) if *parent == directory);
-        self.waiting_count.load(Ordering::SeqCst) > 0
-            && self
-                .waiting()
-                .thens
-                .iter()
-                .any(|(awaited, _)| waits(awaited))
-    }
-
     /// Tells those whose wait has come to its end.
     fn tell(&self) {
         let mut waiting = self.waiting();
@@ -215,6 +203,7 @@ impl Catalog {
     /// Completes the index: nothing grows any more. Those who wait are told by
     /// [`end`](Self::end).
     pub(super) fn finish(&self, origin: Origin) {
+        // By itself, so that the watcher hears of what that changes.
         self.grow(Builder::settle);
         let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(builder) = growing.take() {
@@ -312,6 +301,8 @@ mod tests {
             ..Options::default()
         });
         builder.member(&file("a", 0..1)).expect("placed");
+        // The root's.
+        builder.take_changes();
         let (catalog, heard) = (Catalog::growing(builder), Arc::<Mutex<Vec<_>>>::default());
         let told = Arc::clone(&heard);
         catalog.watch(Box::new(move |changes| {
@@ -321,17 +312,7 @@ mod tests {
         assert_eq!(*heard.lock().expect("no panic"), []);
         grow(&catalog, "a");
         let heard = heard.lock().expect("no panic");
-        assert!(heard.contains(&Change::Name(Ino::ROOT, b"a".to_vec())));
-    }
-
-    #[test]
-    fn who_waits_for_a_name_is_known_by_its_directory() {
-        let (catalog, done) = (catalog(), Arc::<AtomicUsize>::default());
-        catalog.when(Awaited::Name(Ino(7), b"a".to_vec()), then(&done));
-        catalog.when(Awaited::End, then(&done));
-        assert!(catalog.is_awaited(Ino(7)) && !catalog.is_awaited(Ino::ROOT));
-        catalog.end();
-        assert!(!catalog.is_awaited(Ino(7)));
+        assert!(heard.contains(&Ino(2)));
     }
 
     #[test]

@@ -103,15 +103,10 @@ impl Archive {
         self.reader.catalog.when(awaited, then);
     }
 
-    /// Has `watcher` told what members change of what was known before them, on the scan's thread,
+    /// Has `watcher` told whose attributes later members have changed, on the scan's thread,
     /// which must not be made to wait. The first word counts.
     pub fn watch(&self, watcher: Watcher) {
         self.reader.catalog.watch(watcher);
-    }
-
-    /// Whether someone waits for a name in `directory`.
-    pub fn is_awaited(&self, directory: Ino) -> bool {
-        self.reader.catalog.is_awaited(directory)
     }
 
     /// Why the scan ended before the archive, if it did.

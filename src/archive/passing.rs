@@ -5,6 +5,8 @@
 //! it costs one copy. So files are stored as soon as their bytes are known, long ones in parts.
 //! Nothing waits for that: what has left memory before its turn is left out.
 
+use bytes::Bytes;
+
 use super::prefetch::{PageCache, touch};
 use super::read::Reader;
 use super::room::available_bytes;
@@ -18,6 +20,12 @@ const PART: u64 = 1 << 20;
 
 /// The longest page there is; parts begin and end with one.
 const PAGE: u64 = 64 << 10;
+
+/// What a file takes at the least.
+const SHORTEST_PAGE: u64 = 4 << 10;
+
+/// What the kernel takes for a name and its inode, roughly.
+const NAME_BYTES: u64 = 2 << 10;
 
 /// Bytes of a batch.
 const BATCH: u64 = 4 << 20;
@@ -74,8 +82,7 @@ struct Batch {
 }
 
 impl Passing {
-    /// For the scan that fills `reader`'s catalog; `None` when there is none any more, and where
-    /// the bytes are had again as fast as they are stored.
+    /// For the scan that fills `reader`'s catalog; `None` when all of it is known.
     pub(super) fn new(reader: &Reader) -> Option<Self> {
         reader.catalog.completed().is_none().then(|| Self {
             next: Ino::ROOT,
@@ -96,11 +103,27 @@ impl Passing {
             }
             (self.gather(&index), index.origin().plain_bytes)
         };
-        if !batch.files.is_empty() {
-            pages.look_up(&batch.files);
+        // First, so that no name is looked up for what has left memory.
+        let parts = batch.parts.iter().map(|part| {
+            let bytes = reader.peek(part.ino, part.offset, part.len);
+            (*part, bytes)
+        });
+        let parts: Vec<_> = parts.collect();
+        let mut files = batch.files;
+        files.retain(|(ino, _)| {
+            let is_here =
+                |(part, bytes): &(Part, Option<Bytes>)| part.ino == *ino && bytes.is_some();
+            let first = parts.partition_point(|(part, _)| part.ino < *ino);
+            parts.get(first).is_some_and(is_here)
+        });
+        if !files.is_empty() {
+            pages.look_up(&files);
         }
-        for part in batch.parts {
-            self.store(reader, pages, part);
+        self.room = self.room.saturating_sub(NAME_BYTES * files.len() as u64);
+        for (part, bytes) in parts {
+            if let Some(bytes) = bytes {
+                self.store(reader, pages, part, &bytes);
+            }
             if self.room == 0 {
                 return Passed::All;
             }
@@ -161,7 +184,7 @@ impl Passing {
         self.offset = 0;
     }
 
-    fn store(&mut self, reader: &Reader, pages: &dyn PageCache, part: Part) {
+    fn store(&mut self, reader: &Reader, pages: &dyn PageCache, part: Part, bytes: &[u8]) {
         if self.left_out == Some(part.ino) {
             return;
         }
@@ -169,14 +192,12 @@ impl Passing {
             self.left_out = Some(part.ino);
             return;
         }
-        let Some(bytes) = reader.peek(part.ino, part.offset, part.len) else {
-            return;
-        };
-        if pages.store(part.ino, part.offset, &bytes).is_err() {
+        if pages.store(part.ino, part.offset, bytes).is_err() {
             return;
         }
         let len = bytes.len() as u64;
-        self.room = self.room.saturating_sub(len);
+        let pages_len = len.next_multiple_of(SHORTEST_PAGE);
+        self.room = self.room.saturating_sub(pages_len);
         reader.stats.pushed_bytes.add(len);
         if part.is_last {
             reader.stats.pushed_files.increment();

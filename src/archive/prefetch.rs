@@ -733,9 +733,7 @@ impl Follower {
         }
         false
     }
-}
 
-impl Follower {
     /// Goes on with what the scan passes; true when there is nothing to do but wait.
     fn push_passing(&mut self) -> bool {
         let (Some(passing), Some(pages)) = (&mut self.passing, self.pages.get()) else {

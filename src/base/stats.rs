@@ -138,7 +138,7 @@ stats! {
     pushed_files,
     /// Bytes of those files.
     pushed_bytes,
-    /// Changes of which the kernel was told while an archive was scanned behind a mount.
+    /// Entries whose attributes the kernel was told to ask for again, as a scan had changed them.
     told_changes,
     /// Reads of a mount that were answered with an error.
     failed_reads,

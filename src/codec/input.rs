@@ -164,7 +164,8 @@ impl Input {
     }
 }
 
-/// The most memory that a thread keeps for [`Pieces::with_contiguous`], in bytes.
+/// The most memory that a thread keeps for [`Pieces::with_contiguous`], in bytes; no budget counts it,
+/// nor a longer copy.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
@@ -200,6 +201,7 @@ impl Pieces {
                 // Taken out, so that nothing is amiss when `look` comes here, too.
                 let mut joined = JOINED.take();
                 joined.clear();
+                joined.reserve_exact(self.len);
                 for slice in several {
                     joined.extend_from_slice(slice);
                 }

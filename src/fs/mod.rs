@@ -4,8 +4,8 @@
 //! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
 //! archive does not change, so names, absences, attributes and links are valid for a year, and
 //! files and directories need no open; files do where there are [`Copies`] of them. While the archive
-//! is still being scanned a later member may replace what the kernel was told, so it hears of that,
-//! and asks again before long.
+//! is still being scanned a later member may replace what the kernel was told, so it asks again before
+//! long, and is told whose attributes have changed.
 //!
 //! A request is answered at once or handed on together with its reply: a read to the archive's own
 //! threads, and what the scan has yet to find to the scan. So no thread that takes requests ever
@@ -62,10 +62,10 @@ pub use view::{View, ViewError};
 /// How long the kernel may believe an answer.
 const FOR_EVER: Duration = Duration::from_hours(365 * 24);
 
-/// How long while the archive is still being scanned: it is [told](news) when a later member changes
-/// something, but may hear of that before the answer that is no longer true. A reader may come some
-/// seconds after who looked names up ahead of it.
-const FOR_NOW: Duration = Duration::from_secs(10);
+/// How long while the archive is still being scanned. A name is not taken back when a later member
+/// replaces it: the kernel does that under the lock of its directory, which who waits for another name
+/// or a listing there holds, so that everyone would wait for the scan.
+const FOR_NOW: Duration = Duration::from_secs(1);
 
 /// The largest request the kernel may send. Reads come in pieces of read-ahead, 1 MiB at most
 /// (see [`session`]); larger ones brought nothing.
@@ -96,11 +96,6 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::watch`].
     fn watch(&self, _watcher: Watcher) {}
 
-    /// As [`Archive::is_awaited`].
-    fn is_awaited(&self, _directory: Ino) -> bool {
-        false
-    }
-
     /// As [`Archive::try_read`].
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
@@ -129,10 +124,6 @@ impl Content for Archive {
 
     fn watch(&self, watcher: Watcher) {
         Self::watch(self, watcher);
-    }
-
-    fn is_awaited(&self, directory: Ino) -> bool {
-        Self::is_awaited(self, directory)
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {

@@ -1,7 +1,5 @@
-//! Tells the kernel what has changed of what it was told while an archive is being scanned.
-//!
-//! That happens on a thread of its own. The kernel changes a name under the lock of its directory,
-//! which someone may hold who waits for another name there, and thereby for the scan.
+//! Tells the kernel whose attributes have changed while an archive is being scanned, on a thread of its
+//! own: nothing makes the scan wait.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Weak};
@@ -9,13 +7,16 @@ use std::sync::{Arc, Weak};
 use super::pages::Pages;
 use super::{Content, MountError};
 use crate::base::task::Thread;
-use crate::index::Change;
+use crate::index::Ino;
 
 /// Changes that may wait to be told. What finds no room is believed until the kernel asks again.
 const INBOX: usize = 1024;
 
 /// Begins to tell the kernel behind `pages` what `content` finds to have changed; `None` when nothing
 /// will change any more. Ends when `pages` are detached.
+///
+/// # Errors
+/// When the system has no thread left to give.
 pub(super) fn start(
     content: &Arc<dyn Content>,
     pages: &Arc<Pages>,
@@ -24,31 +25,25 @@ pub(super) fn start(
         return Ok(None);
     }
     let (sender, inbox) = sync_channel(INBOX);
+    let known = Arc::downgrade(pages);
+    let thread = Thread::spawn("tarfs-news", move || run(&inbox, &known));
+    let thread = thread.map_err(MountError::System)?;
     pages.send_news(sender);
-    let (told, known) = (Arc::downgrade(content), Arc::clone(pages));
-    let thread = Thread::spawn("tarfs-news", move || run(&inbox, &told, &known));
     let watched = Arc::downgrade(pages);
-    content.watch(Box::new(move |changes| {
+    content.watch(Box::new(move |changed| {
         if let Some(pages) = watched.upgrade() {
-            for change in changes {
-                pages.changed(change);
+            for ino in changed {
+                pages.changed(ino);
             }
         }
     }));
-    thread.map(Some).map_err(MountError::System)
+    Ok(Some(thread))
 }
 
-fn run(inbox: &Receiver<Change>, content: &Weak<dyn Content>, pages: &Pages) {
-    while let Ok(change) = inbox.recv() {
-        // Whoever waits for a name keeps its directory locked; who comes later would wait behind us.
-        // The kernel asks again soon enough.
-        if let Change::Name(directory, _) = &change
-            && content
-                .upgrade()
-                .is_some_and(|content| content.is_awaited(*directory))
-        {
-            continue;
+fn run(inbox: &Receiver<Ino>, pages: &Weak<Pages>) {
+    while let Ok(ino) = inbox.recv() {
+        if let Some(pages) = pages.upgrade() {
+            pages.tell(ino);
         }
-        pages.tell(&change);
     }
 }

@@ -4,10 +4,8 @@
 //! bit for each inode. Another bit says that a file's bytes are there already. Both go when the
 //! kernel forgets the inode, and its pages with it.
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -19,7 +17,7 @@ use super::{View, names};
 use crate::archive::PageCache;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
-use crate::index::{Change, Index, Ino};
+use crate::index::{Index, Ino};
 
 /// Inodes whose bits share one allocation, of 128 KiB.
 const INODES_A_LEAF: u32 = 1 << 20;
@@ -39,14 +37,14 @@ pub(super) struct Pages {
     notifier: Mutex<Option<Notifier>>,
     /// Where it is mounted, and its device number, once it answers.
     place: OnceLock<(PathBuf, u64)>,
-    /// Listings are of no use, or not for us.
+    /// Telling names ahead is of no use, or not for us.
     is_deaf: AtomicBool,
     known: Bits,
     stored: Bits,
     /// How many files in a row were asked for that should have been there.
     lost: AtomicU32,
     /// Whom to tell what has changed of what the kernel knows; `None` when nothing does.
-    news: Mutex<Option<SyncSender<Change>>>,
+    news: Mutex<Option<SyncSender<Ino>>>,
 }
 
 impl Pages {
@@ -83,36 +81,28 @@ impl Pages {
     }
 
     /// Has changes sent to `news`, until detached.
-    pub(super) fn send_news(&self, news: SyncSender<Change>) {
+    pub(super) fn send_news(&self, news: SyncSender<Ino>) {
         *self.news() = Some(news);
     }
 
-    /// Something is not as it was, and the kernel may have been told of it. Never waits.
-    pub(super) fn changed(&self, change: Change) {
-        let (Change::Name(ino, _) | Change::Attributes(ino)) = &change;
-        if (*ino == self.view.root() || self.known.has(*ino))
+    /// Attributes of `ino` are not as they were, and the kernel may have been told of them. Never
+    /// waits.
+    pub(super) fn changed(&self, ino: Ino) {
+        if (ino == self.view.root() || self.known.has(ino))
             && let Some(news) = &*self.news()
         {
-            drop(news.try_send(change));
+            // Else it is asked for again soon enough.
+            let _sent = news.try_send(ino).is_ok();
         }
     }
 
-    /// Tells the kernel of a change. Waits for whoever looks up another name there.
-    pub(super) fn tell(&self, change: &Change) {
-        // Not under the lock.
+    /// Tells the kernel that attributes of `ino` have changed.
+    pub(super) fn tell(&self, ino: Ino) {
         let Some(notifier) = self.lock().clone() else {
             return;
         };
-        let told = match change {
-            Change::Name(directory, name) => {
-                let name = OsStr::from_bytes(name);
-                notifier.inval_entry(self.view.inode(*directory), name)
-            }
-            // Attributes alone, not what is in the page cache.
-            Change::Attributes(ino) => notifier.inval_inode(self.view.inode(*ino), -1, 0),
-        };
-        // Else it does not know of it any more, or never did.
-        if told.is_ok() {
+        // Attributes alone, not what is in the page cache. Also well if it does not know it any more.
+        if notifier.inval_inode(self.view.inode(ino), -1, 0).is_ok() {
             self.stats.told_changes.increment();
         }
     }
@@ -122,8 +112,8 @@ impl Pages {
         self.known.set(ino);
     }
 
-    /// The kernel has dropped `ino`, or a part of its references: then it is not pushed, which does
-    /// no harm.
+    /// The kernel has dropped `ino`, or a part of its references: then it is not pushed, nor told of
+    /// changes before it asks again, which does no harm.
     pub(super) fn forgotten(&self, ino: Ino) {
         self.known.clear(ino);
         self.stored.clear(ino);
@@ -155,7 +145,7 @@ impl Pages {
         }
     }
 
-    fn news(&self) -> MutexGuard<'_, Option<SyncSender<Change>>> {
+    fn news(&self) -> MutexGuard<'_, Option<SyncSender<Ino>>> {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -198,7 +188,9 @@ impl PageCache for Pages {
         let Some(notifier) = self.lock().clone() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        self.stored.set(ino);
+        if offset == 0 {
+            self.stored.set(ino);
+        }
         notifier.store(INodeNo(ino.0.into()), offset, bytes)
     }
 }

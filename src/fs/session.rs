@@ -60,7 +60,7 @@ pub struct Mount {
     handles: Option<Arc<Handles>>,
     session: Option<Thread<()>>,
     /// Tells the kernel of changes; ends with the session.
-    news: Option<Thread<()>>,
+    _news: Option<Thread<()>>,
     pages: Arc<Pages>,
     /// Closes when the session has ended.
     ended: Receiver<()>,
@@ -117,6 +117,8 @@ impl Mount {
             ended();
         });
         let session = thread.map_err(|error| {
+            // Or the one with the news would not end.
+            told.detach();
             take_out(&mountpoint);
             MountError::System(error)
         })?;
@@ -127,7 +129,7 @@ impl Mount {
             failures,
             handles,
             session: Some(session),
-            news,
+            _news: news,
             pages: told,
             ended: end,
         };
@@ -214,6 +216,7 @@ impl Drop for Mount {
         let Some(session) = self.session.take() else {
             return;
         };
+        self.pages.detach();
         if let Some(device) = self.device {
             if self.is_on_top() {
                 take_out(&self.mountpoint);
@@ -225,8 +228,7 @@ impl Drop for Mount {
         match self.ended.recv_timeout(END_DEADLINE) {
             Err(TIMEOUT) => {
                 tracing::warn!("the mount is still in use, and ends with this process");
-                std::mem::forget((session, self.news.take()));
-                self.pages.detach();
+                std::mem::forget(session);
             }
             _ => session.join(),
         }

@@ -1,24 +1,16 @@
-//! What members change of what those before them have made.
+//! Which entries of a tree under construction are not as they were.
 
 use super::Ino;
 
 /// Changes that are kept until someone takes them; more are lost.
 const MOST: usize = 4096;
 
-/// Something about a tree under construction that is not as it was.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// What a directory has under a name.
-    Name(Ino, Vec<u8>),
-    /// Attributes of an entry; its link count is one.
-    Attributes(Ino),
-}
-
-/// Changes that nobody has taken yet.
+/// Entries whose attributes, the link count among them, were changed by later members; nobody has
+/// taken these yet.
 #[derive(Debug)]
 pub(super) struct Changes {
     /// `None` when nobody looks at the tree before it is whole.
-    noted: Option<Vec<Change>>,
+    noted: Option<Vec<Ino>>,
 }
 
 impl Changes {
@@ -29,28 +21,17 @@ impl Changes {
         }
     }
 
-    /// `name` is given to something else.
-    pub(super) fn name(&mut self, directory: u32, name: &[u8]) {
-        self.note(|| Change::Name(Ino(directory), name.to_vec()));
-    }
-
     /// Attributes of `ino` are other ones.
-    pub(super) fn attributes(&mut self, ino: u32) {
-        self.note(|| Change::Attributes(Ino(ino)));
-    }
-
-    fn note(&mut self, change: impl FnOnce() -> Change) {
-        let Some(noted) = self.noted.as_mut().filter(|noted| noted.len() < MOST) else {
-            return;
-        };
-        let change = change();
-        if noted.last() != Some(&change) {
-            noted.push(change);
+    pub(super) fn note(&mut self, ino: u32) {
+        if let Some(noted) = self.noted.as_mut().filter(|noted| noted.len() < MOST)
+            && noted.last() != Some(&Ino(ino))
+        {
+            noted.push(Ino(ino));
         }
     }
 
     /// What was noted since the last time.
-    pub(super) fn take(&mut self) -> Vec<Change> {
+    pub(super) fn take(&mut self) -> Vec<Ino> {
         self.noted.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }

@@ -34,7 +34,6 @@ use entry::{
 use tree::NameTable;
 
 pub use builder::{Builder, Options, Placed, Problem, Refused};
-pub use change::Change;
 pub use locator::Locator;
 pub use store::Store;
 

@@ -158,7 +158,6 @@ impl Tree {
         self.vacate(number);
         self.dirent_mut(number).ino = ino.into();
         self.settle_in(ino, number);
-        self.note_name(number);
         if record.is_directory() {
             self.count_link(self.dirent(number).parent.get());
         }
@@ -196,7 +195,6 @@ impl Tree {
         let dirent = self.dirent_mut(number);
         dirent.name = name;
         dirent.ino = ino.into();
-        self.note_name(number);
         self.count_link(ino);
         Ok(())
     }
@@ -219,20 +217,13 @@ impl Tree {
         Ok(())
     }
 
-    fn note_name(&mut self, number: u32) {
-        let Dirent { name, parent, .. } = *self.dirent(number);
-        let name = self.index.arrays.arena.name(name).unwrap_or_default();
-        self.changes.name(parent.get(), name);
-    }
-
     /// Forgets what dirent `number` names, which is no directory or an empty one.
     fn vacate(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
-        self.changes.attributes(ino.get());
+        self.changes.note(ino.get());
         let record = self.record_mut(ino.get());
         if record.is_directory() {
             self.bury(ino.get());
-            self.changes.attributes(parent.get());
             let parent = self.record_mut(parent.get());
             parent.links = parent.links.get().saturating_sub(1).into();
         } else {
@@ -257,7 +248,7 @@ impl Tree {
     }
 
     fn count_link(&mut self, ino: u32) {
-        self.changes.attributes(ino);
+        self.changes.note(ino);
         let record = self.record_mut(ino);
         record.links = record.links.get().saturating_add(1).into();
     }
@@ -298,9 +289,6 @@ impl Tree {
             names.add(arrays, number);
         }
         let is_directory = self.record(ino).is_directory();
-        if is_directory {
-            self.changes.attributes(parent);
-        }
         let parent = self.record_mut(parent);
         parent.children = parent.children.get().saturating_add(1).into();
         parent.links = parent
