@@ -293,7 +293,9 @@ fn options(cache_dir: &Path) -> OpenOptions {
         scan: least(),
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
-        spooling: Spooling::ToDisk { limit_bytes: None },
+        spooling: Spooling::ToDisk {
+            limit_bytes: Some(1 << 30),
+        },
     }
 }
 

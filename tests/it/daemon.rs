@@ -5,13 +5,13 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
+use crate::support::wait;
 
 /// An archive, a place to mount it on, and a runtime directory of their own.
 struct Place {
@@ -123,18 +123,6 @@ fn ends(process: &OwnedFd) -> bool {
         tv_nsec: 0,
     };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&deadline)) == Ok(1)
-}
-
-/// Waits until `condition` holds, ten seconds at most.
-fn comes_true(condition: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if condition() {
-            return true;
-        }
-        std::thread::yield_now();
-    }
-    false
 }
 
 #[test]
@@ -303,7 +291,7 @@ fn a_silent_connection_does_not_stop_an_unmount() {
     let mut silent = UnixStream::connect(socket).expect("listening");
     silent.write_all(b"{\"verb\":").expect("taken");
     kill_process(pid, Signal::TERM).expect("running");
-    assert!(comes_true(|| !place.is_mounted()));
+    wait::until("it is unmounted", || !place.is_mounted());
     drop(silent);
     assert!(ends(&process));
 }
@@ -321,7 +309,7 @@ fn in_the_foreground_it_stays_and_ends_with_the_mount() {
         let output = place.tarfs("status").arg(place.path("mnt")).output();
         output.expect("started").status.success()
     };
-    assert!(comes_true(answers));
+    wait::until("it answers", answers);
     assert!(place.path("mnt/file").exists());
     let output = place.umount(&[]);
     assert!(output.status.success(), "{}", told(&output));

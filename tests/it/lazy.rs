@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -18,6 +18,7 @@ use crate::support::mounts::is_mounted;
 use crate::support::noise::Noise;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";
 
@@ -123,15 +124,7 @@ impl Place {
     /// Waits until a counter has come to `least`.
     #[track_caller]
     fn await_count(&self, counter: &str, least: u64) {
-        let start = Instant::now();
-        while self.count(counter) < least {
-            assert!(
-                start.elapsed() < LONG,
-                "{counter} is {}",
-                self.count(counter)
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait::until(counter, || self.count(counter) >= least);
     }
 
     /// Waits for the end of the scan, which a listing does.
@@ -234,11 +227,9 @@ fn who_has_a_file_open_that_is_replaced_keeps_its_bytes() {
     place.list();
     place.await_count("told_changes", 1);
     // The name is believed for a while.
-    let start = Instant::now();
-    while fs::read(place.path("mnt/f")).expect("readable") != new {
-        assert!(start.elapsed() < LONG, "it is not replaced");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait::until("it is replaced", || {
+        fs::read(place.path("mnt/f")).expect("readable") == new
+    });
     let replaced = fs::metadata(place.path("mnt/f")).expect("there");
     assert_eq!((replaced.ino(), replaced.len()), (4, 90_000));
     let mut all = Vec::new();

@@ -5,7 +5,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -16,6 +15,7 @@ use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::program::told;
 use crate::support::tree::Tree;
+use crate::support::wait;
 
 /// A server with archives, and directories for mounts and what tarfs keeps.
 struct Place {
@@ -130,21 +130,11 @@ fn note(status: &Value, part: &str) -> Option<String> {
     notes.find(|note| note.contains(part)).map(str::to_owned)
 }
 
-/// Waits until `condition` holds, twenty seconds at most.
-#[track_caller]
-fn comes_true(condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(20), "it does not");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
 fn a_killed_mount_leaves_what_was_whole_and_nothing_wrong() {
     let (place, tree) = (Place::new(), Tree::mixed());
     // The index alone and nothing ahead: what is on disk then comes from reads, and is that of `whole`.
-    let reads_alone = ["--prefetch", "none"];
+    let reads_alone = ["--prefetch", "none", "--cache-size", "1GiB"];
     place.succeeds(&["index", &place.server.url("/mixed")]);
     assert!(place.spools().is_empty());
     let (whole, rest) = tree.files.split_at(tree.files.len() / 2);
@@ -152,7 +142,7 @@ fn a_killed_mount_leaves_what_was_whole_and_nothing_wrong() {
     for (name, content) in whole {
         place.assert_file("a", name, content);
     }
-    comes_true(|| {
+    wait::until("what was decoded is on disk", || {
         let status = place.status("a");
         let [decoded, spooled] = ["decoded_bytes", "spooled_bytes"]
             .map(|name| number(&status, &format!("/counters/{name}")));
@@ -168,7 +158,9 @@ fn a_killed_mount_leaves_what_was_whole_and_nothing_wrong() {
             is_over.store(true, Ordering::SeqCst);
         });
         let before = place.server.seen("/mixed").len();
-        comes_true(|| place.server.seen("/mixed").len() > before || is_over.load(Ordering::SeqCst));
+        wait::until("it reads", || {
+            place.server.seen("/mixed").len() > before || is_over.load(Ordering::SeqCst)
+        });
         place.kill("a");
     });
 
@@ -200,10 +192,10 @@ fn what_a_killed_scan_has_left_is_removed_by_the_next_one() {
         }
     });
     let url = place.server.url("/slow");
-    let flags = ["--foreground", "--chunk-size", "1MiB"];
-    let mut command = place.command(&[&["mount", &url, "a"], &flags[..]].concat());
+    let sizes = ["--cache-size", "1GiB", "--chunk-size", "1MiB"];
+    let mut command = place.command(&[&["mount", &url, "a", "--foreground"], &sizes[..]].concat());
     let mut process = command.stderr(Stdio::null()).spawn().expect("started");
-    comes_true(|| place.spooled_bytes() > 0);
+    wait::until("something is spooled", || place.spooled_bytes() > 0);
     process.kill().expect("running");
     process.wait().expect("a child");
     if is_mounted(&place.path("a")) {
@@ -218,7 +210,7 @@ fn what_a_killed_scan_has_left_is_removed_by_the_next_one() {
     place
         .server
         .serve("/slow", Resource::new(packed).etag("\"1\""));
-    place.mount("/slow", "a", &[]);
+    place.mount("/slow", "a", &sizes);
     assert!(!left.exists());
     for (name, content) in &tree.files {
         place.assert_file("a", name, content);
@@ -232,8 +224,8 @@ fn mounts_share_one_directory_and_its_limit() {
     let place = Place::new();
     let limit = LIMIT.to_string();
     // What a scan passes would be in the page cache, and not read back.
-    let flags = ["--cache-size", &limit, "--memory", "32MiB"];
-    let flags = [&flags[..], &["--prefetch", "none"]].concat();
+    let sizes = ["--cache-size", &limit, "--memory", "32MiB"];
+    let flags = [&["--prefetch", "none"], &sizes[..]].concat();
     // Two of one archive, and one of another; each would fill it alone.
     let mounts = [
         ("/mixed", "a", Tree::mixed()),
@@ -311,7 +303,9 @@ fn on_a_full_disk_reads_go_on_without_it() {
         log,
     ];
     place.mount("/mixed", "a", &flags);
-    comes_true(|| note(&place.status("a"), "the spool is incomplete").is_some());
+    wait::until("it is noted", || {
+        note(&place.status("a"), "the spool is incomplete").is_some()
+    });
     for (name, content) in tree.files.iter().rev() {
         place.assert_file("a", name, content);
     }
@@ -333,7 +327,9 @@ fn a_tenth_of_the_disk_stays_free_and_reads_are_right() {
     for (name, content) in tree.files.iter().rev() {
         place.assert_file("a", name, content);
     }
-    comes_true(|| note(&place.status("a"), "the spool is incomplete").is_some());
+    wait::until("it is noted", || {
+        note(&place.status("a"), "the spool is incomplete").is_some()
+    });
     let note = note(&place.status("a"), "the spool is incomplete").expect("as before");
     assert!(note.contains("bytes of disk"), "not full: {note}");
     place.succeeds(&["umount", "a"]);

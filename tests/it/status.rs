@@ -16,6 +16,7 @@ use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::program::{self, told};
 use crate::support::tree::Tree;
+use crate::support::wait;
 
 /// Where the archive is served.
 const ARCHIVE: &str = "/archive";
@@ -124,7 +125,8 @@ fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
 #[test]
 fn status_and_metrics_tell_what_a_mount_did() {
     let (place, tree) = (Place::new(), Tree::mixed());
-    place.mount(&["--memory", "64MiB", "--metrics", "127.0.0.1:0"]);
+    let sizes = ["--memory", "64MiB", "--cache-size", "1GiB"];
+    place.mount(&[&sizes[..], &["--metrics", "127.0.0.1:0"]].concat());
     let (name, content) = &tree.files[40];
     assert!(!content.is_empty());
     let read = fs::read(place.path("mnt").join(name)).expect("readable");
@@ -133,11 +135,8 @@ fn status_and_metrics_tell_what_a_mount_did() {
     // Its thread may be behind.
     let is_spooled =
         |status: &Value| number(status, "/counters/spooled_bytes") == tree.tar.len() as u64;
-    let start = Instant::now();
-    let mut status = place.status();
-    while !is_spooled(&status) && start.elapsed() < Duration::from_secs(10) {
-        status = place.status();
-    }
+    wait::until("all is on disk", || is_spooled(&place.status()));
+    let status = place.status();
     let seen = place.server.seen(ARCHIVE);
     for (name, expected) in [
         ("source_requests", seen.len() as u64),

@@ -195,7 +195,8 @@ fn sum(spools: &[Spooled]) -> u64 {
 #[derive(Clone, Copy, Default)]
 struct Disk {
     available: u64,
-    /// The last tenth of it, which stays free.
+    /// The last tenth of it, which stays free. What is set aside for root is no part of the disk
+    /// here, as df(1) counts none of it: a tenth of that could be more than there ever is.
     reserve: u64,
 }
 
@@ -211,9 +212,11 @@ impl Disk {
                 reserve: 0,
             };
         };
+        let used = disk.f_blocks.saturating_sub(disk.f_bfree);
+        let usable = used.saturating_add(disk.f_bavail);
         Self {
             available: disk.f_bavail.saturating_mul(disk.f_frsize),
-            reserve: disk.f_blocks.saturating_mul(disk.f_frsize) / 10,
+            reserve: usable.saturating_mul(disk.f_frsize) / 10,
         }
     }
 }
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(held, 0);
         assert!(limit <= disk.available.saturating_sub(disk.reserve) + (1 << 30));
         let missing = shelf.missing(&[], disk.available);
-        assert!(missing >= disk.reserve - (1 << 30), "{missing}");
+        assert!(missing >= disk.reserve.saturating_sub(1 << 30), "{missing}");
     }
 
     #[test]

@@ -71,7 +71,10 @@ impl Lab {
             scan: scan_options(),
             cache_dir: Some(self.cache.path().to_owned()),
             index_file: None,
-            spooling: Spooling::ToDisk { limit_bytes: None },
+            // A limit, as what the disk has left is nothing a test may depend on.
+            spooling: Spooling::ToDisk {
+                limit_bytes: Some(1 << 30),
+            },
         }
     }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, Touched};
 use tarfs::base::extent::Plain;
@@ -18,23 +17,13 @@ use crate::support::http::Resource;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
-
-/// How long something may take that happens by itself.
-const DEADLINE: Duration = Duration::from_secs(20);
+use crate::support::wait;
 
 /// What the kernel reads at once.
 const REQUEST: u32 = 128 << 10;
 
-fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !happened() {
-        assert!(start.elapsed() < DEADLINE, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 fn settle(archive: &Archive) {
-    wait_until("it settles", || archive.is_prefetch_idle());
+    wait::until("it settles", || archive.is_prefetch_idle());
 }
 
 /// Reads a whole file as a mount does.
@@ -246,7 +235,7 @@ impl Pushing {
 
     /// Waits until file `number` must have been pushed, as files are pushed in their order.
     fn await_pushed(&self, files: u64) {
-        wait_until("files are pushed", || {
+        wait::until("files are pushed", || {
             self.count(|stats| &stats.pushed_files) >= files
         });
     }
@@ -393,7 +382,7 @@ fn everything_is_fetched_once_in_the_background_and_then_nothing() {
         drop(lab.open());
         let before = lab.server.sent_bytes(PATH);
         let archive = open_with(&lab, 128 << 20, all());
-        wait_until("everything is fetched", || {
+        wait::until("everything is fetched", || {
             state(&archive) == PrefetchState::Complete
         });
         let fetched = lab.server.sent_bytes(PATH);
@@ -416,7 +405,7 @@ fn without_room_for_everything_fetching_stops_and_says_so() {
     drop(lab.open());
     let before = lab.server.sent_bytes(PATH);
     let archive = open_with(&lab, 64 << 20, all());
-    wait_until("memory is full", || state(&archive) == PrefetchState::Full);
+    wait::until("memory is full", || state(&archive) == PrefetchState::Full);
     let fetched = lab.server.sent_bytes(PATH) - before;
     // Three quarters of what spans may take, which are noise and pack to as much.
     assert!((10 << 20..20 << 20).contains(&fetched), "{fetched}");
@@ -453,7 +442,7 @@ fn who_waits_for_the_rate_is_in_nobodys_way() {
         ..all()
     };
     let archive = open_with(&lab, 64 << 20, slow);
-    wait_until("one request is sent", || {
+    wait::until("one request is sent", || {
         archive.stats().ahead_packed_bytes.get() > 0
     });
     // It sleeps for weeks now.
@@ -547,7 +536,7 @@ fn what_memory_has_no_room_for_is_fetched_once_in_the_background_and_kept_on_dis
     options.scan.memory = 32 << 20;
     let archive = lab.open_with(&options);
     archive.start_prefetch(all()).expect("threads");
-    wait_until("everything is fetched", || {
+    wait::until("everything is fetched", || {
         state(&archive) == PrefetchState::Complete
     });
     let fetched = lab.server.sent_bytes(PATH);

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tarfs::archive::{Archive, OpenError, Spooling};
 use tarfs::base::stats::Stats;
@@ -16,6 +15,7 @@ use crate::support::http::Resource;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
+use crate::support::wait;
 
 const ONE_PIECE: [Packing; 2] = [Packing::Zstd, Packing::Xz];
 
@@ -206,7 +206,7 @@ fn a_spool_that_may_not_grow_is_noted_and_reads_are_right() {
             limit_bytes: Some(limit),
         };
         let archive = lab.open_with(&options);
-        assert!(comes_true(|| archive.spool_trouble().is_some()));
+        wait::until("it is noted", || archive.spool_trouble().is_some());
         let trouble = archive.spool_trouble().expect("just seen");
         assert!(trouble.contains("the spool is incomplete"), "{trouble}");
         assert!(archive.stats().spooled_bytes.get() <= limit);
@@ -220,18 +220,6 @@ fn a_spool_that_may_not_grow_is_noted_and_reads_are_right() {
             assert_eq!(used.limit_bytes, limit);
         }
     }
-}
-
-/// Waits until `condition` holds, ten seconds at most.
-fn comes_true(condition: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if condition() {
-            return true;
-        }
-        std::thread::yield_now();
-    }
-    false
 }
 
 /// A lab whose server sends everything or nothing.

@@ -8,3 +8,4 @@ pub(crate) mod program;
 pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod tree;
+pub(crate) mod wait;
