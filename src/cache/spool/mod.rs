@@ -473,6 +473,12 @@ mod tests {
 
     const SPAN: u64 = 256 << 10;
 
+    /// A directory where files take no more than their bytes do: a disk may add records, the more
+    /// the worse its free space is scattered.
+    pub(super) fn directory() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").expect("a directory")
+    }
+
     /// For so many spans.
     fn shelf(directory: &Path, spans: u64) -> Shelf {
         Shelf::new(directory.to_owned(), Some(spans * SPAN + shelf::MARGIN))
@@ -523,7 +529,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_there_at_once_and_for_the_next_one() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 100);
         let spool = open(&shelf, "a");
         for number in 0..10 {
@@ -544,7 +550,7 @@ mod tests {
 
     #[test]
     fn what_was_read_longest_ago_makes_room_for_what_is_read() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 4);
         let spool = open(&shelf, "a");
         want(&spool, 0..4);
@@ -569,7 +575,7 @@ mod tests {
 
     #[test]
     fn what_goes_by_displaces_nothing() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 4);
         let spool = open(&shelf, "a");
         for number in 0..6 {
@@ -583,7 +589,7 @@ mod tests {
 
     #[test]
     fn archives_that_no_one_uses_make_room_first_and_the_oldest_of_them() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 6);
         for (content, minutes) in [("old", 2), ("older", 3), ("new", 1)] {
             let spool = open(&shelf, content);
@@ -603,7 +609,7 @@ mod tests {
 
     #[test]
     fn archives_in_use_share_what_there_is() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 8);
         let first = open(&shelf, "first");
         want(&first, 0..8);
@@ -619,7 +625,7 @@ mod tests {
 
     #[test]
     fn one_archive_is_shared_by_all_who_use_it() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 8);
         let spools = [open(&shelf, "a"), open(&shelf, "a")];
         want(&spools[0], 0..4);
@@ -636,7 +642,7 @@ mod tests {
 
     #[test]
     fn the_only_copy_stays_whole_while_it_is_in_use() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 4);
         let copy = Spool::create(shelf.clone(), only_copy()).expect("a spool");
         for number in 0..3 {
@@ -661,7 +667,7 @@ mod tests {
 
     #[test]
     fn a_limit_that_is_lower_now_is_kept_from_the_beginning() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         want(&open(&shelf(directory.path(), 10), "a"), 0..10);
         let spool = open(&shelf(directory.path(), 3), "a");
         want(&spool, []);
@@ -672,7 +678,7 @@ mod tests {
 
     #[test]
     fn only_a_published_spool_with_something_in_it_outlives_its_owner() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 10);
         let spool = Spool::create(shelf.clone(), options()).expect("a spool");
         want(&spool, [0]);
@@ -690,7 +696,7 @@ mod tests {
 
     #[test]
     fn of_two_spools_of_one_archive_the_fuller_one_stays() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 100);
         let made = |spans| {
             let spool = Spool::create(shelf.clone(), options()).expect("a spool");
@@ -712,7 +718,7 @@ mod tests {
 
     #[test]
     fn a_spool_that_was_deleted_is_begun_again() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 100);
         let spool = open(&shelf, "a");
         want(&spool, 0..2);
@@ -725,7 +731,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_does_not_come_is_waited_for_once() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 100);
         let spool = open(&shelf, "a");
         want(&spool, [0]);
@@ -746,7 +752,7 @@ mod tests {
 
     #[test]
     fn what_dead_processes_left_unfinished_is_removed() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = shelf(directory.path(), 100);
         let living = Spool::create(shelf.clone(), options()).expect("a spool");
         want(&living, [0]);

@@ -226,6 +226,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::file::unlocked;
+    use super::super::tests::directory;
     use super::*;
 
     const BLOCKS: u64 = 1 << 20;
@@ -249,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_counted_over_all_spools() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let limit = 3 * BLOCKS + MARGIN;
         let shelf = Shelf::new(directory.path().to_owned(), Some(limit));
         drop(spool(&shelf, "a", 1));
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_a_tenth_of_the_disk_stays_free() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = Shelf::new(directory.path().join("not/yet"), None);
         let disk = Disk::of(directory.path());
         assert!(disk.reserve > 0);
@@ -279,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_spool_shrinks_from_the_front_and_goes_when_nothing_is_left() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = Shelf::new(directory.path().to_owned(), Some(0));
         drop(spool(&shelf, "a", 10));
         let [before] = &shelf.spools()[..] else {
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn what_is_in_use_stays_in_its_directory_and_what_is_of_use_as_a_whole_stays_whole() {
-        let directory = tempfile::tempdir().expect("a directory");
+        let directory = directory();
         let shelf = Shelf::new(directory.path().to_owned(), Some(0));
         let part = spool(&shelf, "a.spool", 3);
         let whole = spool(&shelf, "b.once.spool", 2);
