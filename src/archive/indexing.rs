@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::catalog::Catalog;
 use super::keeper::Keeper;
+use super::leash::Leash;
 use super::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
@@ -23,6 +24,8 @@ pub(super) struct Indexing<'a> {
     pub(super) abandoned: &'a AtomicBool,
     /// What is decoded anyway is kept for the readers that come after.
     pub(super) memory: Option<&'a Memory>,
+    /// To who stores it before it leaves memory.
+    pub(super) leash: &'a Leash,
     pub(super) keeper: Option<Keeper>,
     /// The bytes of the span that is going by, when someone wants to keep them.
     pub(super) gathered: Option<free_list::Memory>,
@@ -107,6 +110,11 @@ impl Sink for Indexing<'_> {
                 layer: 0,
                 span: span.number,
             };
+            // What was stored last leaves memory last, too.
+            let most = memory.room() / 3;
+            if most >= span.plain.len() {
+                self.leash.wait(span.plain.start(), most);
+            }
             memory.insert(key, bytes);
         }
         // Last: from here on someone may look for the bytes.

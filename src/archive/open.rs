@@ -405,6 +405,7 @@ impl Opening {
             long_way: Mutex::default(),
             flights: Flights::default(),
             foreground: Foreground::default(),
+            leash: Arc::default(),
             network: self.network.clone(),
             budget,
             loans,

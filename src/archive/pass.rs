@@ -136,6 +136,7 @@ impl Scanning {
             packed_bytes: source.fingerprint().len,
             abandoned: &self.shared.abandoned,
             memory: (options.spooling != Spooling::TreeOnly).then_some(&reader.memory),
+            leash: &reader.leash,
             keeper,
             gathered: None,
             free_list: reader.free_list.clone(),

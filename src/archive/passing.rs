@@ -5,13 +5,13 @@
 //! it costs one copy. So files are stored as soon as their bytes are known, long ones in parts.
 //! Nothing waits for that: what has left memory before its turn is left out.
 
-use bytes::Bytes;
+use std::sync::Arc;
 
+use super::leash::Leash;
 use super::prefetch::{PageCache, touch};
 use super::read::Reader;
 use super::room::available_bytes;
 use crate::base::extent::Plain;
-use crate::base::path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{Entry, Index, Ino};
 
@@ -31,7 +31,7 @@ const NAME_BYTES: u64 = 2 << 10;
 const BATCH: u64 = 4 << 20;
 
 /// Entries looked at for a batch.
-const STEPS: u32 = 1024;
+const STEPS: u32 = 512;
 
 /// What of the memory to spare may be filled in this way: its divisor. Who reads nothing of it shall
 /// not drive everyone else's files out.
@@ -47,6 +47,7 @@ pub(super) struct Passing {
     left_out: Option<Ino>,
     /// Bytes that may still be stored.
     room: u64,
+    leash: Arc<Leash>,
 }
 
 /// How far a [`step`](Passing::step) came.
@@ -74,11 +75,17 @@ struct Part {
 #[derive(Debug, Default)]
 struct Batch {
     parts: Vec<Part>,
-    /// The files among them that begin.
-    files: Vec<(Ino, ArchivePath)>,
     bytes: u64,
+    /// The scan has passed this, and nothing before it is left to be done.
+    passed: Plain,
     /// Whether there is nothing behind it until the scan goes on.
     is_at_end: bool,
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.leash.let_go();
+    }
 }
 
 impl Passing {
@@ -89,54 +96,47 @@ impl Passing {
             offset: 0,
             left_out: None,
             room: available_bytes() / ROOM_SHARE,
+            leash: Arc::clone(&reader.leash),
         })
     }
 
     /// Stores some of what has passed and is still in memory.
     pub(super) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> Passed {
-        // First: what the scan had not found by then it never will.
+        // Before it looks: what the scan had not found by then it never will.
         let is_over = reader.catalog.is_over();
-        let (batch, known) = {
+        let batch = {
             let index = reader.catalog.known();
             if is_plain_and_near(reader, &index) {
                 return Passed::All;
             }
-            (self.gather(&index), index.origin().plain_bytes)
+            self.gather(&index, pages)
         };
-        // First, so that no name is looked up for what has left memory.
-        let parts = batch.parts.iter().map(|part| {
-            let bytes = reader.peek(part.ino, part.offset, part.len);
-            (*part, bytes)
-        });
-        let parts: Vec<_> = parts.collect();
-        let mut files = batch.files;
-        files.retain(|(ino, _)| {
-            let is_here =
-                |(part, bytes): &(Part, Option<Bytes>)| part.ino == *ino && bytes.is_some();
-            let first = parts.partition_point(|(part, _)| part.ino < *ino);
-            parts.get(first).is_some_and(is_here)
-        });
-        if !files.is_empty() {
-            pages.look_up(&files);
-        }
-        self.room = self.room.saturating_sub(NAME_BYTES * files.len() as u64);
+        let parts: Vec<_> = batch
+            .parts
+            .iter()
+            .filter_map(|part| Some((part, reader.peek(part.ino, part.offset, part.len)?)))
+            .collect();
+        // What has left memory is not worth a name.
+        let mut files: Vec<_> = parts.iter().map(|(part, _)| part.ino).collect();
+        files.dedup();
+        let names = pages.introduce(&files) as u64;
+        self.room = self.room.saturating_sub(NAME_BYTES * names);
         for (part, bytes) in parts {
-            if let Some(bytes) = bytes {
-                self.store(reader, pages, part, &bytes);
-            }
+            self.store(reader, pages, *part, &bytes);
             if self.room == 0 {
                 return Passed::All;
             }
         }
+        self.leash.follow(batch.passed);
         match (batch.is_at_end, is_over) {
             (false, _) => Passed::More,
-            (true, false) => Passed::Until(Plain(known.saturating_add(1))),
+            (true, false) => Passed::Until(Plain(batch.passed.0.saturating_add(1))),
             (true, true) => Passed::All,
         }
     }
 
     /// Finds what is to be done next, and goes past it.
-    fn gather(&mut self, index: &Index) -> Batch {
+    fn gather(&mut self, index: &Index, pages: &dyn PageCache) -> Batch {
         let mut batch = Batch::default();
         for _ in 0..STEPS {
             if batch.bytes >= BATCH {
@@ -146,7 +146,10 @@ impl Passing {
                 batch.is_at_end = true;
                 break;
             }
-            let file = index.entry(self.next).and_then(file);
+            let entry = index.entry(self.next);
+            let file = entry
+                .and_then(file)
+                .filter(|_| pages.shows(index, self.next));
             let Some((start, size)) = file else {
                 self.go_on();
                 continue;
@@ -158,11 +161,6 @@ impl Passing {
                 batch.is_at_end = true;
                 break;
             }
-            if self.offset == 0
-                && let Some(path) = index.path(self.next)
-            {
-                batch.files.push((self.next, path));
-            }
             let is_last = end == size;
             batch.parts.push(Part {
                 ino: self.next,
@@ -171,10 +169,14 @@ impl Passing {
                 is_last,
             });
             batch.bytes += end - self.offset;
+            batch.passed = Plain(start.0 + end);
             self.offset = end;
             if is_last {
                 self.go_on();
             }
+        }
+        if batch.is_at_end {
+            batch.passed = Plain(index.origin().plain_bytes);
         }
         batch
     }

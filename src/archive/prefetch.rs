@@ -22,7 +22,6 @@ use super::read::Reader;
 use super::recorder::{Recorder, Touched};
 use super::replay::Replay;
 use crate::base::extent::{Extent, Plain};
-use crate::base::path::ArchivePath;
 use crate::base::task::Thread;
 use crate::base::workers::Workers;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -50,6 +49,9 @@ const MOST_STEPS: u32 = 1 << 16;
 
 /// Entries looked at before reads are heard again.
 const STEPS: u32 = 256;
+
+/// Entries whose files the kernel hears of at once.
+const INTRODUCED: usize = 512;
 
 /// Spans of a request that is made ahead.
 const BATCH: usize = 8;
@@ -140,13 +142,12 @@ pub trait PageCache: Send + Sync + fmt::Debug {
     /// Whether the file can be kept, and was not yet.
     fn wants(&self, ino: Ino) -> bool;
 
-    /// Sees to it that `ino` can be kept, and what follows it in its directory, if that takes long
-    /// enough for them to be worth it.
-    fn learn(&self, index: &Index, ino: Ino);
+    /// Whether someone may find the file there.
+    fn shows(&self, index: &Index, ino: Ino) -> bool;
 
-    /// Sees to it that `files`, while the index still grows, can be kept, if that is possible.
-    /// Whoever calls holds no [`Known`](super::Known).
-    fn look_up(&self, files: &[(Ino, ArchivePath)]);
+    /// Sees to it that these regular files can be kept, if that is possible, and says how many could
+    /// not before. Whoever calls holds no [`Known`](super::Known) of an index that grows.
+    fn introduce(&self, files: &[Ino]) -> usize;
 
     /// Keeps `bytes` from `offset` on, whole pages but for the end of the file. May wait for
     /// whoever reads it at this moment.
@@ -525,6 +526,8 @@ struct Pushing {
     run: u64,
     push: Push,
     next: u32,
+    /// The kernel has heard of those before it.
+    introduced: u32,
     steps: u32,
     /// Whether the file is past that was left out.
     is_marked: bool,
@@ -635,6 +638,7 @@ impl Follower {
                 run: wanted.run,
                 push,
                 next: ino.0.saturating_add(1),
+                introduced: 0,
                 steps: 0,
                 is_marked: false,
             });
@@ -782,8 +786,10 @@ impl Pushing {
             return Step::Over;
         }
         let is_apt = entry.size() <= LONGEST_PUSHED && file.start() >= reached;
-        if is_apt {
-            pages.learn(index, ino);
+        if is_apt && ino.0 >= self.introduced {
+            let files = files_from(index, pages, ino);
+            pages.introduce(&files);
+            self.introduced = files.last().map_or(0, |last| last.0).max(self.next) + 1;
         }
         if !is_apt || !pages.wants(ino) {
             self.pass();
@@ -813,6 +819,19 @@ impl Pushing {
         self.next = self.next.saturating_add(1);
         self.steps += 1;
     }
+}
+
+/// Files from `ino` on that may be pushed, some hundred of them.
+fn files_from(index: &Index, pages: &dyn PageCache, ino: Ino) -> Vec<Ino> {
+    let inos = (ino.0..=index.last_ino().0).take(INTRODUCED).map(Ino);
+    inos.filter(|ino| {
+        let entry = index.entry(*ino);
+        let is_apt = |entry: Entry<'_>| {
+            entry.size() <= LONGEST_PUSHED && touch(entry, 0, entry.size()).is_some()
+        };
+        entry.is_some_and(is_apt) && pages.shows(index, *ino)
+    })
+    .collect()
 }
 
 /// Has spans made by other threads.

@@ -15,6 +15,7 @@ use super::error::Error;
 use super::flights::Flights;
 use super::foreground::Foreground;
 use super::keeper::Policy;
+use super::leash::Leash;
 use super::spans::LONGEST_SPAN;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
@@ -84,6 +85,8 @@ pub(super) struct Reader {
     pub(super) flights: Flights,
     /// Reads that make spans: what is made ahead waits for them.
     pub(super) foreground: Foreground,
+    /// How far the scan may be ahead of who stores what it passes.
+    pub(super) leash: Arc<Leash>,
     pub(super) network: Handle,
     /// Counts what reads hold between them while they decode, and makes them wait for each other
     /// when that is too much.
@@ -704,6 +707,7 @@ mod tests {
             long_way: Mutex::default(),
             flights: Flights::default(),
             foreground: Foreground::default(),
+            leash: Arc::default(),
             network: network.handle().clone(),
             budget: Pool::new(0),
             loans: Loans::limited(0),

@@ -14,6 +14,10 @@ use crate::index::Span;
 /// compressed block.
 pub(super) const LONGEST_SPAN: u64 = 2 * MAX_SPAN;
 
+/// Bytes that are hashed and handed on at once: few enough to be in the processor's cache for whoever
+/// copies them next.
+const PIECE: usize = 128 << 10;
+
 /// The span that is going by.
 pub(super) struct Spans {
     number: u32,
@@ -62,8 +66,8 @@ impl Spans {
     pub(super) fn plain<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
         let mut rest = bytes.clone();
         while !rest.is_empty() {
-            let room = LONGEST_SPAN - self.len;
-            let piece = rest.split_to(rest.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+            let room = usize::try_from(LONGEST_SPAN - self.len).unwrap_or(usize::MAX);
+            let piece = rest.split_to(rest.len().min(room).min(PIECE));
             self.hasher.update(&piece);
             self.len += piece.len() as u64;
             sink.span_piece(&piece);

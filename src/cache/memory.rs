@@ -55,15 +55,17 @@ impl Memory {
         self.budget
     }
 
+    /// What of the limit is not lent, in bytes.
+    pub fn room(&self) -> u64 {
+        self.budget
+            .saturating_sub(self.lent.load(Ordering::Relaxed))
+    }
+
     /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
     /// of that alive without being charged for it.
     pub fn insert(&self, key: Key, bytes: Bytes) {
         // Not to be evicted for bytes that find no room then.
-        if bytes.len() as u64
-            <= self
-                .budget
-                .saturating_sub(self.lent.load(Ordering::Relaxed))
-        {
+        if bytes.len() as u64 <= self.room() {
             self.spans.insert(key, bytes);
             self.settle();
         }

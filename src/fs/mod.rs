@@ -16,10 +16,10 @@ mod copies;
 mod device;
 mod errno;
 mod failures;
-mod names;
 mod news;
 mod options;
 mod pages;
+mod roster;
 mod seek;
 mod session;
 mod table;
@@ -49,6 +49,7 @@ use crate::index::{Entry, Index, Ino, Kind};
 use copies::{Desk, Handles};
 use failures::Failures;
 use pages::Pages;
+use roster::Roster;
 use seek::Whence;
 
 pub use attr::Ownership;
@@ -319,6 +320,24 @@ impl Tree {
         }
     }
 
+    /// Shows the kernel the files on a roster, at once.
+    fn list_roster(&self, roster: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
+        if offset == 0 {
+            let index = self.content.index();
+            let validity = validity(&index);
+            self.pages.roster.list(roster, |ino, next| {
+                let Some(entry) = index.entry(ino) else {
+                    return false;
+                };
+                let attr = self.attributes(entry);
+                let name = ino.0.to_string();
+                self.pages.looked_up(ino);
+                reply.add(attr.ino, next, &name, &validity, &attr, Generation(0))
+            });
+        }
+        reply.ok();
+    }
+
     /// A directory that can be listed.
     fn directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         let entry = self.entry(index, inode)?;
@@ -451,6 +470,11 @@ impl Filesystem for Tree {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
+        if parent == INodeNo::ROOT
+            && let Some(attr) = self.pages.roster.look_up(name.as_bytes())
+        {
+            return reply.entry(&FOR_NOW, &attr, Generation(0));
+        }
         self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
     }
 
@@ -610,6 +634,9 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
+        if Roster::is(ino) {
+            return self.list_roster(ino, offset, reply);
+        }
         self.with_listings(move |tree, index| match tree.directory(index, ino) {
             Ok(directory) => {
                 tree.list(index, directory, offset, |entry, next, name| {

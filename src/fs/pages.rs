@@ -6,16 +6,15 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fuser::{INodeNo, Notifier};
 
-use super::{View, names};
+use super::View;
+use super::roster::Roster;
 use crate::archive::PageCache;
-use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::index::{Index, Ino};
 
@@ -35,10 +34,8 @@ pub(super) struct Pages {
     stats: Arc<Stats>,
     /// `None` before and after the mount: who holds a notifier keeps its connection open.
     notifier: Mutex<Option<Notifier>>,
-    /// Where it is mounted, and its device number, once it answers.
-    place: OnceLock<(PathBuf, u64)>,
-    /// Telling names ahead is of no use, or not for us.
-    is_deaf: AtomicBool,
+    /// How the kernel hears of files ahead.
+    pub(super) roster: Roster,
     known: Bits,
     stored: Bits,
     /// How many files in a row were asked for that should have been there.
@@ -54,19 +51,12 @@ impl Pages {
             view,
             stats,
             notifier: Mutex::default(),
-            place: OnceLock::new(),
-            is_deaf: AtomicBool::new(false),
+            roster: Roster::default(),
             known: Bits::default(),
             stored: Bits::default(),
             lost: AtomicU32::new(0),
             news: Mutex::default(),
         }
-    }
-
-    /// The mount answers.
-    pub(super) fn mounted(&self, mountpoint: &Path, device: u64) {
-        // It is mounted once.
-        drop(self.place.set((mountpoint.to_owned(), device)));
     }
 
     /// The mount's notifier, from now on.
@@ -133,18 +123,6 @@ impl Pages {
         }
     }
 
-    /// Takes in what became of telling names.
-    fn heed(&self, result: io::Result<()>) {
-        let Err(error) = result else {
-            return;
-        };
-        tracing::debug!(%error, "the kernel is told no names ahead");
-        // Other errors are one directory's, or pass.
-        if names::is_final(&error) {
-            self.is_deaf.store(true, Ordering::Relaxed);
-        }
-    }
-
     fn news(&self) -> MutexGuard<'_, Option<SyncSender<Ino>>> {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,28 +137,16 @@ impl PageCache for Pages {
         self.known.has(ino) && !self.stored.has(ino)
     }
 
-    fn learn(&self, index: &Index, ino: Ino) {
-        let Some((mountpoint, device)) = self.place.get() else {
-            return;
-        };
-        if self.known.has(ino) || self.is_deaf.load(Ordering::Relaxed) {
-            return;
-        }
-        let result = names::learn(mountpoint, *device, self.view, index, ino);
-        self.heed(result.map(drop));
+    fn shows(&self, index: &Index, ino: Ino) -> bool {
+        self.view.shows(index, ino)
     }
 
-    fn look_up(&self, files: &[(Ino, ArchivePath)]) {
-        let Some((mountpoint, device)) = self.place.get() else {
-            return;
-        };
-        // Another root is found by who has waited for the index.
-        if self.is_deaf.load(Ordering::Relaxed) || self.view.root() != Ino::ROOT {
-            return;
-        }
-        let unknown = files.iter().filter(|(ino, _)| !self.known.has(*ino));
-        let result = names::look_up(mountpoint, *device, unknown.map(|(_, path)| path));
-        self.heed(result);
+    fn introduce(&self, files: &[Ino]) -> usize {
+        let is_unknown = |ino: &Ino| !self.known.has(*ino);
+        let unknown: Vec<_> = files.iter().copied().filter(is_unknown).collect();
+        let count = unknown.len();
+        self.roster.call(unknown);
+        count
     }
 
     fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -76,6 +76,18 @@ impl View {
         index.entry(Ino(u32::try_from(inode.0).ok()?))
     }
 
+    /// Whether `ino` is below the root, by the first of its names.
+    pub(super) fn shows(self, index: &Index, ino: Ino) -> bool {
+        let mut directory = ino;
+        while directory != self.root && directory != Ino::ROOT {
+            let Some(entry) = index.entry(directory) else {
+                return false;
+            };
+            directory = entry.parent();
+        }
+        directory == self.root
+    }
+
     /// What `..` means in `directory`: its parent, but nothing above the root.
     pub(super) fn parent(self, directory: Entry<'_>) -> INodeNo {
         if directory.ino() == self.root {

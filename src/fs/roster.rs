@@ -1,0 +1,229 @@
+//! Has the kernel hear of files before anyone asks for them by name.
+//!
+//! It takes bytes only for files that it knows. To look them up by their paths costs a request for
+//! each and two threads that wake each other, which takes longer than the bytes do; to list their
+//! directories has to wait for the end of a scan. So there is a directory beside the tree that lists
+//! whatever files are on the roster, by their numbers: hundreds become known by two requests.
+//!
+//! What lies in it can be opened past the directories that check who may pass. So its name is known
+//! to this process alone, which makes up a new one each time, and nobody has permissions on it.
+//!
+//! Nobody stands in the mount for that, which would be in the way of who unmounts it: it happens in
+//! a copy of it that is attached nowhere, and goes with the descriptor.
+
+use std::fmt::Write;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use fuser::{FileAttr, FileType, INodeNo};
+use rustix::fs::{CWD, Mode, OFlags, RawDir, fstat, openat};
+use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::attr;
+use crate::index::Ino;
+
+/// What the kernel asks for at once: the names of some 700 files. Before Linux 6.15 it was a page, some
+/// 20 names.
+const LISTING_BYTES: usize = 128 << 10;
+
+/// Rosters have numbers from here on as inodes, where no index has any.
+const FIRST_INODE: u64 = 1 << 62;
+
+/// Bytes of a name that cannot be guessed.
+const SECRET_BYTES: usize = 16;
+
+/// Files that the kernel is to hear of.
+#[derive(Debug, Default)]
+pub(super) struct Roster {
+    /// Where it is mounted, and its device number, once it answers.
+    place: OnceLock<(PathBuf, u64)>,
+    /// The kernel cannot be told in this way, or not by us.
+    is_deaf: AtomicBool,
+    shown: Mutex<Shown>,
+}
+
+/// What the kernel is shown now.
+#[derive(Debug, Default)]
+struct Shown {
+    /// How many there have been.
+    number: u64,
+    /// Empty while nothing is shown.
+    name: String,
+    files: Vec<Ino>,
+    /// How many of them it has heard of.
+    heard: usize,
+}
+
+impl Roster {
+    /// The mount answers.
+    pub(super) fn mounted(&self, mountpoint: &Path, device: u64) {
+        // It is mounted once.
+        drop(self.place.set((mountpoint.to_owned(), device)));
+    }
+
+    /// Makes the kernel hear of `files`. When it cannot be done, readers ask by themselves. Whoever
+    /// calls holds nothing that an answer needs. From one thread at a time.
+    pub(super) fn call(&self, files: Vec<Ino>) {
+        let Some((mountpoint, device)) = self.place.get() else {
+            return;
+        };
+        if files.is_empty() || self.is_deaf.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.show(mountpoint, *device, files) {
+            tracing::debug!(%error, "the kernel hears of no files ahead");
+            // Other errors pass.
+            if is_final(&error) {
+                self.is_deaf.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// # Errors
+    /// When it cannot be done: others than root may make no copy of a mount, and something else may
+    /// have been mounted on top.
+    fn show(&self, mountpoint: &Path, device: u64, mut files: Vec<Ino>) -> io::Result<()> {
+        let root = copy_of(mountpoint, device)?;
+        let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
+        while !files.is_empty() {
+            let name = self.put_up(files)?;
+            let _taken_down = Down(self);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let directory = openat(&root, &name, flags, Mode::empty())?;
+            // One request: those for what follows would be for names alone.
+            RawDir::new(&directory, &mut buffer).next().transpose()?;
+            files = self.unheard()?;
+        }
+        Ok(())
+    }
+
+    /// Shows `files` under a name of their own.
+    fn put_up(&self, files: Vec<Ino>) -> io::Result<String> {
+        let mut secret = [0; SECRET_BYTES];
+        if getrandom(&mut secret, GetRandomFlags::empty())? < SECRET_BYTES {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut name = String::from(".");
+        for byte in secret {
+            write!(name, "{byte:02x}").map_err(io::Error::other)?;
+        }
+        let mut shown = self.shown();
+        *shown = Shown {
+            number: shown.number + 1,
+            name: name.clone(),
+            files,
+            heard: 0,
+        };
+        Ok(name)
+    }
+
+    /// What of it the kernel has not heard of.
+    ///
+    /// # Errors
+    /// When it heard of nothing.
+    fn unheard(&self) -> io::Result<Vec<Ino>> {
+        let mut shown = self.shown();
+        let heard = shown.heard.min(shown.files.len());
+        if heard == 0 {
+            return Err(Errno::NODATA.into());
+        }
+        Ok(shown.files.split_off(heard))
+    }
+
+    /// What `name` in the root stands for, if it is the roster's.
+    pub(super) fn look_up(&self, name: &[u8]) -> Option<FileAttr> {
+        let shown = self.shown();
+        let is_it = !shown.name.is_empty() && name == shown.name.as_bytes();
+        is_it.then(|| directory(inode(shown.number)))
+    }
+
+    /// Whether `inode` is that of a roster, of now or before.
+    pub(super) fn is(inode: INodeNo) -> bool {
+        inode.0 >= FIRST_INODE
+    }
+
+    /// Calls `add` for the files on the roster `inode`, each with the offset of what follows, until
+    /// `add` is full.
+    pub(super) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
+        let mut shown = self.shown();
+        if inode != self::inode(shown.number) {
+            return;
+        }
+        let full = (1..)
+            .zip(&shown.files)
+            .position(|(next, file)| add(*file, next));
+        shown.heard = full.unwrap_or(shown.files.len());
+    }
+
+    fn shown(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Shows nothing any more when dropped.
+struct Down<'a>(&'a Roster);
+
+impl Drop for Down<'_> {
+    fn drop(&mut self) {
+        let mut shown = self.0.shown();
+        shown.name.clear();
+        shown.files.clear();
+    }
+}
+
+fn inode(number: u64) -> INodeNo {
+    INodeNo(FIRST_INODE.saturating_add(number))
+}
+
+/// A directory that is nobody's to enter.
+fn directory(inode: INodeNo) -> FileAttr {
+    let never = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: inode,
+        size: 0,
+        blocks: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        crtime: never,
+        kind: FileType::Directory,
+        perm: 0,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: attr::BLKSIZE,
+        flags: 0,
+    }
+}
+
+/// Whether an error will be the same the next time: not permitted, not known to this kernel, not our
+/// mount any more, or nothing heard for all that.
+fn is_final(error: &io::Error) -> bool {
+    let finals = [
+        Errno::PERM,
+        Errno::NOSYS,
+        Errno::INVAL,
+        Errno::XDEV,
+        Errno::NODATA,
+    ];
+    Errno::from_io_error(error).is_some_and(|error| finals.contains(&error))
+}
+
+/// A copy of the mount at `mountpoint` that is attached nowhere.
+fn copy_of(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let root = open_tree(CWD, mountpoint, flags)?;
+    // Something else may have been mounted on top.
+    if fstat(&root)?.st_dev != device {
+        return Err(Errno::XDEV.into());
+    }
+    Ok(root)
+}
