@@ -23,6 +23,7 @@ mod room;
 mod saved;
 pub mod scan;
 mod spans;
+mod walks;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -190,6 +191,13 @@ impl Archive {
     pub fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(prefetch) = self.prefetch.get() {
             prefetch.saw_read(ino, offset, len);
+        }
+    }
+
+    /// Takes note that `ino` was asked for by name, for the names that follow it. Never waits.
+    pub fn saw_lookup(&self, ino: Ino) {
+        if let Some(prefetch) = self.prefetch.get() {
+            prefetch.saw_lookup(ino);
         }
     }
 

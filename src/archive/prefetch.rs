@@ -21,6 +21,7 @@ use super::rate::Rate;
 use super::read::Reader;
 use super::recorder::{Recorder, Touched};
 use super::replay::Replay;
+use super::walks::Walks;
 use crate::base::extent::{Extent, Plain};
 use crate::base::task::Thread;
 use crate::base::workers::Workers;
@@ -49,9 +50,6 @@ const MOST_STEPS: u32 = 1 << 16;
 
 /// Entries looked at before reads are heard again.
 const STEPS: u32 = 256;
-
-/// Entries whose files the kernel hears of at once.
-const INTRODUCED: usize = 512;
 
 /// Spans of a request that is made ahead.
 const BATCH: usize = 8;
@@ -149,6 +147,10 @@ pub trait PageCache: Send + Sync + fmt::Debug {
     /// not before. Whoever calls holds no [`Known`](super::Known) of an index that grows.
     fn introduce(&self, files: &[Ino]) -> usize;
 
+    /// Sees to it that whoever opens `ino` and what follows it in its directory by name need not ask
+    /// for each, if that takes long enough for them to be worth it.
+    fn learn(&self, index: &Index, ino: Ino);
+
     /// Keeps `bytes` from `offset` on, whole pages but for the end of the file. May wait for
     /// whoever reads it at this moment.
     ///
@@ -168,6 +170,7 @@ pub(super) struct Engine {
     /// Whether reads lead to anything.
     follows: bool,
     recorder: Option<Mutex<Recorder>>,
+    walks: Mutex<Walks>,
     thread: Option<Thread<()>>,
 }
 
@@ -201,6 +204,8 @@ struct Tally {
 #[derive(Debug)]
 enum Message {
     Reads(Vec<Read>),
+    /// Names are asked for one after the other, this the last.
+    Names(Ino),
     /// Spans were made, reads wait to be looked for, or it is over.
     Look,
 }
@@ -304,6 +309,7 @@ impl Engine {
             is_over,
             follows,
             recorder: options.record.then(Mutex::default),
+            walks: Mutex::default(),
             thread: Some(thread),
         })
     }
@@ -330,6 +336,20 @@ impl Engine {
             && self.shared.asleep.swap(false, Ordering::SeqCst)
         {
             self.shared.tell(&self.inbox, Message::Look);
+        }
+    }
+
+    pub(super) fn saw_lookup(&self, ino: Ino) {
+        if !self.follows || self.pages.get().is_none() {
+            return;
+        }
+        let place = |index: &Arc<Index>| index.place(ino);
+        let Some((directory, number)) = self.reader.catalog.completed().and_then(place) else {
+            return;
+        };
+        let mut walks = self.walks.lock().unwrap_or_else(PoisonError::into_inner);
+        if walks.step(directory, number) {
+            self.shared.tell(&self.inbox, Message::Names(ino));
         }
     }
 
@@ -526,8 +546,6 @@ struct Pushing {
     run: u64,
     push: Push,
     next: u32,
-    /// The kernel has heard of those before it.
-    introduced: u32,
     steps: u32,
     /// Whether the file is past that was left out.
     is_marked: bool,
@@ -555,10 +573,10 @@ impl Follower {
             };
             match message {
                 Ok(message) => {
-                    if let Message::Reads(reads) = message {
-                        for read in reads {
-                            self.hear(read);
-                        }
+                    match message {
+                        Message::Reads(reads) => reads.into_iter().for_each(|read| self.hear(read)),
+                        Message::Names(ino) => self.learn(ino),
+                        Message::Look => {}
                     }
                     self.hear_seen();
                     self.feed();
@@ -638,10 +656,15 @@ impl Follower {
                 run: wanted.run,
                 push,
                 next: ino.0.saturating_add(1),
-                introduced: 0,
                 steps: 0,
                 is_marked: false,
             });
+        }
+    }
+
+    fn learn(&self, ino: Ino) {
+        if let (Some(pages), Some(index)) = (self.pages.get(), self.reader.catalog.completed()) {
+            pages.learn(index, ino);
         }
     }
 
@@ -786,10 +809,8 @@ impl Pushing {
             return Step::Over;
         }
         let is_apt = entry.size() <= LONGEST_PUSHED && file.start() >= reached;
-        if is_apt && ino.0 >= self.introduced {
-            let files = files_from(index, pages, ino);
-            pages.introduce(&files);
-            self.introduced = files.last().map_or(0, |last| last.0).max(self.next) + 1;
+        if is_apt {
+            pages.learn(index, ino);
         }
         if !is_apt || !pages.wants(ino) {
             self.pass();
@@ -819,19 +840,6 @@ impl Pushing {
         self.next = self.next.saturating_add(1);
         self.steps += 1;
     }
-}
-
-/// Files from `ino` on that may be pushed, some hundred of them.
-fn files_from(index: &Index, pages: &dyn PageCache, ino: Ino) -> Vec<Ino> {
-    let inos = (ino.0..=index.last_ino().0).take(INTRODUCED).map(Ino);
-    inos.filter(|ino| {
-        let entry = index.entry(*ino);
-        let is_apt = |entry: Entry<'_>| {
-            entry.size() <= LONGEST_PUSHED && touch(entry, 0, entry.size()).is_some()
-        };
-        entry.is_some_and(is_apt) && pages.shows(index, *ino)
-    })
-    .collect()
 }
 
 /// Has spans made by other threads.

@@ -16,6 +16,7 @@ mod copies;
 mod device;
 mod errno;
 mod failures;
+mod names;
 mod news;
 mod options;
 mod pages;
@@ -106,6 +107,9 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::saw_read`].
     fn saw_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
 
+    /// As [`Archive::saw_lookup`].
+    fn saw_lookup(&self, _ino: Ino) {}
+
     /// As [`Archive::push_into`].
     fn push_into(&self, _pages: Arc<dyn PageCache>) {}
 }
@@ -137,6 +141,10 @@ impl Content for Archive {
 
     fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
         Self::saw_read(self, ino, offset, len);
+    }
+
+    fn saw_lookup(&self, ino: Ino) {
+        Self::saw_lookup(self, ino);
     }
 
     fn push_into(&self, pages: Arc<dyn PageCache>) {
@@ -226,7 +234,8 @@ impl Tree {
             Err(errno) => return reply.error(errno),
         };
         if let Some(entry) = index.lookup(directory, &name) {
-            self.pages.looked_up(entry.ino());
+            self.pages.named(entry.ino());
+            self.content.saw_lookup(entry.ino());
             return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
         }
         if index.is_complete() {
@@ -331,7 +340,7 @@ impl Tree {
                 };
                 let attr = self.attributes(entry);
                 let name = ino.0.to_string();
-                self.pages.looked_up(ino);
+                self.pages.heard_of(ino);
                 reply.add(attr.ino, next, &name, &validity, &attr, Generation(0))
             });
         }
@@ -642,7 +651,7 @@ impl Filesystem for Tree {
                 tree.list(index, directory, offset, |entry, next, name| {
                     let attr = tree.attributes(entry);
                     let name = OsStr::from_bytes(name);
-                    tree.pages.looked_up(entry.ino());
+                    tree.pages.named(entry.ino());
                     reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
                 });
                 reply.ok();

@@ -6,14 +6,16 @@
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fuser::{INodeNo, Notifier};
+use rustix::io::Errno;
 
-use super::View;
 use super::roster::Roster;
+use super::{View, names};
 use crate::archive::PageCache;
 use crate::base::stats::Stats;
 use crate::index::{Index, Ino};
@@ -28,6 +30,9 @@ const LEAVES: usize = 1 << 12;
 /// pages.
 const LOST: u32 = 8;
 
+/// Whose next names are known up to here is not told more.
+const NAMES_AHEAD: usize = 16;
+
 /// What the kernel knows and has.
 pub(super) struct Pages {
     view: View,
@@ -36,7 +41,13 @@ pub(super) struct Pages {
     notifier: Mutex<Option<Notifier>>,
     /// How the kernel hears of files ahead.
     pub(super) roster: Roster,
+    /// Where it is mounted, and its device number, once it answers.
+    place: OnceLock<(PathBuf, u64)>,
+    /// The kernel cannot be told of anything ahead, or not by us.
+    is_deaf: AtomicBool,
     known: Bits,
+    /// Of what it also knows a name.
+    named: Bits,
     stored: Bits,
     /// How many files in a row were asked for that should have been there.
     lost: AtomicU32,
@@ -52,11 +63,20 @@ impl Pages {
             stats,
             notifier: Mutex::default(),
             roster: Roster::default(),
+            place: OnceLock::new(),
+            is_deaf: AtomicBool::new(false),
             known: Bits::default(),
+            named: Bits::default(),
             stored: Bits::default(),
             lost: AtomicU32::new(0),
             news: Mutex::default(),
         }
+    }
+
+    /// The mount answers.
+    pub(super) fn mounted(&self, mountpoint: &Path, device: u64) {
+        // It is mounted once.
+        drop(self.place.set((mountpoint.to_owned(), device)));
     }
 
     /// The mount's notifier, from now on.
@@ -98,14 +118,21 @@ impl Pages {
     }
 
     /// The kernel hears of `ino`.
-    pub(super) fn looked_up(&self, ino: Ino) {
+    pub(super) fn heard_of(&self, ino: Ino) {
         self.known.set(ino);
+    }
+
+    /// The kernel hears of `ino` and its name.
+    pub(super) fn named(&self, ino: Ino) {
+        self.known.set(ino);
+        self.named.set(ino);
     }
 
     /// The kernel has dropped `ino`, or a part of its references: then it is not pushed, nor told of
     /// changes before it asks again, which does no harm.
     pub(super) fn forgotten(&self, ino: Ino) {
         self.known.clear(ino);
+        self.named.clear(ino);
         self.stored.clear(ino);
     }
 
@@ -120,6 +147,23 @@ impl Pages {
         if self.lost.fetch_add(1, Ordering::Relaxed) + 1 == LOST {
             self.stored.clear_all();
             self.lost.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the kernel of something ahead by `tell`, on the mount at this place, if it listens.
+    fn ahead(&self, tell: impl FnOnce((&Path, u64)) -> io::Result<()>) {
+        let Some((mountpoint, device)) = self.place.get() else {
+            return;
+        };
+        if self.is_deaf.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = tell((mountpoint, *device)) {
+            tracing::debug!(%error, "the kernel hears of nothing ahead");
+            // Other errors are one directory's, or pass.
+            if is_final(&error) {
+                self.is_deaf.store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -145,8 +189,19 @@ impl PageCache for Pages {
         let is_unknown = |ino: &Ino| !self.known.has(*ino);
         let unknown: Vec<_> = files.iter().copied().filter(is_unknown).collect();
         let count = unknown.len();
-        self.roster.call(unknown);
+        self.ahead(|place| self.roster.show(place, unknown));
         count
+    }
+
+    fn learn(&self, index: &Index, ino: Ino) {
+        let Some((directory, number)) = index.place(ino) else {
+            return;
+        };
+        let mut next = index.children(directory, number).take(NAMES_AHEAD);
+        if let Some(next) = next.find(|child| !self.named.has(child.ino)) {
+            let from = (directory, next.number);
+            self.ahead(|place| names::learn(place, self.view, index, from));
+        }
     }
 
     fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -159,6 +214,19 @@ impl PageCache for Pages {
         }
         notifier.store(INodeNo(ino.0.into()), offset, bytes)
     }
+}
+
+/// Whether an error will be the same for everything: not permitted, not known to this kernel, not our
+/// mount any more, or nothing heard for all that.
+fn is_final(error: &io::Error) -> bool {
+    let finals = [
+        Errno::PERM,
+        Errno::NOSYS,
+        Errno::INVAL,
+        Errno::XDEV,
+        Errno::NODATA,
+    ];
+    Errno::from_io_error(error).is_some_and(|error| finals.contains(&error))
 }
 
 impl fmt::Debug for Pages {
@@ -236,13 +304,13 @@ mod tests {
         let pages = Pages::new(View::WHOLE, Arc::default());
         for ino in [Ino(1), Ino(64), Ino(INODES_A_LEAF + 3), Ino(u32::MAX)] {
             assert!(!pages.wants(ino));
-            pages.looked_up(ino);
+            pages.named(ino);
             assert!(pages.wants(ino));
             assert!(!pages.wants(Ino(ino.0 ^ 1)), "its neighbour");
             pages.asked_for(ino);
             assert!(!pages.wants(ino));
             pages.forgotten(ino);
-            pages.looked_up(ino);
+            pages.named(ino);
             assert!(pages.wants(ino), "again");
         }
     }
@@ -251,7 +319,7 @@ mod tests {
     fn files_whose_pages_were_dropped_are_wanted_again() {
         let pages = Pages::new(View::WHOLE, Arc::default());
         for number in 1..100 {
-            pages.looked_up(Ino(number));
+            pages.named(Ino(number));
             pages.asked_for(Ino(number));
         }
         for number in 1..LOST {
@@ -268,7 +336,7 @@ mod tests {
     #[test]
     fn nothing_is_stored_without_a_mount() {
         let pages = Pages::new(View::WHOLE, Arc::default());
-        pages.looked_up(Ino(7));
+        pages.named(Ino(7));
         assert!(pages.store(Ino(7), 0, b"bytes").is_err());
         assert!(pages.wants(Ino(7)));
     }

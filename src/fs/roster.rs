@@ -14,19 +14,17 @@
 use std::fmt::Write;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo};
-use rustix::fs::{CWD, Mode, OFlags, RawDir, fstat, openat};
+use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::Errno;
-use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::attr;
+use super::names::copy_of;
 use crate::index::Ino;
 
 /// What the kernel asks for at once: the names of some 700 files. Before Linux 6.15 it was a page, some
@@ -42,10 +40,6 @@ const SECRET_BYTES: usize = 16;
 /// Files that the kernel is to hear of.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
-    /// Where it is mounted, and its device number, once it answers.
-    place: OnceLock<(PathBuf, u64)>,
-    /// The kernel cannot be told in this way, or not by us.
-    is_deaf: AtomicBool,
     shown: Mutex<Shown>,
 }
 
@@ -62,34 +56,20 @@ struct Shown {
 }
 
 impl Roster {
-    /// The mount answers.
-    pub(super) fn mounted(&self, mountpoint: &Path, device: u64) {
-        // It is mounted once.
-        drop(self.place.set((mountpoint.to_owned(), device)));
-    }
-
-    /// Makes the kernel hear of `files`. When it cannot be done, readers ask by themselves. Whoever
-    /// calls holds nothing that an answer needs. From one thread at a time.
-    pub(super) fn call(&self, files: Vec<Ino>) {
-        let Some((mountpoint, device)) = self.place.get() else {
-            return;
-        };
-        if files.is_empty() || self.is_deaf.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Err(error) = self.show(mountpoint, *device, files) {
-            tracing::debug!(%error, "the kernel hears of no files ahead");
-            // Other errors pass.
-            if is_final(&error) {
-                self.is_deaf.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-
+    /// Makes the kernel hear of `files` on the mount at `mountpoint` with the device number `device`.
+    /// Whoever calls holds nothing that an answer needs. From one thread at a time.
+    ///
     /// # Errors
-    /// When it cannot be done: others than root may make no copy of a mount, and something else may
-    /// have been mounted on top.
-    fn show(&self, mountpoint: &Path, device: u64, mut files: Vec<Ino>) -> io::Result<()> {
+    /// When it cannot be done; then readers ask by themselves. Others than root may make no copy of a
+    /// mount.
+    pub(super) fn show(
+        &self,
+        (mountpoint, device): (&Path, u64),
+        mut files: Vec<Ino>,
+    ) -> io::Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
         let root = copy_of(mountpoint, device)?;
         let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
         while !files.is_empty() {
@@ -202,28 +182,4 @@ fn directory(inode: INodeNo) -> FileAttr {
         blksize: attr::BLKSIZE,
         flags: 0,
     }
-}
-
-/// Whether an error will be the same the next time: not permitted, not known to this kernel, not our
-/// mount any more, or nothing heard for all that.
-fn is_final(error: &io::Error) -> bool {
-    let finals = [
-        Errno::PERM,
-        Errno::NOSYS,
-        Errno::INVAL,
-        Errno::XDEV,
-        Errno::NODATA,
-    ];
-    Errno::from_io_error(error).is_some_and(|error| finals.contains(&error))
-}
-
-/// A copy of the mount at `mountpoint` that is attached nowhere.
-fn copy_of(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let root = open_tree(CWD, mountpoint, flags)?;
-    // Something else may have been mounted on top.
-    if fstat(&root)?.st_dev != device {
-        return Err(Errno::XDEV.into());
-    }
-    Ok(root)
 }

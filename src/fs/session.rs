@@ -135,7 +135,7 @@ impl Mount {
         };
         let device = mount.first_answer()?;
         mount.device = Some(device);
-        mount.pages.roster.mounted(&mount.mountpoint, device);
+        mount.pages.mounted(&mount.mountpoint, device);
         content.push_into(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
         read_ahead(device);
         Ok(mount)
