@@ -11,7 +11,7 @@ use crate::base::extent::Plain;
 
 /// How long a scan waits for a follower that does not move: it may be waiting for a page that
 /// someone reads who waits for the scan.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Between one scan and one follower.
 #[derive(Debug, Default)]
@@ -62,5 +62,57 @@ impl Leash {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_that_nobody_follows_waits_for_no_one() {
+        let leash = Leash::default();
+        leash.wait(Plain(1000), 10);
+        leash.follow(Plain(5));
+        leash.let_go();
+        leash.wait(Plain(1000), 10);
+        assert!(!leash.state().is_stuck);
+    }
+
+    #[test]
+    fn a_scan_waits_until_its_follower_is_near() {
+        let leash = Leash::default();
+        leash.follow(Plain(0));
+        leash.wait(Plain(10), 10);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for offset in (0..=90).step_by(10) {
+                    leash.follow(Plain(offset));
+                    // Far less than the patience.
+                    std::thread::sleep(PATIENCE / 20);
+                }
+            });
+            leash.wait(Plain(100), 10);
+            assert_eq!(leash.state().follower, Some(Plain(90)));
+        });
+    }
+
+    #[test]
+    fn a_follower_that_does_not_move_is_waited_for_once() {
+        let leash = Leash::default();
+        leash.follow(Plain(0));
+        leash.wait(Plain(100), 10);
+        assert!(leash.state().is_stuck);
+        leash.wait(Plain(1000), 10);
+        leash.follow(Plain(1));
+        assert!(!leash.state().is_stuck, "it moves");
+    }
+
+    #[test]
+    fn a_follower_never_goes_back() {
+        let leash = Leash::default();
+        leash.follow(Plain(50));
+        leash.follow(Plain(20));
+        assert_eq!(leash.state().follower, Some(Plain(50)));
     }
 }

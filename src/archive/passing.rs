@@ -67,6 +67,8 @@ struct Part {
     ino: Ino,
     offset: u64,
     len: u32,
+    /// Where it ends in the archive.
+    end: Plain,
     /// Whether the file ends with it.
     is_last: bool,
 }
@@ -76,8 +78,8 @@ struct Part {
 struct Batch {
     parts: Vec<Part>,
     bytes: u64,
-    /// The scan has passed this, and nothing before it is left to be done.
-    passed: Plain,
+    /// How far the scan had come.
+    known: Plain,
     /// Whether there is nothing behind it until the scan goes on.
     is_at_end: bool,
 }
@@ -126,13 +128,16 @@ impl Passing {
             if self.room == 0 {
                 return Passed::All;
             }
+            self.leash.follow(part.end);
         }
-        self.leash.follow(batch.passed);
-        match (batch.is_at_end, is_over) {
-            (false, _) => Passed::More,
-            (true, false) => Passed::Until(Plain(batch.passed.0.saturating_add(1))),
-            (true, true) => Passed::All,
+        if !batch.is_at_end {
+            return Passed::More;
         }
+        self.leash.follow(batch.known);
+        if is_over {
+            return Passed::All;
+        }
+        Passed::Until(Plain(batch.known.0.saturating_add(1)))
     }
 
     /// Finds what is to be done next, and goes past it.
@@ -166,18 +171,16 @@ impl Passing {
                 ino: self.next,
                 offset: self.offset,
                 len: u32::try_from(end - self.offset).unwrap_or(u32::MAX),
+                end: Plain(start.0 + end),
                 is_last,
             });
             batch.bytes += end - self.offset;
-            batch.passed = Plain(start.0 + end);
             self.offset = end;
             if is_last {
                 self.go_on();
             }
         }
-        if batch.is_at_end {
-            batch.passed = Plain(index.origin().plain_bytes);
-        }
+        batch.known = Plain(index.origin().plain_bytes);
         batch
     }
 

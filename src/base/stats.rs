@@ -134,6 +134,8 @@ stats! {
     served_bytes,
     /// Reads that the kernel asked a mount for.
     served_reads,
+    /// Names the kernel asked for, of entries that are there.
+    served_lookups,
     /// Files put into the kernel's page cache before they were read.
     pushed_files,
     /// Bytes of those files.
@@ -211,6 +213,7 @@ mod tests {
             "spool_evicted_bytes",
             "served_bytes",
             "served_reads",
+            "served_lookups",
             "pushed_files",
             "pushed_bytes",
             "told_changes",

@@ -234,6 +234,7 @@ impl Tree {
             Err(errno) => return reply.error(errno),
         };
         if let Some(entry) = index.lookup(directory, &name) {
+            self.stats.served_lookups.increment();
             self.pages.named(entry.ino());
             self.content.saw_lookup(entry.ino());
             return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));

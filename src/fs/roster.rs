@@ -183,3 +183,49 @@ fn directory(inode: INodeNo) -> FileAttr {
         flags: 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(roster: &Roster, inode: INodeNo, room: usize) -> Vec<Ino> {
+        let mut listed = Vec::new();
+        roster.list(inode, |ino, next| {
+            let is_full = listed.len() == room;
+            if !is_full {
+                listed.push(ino);
+                assert_eq!(next, listed.len() as u64);
+            }
+            is_full
+        });
+        listed
+    }
+
+    #[test]
+    fn a_roster_is_found_by_its_name_alone_which_is_new_each_time() {
+        let roster = Roster::default();
+        assert!(roster.look_up(b"").is_none());
+        let name = roster.put_up(vec![Ino(7)]).expect("random bytes");
+        let found = roster.look_up(name.as_bytes()).expect("it is shown");
+        assert_eq!((found.perm, found.kind), (0, FileType::Directory));
+        assert!(Roster::is(found.ino));
+        assert!(roster.look_up(b"").is_none());
+        let other = roster.put_up(vec![Ino(8)]).expect("random bytes");
+        assert_ne!(other, name);
+        assert!(roster.look_up(name.as_bytes()).is_none());
+        drop(Down(&roster));
+        assert!(roster.look_up(other.as_bytes()).is_none());
+        assert!(roster.look_up(b"").is_none());
+    }
+
+    #[test]
+    fn what_finds_no_room_is_left_for_the_next_one() {
+        let roster = Roster::default();
+        let files: Vec<_> = (1..=5).map(Ino).collect();
+        roster.put_up(files.clone()).expect("random bytes");
+        assert!(listed(&roster, inode(2), 9).is_empty(), "another one's");
+        assert!(roster.unheard().is_err(), "nothing was heard of");
+        assert_eq!(listed(&roster, inode(1), 3), files[..3]);
+        assert_eq!(roster.unheard().ok().as_deref(), Some(&files[3..]));
+    }
+}

@@ -3,14 +3,18 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
-use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, Touched};
+use tarfs::archive::{
+    Ahead, Archive, OpenOptions, PageCache, Prefetch, PrefetchState, Spooling, Touched,
+};
 use tarfs::base::extent::Plain;
 use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Counter;
 use tarfs::fs::{Content, Force, Mount, MountOptions, Tree as Mounted, View};
-use tarfs::index::Ino;
+use tarfs::index::{Index, Ino};
 
 use super::{Lab, PATH, index, ino, large_lz4, packed};
 use crate::support::http::Resource;
@@ -316,6 +320,26 @@ fn who_opens_files_by_name_finds_them_pushed_too() {
 }
 
 #[test]
+fn names_that_are_asked_for_in_a_row_are_told_by_hundreds() {
+    let place = Pushing::new();
+    let look = |numbers: &mut dyn Iterator<Item = usize>| {
+        let before = place.count(|stats| &stats.served_lookups);
+        for number in numbers {
+            let found = fs::metadata(place.path(number)).expect("there");
+            assert_eq!(found.len(), small_content(number).len() as u64);
+            settle(&place.archive);
+        }
+        place.count(|stats| &stats.served_lookups) - before
+    };
+    let asked = look(&mut (0..1000));
+    if is_root() {
+        assert!(asked < 50, "{asked}");
+    }
+    let asked = look(&mut (1000..2000).rev());
+    assert!(asked >= 1000, "nobody knows what comes before: {asked}");
+}
+
+#[test]
 fn only_what_is_shown_is_listed_for_who_opens_by_name() {
     let place = Pushing::showing(Some("1"));
     let read = |number: usize| {
@@ -345,6 +369,68 @@ fn a_mount_can_be_taken_out_while_its_names_are_listed() {
         let mount = place.mount.as_ref().expect("mounted");
         mount.unmount(Force::No).expect("nobody is in its way");
     }
+}
+
+/// A page cache that takes its time.
+#[derive(Debug, Default)]
+struct SlowPages {
+    stored_bytes: AtomicU64,
+}
+
+impl PageCache for SlowPages {
+    fn wants(&self, _ino: Ino) -> bool {
+        true
+    }
+
+    fn shows(&self, _index: &Index, _ino: Ino) -> bool {
+        true
+    }
+
+    fn introduce(&self, files: &[Ino]) -> usize {
+        files.len()
+    }
+
+    fn learn(&self, _index: &Index, _ino: Ino) {}
+
+    fn store(&self, _ino: Ino, _offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        std::thread::sleep(Duration::from_millis(2));
+        let len = bytes.len() as u64;
+        self.stored_bytes.fetch_add(len, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_scan_waits_for_who_stores_what_it_passes() {
+    let (tree, lab) = (Tree::large(), Lab::new());
+    let mut options = lab.without_spool();
+    // A fifth of the archive is in memory at once.
+    options.scan.memory = 64 << 20;
+    options.scan.chunk_len = 256 << 10;
+    // Not before someone follows.
+    let gate = Arc::new(Barrier::new(2));
+    let (is_held, at_gate) = (AtomicBool::new(true), Arc::clone(&gate));
+    let resource = Resource::new(large_lz4()).etag("\"1\"");
+    lab.server.route(PATH, move |request| {
+        let is_behind = request.range().is_some_and(|(start, _)| start >= 8 << 20);
+        if is_behind && is_held.swap(false, Ordering::SeqCst) {
+            at_gate.wait();
+        }
+        resource.answer(request)
+    });
+    let (source, stats) = lab.source();
+    let archive =
+        Archive::open_early(source, &options, lab.network.handle(), &stats).expect("begun");
+    archive
+        .start_prefetch(Prefetch::default())
+        .expect("threads");
+    let pages = Arc::<SlowPages>::default();
+    archive.push_into(Arc::clone(&pages) as Arc<dyn PageCache>);
+    gate.wait();
+    let total: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
+    wait::until("all is stored", || {
+        pages.stored_bytes.load(Ordering::SeqCst) == total as u64
+    });
 }
 
 /// Opens with empty memory and prepares `prefetch`.
