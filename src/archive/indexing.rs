@@ -110,7 +110,8 @@ impl Sink for Indexing<'_> {
                 layer: 0,
                 span: span.number,
             };
-            // What was stored last leaves memory last, too.
+            // Before there is room for this one. A third is what is yet to be stored, as what was
+            // stored last has been read last, and leaves memory last.
             let most = memory.room() / 3;
             if most >= span.plain.len() {
                 self.leash.wait(span.plain.start(), most);

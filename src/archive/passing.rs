@@ -3,7 +3,7 @@
 //! A span is in memory when the scan has just made it, and then gives way to the next ones. Who reads
 //! a file after that has it made again, or read back from disk, and handed over; handed over at once
 //! it costs one copy. So files are stored as soon as their bytes are known, long ones in parts.
-//! Nothing waits for that: what has left memory before its turn is left out.
+//! The scan waits for that [a little](super::leash); what has left memory before its turn is left out.
 
 use std::sync::Arc;
 
@@ -78,6 +78,8 @@ struct Part {
 struct Batch {
     parts: Vec<Part>,
     bytes: u64,
+    /// Where the last part ends.
+    end: Plain,
     /// How far the scan had come.
     known: Plain,
     /// Whether there is nothing behind it until the scan goes on.
@@ -131,6 +133,8 @@ impl Passing {
             self.leash.follow(part.end);
         }
         if !batch.is_at_end {
+            // Also past what was not there any more.
+            self.leash.follow(batch.end);
             return Passed::More;
         }
         self.leash.follow(batch.known);
@@ -175,6 +179,7 @@ impl Passing {
                 is_last,
             });
             batch.bytes += end - self.offset;
+            batch.end = Plain(start.0 + end);
             self.offset = end;
             if is_last {
                 self.go_on();

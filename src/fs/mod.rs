@@ -235,8 +235,13 @@ impl Tree {
         };
         if let Some(entry) = index.lookup(directory, &name) {
             self.stats.served_lookups.increment();
-            self.pages.named(entry.ino());
-            self.content.saw_lookup(entry.ino());
+            if index.is_complete() {
+                self.pages.named(entry.ino());
+                self.content.saw_lookup(entry.ino());
+            } else {
+                // The name is soon asked for again.
+                self.pages.heard_of(entry.ino());
+            }
             return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
         }
         if index.is_complete() {
@@ -318,7 +323,7 @@ impl Tree {
             return;
         };
         for child in index.children(directory.ino(), from) {
-            if child.name.len() > MAX_NAME_BYTES || child.name.contains(&0) {
+            if !is_listed(child.name) {
                 continue;
             }
             let Some(entry) = index.entry(child.ino) else {
@@ -341,8 +346,11 @@ impl Tree {
                 };
                 let attr = self.attributes(entry);
                 let name = ino.0.to_string();
-                self.pages.heard_of(ino);
-                reply.add(attr.ino, next, &name, &validity, &attr, Generation(0))
+                let is_full = reply.add(attr.ino, next, &name, &validity, &attr, Generation(0));
+                if !is_full {
+                    self.pages.heard_of(ino);
+                }
+                is_full
             });
         }
         reply.ok();
@@ -415,6 +423,11 @@ impl Answer {
     }
 }
 
+/// Whether a listing has this name.
+fn is_listed(name: &[u8]) -> bool {
+    name.len() <= MAX_NAME_BYTES && !name.contains(&0)
+}
+
 /// The offset of what follows child `number` in a listing.
 fn offset_behind(number: u32) -> u64 {
     u64::from(number) + 3
@@ -479,12 +492,12 @@ impl Filesystem for Tree {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
         if parent == INodeNo::ROOT
             && let Some(attr) = self.pages.roster.look_up(name.as_bytes())
         {
             return reply.entry(&FOR_NOW, &attr, Generation(0));
         }
+        let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
         self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
     }
 
@@ -496,6 +509,9 @@ impl Filesystem for Tree {
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
+        if let Some(attr) = self.pages.roster.attributes(ino) {
+            return reply.attr(&FOR_NOW, &attr);
+        }
         let index = self.content.index();
         match self.entry(&index, ino) {
             Ok(entry) => reply.attr(&validity(&index), &self.attributes(entry)),
@@ -622,6 +638,10 @@ impl Filesystem for Tree {
         mut reply: ReplyDirectory,
     ) {
         let _span = trace_span!("readdir", inode = ino.0, offset).entered();
+        if Roster::is(ino) {
+            // Names alone are of no use.
+            return reply.ok();
+        }
         self.with_listings(move |tree, index| match tree.directory(index, ino) {
             Ok(directory) => {
                 tree.list(index, directory, offset, |entry, next, name| {
@@ -652,8 +672,11 @@ impl Filesystem for Tree {
                 tree.list(index, directory, offset, |entry, next, name| {
                     let attr = tree.attributes(entry);
                     let name = OsStr::from_bytes(name);
-                    tree.pages.named(entry.ino());
-                    reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0))
+                    let is_full = reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0));
+                    if !is_full {
+                        tree.pages.named(entry.ino());
+                    }
+                    is_full
                 });
                 reply.ok();
             }

@@ -1,8 +1,8 @@
 //! The kernel's page cache, as far as it can be filled from here.
 //!
-//! The kernel takes bytes only of inodes that it knows, so what it has looked up is remembered, a
-//! bit for each inode. Another bit says that a file's bytes are there already. Both go when the
-//! kernel forgets the inode, and its pages with it.
+//! The kernel takes bytes only of inodes that it knows, so what it has heard of is remembered, a bit for
+//! each inode, and another for those of which it was told a name. A third says that a file's bytes are
+//! there already. All go when the kernel forgets the inode, and its pages with it.
 
 use std::fmt;
 use std::io;
@@ -15,10 +15,10 @@ use fuser::{INodeNo, Notifier};
 use rustix::io::Errno;
 
 use super::roster::Roster;
-use super::{View, names};
+use super::{View, is_listed, names};
 use crate::archive::PageCache;
 use crate::base::stats::Stats;
-use crate::index::{Index, Ino};
+use crate::index::{Child, Index, Ino};
 
 /// Inodes whose bits share one allocation, of 128 KiB.
 const INODES_A_LEAF: u32 = 1 << 20;
@@ -188,9 +188,8 @@ impl PageCache for Pages {
     fn introduce(&self, files: &[Ino]) -> usize {
         let is_unknown = |ino: &Ino| !self.known.has(*ino);
         let unknown: Vec<_> = files.iter().copied().filter(is_unknown).collect();
-        let count = unknown.len();
-        self.ahead(|place| self.roster.show(place, unknown));
-        count
+        self.ahead(|place| self.roster.show(place, unknown.clone()));
+        unknown.iter().filter(|ino| self.known.has(**ino)).count()
     }
 
     fn learn(&self, index: &Index, ino: Ino) {
@@ -198,7 +197,8 @@ impl PageCache for Pages {
             return;
         };
         let mut next = index.children(directory, number).take(NAMES_AHEAD);
-        if let Some(next) = next.find(|child| !self.named.has(child.ino)) {
+        let is_news = |child: &Child<'_>| !self.named.has(child.ino) && is_listed(child.name);
+        if let Some(next) = next.find(is_news) {
             let from = (directory, next.number);
             self.ahead(|place| names::learn(place, self.view, index, from));
         }

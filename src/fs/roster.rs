@@ -5,8 +5,9 @@
 //! directories has to wait for the end of a scan. So there is a directory beside the tree that lists
 //! whatever files are on the roster, by their numbers: hundreds become known by two requests.
 //!
-//! What lies in it can be opened past the directories that check who may pass. So its name is known
-//! to this process alone, which makes up a new one each time, and nobody has permissions on it.
+//! What lies in it can be opened past the directories that check who may pass. So nobody has
+//! permissions on it, which leaves root, who may pass everywhere; and its name is made up anew each time
+//! and gone after the listing.
 //!
 //! Nobody stands in the mount for that, which would be in the way of who unmounts it: it happens in
 //! a copy of it that is attached nowhere, and goes with the descriptor.
@@ -34,7 +35,7 @@ const LISTING_BYTES: usize = 128 << 10;
 /// Rosters have numbers from here on as inodes, where no index has any.
 const FIRST_INODE: u64 = 1 << 62;
 
-/// Bytes of a name that cannot be guessed.
+/// Bytes of a name that no archive has, and nobody guesses.
 const SECRET_BYTES: usize = 16;
 
 /// Files that the kernel is to hear of.
@@ -76,7 +77,12 @@ impl Roster {
             let name = self.put_up(files)?;
             let _taken_down = Down(self);
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let directory = openat(&root, &name, flags, Mode::empty())?;
+            let directory =
+                openat(&root, &name, flags, Mode::empty()).map_err(|error| match error {
+                    // It will be refused the next time, too.
+                    Errno::ACCESS => Errno::PERM,
+                    other => other,
+                })?;
             // One request: those for what follows would be for names alone.
             RawDir::new(&directory, &mut buffer).next().transpose()?;
             files = self.unheard()?;
@@ -122,6 +128,16 @@ impl Roster {
         let shown = self.shown();
         let is_it = !shown.name.is_empty() && name == shown.name.as_bytes();
         is_it.then(|| directory(inode(shown.number)))
+    }
+
+    /// The roster's own attributes, if `inode` is the one that is shown now.
+    pub(super) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
+        if !Self::is(inode) {
+            return None;
+        }
+        let shown = self.shown();
+        let is_it = !shown.name.is_empty() && inode == self::inode(shown.number);
+        is_it.then(|| directory(inode))
     }
 
     /// Whether `inode` is that of a roster, of now or before.

@@ -78,6 +78,9 @@ impl View {
 
     /// Whether `ino` is below the root, by the first of its names.
     pub(super) fn shows(self, index: &Index, ino: Ino) -> bool {
+        if self.root == Ino::ROOT {
+            return true;
+        }
         let mut directory = ino;
         while directory != self.root && directory != Ino::ROOT {
             let Some(entry) = index.entry(directory) else {

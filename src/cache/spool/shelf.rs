@@ -212,11 +212,16 @@ impl Disk {
                 reserve: 0,
             };
         };
-        let used = disk.f_blocks.saturating_sub(disk.f_bfree);
-        let usable = used.saturating_add(disk.f_bavail);
+        Self::new(disk.f_frsize, disk.f_blocks, disk.f_bfree, disk.f_bavail)
+    }
+
+    /// With so many blocks of `block_bytes`, of which so many are free, and available to everyone.
+    fn new(block_bytes: u64, blocks: u64, free: u64, available: u64) -> Self {
+        let used = blocks.saturating_sub(free);
+        let usable = used.saturating_add(available);
         Self {
-            available: disk.f_bavail.saturating_mul(disk.f_frsize),
-            reserve: usable.saturating_mul(disk.f_frsize) / 10,
+            available: available.saturating_mul(block_bytes),
+            reserve: usable.saturating_mul(block_bytes) / 10,
         }
     }
 }
@@ -276,6 +281,18 @@ mod tests {
         assert!(limit <= disk.available.saturating_sub(disk.reserve) + (1 << 30));
         let missing = shelf.missing(&[], disk.available);
         assert!(missing >= disk.reserve.saturating_sub(1 << 30), "{missing}");
+    }
+
+    #[test]
+    fn what_is_set_aside_for_root_is_no_part_of_a_disk() {
+        let disk = Disk::new(4096, 1000, 1000, 1000);
+        assert_eq!((disk.available, disk.reserve), (1000 * 4096, 100 * 4096));
+        let mostly_for_root = Disk::new(4096, 1000, 800, 100);
+        assert_eq!(mostly_for_root.reserve, 30 * 4096);
+        let full = Disk::new(4096, 1000, 0, 0);
+        assert_eq!((full.available, full.reserve), (0, 100 * 4096));
+        let senseless = Disk::new(u64::MAX, 1, u64::MAX, u64::MAX);
+        assert_eq!(senseless.reserve, u64::MAX / 10);
     }
 
     #[test]
