@@ -16,4 +16,5 @@ mod remote;
 mod semantics;
 mod spool;
 mod status;
+mod successor;
 mod support;
