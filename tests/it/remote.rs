@@ -46,6 +46,7 @@ impl Client {
             idle_timeout: Duration::from_secs(5),
             retry: Retry {
                 attempts: 3,
+                persists: false,
                 first_pause: Duration::ZERO,
                 longest_pause: Duration::ZERO,
             },
@@ -605,7 +606,7 @@ fn a_server_in_trouble_is_asked_again_and_then_given_up() {
     let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
     let resource = Resource::new(bytes.clone());
     server.route("/a", move |request| match request.number {
-        1 | 4 | 7.. => Response::new(503).with("Retry-After", "3600"),
+        1 | 4 | 7.. => Response::new(503).with("Retry-After", "0"),
         _ => resource.answer(request),
     });
     let source = client.open(&server.url("/a")).expect("opened");

@@ -94,6 +94,7 @@ impl Lab {
             idle_timeout: Duration::from_secs(20),
             retry: Retry {
                 attempts: 2,
+                persists: false,
                 first_pause: Duration::ZERO,
                 longest_pause: Duration::ZERO,
             },
