@@ -84,7 +84,7 @@ stats! {
     source_retries,
     /// Requests cut, and repeated for the rest, because they crawled.
     source_cuts,
-    /// Requests sent a second time beside the first, because that one was the last and late.
+    /// Requests sent a second time beside the first, because someone waited for it and it was late.
     source_hedges,
     /// Times that fewer requests were sent at once because the server said to be busy.
     source_slowdowns,

@@ -130,6 +130,17 @@ impl Cause {
             _ => false,
         }
     }
+
+    /// Whether the server was out of reach, or said that it cannot serve for now: something that
+    /// may be over in a minute, whatever is asked for and however often.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
+            Self::Http(status) => matches!(status, 429 | 502..=504),
+            Self::Busy(_) => true,
+            _ => false,
+        }
+    }
 }
 
 impl From<io::Error> for Cause {

@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use super::{Cause, Obstacle};
+use super::Cause;
 
 /// How stubborn a source is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +53,7 @@ impl Retry {
         asked: Option<Duration>,
         left: Duration,
     ) -> Result<Duration, Cause> {
-        let goes_on = failures < self.attempts || (self.persists && is_outage(&cause));
+        let goes_on = failures < self.attempts || (self.persists && cause.is_outage());
         if !goes_on {
             return Err(cause);
         }
@@ -62,15 +62,6 @@ impl Retry {
         }
         let pause = asked.unwrap_or_default() + spread(self.pause(failures));
         if pause < left { Ok(pause) } else { Err(cause) }
-    }
-}
-
-/// Whether it may be over in a minute, whatever is asked for and however often.
-fn is_outage(cause: &Cause) -> bool {
-    match cause {
-        Cause::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
-        Cause::Http(status) => matches!(status, 429 | 502..=504),
-        _ => false,
     }
 }
 
@@ -84,6 +75,7 @@ fn spread(pause: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::Obstacle;
 
     const LEFT: Duration = Duration::from_mins(1);
 

@@ -8,6 +8,7 @@ mod copy;
 mod daemon;
 mod differential;
 mod docs;
+mod faults;
 mod lazy;
 mod materialize;
 mod mount;

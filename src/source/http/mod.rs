@@ -75,7 +75,7 @@ impl Http {
         let client =
             Client::new(url, &options).map_err(|cause| Error::new(location.as_str(), cause))?;
         let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
-        let mut timer = Timer::new(options.timeout);
+        let mut timer = Timer::new(options.timeout, 0);
         // Whoever is wrong about the address should hear of it soon.
         effort.retry.persists = false;
         let (fingerprint, resolved, body) = loop {
@@ -116,10 +116,10 @@ impl Http {
     async fn fill(&self, offset: u64, buffer: &mut Buffer, watch: &Watch) -> Result<(), Error> {
         let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
         effort.is_open = true;
-        let mut timer = Timer::new(self.timeout);
         let mut filled = self
             .copy_prefix(offset, buffer)
             .map_err(|cause| effort.error(self.location(), cause))?;
+        let mut timer = Timer::new(self.timeout, filled as u64);
         watch.set_received(filled);
         while filled < buffer.len() {
             let left = timer.left(filled as u64);
@@ -388,14 +388,18 @@ struct Timer {
     patience: Patience,
     looked: Instant,
     counted: u64,
+    /// Whether anything came.
+    is_alive: bool,
 }
 
 impl Timer {
-    fn new(timeout: Duration) -> Self {
+    /// `received` bytes are there without having been waited for.
+    fn new(timeout: Duration, received: u64) -> Self {
         Self {
             patience: Patience::new(timeout),
             looked: Instant::now(),
-            counted: 0,
+            counted: received,
+            is_alive: false,
         }
     }
 
@@ -403,6 +407,7 @@ impl Timer {
     fn left(&mut self, received: u64) -> Duration {
         let (now, came) = (Instant::now(), received.saturating_sub(self.counted));
         self.patience.waited(now - self.looked, came);
+        self.is_alive |= came > 0;
         (self.looked, self.counted) = (now, received);
         self.patience.left()
     }
@@ -420,9 +425,10 @@ impl Timer {
         loop {
             let left = self.left(received());
             if left.is_zero() {
-                let obstacle = match self.counted {
-                    0 => Obstacle::Timeout,
-                    _ => Obstacle::Crawl,
+                let obstacle = if self.is_alive {
+                    Obstacle::Crawl
+                } else {
+                    Obstacle::Timeout
                 };
                 return Cause::Unreachable {
                     obstacle,
@@ -615,7 +621,7 @@ impl<'a> Pour<'a> {
             seen: 0,
             received: 0,
             effort,
-            timer: Timer::new(source.timeout),
+            timer: Timer::new(source.timeout, 0),
         }
     }
 
