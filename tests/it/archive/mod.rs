@@ -10,6 +10,7 @@ mod indexed;
 mod lives;
 mod packings;
 mod prefetch;
+mod schedules;
 mod spool;
 
 use std::path::PathBuf;
