@@ -277,9 +277,13 @@ impl Opening {
                 | ReadError::Unscanned
                 | ReadError::NotAFile,
             ) => Err(foreign_index(path, &*self.source)),
-            Err(ReadError::Changed(error) | ReadError::Unreachable(error)) => {
-                Err(self.failed(Error::clone(&error), None))
-            }
+            Err(
+                ReadError::Changed(error)
+                | ReadError::Gone(error)
+                | ReadError::Unreachable(error)
+                | ReadError::TimedOut(error)
+                | ReadError::Refused(error),
+            ) => Err(self.failed(Error::clone(&error), None)),
         }
     }
 
@@ -395,7 +399,10 @@ impl Opening {
         let budget = Pool::new(self.half());
         // Kept spans last: they would have to be decoded again.
         let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
+        let (network, source) = (self.network.clone(), Arc::clone(&self.source));
+        let stats = Arc::clone(&self.stats);
         Reader {
+            reads: fetch::Reads::new(network, source, budget.clone(), stats),
             source: Arc::clone(&self.source),
             catalog,
             policy,

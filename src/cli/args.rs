@@ -51,6 +51,22 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed_wait: u64,
 
+    /// Seconds that a read waits for bytes worth the name, repetitions and pauses included
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = crate::source::TIMEOUT.as_secs(),
+        value_parser = clap::value_parser!(u64).range(1..=86_400),
+        help_heading = "Network"
+    )]
+    pub timeout: u64,
+
+    /// How often a request that failed is sent again [default: 4, and as long as --timeout allows
+    /// when the server of an archive that was opened cannot be reached or says it is busy]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1_000_000),
+          help_heading = "Network")]
+    pub retries: Option<u32>,
+
     /// Memory for buffers, decoders and cached data together; the index comes on top
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     pub memory: Size,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Args;
@@ -32,6 +32,10 @@ use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{Content, Failure, Force, Mount, MountOptions, Orphan, Tree, UnmountError, View};
 use crate::index::Ino;
+
+/// How much longer than a read of the source someone may wait in vain for an answer: a read that is
+/// over says why.
+const SLACK: Duration = Duration::from_secs(5);
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
@@ -253,7 +257,9 @@ fn serve_opened(
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
-    let mut tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    let timeout = Duration::from_secs(args.source.timeout) + SLACK;
+    let tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    let mut tree = tree.with_timeout(timeout);
     if let Some(copy) = copy {
         let copies = copy.copies();
         tree = tree.with_copies(copies).context("cannot start a thread")?;

@@ -16,7 +16,7 @@ use super::settings;
 use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
-use crate::source::{self, Source};
+use crate::source::{self, Retry, Source};
 use crate::tar;
 
 /// The network's threads; everything else has threads of its own.
@@ -48,6 +48,8 @@ pub(super) fn source(
             .map(|header| (header.name.clone(), header.value.clone()))
             .collect(),
         connections: args.connections,
+        timeout: Duration::from_secs(args.timeout),
+        retry: retry(args),
         stats: Arc::clone(stats),
         ..source::Options::default()
     };
@@ -57,6 +59,18 @@ pub(super) fn source(
         .context("SOURCE is not UTF-8; rename it")?;
     anyhow::ensure!(!spec.is_empty(), "SOURCE is empty (name a path or a URL)");
     Ok(network.block_on(source::open(spec, options))?)
+}
+
+/// How stubborn a source is. Who gives a number means it.
+fn retry(args: &SourceArgs) -> Retry {
+    let usual = Retry::default();
+    Retry {
+        attempts: args
+            .retries
+            .map_or(usual.attempts, |retries| retries.saturating_add(1)),
+        persists: args.retries.is_none(),
+        ..usual
+    }
 }
 
 /// How the archive that `args` name is scanned.

@@ -10,6 +10,7 @@ mod flight;
 mod laggards;
 mod pace;
 mod plan;
+mod reads;
 mod stream;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
+pub use reads::Reads;
 pub use stream::{Config, Control, Stream};
 
 /// Requests in flight at once, at the most. Sixteen are needed where a server gives each
@@ -69,16 +71,17 @@ pub fn read(
     extent: Extent<Packed>,
     pool: &Pool,
 ) -> Result<Bytes, Error> {
-    // Longer than memory is longer than any source.
-    let len = usize::try_from(extent.len())
-        .map_err(|_| Error::new(source.location(), Cause::Truncated))?;
-    if source
-        .fingerprint()
-        .len
-        .is_some_and(|len| extent.end().0 > len)
-    {
-        return Err(Error::new(source.location(), Cause::Truncated));
-    }
-    let buffer = pool.take(len);
+    let buffer = pool.take(whole_len(source, extent)?);
     handle.block_on(source.read_at(extent.start(), buffer))
+}
+
+/// Bytes of `extent`, all of which `source` has.
+fn whole_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
+    let truncated = || Error::new(source.location(), Cause::Truncated);
+    let end = source.fingerprint().len;
+    if end.is_some_and(|len| extent.end().0 > len) {
+        return Err(truncated());
+    }
+    // Longer than memory is longer than any source.
+    usize::try_from(extent.len()).map_err(|_| truncated())
 }

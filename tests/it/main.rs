@@ -8,6 +8,7 @@ mod copy;
 mod daemon;
 mod differential;
 mod docs;
+mod faults;
 mod kills;
 mod lazy;
 mod materialize;

@@ -10,6 +10,7 @@ mod indexed;
 mod lives;
 mod packings;
 mod prefetch;
+mod schedules;
 mod spool;
 
 use std::path::PathBuf;
@@ -94,6 +95,7 @@ impl Lab {
             idle_timeout: Duration::from_secs(20),
             retry: Retry {
                 attempts: 2,
+                persists: false,
                 first_pause: Duration::ZERO,
                 longest_pause: Duration::ZERO,
             },
