@@ -1,8 +1,16 @@
 //! Archives that lead elsewhere.
 
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 
-use super::{Tree, case, check};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{MEMORY, Place, TARFS, Tree, case, check, tree};
+use crate::support::measured::Supervisor;
 use crate::support::raw::{Archive, GNU, Header};
 
 /// Archives end here and in the neighbour of the destination; nothing may change in either.
@@ -156,6 +164,10 @@ fn names_and_links_lead_nowhere_outside() {
                 .symlink("l", "../decoy/secret")
                 .end()
         }),
+        case("a path of two hundred directories behind a link", {
+            let path = format!("l/{}x", "d/".repeat(200));
+            file(link(".").pax(&[("path", path)]), "x")
+        }),
         case("a link to itself", file(link("l"), "l/x")).refused("symbolic links"),
         case("a loop of links", file(link("m").symlink("m", "l"), "l/x")).refused("symbolic links"),
         case("forty-one links", {
@@ -209,4 +221,171 @@ fn names_and_links_lead_nowhere_outside() {
         .refused("outside"),
     ];
     check(outside.path(), cases);
+}
+
+/// A destination with an archive beside it.
+fn place(archive: &[u8]) -> Place {
+    let place = Place::new();
+    fs::write(place.path("a"), archive).expect("space");
+    place
+}
+
+#[test]
+fn what_lies_in_the_way_is_never_opened_nor_written_to() {
+    let mut archive = Archive::new();
+    for name in ["fifo", "file-link", "dangling", "shared", "device"] {
+        archive = archive.file(name, "new");
+    }
+    let place = place(&archive.directory("dir-link/").file("fifo-dir/x", "1").end());
+    let root = place.root("own");
+    for fifo in ["fifo", "fifo-dir"] {
+        let made = Command::new("mkfifo").arg(root.join(fifo)).status();
+        assert!(made.expect("a program").success());
+    }
+    symlink("../decoy/secret", root.join("file-link")).expect("fresh");
+    symlink("../decoy/nothing", root.join("dangling")).expect("fresh");
+    symlink("../decoy", root.join("dir-link")).expect("fresh");
+    fs::hard_link(place.path("own/decoy/secret"), root.join("shared")).expect("one disk");
+    let made = Command::new("mknod")
+        .arg(root.join("device"))
+        .args(["c", "1", "3"])
+        .status();
+    assert!(made.expect("a program").success());
+    let secret = fs::metadata(place.path("own/decoy/secret")).expect("there");
+
+    let mut supervisor = Supervisor::start(place.0.path());
+    let run = supervisor.run(&root, &[TARFS, "materialize", MEMORY, "../../a"]);
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.said.contains("fifo-dir/x: refused"), "{run:?}");
+    for name in ["fifo", "file-link", "dangling", "shared", "device"] {
+        let status = fs::symlink_metadata(root.join(name)).expect("written");
+        assert!(status.is_file() && status.nlink() == 1, "{name}");
+        assert_eq!(fs::read(root.join(name)).expect("a file"), b"new");
+    }
+    assert!(
+        fs::symlink_metadata(root.join("dir-link"))
+            .expect("there")
+            .is_dir()
+    );
+    let fifo = fs::symlink_metadata(root.join("fifo-dir")).expect("there");
+    assert!(fifo.file_type().is_fifo());
+    let decoy = tree(&place.path("own/decoy"));
+    assert_eq!(decoy.len(), 1, "{decoy:?}");
+    let after = fs::metadata(place.path("own/decoy/secret")).expect("there");
+    assert_eq!((after.len(), after.mtime_nsec()), (6, secret.mtime_nsec()));
+}
+
+#[test]
+fn devices_and_set_id_bits_are_for_root_alone() {
+    const NOBODY: u32 = 65534;
+    let null = Header::new("null", b'3').device(1, 3).mode(0o666);
+    let archive = Archive::new()
+        .add(null, "")
+        .add(Header::new("loop", b'4').device(7, 200), "")
+        .fifo("fifo")
+        .add(Header::new("setuid", b'0').mode(0o6755), "evil")
+        .add(Header::new("d/", b'5').mode(0o3777), "")
+        .add(Header::new("d/owned", b'0').owner(7, 8).mode(0o4755), "1")
+        .end();
+    let place = place(&archive);
+    fs::set_permissions(place.0.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+    for program in ["gnu", "own"] {
+        chown(place.root(program), Some(NOBODY), Some(NOBODY)).expect("root");
+    }
+    let mut supervisor = Supervisor::start(place.0.path());
+    let tar = ["tar", "-xf", "../../a"];
+    let gnu = supervisor.run_as(Some(NOBODY), &place.root("gnu"), &tar);
+    let words = [TARFS, "materialize", "../../a"];
+    let own = supervisor.run_as(Some(NOBODY), &place.root("own"), &words);
+    assert_eq!((gnu.code, own.code), (2, 2), "{gnu:?} {own:?}");
+    for device in ["null", "loop"] {
+        let told = format!("{device}: cannot create the device");
+        assert!(own.said.contains(&told), "{own:?}");
+    }
+    let written = tree(&place.root("own"));
+    assert_eq!(written, tree(&place.root("gnu")));
+    assert_eq!(written.len(), 4, "{written:?}");
+    assert!(
+        fs::metadata(place.root("own").join("setuid"))
+            .expect("written")
+            .mode()
+            & 0o6000
+            == 0
+    );
+}
+
+/// Counts how often a name in a directory, which need not keep its place, and another name change
+/// places, until told to stop.
+fn swap(directory: &fs::File, name: &str, other: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
+    while !stop.load(Ordering::Relaxed) {
+        // It may be missing for a moment: who writes there replaces links.
+        if renameat_with(directory, name, CWD, other, RenameFlags::EXCHANGE).is_ok() {
+            swaps.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn who_swaps_directories_for_links_meanwhile_leads_nowhere_outside() {
+    const FILES: usize = 40;
+    let outside = Outside::new();
+    // What a write, a mode, a time or an attribute that went astray would change.
+    fs::create_dir(outside.path().join("e")).expect("fresh");
+    for number in 0..FILES {
+        fs::write(outside.path().join(format!("f{number}")), "kept").expect("space");
+        fs::write(outside.path().join(format!("e/f{number}")), "kept").expect("space");
+    }
+    let mut archive = Archive::new();
+    for _ in 0..30 {
+        archive = archive.add(Header::new("d/", b'5').mode(0o755), "");
+        archive = archive.add(Header::new("d/e/", b'5').mode(0o700), "");
+        for number in 0..FILES {
+            let keys = [("SCHILY.xattr.user.evil", "1")];
+            archive = archive
+                .file(&format!("d/f{number}"), "evil")
+                .pax(&keys)
+                .add(
+                    Header::new(format!("d/e/f{number}"), b'0').mode(0o4777),
+                    "evil",
+                )
+                .symlink(&format!("d/s{number}"), "evil")
+                .hard_link(&format!("d/h{number}"), &format!("d/e/f{number}"))
+                .fifo(&format!("d/e/p{number}"));
+        }
+    }
+    let place = place(&archive.end());
+    let root = place.root("own");
+    let before = around(outside.path());
+    let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        fs::create_dir_all(root.join("d/e")).expect("fresh");
+        let parents = [root.clone(), root.join("d")].map(fs::File::open);
+        let parents = parents.map(|parent| parent.expect("a directory"));
+        let targets = [outside.path().to_owned(), outside.path().join("e")];
+        for ((parent, name), target) in parents.into_iter().zip(["d", "e"]).zip(targets) {
+            // The link lies beside the destination when it is not in it.
+            let link = place.path("own").join(name);
+            symlink(target, &link).expect("fresh");
+            let (stop, swaps) = (&stop, &swaps);
+            scope.spawn(move || swap(&parent, name, &link, stop, swaps));
+        }
+        let mut supervisor = Supervisor::start(place.0.path());
+        let words = [TARFS, "materialize", "-q", MEMORY, "../../a"];
+        let codes: Vec<i64> = (0..6).map(|_| supervisor.run(&root, &words).code).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert!(codes.iter().all(|code| matches!(code, 0 | 2)), "{codes:?}");
+    });
+    assert!(swaps.into_inner() > 1000, "nothing was swapped");
+    assert_eq!(around(outside.path()), before);
+}
+
+/// All below a directory, and when it was changed.
+fn around(root: &Path) -> Vec<(String, (i64, i64))> {
+    super::walk(root)
+        .into_iter()
+        .map(|(path, line)| {
+            let status = fs::symlink_metadata(root.join(path)).expect("there");
+            (line, (status.ctime(), status.ctime_nsec()))
+        })
+        .collect()
 }

@@ -1,6 +1,7 @@
 //! Archives that mean harm: each ends as with GNU tar or in a clear error, within bounded memory, and
 //! nothing outside the destination is touched. Run as root.
 
+mod bombs;
 mod codecs;
 mod confinement;
 mod headers;
