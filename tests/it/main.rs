@@ -17,4 +17,5 @@ mod remote;
 mod semantics;
 mod spool;
 mod status;
+mod successor;
 mod support;
