@@ -11,6 +11,7 @@
 //!   another volume (`M`) are lost.
 //! - A pax name comes before a long name (`L`), and both before the header's; of several
 //!   extensions of one kind before a header, the last counts alone.
+//! - A pax header for one member counts on top of global ones, whichever came first.
 //! - A pax size replaces the header's, but only that of the member, never that of an extension
 //!   in between (CVE-2025-62518). So does `GNU.sparse.size` or `GNU.sparse.realsize` where there is
 //!   no sparse map.
