@@ -15,7 +15,7 @@ use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan;
 use crate::base::buffer::Pool;
-use crate::base::extent::{Extent, Packed};
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
@@ -26,6 +26,7 @@ use crate::fetch;
 use crate::index::store::{self, Store};
 use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
+use crate::tar;
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
@@ -166,7 +167,10 @@ impl Archive {
             return opening.with_index_file(path);
         }
         match opening.find_saved() {
-            Some(reader) => archive(Arc::new(reader), None),
+            Some(reader) => {
+                opening.check_entries(&reader.catalog.known())?;
+                archive(Arc::new(reader), None)
+            }
             None => opening.by_scanning(),
         }
     }
@@ -253,6 +257,7 @@ impl Opening {
 
     fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
         let index = index_file(path, &*self.source)?;
+        self.check_entries(&index)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let spool = self.found_spool(&index);
         let is_ours =
@@ -295,6 +300,7 @@ impl Opening {
         let keeper = kept.map(|spool| Keeper::new(spool, policy, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
+            max_entries: self.max_numbers(),
             ..index::Options::default()
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
@@ -322,6 +328,37 @@ impl Opening {
             Detected::Supported(compression) => Some(compression),
             Detected::Unsupported(_) | Detected::Unknown => None,
         }
+    }
+
+    /// How many entries there may be, the root aside.
+    fn max_entries(&self) -> u64 {
+        let most = index::Options::default().max_entries;
+        self.options.scan.tar.limits.entries.min(most.into())
+    }
+
+    /// As many numbers, that of the root and 0 included.
+    fn max_numbers(&self) -> u32 {
+        let numbers = self.max_entries().saturating_add(2);
+        u32::try_from(numbers).unwrap_or(u32::MAX)
+    }
+
+    /// What an index says that was made with another limit, or none.
+    fn check_entries(&self, index: &Index) -> Result<(), OpenError> {
+        let entries = index.entry_count().saturating_sub(1);
+        let limit = self.max_entries();
+        if entries > limit {
+            return Err(self.failed(Error::TooManyEntries { entries, limit }, None));
+        }
+        Ok(())
+    }
+
+    /// That the member called `name`, whose header is at `at`, needs one entry too many.
+    pub(super) fn too_many(&self, name: &[u8], at: Plain) -> Error {
+        let limit = self.max_entries();
+        Error::Tar(tar::Error {
+            offset: at,
+            cause: tar::Cause::too_many_entries(name, limit),
+        })
     }
 
     /// Where spools lie; `None` when none are wanted, or there is nowhere to put them.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
-use super::indexing::Indexing;
+use super::indexing::{Indexing, Stop};
 use super::keeper::Keeper;
 use super::open::{OpenError, Opening, Spooling, content};
 use super::read::Reader;
@@ -158,7 +158,10 @@ impl Scanning {
                     ScanError::Archive { error, member } => {
                         Some(self.opening.failed(error, member))
                     }
-                    ScanError::Sink(_abandoned) => None,
+                    ScanError::Sink(Stop::Abandoned) => None,
+                    ScanError::Sink(Stop::Full { name, at }) => {
+                        Some(self.opening.failed(self.opening.too_many(&name, at), None))
+                    }
                 }
             })?;
         drop((reads, spans));

@@ -516,6 +516,7 @@ pub(super) fn failed(span: &Span, error: Error) -> ReadError {
         | Error::Tar(_)
         | Error::NotAnArchive
         | Error::Empty
+        | Error::TooManyEntries { .. }
         | Error::UnsupportedFormat(_) => ReadError::Damaged {
             extent: span.plain,
             cause: Some(error),

@@ -377,6 +377,7 @@ impl<S: Sink> Scan<'_, S> {
                 }
                 Item::Plain(bytes) => {
                     self.plain_len += bytes.len() as u64;
+                    self.check_len()?;
                     self.run.bytes += bytes.len() as u64;
                     self.run
                         .first
@@ -396,6 +397,19 @@ impl<S: Sink> Scan<'_, S> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the archive has unpacked to more than it may, which files alone cannot do.
+    fn check_len(&self) -> Result<(), ScanError<S::Error>> {
+        let members = self.parser.members();
+        let limit = self.options.tar.limits.stream_bytes(members);
+        if self.plain_len <= limit {
+            return Ok(());
+        }
+        Err(self.failed(Error::Tar(tar::Error {
+            offset: Plain(self.plain_len),
+            cause: tar::Cause::TooLong { members, limit },
+        })))
     }
 
     fn event(&mut self, event: Event) -> Result<(), S::Error> {

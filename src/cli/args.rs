@@ -82,6 +82,10 @@ pub(super) struct SourceArgs {
     /// Take the readable part of an archive that ends too early
     #[arg(long)]
     pub allow_truncated: bool,
+
+    /// Refuse an archive with more entries than this
+    #[arg(long, value_name = "N")]
+    pub max_entries: Option<u64>,
 }
 
 /// Where saved indexes are found.

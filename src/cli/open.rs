@@ -79,7 +79,10 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         compression: args.compression,
         tar: tar::Options {
             ignore_zeros: args.ignore_zeros,
-            ..tar::Options::default()
+            limits: tar::Limits {
+                entries: args.max_entries.unwrap_or(u64::MAX),
+                ..tar::Limits::default()
+            },
         },
         allow_truncated: args.allow_truncated,
         spans: false,

@@ -1,5 +1,6 @@
 //! The program and the library from outside: real mounts, real files, real servers and processes.
 
+mod adversarial;
 mod archive;
 mod atomic;
 mod budget;
