@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::{settings, telemetry};
+use crate::base::private;
 
 /// What the second process says when it is ready.
 const READY: &str = "ready\n";
@@ -58,16 +59,14 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// The file at `path`, appended to; the system's log without one.
+    /// The file at `path`, appended to, and for this user only if it is new; the system's log
+    /// without one.
     ///
     /// # Errors
     /// When the file cannot be opened.
     pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let file = path.map(|path| {
-            OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(path)
+            private::append(path)
                 .with_context(|| format!("cannot write the log {}", path.display()))
         });
         Ok(Self {

@@ -1,12 +1,16 @@
 //! What the environment says; the only place that asks it.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
 /// Set for the process that a mount leaves in the background, by the one that waits for it.
 pub(super) const BACKGROUND: &str = "TARFS_BACKGROUND";
+
+/// Holds headers, as `--header` has them, one a line.
+pub(super) const HEADERS: &str = "TARFS_HEADERS";
 
 /// The environment's word called `name`, unless it is missing or empty.
 #[expect(
@@ -22,6 +26,11 @@ fn word(name: &str) -> Option<PathBuf> {
 /// Whether this process was started to stay in the background.
 pub(super) fn is_background() -> bool {
     word(BACKGROUND).is_some()
+}
+
+/// The text of [`HEADERS`], if there is one.
+pub(super) fn headers() -> Option<OsString> {
+    word(HEADERS).map(PathBuf::into_os_string)
 }
 
 /// Where the sockets of this user's mounts are.

@@ -3,6 +3,7 @@
 mod archive;
 mod atomic;
 mod budget;
+mod cache;
 mod cli;
 mod copy;
 mod daemon;
