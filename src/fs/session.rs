@@ -97,6 +97,7 @@ impl Mount {
         let content = Arc::clone(&tree.content);
         let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
         let source = options.fsname.as_deref().unwrap_or(source);
+        let tree = tree.watched().map_err(MountError::System)?;
         let descriptor = device::mount(&mountpoint, source, options)?;
         let session = match Session::from_fd(tree, descriptor, acl(options), config()) {
             Ok(session) => session,
