@@ -14,6 +14,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
+use super::descriptors::Inherited;
 use super::{settings, telemetry};
 use crate::base::private;
 
@@ -75,12 +76,13 @@ impl Log {
     }
 }
 
-/// Leaves terminal, session and directory, sends events to `log`, and tells the waiting process.
+/// Leaves terminal, session, directory and the files of who started it, sends events to `log`, and tells the waiting process.
 ///
 /// # Errors
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
-pub(super) fn leave(log: Log) -> io::Result<()> {
+pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
     rustix::process::setsid()?;
+    inherited.close();
     std::env::set_current_dir("/")?;
     let nowhere = OpenOptions::new()
         .read(true)

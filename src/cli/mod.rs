@@ -6,6 +6,7 @@ mod background;
 mod cache;
 mod control;
 mod copy;
+mod descriptors;
 mod exposition;
 mod headers;
 mod index;
@@ -16,6 +17,7 @@ mod mount;
 mod open;
 mod output;
 mod prefetch;
+mod privileges;
 mod profile;
 mod settings;
 mod status;
@@ -62,11 +64,12 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain(error),
     };
-    telemetry::start(match cli.verb {
+    let level = match cli.verb {
         // A log of a mount tells when it began and ended.
         Verb::Mount(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
-    });
+    };
+    telemetry::start(settings::log_level().unwrap_or(level));
     let result = match cli.verb {
         Verb::Mount(args) => mount::run(&args, open::for_mount),
         Verb::Umount(args) => umount::run(&args),

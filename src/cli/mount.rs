@@ -22,11 +22,13 @@ use super::control::{
     Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
 };
 use super::copy::{Copy, Original};
+use super::descriptors::Inherited;
 use super::metrics::Metrics;
 use super::prefetch::{PrefetchArgs, Recording};
-use super::settings;
+use super::{control, open, privileges, settings};
 use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
+use crate::base::private::Directory;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError, View};
@@ -153,8 +155,9 @@ pub(super) fn run(
     if args.foreground {
         serve(args, open_archive, None)
     } else if settings::is_background() {
+        let inherited = Inherited::look();
         let log = Log::open(args.log_file.as_deref())?;
-        serve(args, open_archive, Some(log))
+        serve(args, open_archive, Some((log, inherited)))
     } else {
         background::launch()
     }
@@ -178,7 +181,7 @@ enum Event {
 fn serve(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
-    log: Option<Log>,
+    background: Option<(Log, Inherited)>,
 ) -> anyhow::Result<ExitCode> {
     super::allocator::settle();
     let options = args.mount_options()?;
@@ -189,8 +192,10 @@ fn serve(
     let copy = copy
         .map(|directory| Copy::open(directory, &args.mountpoint))
         .transpose()?;
+    make_directories(args);
+    privileges::give_up(args);
     let opened = open_archive(args)?;
-    let result = serve_opened(args, &opened, &options, metrics, copy.as_ref(), log);
+    let result = serve_opened(args, &opened, &options, metrics, copy.as_ref(), background);
     if let Some(copy) = &copy {
         copy.end();
     }
@@ -203,13 +208,22 @@ fn serve(
     result
 }
 
+/// Makes what may lie in another user's directory, where root can make it now and not later. Who
+/// needs it says what is wrong with it.
+fn make_directories(args: &MountArgs) {
+    if let Some(cache_dir) = open::cache_dir(&args.cache.saved) {
+        drop(Directory::make(&cache_dir));
+    }
+    drop(control::make_private(&settings::runtime_dir()));
+}
+
 fn serve_opened(
     args: &MountArgs,
     opened: &Opened,
     options: &MountOptions,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
-    log: Option<Log>,
+    background: Option<(Log, Inherited)>,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
@@ -246,8 +260,8 @@ fn serve_opened(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    if let Some(log) = log {
-        background::leave(log).context("cannot stay in the background")?;
+    if let Some((log, inherited)) = background {
+        background::leave(log, inherited).context("cannot stay in the background")?;
     }
     tracing::info!(
         source = opened.location,

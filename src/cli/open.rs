@@ -1,5 +1,6 @@
 //! From flags to a source, a scan's options, or an archive.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::headers::{self, Header};
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::prefetch::Mode;
-use super::settings;
+use super::{privileges, settings};
 use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
@@ -42,7 +43,23 @@ pub(super) fn source(
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
-    source_with(&headers::all(&args.headers)?, args, network, stats)
+    source_with(&credentials(args)?, args, network, stats)
+}
+
+/// The headers that are given. From here on the process has secrets, or may have: in headers, in
+/// the URL, or in one that a server sends.
+///
+/// # Errors
+/// When a header is none.
+fn credentials(args: &SourceArgs) -> anyhow::Result<Vec<Header>> {
+    let is_local = args
+        .source
+        .to_str()
+        .is_none_or(|text| !text.contains("://"));
+    if !is_local || !args.headers.is_empty() {
+        privileges::keep_memory_to_itself();
+    }
+    headers::all(&args.headers)
 }
 
 /// As [`source`], with these headers and no others.
@@ -109,7 +126,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         }
     };
     let quiet = !args.foreground;
-    let headers = headers::all(&args.source.headers)?;
+    let headers = credentials(&args.source)?;
     let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
     let mut options = open_options(&args.source, &args.cache.saved, spooling);
@@ -271,6 +288,14 @@ fn indexing(source: &dyn Source, stats: &Arc<Stats>, quiet: bool) -> Progress {
     Progress::start(task, quiet)
 }
 
+/// Where indexes and decoded data are kept, if anywhere.
+pub(super) fn cache_dir(saved: &SavedArgs) -> Option<PathBuf> {
+    match &saved.cache_dir {
+        Some(directory) => Some(directory.clone()),
+        None => settings::cache_dir().ok(),
+    }
+}
+
 /// How the archive that the arguments name is opened.
 pub(super) fn open_options(
     args: &SourceArgs,
@@ -279,10 +304,7 @@ pub(super) fn open_options(
 ) -> OpenOptions {
     OpenOptions {
         scan: scan_options(args),
-        cache_dir: match &saved.cache_dir {
-            Some(directory) => Some(directory.clone()),
-            None => settings::cache_dir().ok(),
-        },
+        cache_dir: cache_dir(saved),
         index_file: saved.index.clone(),
         spooling,
     }

@@ -22,6 +22,7 @@ use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fetch;
+use crate::source;
 
 /// The longest profile that is read.
 const MAX_PROFILE_BYTES: usize = 64 << 20;
@@ -80,7 +81,7 @@ pub(super) fn start(
     let replay = args.replay.as_deref().and_then(|location| {
         // It is a hint; what it cannot tell is found out by reading.
         match profile(location, source, network) {
-            Ok(text) => Some(replay(location.to_owned(), text, Arc::clone(&notes))),
+            Ok(text) => Some(replay(source::shown(location), text, Arc::clone(&notes))),
             Err(error) => {
                 note(&notes, format!("nothing is replayed: {error:#}"));
                 None
@@ -145,7 +146,7 @@ fn profile(
     let mut args = args.clone();
     args.source = location.into();
     let stats = Arc::new(Stats::default());
-    let source = open::source_with(headers, &args, network, &stats)?;
+    let profile = open::source_with(headers, &args, network, &stats)?;
     let config = fetch::Config {
         chunk_len: fetch::CHUNK_LEN.min(1 << 20),
         connections: 1,
@@ -153,15 +154,18 @@ fn profile(
         pool: Pool::new(8 << 20),
         stats,
     };
-    let mut stream = fetch::Stream::start(network.handle(), source, Packed(0), config);
+    let mut stream = fetch::Stream::start(network.handle(), profile, Packed(0), config);
     let mut text = Vec::new();
     while let Some(chunk) = stream.next()? {
         if text.len() + chunk.len() > MAX_PROFILE_BYTES {
-            bail!("{location} is longer than a profile may be");
+            bail!(
+                "{} is longer than a profile may be",
+                source::shown(location)
+            );
         }
         text.extend_from_slice(&chunk);
     }
-    String::from_utf8(text).with_context(|| format!("{location} is not UTF-8"))
+    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::shown(location)))
 }
 
 /// Scheme and host of a URL; of a path nothing.

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use tracing::Level;
 
 /// Set for the process that a mount leaves in the background, by the one that waits for it.
 pub(super) const BACKGROUND: &str = "TARFS_BACKGROUND";
@@ -31,6 +32,11 @@ pub(super) fn is_background() -> bool {
 /// The text of [`HEADERS`], if there is one.
 pub(super) fn headers() -> Option<OsString> {
     word(HEADERS).map(PathBuf::into_os_string)
+}
+
+/// What the log is to tell, if `TARFS_LOG` names a level: `error`, `warn`, `info`, `debug`, `trace`.
+pub(super) fn log_level() -> Option<Level> {
+    word("TARFS_LOG")?.to_str()?.parse().ok()
 }
 
 /// Where the sockets of this user's mounts are.
