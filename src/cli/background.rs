@@ -15,7 +15,8 @@ use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::descriptors::Inherited;
-use super::{settings, telemetry};
+use super::settings::{self, Role};
+use super::telemetry;
 use crate::base::private;
 
 /// What the second process says when it is ready.
@@ -30,7 +31,7 @@ pub(super) fn launch() -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut child = Command::new(&program)
         .args(std::env::args_os().skip(1))
-        .env(settings::BACKGROUND, "1")
+        .env(settings::ROLE, Role::Background.name())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -76,28 +77,42 @@ impl Log {
     }
 }
 
-/// Leaves terminal, session, directory and the files of who started it, sends events to `log`, and tells the waiting process.
+/// As [`detach`], and tells the waiting process.
 ///
 /// # Errors
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
 pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
-    rustix::process::setsid()?;
+    detach(log, inherited)?;
+    let mut stdout = io::stdout();
+    stdout.write_all(READY.as_bytes())?;
+    stdout.flush()?;
+    let nowhere = nowhere()?;
+    dup2_stdout(&nowhere)?;
+    dup2_stdin(&nowhere)?;
+    Ok(())
+}
+
+/// Leaves terminal, session, directory and the files of who started this process, and sends events to
+/// `log`.
+///
+/// # Errors
+/// When a system call fails.
+pub(super) fn detach(log: Log, inherited: Inherited) -> io::Result<()> {
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "this session is its own already");
+    }
     inherited.close();
     std::env::set_current_dir("/")?;
-    let nowhere = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
+    let nowhere = nowhere()?;
     // Panics and the like are written to stderr by whoever they happen to.
     dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;
     match log.file {
         Some(file) => telemetry::write_to_file(file),
         None => telemetry::write_to_system(),
     }
-    let mut stdout = io::stdout();
-    stdout.write_all(READY.as_bytes())?;
-    stdout.flush()?;
-    dup2_stdout(&nowhere)?;
-    dup2_stdin(&nowhere)?;
     Ok(())
+}
+
+fn nowhere() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null")
 }

@@ -10,6 +10,7 @@ mod descriptors;
 mod exposition;
 mod headers;
 mod index;
+mod keeper;
 mod ls;
 mod materialize;
 mod metrics;

@@ -43,23 +43,8 @@ pub(super) fn source(
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
-    source_with(&credentials(args)?, args, network, stats)
-}
-
-/// The headers that are given. From here on the process has secrets, or may have: in headers, in
-/// the URL, or in one that a server sends.
-///
-/// # Errors
-/// When a header is none.
-fn credentials(args: &SourceArgs) -> anyhow::Result<Vec<Header>> {
-    let is_local = args
-        .source
-        .to_str()
-        .is_none_or(|text| !text.contains("://"));
-    if !is_local || !args.headers.is_empty() {
-        privileges::keep_memory_to_itself();
-    }
-    headers::all(&args.headers)
+    privileges::guard(args);
+    source_with(&headers::all(&args.headers)?, args, network, stats)
 }
 
 /// As [`source`], with these headers and no others.
@@ -126,7 +111,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         }
     };
     let quiet = !args.foreground;
-    let headers = credentials(&args.source)?;
+    let headers = headers::all(&args.source.headers)?;
     let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
     let mut options = open_options(&args.source, &args.cache.saved, spooling);

@@ -8,7 +8,9 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
 };
 
+use super::args::SourceArgs;
 use super::mount::MountArgs;
+use super::settings;
 
 /// What a mount needs as long as it lives: to mount and unmount, to list names to the kernel in a
 /// copy of the mount and to hand files over to it; and to find mountpoint and archive in directories
@@ -17,6 +19,9 @@ const MOUNT: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_R
 
 /// What `--record` needs besides: its file is renamed in a directory that may be another user's.
 const RECORD: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+
+/// What `--restart` needs besides for `--metrics` at a low port: who comes after takes it anew.
+const RESTART: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
 /// What `--materialize` needs besides: to make whatever an archive can hold, whoever owns it.
 const COPY: CapabilitySet = CapabilitySet::DAC_OVERRIDE
@@ -55,6 +60,9 @@ fn needed(args: &MountArgs) -> CapabilitySet {
     if args.materialize.is_some() {
         needed |= COPY;
     }
+    if args.restart && args.metrics.is_some_and(|address| address.port() < 1024) {
+        needed |= RESTART;
+    }
     needed
 }
 
@@ -67,9 +75,15 @@ fn left(had: CapabilitySets, needed: CapabilitySet) -> CapabilitySets {
     }
 }
 
-/// Sees to it that no core file is written of this process and that no other process of its user
-/// looks into its memory: it has secrets, or will have what a server sends along with a redirect.
-pub(super) fn keep_memory_to_itself() {
+/// Sees to it that no core file is written of a process with secrets and that no other process of its
+/// user looks into its memory: where there are headers, or a URL, as servers send secrets along with
+/// redirects.
+pub(super) fn guard(args: &SourceArgs) {
+    let source = args.source.to_str();
+    let is_local = source.is_none_or(|source| !source.contains("://"));
+    if is_local && args.headers.is_empty() && settings::headers().is_none() {
+        return;
+    }
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!(%error, "a core file of this process would hold its secrets");
     }

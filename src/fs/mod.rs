@@ -16,6 +16,7 @@ mod copies;
 mod device;
 mod errno;
 mod failures;
+mod handover;
 mod names;
 mod news;
 mod options;
@@ -59,8 +60,9 @@ pub use attr::Ownership;
 pub use copies::Copies;
 pub use device::{MountError, UnmountError};
 pub use failures::Failure;
+pub use handover::{Orphan, Site, can_be_adopted};
 pub use options::{MountOptions, OptionError};
-pub use session::{Force, Mount, mountpoint, unmount};
+pub use session::{Force, Mount, clear, is_there, mountpoint, unmount};
 pub use view::{View, ViewError};
 
 /// How long the kernel may believe an answer.
@@ -169,6 +171,8 @@ pub struct Tree {
     pages: Arc<Pages>,
     /// Who waits for what is not known yet.
     patience: Arc<Patience>,
+    /// What the kernel has offered, a bit each, once it is mounted.
+    capabilities: Arc<OnceLock<u64>>,
     /// Where there may be copies of files, which are opened with handles then.
     desk: Option<Desk>,
     /// Sees to it that nobody waits in vain, once it is mounted.
@@ -194,6 +198,7 @@ impl Tree {
             view,
             pages,
             patience,
+            capabilities: Arc::default(),
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
@@ -330,6 +335,7 @@ impl Tree {
                 failures,
                 pages,
                 patience,
+                capabilities: Arc::default(),
                 // What comes late is no open and no read.
                 desk: None,
                 watch: None,
@@ -514,6 +520,8 @@ fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
 
 impl Filesystem for Tree {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let offers = config.capabilities().bits();
+        self.capabilities.get_or_init(|| offers);
         let mut wanted = InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT

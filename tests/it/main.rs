@@ -18,5 +18,6 @@ mod secrets;
 mod semantics;
 mod spool;
 mod status;
+mod successor;
 mod support;
 mod user;
