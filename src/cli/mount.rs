@@ -166,7 +166,7 @@ pub(super) fn run(
         Some(Role::Keeper) => keeper::run(args, inherited),
         Some(Role::Successor) => {
             // Nobody stands at a terminal to be told.
-            background::detach(log()?, inherited)?;
+            background::detach(log().or_else(|_| Log::open(None))?, inherited)?;
             let inheritance = Keeper::inherit()?;
             // What the kernel was told must be known before it asks.
             let args = MountArgs {

@@ -154,7 +154,9 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
         signal_hook::flag::register(signal, Arc::clone(&heard))?;
     }
     let directory = std::env::current_dir();
-    background::detach(Log::open(args.log_file.as_deref())?, inherited)?;
+    // It may be another user's, whom we can no longer overrule.
+    let log = Log::open(args.log_file.as_deref()).or_else(|_| Log::open(None))?;
+    background::detach(log, inherited)?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
     let mut ward = Ward {
         socket,
