@@ -9,6 +9,7 @@ mod copy;
 mod daemon;
 mod differential;
 mod docs;
+mod kills;
 mod lazy;
 mod materialize;
 mod mount;
