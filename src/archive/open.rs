@@ -20,7 +20,7 @@ use crate::base::free_list::FreeList;
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::base::workers::Workers;
-use crate::cache::{Memory, Shelf, Spool, SpoolError, SpoolOptions};
+use crate::cache::{Memory, Shelf, Spool, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, Store};
@@ -169,6 +169,7 @@ impl Archive {
         match opening.find_saved() {
             Some(reader) => {
                 opening.check_entries(&reader.catalog.known())?;
+                opening.mark_used(&reader);
                 archive(Arc::new(reader), None)
             }
             None => opening.by_scanning(),
@@ -228,7 +229,7 @@ impl Opening {
             Ok(index) => index?,
             Err(error) => {
                 // A damaged file is replaced by what the scan finds.
-                tracing::warn!(error = %error, "a saved index cannot be used");
+                tracing::warn!(error = in_words(&error), "a saved index cannot be used");
                 return None;
             }
         };
@@ -366,8 +367,8 @@ impl Opening {
         let Spooling::ToDisk { limit_bytes } = self.options.spooling else {
             return None;
         };
-        let directory = self.options.cache_dir.as_ref()?.join("spool");
-        Some(Shelf::new(directory, limit_bytes))
+        let cache_dir = self.options.cache_dir.clone()?;
+        Some(Shelf::new(cache_dir, limit_bytes))
     }
 
     fn spool_options(&self) -> SpoolOptions {
@@ -455,6 +456,16 @@ impl Opening {
             loans,
             memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
             stats: Arc::clone(&self.stats),
+            in_use: OnceLock::new(),
+        }
+    }
+
+    /// Says as long as `reader` lives that the saved index is in use.
+    pub(super) fn mark_used(&self, reader: &Reader) {
+        let store = self.store.as_ref();
+        if let Some(mark) = store.and_then(|store| store.mark_used(&self.locator)) {
+            // There is one already.
+            drop(reader.in_use.set(mark));
         }
     }
 
@@ -520,7 +531,10 @@ pub(super) fn content(origin: &Origin) -> String {
     blake3::Hash::from(origin.content_id).to_hex().to_string()
 }
 
-fn in_words(error: &SpoolError) -> String {
-    let cause = std::error::Error::source(error);
-    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+/// An error and its cause.
+pub(super) fn in_words(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
 }

@@ -6,7 +6,7 @@ use std::{io, mem};
 
 use super::indexing::{Indexing, Stop};
 use super::keeper::Keeper;
-use super::open::{OpenError, Opening, Spooling, content};
+use super::open::{OpenError, Opening, Spooling, content, in_words};
 use super::read::Reader;
 use super::scan::{self, ScanError, Summary};
 use crate::base::extent::{Extent, Plain};
@@ -179,9 +179,14 @@ impl Scanning {
         let kept = self.settle_spool(&summary, &mut notes);
         if let Some(store) = &self.opening.store
             && let Some(index) = reader.catalog.completed()
-            && let Err(error) = store.publish(&self.opening.locator, index)
         {
-            notes.push(format!("the index could not be saved: {error}"));
+            match store.publish(&self.opening.locator, index) {
+                Ok(_) => self.opening.mark_used(reader),
+                Err(error) => {
+                    let error = in_words(&error);
+                    notes.push(format!("the index could not be saved: {error}"));
+                }
+            }
         }
         self.shared.outcome().notes = notes;
         kept.map_err(Some)

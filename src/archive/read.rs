@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -25,6 +25,7 @@ use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
 use crate::codec::{self, Compression, Context, Decoder, Pull, SeekPoint};
 use crate::fetch;
+use crate::index::store::InUse;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{Access, Cause, Source};
 
@@ -107,6 +108,8 @@ pub(super) struct Reader {
     /// What kept spans, reads and their decoders may take together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
+    /// Keeps the saved index from being removed.
+    pub(super) in_use: OnceLock<InUse>,
 }
 
 impl Reader {
@@ -736,6 +739,7 @@ mod tests {
             loans: Loans::limited(0),
             memory_bytes: 0,
             stats: Arc::default(),
+            in_use: OnceLock::new(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));
     }

@@ -22,12 +22,15 @@ use super::control::{
     Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
 };
 use super::copy::{Copy, Original};
+use super::descriptors::Inherited;
 use super::keeper::{self, Inheritance, Keeper};
 use super::metrics::Metrics;
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
+use super::{control, open, privileges};
 use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
+use crate::base::private::Directory;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{Content, Failure, Force, Mount, MountOptions, Orphan, Tree, UnmountError, View};
@@ -160,12 +163,14 @@ pub(super) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
 ) -> anyhow::Result<ExitCode> {
+    let inherited = Inherited::look();
+    privileges::guard(&args.source);
     let log = || Log::open(args.log_file.as_deref());
     match settings::role() {
-        Some(Role::Keeper) => keeper::run(args),
+        Some(Role::Keeper) => keeper::run(args, inherited),
         Some(Role::Successor) => {
             // Nobody stands at a terminal to be told.
-            background::detach(log()?)?;
+            background::detach(log().or_else(|_| Log::open(None))?, inherited)?;
             let inheritance = Keeper::inherit()?;
             // What the kernel was told must be known before it asks.
             let args = MountArgs {
@@ -175,7 +180,10 @@ pub(super) fn run(
             serve(&args, open_archive, Some(inheritance), None)
                 .inspect_err(|error| tracing::error!("{error:#}"))
         }
-        Some(Role::Background) => serve(args, open_archive, None, Some(log()?)),
+        Some(Role::Background) => {
+            let background = (log()?, inherited);
+            serve(args, open_archive, None, Some(background))
+        }
         None if args.foreground => serve(args, open_archive, None, None),
         None => background::launch(),
     }
@@ -200,7 +208,7 @@ fn serve(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
     inheritance: Option<Inheritance>,
-    log: Option<Log>,
+    background: Option<(Log, Inherited)>,
 ) -> anyhow::Result<ExitCode> {
     super::allocator::settle();
     let options = args.mount_options()?;
@@ -216,6 +224,8 @@ fn serve(
     let copy = copy
         .map(|directory| Copy::open(directory, &args.mountpoint))
         .transpose()?;
+    make_directories(args);
+    privileges::give_up(args);
     let opened = open_archive(args)?;
     let result = serve_opened(
         args,
@@ -224,7 +234,7 @@ fn serve(
         inheritance,
         metrics,
         copy.as_ref(),
-        log,
+        background,
     );
     if let Some(copy) = &copy {
         copy.end();
@@ -238,6 +248,15 @@ fn serve(
     result
 }
 
+/// Makes what may lie in another user's directory, where root can make it now and not later. Who
+/// needs it says what is wrong with it.
+fn make_directories(args: &MountArgs) {
+    if let Some(cache_dir) = open::cache_dir(&args.cache.saved) {
+        drop(Directory::make(&cache_dir));
+    }
+    drop(control::make_private(&settings::runtime_dir()));
+}
+
 fn serve_opened(
     args: &MountArgs,
     opened: &Opened,
@@ -245,7 +264,7 @@ fn serve_opened(
     inheritance: Option<Inheritance>,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
-    log: Option<Log>,
+    background: Option<(Log, Inherited)>,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
@@ -299,8 +318,8 @@ fn serve_opened(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    if let Some(log) = log {
-        background::leave(log).context("cannot stay in the background")?;
+    if let Some((log, inherited)) = background {
+        background::leave(log, inherited).context("cannot stay in the background")?;
     }
     tracing::info!(
         source = opened.location,

@@ -176,6 +176,18 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     }
 }
 
+/// What may be shown of `spec` (see [`open`]) to anyone.
+pub fn shown(spec: &str) -> String {
+    if !spec.contains("://") {
+        return spec.to_owned();
+    }
+    match Url::parse(spec) {
+        Ok(url) => Location::from_url(&url).to_string(),
+        // Nobody can tell what of it is a secret.
+        Err(_) => "the URL".to_owned(),
+    }
+}
+
 async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
     let name = path.to_string_lossy().into_owned();
     // The task ends without a result only when the runtime goes away.

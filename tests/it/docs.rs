@@ -5,7 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&str; 6] = ["mount", "umount", "status", "materialize", "ls", "index"];
+const VERBS: [&[&str]; 9] = [
+    &["mount"],
+    &["umount"],
+    &["status"],
+    &["materialize"],
+    &["ls"],
+    &["index"],
+    &["cache", "list"],
+    &["cache", "prune"],
+    &["cache", "clear"],
+];
 
 /// Flags of other programs that the documents mention.
 const FOREIGN_FLAGS: [&str; 8] = [
@@ -180,7 +190,7 @@ fn flags_are_those_of_the_program() {
     let mut help = String::new();
     for verb in VERBS {
         let program = env!("CARGO_BIN_EXE_tarfs");
-        let output = Command::new(program).args([verb, "--help"]).output();
+        let output = Command::new(program).args(verb).arg("--help").output();
         help.push_str(&String::from_utf8_lossy(&output.expect("started").stdout));
     }
     let known = flags(&help);

@@ -24,6 +24,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::background::{self, Log};
+use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
 use crate::fs::{Orphan, Site};
@@ -145,7 +146,7 @@ fn standard_input() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// When it cannot.
-pub(super) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<ExitCode> {
     let socket = standard_input()?;
     // A terminal's signals are for who serves the mount, and so are those to a whole group.
     let heard = Arc::<AtomicBool>::default();
@@ -153,7 +154,9 @@ pub(super) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&heard))?;
     }
     let directory = std::env::current_dir();
-    background::detach(Log::open(args.log_file.as_deref())?)?;
+    // It may be another user's, whom we can no longer overrule.
+    let log = Log::open(args.log_file.as_deref()).or_else(|_| Log::open(None))?;
+    background::detach(log, inherited)?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
     let mut ward = Ward {
         socket,
