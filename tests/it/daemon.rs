@@ -81,9 +81,13 @@ impl Place {
 
     /// The process that watches over `server`.
     fn keeper_pid(&self, server: Pid) -> Pid {
-        let children = children(server);
-        assert_eq!(children.len(), 1, "{:?}", self.directory);
-        children[0]
+        match *children(server) {
+            [keeper] => keeper,
+            ref more => panic!(
+                "one keeper of {}: {more:?}",
+                self.directory.path().display()
+            ),
+        }
     }
 
     fn keeper(&self, server: Pid) -> OwnedFd {

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -323,7 +323,7 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
         process.kill().expect("running");
     }
     wait::until("they are gone", || {
-        let mut ended = waiting.iter_mut().map(|process| process.try_wait());
+        let mut ended = waiting.iter_mut().map(Child::try_wait);
         ended.all(|ended| ended.expect("a child").is_some())
     });
     assert_eq!(place.phase(), "scanning");
