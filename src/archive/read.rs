@@ -27,7 +27,7 @@ use crate::codec::{self, Compression, Context, Decoder, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::InUse;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
-use crate::source::{Access, Cause, Source};
+use crate::source::{Access, Cause, Persistence, Source};
 
 /// Packed extents up to this length are fetched by one request; longer ones, which occur only
 /// without seek points, as a stream.
@@ -679,6 +679,7 @@ impl PackedBytes {
             chunk_len: STREAM_CHUNK,
             connections: 2,
             min_speed: fetch::MinSpeed::default(),
+            persistence: Persistence::default(),
             pool: Pool::new(STREAM_BUFFERS),
             stats: Arc::clone(&reader.stats),
         };

@@ -18,7 +18,7 @@ use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
 use crate::index::Span;
-use crate::source::{Access, Source};
+use crate::source::{Access, Persistence, Source};
 use crate::tar::{self, Event, Member, Parser};
 
 /// Receives what a scan finds, in archive order, on the scanning thread: a
@@ -78,6 +78,8 @@ pub struct Options {
     pub chunk_len: u64,
     /// What is too slow to be waited for.
     pub min_speed: fetch::MinSpeed,
+    /// Whether the scan goes on when the source cannot be reached for long.
+    pub persistence: Persistence,
     /// Bytes of all buffers and of decoder state together; at least [`MIN_MEMORY`] are used.
     pub memory: u64,
     /// Who gives way to decoder state before the buffers do.
@@ -230,6 +232,7 @@ fn open_stream(
         chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
         min_speed: options.min_speed,
+        persistence: options.persistence.clone(),
         pool: packed,
         stats: Arc::clone(stats),
     };

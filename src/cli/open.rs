@@ -105,6 +105,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             bytes_per_second: args.min_speed.0,
             wait: Duration::from_secs(args.min_speed_wait),
         },
+        persistence: source::Persistence::default(),
         memory: args.memory.0,
         lenders: Vec::new(),
         workers: settings::processors(),
@@ -137,7 +138,10 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
-        Archive::open_early(source, &options, network.handle(), &stats)?
+        let archive = Archive::open_early(source, &options, network.handle(), &stats)?;
+        // Nobody waits at a terminal any more, and the mount is there when the network comes back.
+        options.scan.persistence.begin();
+        archive
     };
     archive.when(Awaited::End, Box::new(move || drop(progress)));
     let archive = Arc::new(archive);

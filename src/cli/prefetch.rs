@@ -151,6 +151,7 @@ fn profile(
         chunk_len: fetch::CHUNK_LEN.min(1 << 20),
         connections: 1,
         min_speed: fetch::MinSpeed::default(),
+        persistence: source::Persistence::default(),
         pool: Pool::new(8 << 20),
         stats,
     };

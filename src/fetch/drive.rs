@@ -146,7 +146,7 @@ impl Driver {
         self.asked_bytes += chunk.len();
         self.pace.launched();
         self.laggards.launched(number, self.now());
-        let flight = Arc::new(Flight::new(chunk));
+        let flight = Arc::new(Flight::new(chunk, self.config.persistence.clone()));
         self.flights.insert(number, Arc::clone(&flight));
         let (done, landing) = oneshot::channel();
         let source = Arc::clone(&self.source);

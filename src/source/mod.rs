@@ -38,7 +38,7 @@ pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;
 pub use retry::Retry;
-pub use watch::Watch;
+pub use watch::{Persistence, Watch};
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {

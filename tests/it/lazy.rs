@@ -65,6 +65,15 @@ struct Place {
 
 impl Place {
     fn new(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Rest) -> Self {
+        Self::with(front, rest, what, &[])
+    }
+
+    fn with(
+        front: Archive,
+        rest: impl FnOnce(Archive) -> Archive,
+        what: Rest,
+        flags: &[&str],
+    ) -> Self {
         // Enough for spans to end before the gate, and for requests not to reach across it.
         let filler = Noise::new(5).bytes(24 << 20);
         let front = front.file("filler", &filler);
@@ -90,7 +99,8 @@ impl Place {
             directory,
         };
         let url = place.server.url(ARCHIVE);
-        let output = place.tarfs(&["mount", &url, "mnt", "--chunk-size", "256KiB"]);
+        let words = [&["mount", &url, "mnt", "--chunk-size", "256KiB"], flags].concat();
+        let output = place.tarfs(&words);
         assert!(output.status.success(), "{}", program::told(&output));
         place
     }
@@ -334,4 +344,23 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
     assert!(place.count("interrupted_requests") >= 2);
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
+}
+
+#[test]
+fn a_scan_goes_on_when_a_server_comes_back_that_was_silent_beyond_the_deadline() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::with(
+        front,
+        |rest| rest.file("late", "late"),
+        Rest::Comes,
+        &["--timeout", "1"],
+    );
+    let error = fs::read(place.path("mnt/late")).expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+    assert_eq!(fs::read(place.path("mnt/early")).expect("known"), b"early");
+    place.await_count("source_timeouts", 2);
+    assert_eq!(place.phase(), "scanning");
+    place.gate.open();
+    assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
+    assert_eq!(place.list(), ["early", "filler", "late", "last"]);
 }

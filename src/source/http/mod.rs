@@ -114,12 +114,10 @@ impl Http {
     }
 
     async fn fill(&self, offset: u64, buffer: &mut Buffer, watch: &Watch) -> Result<(), Error> {
-        let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
-        effort.is_open = true;
         let mut filled = self
             .copy_prefix(offset, buffer)
-            .map_err(|cause| effort.error(self.location(), cause))?;
-        let mut timer = Timer::new(self.timeout, filled as u64);
+            .map_err(|cause| Error::new(self.location(), cause))?;
+        let (mut effort, mut timer) = self.anew(filled);
         watch.set_received(filled);
         while filled < buffer.len() {
             let left = timer.left(filled as u64);
@@ -129,7 +127,12 @@ impl Http {
                 asked = self.ask(offset, buffer, &mut filled, left, watch) => Ok(asked),
                 late = timer.run_out(|| watch.received()) => {
                     effort.gave_up();
-                    return Err(effort.error(self.location(), late));
+                    if !watch.persists() {
+                        return Err(effort.error(self.location(), late));
+                    }
+                    // Whoever waits for it is told elsewhere that it takes long.
+                    (effort, timer) = self.anew(filled);
+                    Err(Order::Cut)
                 }
             };
             watch.pause();
@@ -148,7 +151,13 @@ impl Http {
                         }
                         next = effort.failed(failure, filled as u64, &mut timer) => next,
                     };
-                    next.map_err(|cause| effort.error(self.location(), cause))?;
+                    match next {
+                        Err(cause) if watch.persists() && cause.is_transient() => {
+                            (effort, timer) = self.anew(filled);
+                            tokio::time::sleep(self.retry.longest_pause).await;
+                        }
+                        next => next.map_err(|cause| effort.error(self.location(), cause))?,
+                    }
                 }
                 Err(Order::Cut) => {
                     self.stats.source_cuts.increment();
@@ -158,6 +167,14 @@ impl Http {
             }
         }
         Ok(())
+    }
+
+    /// All the time there is, `filled` bytes being there already.
+    fn anew(&self, filled: usize) -> (Effort, Timer) {
+        let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
+        effort.is_open = true;
+        effort.reached = filled as u64;
+        (effort, Timer::new(self.timeout, filled as u64))
     }
 
     /// Copies what the first answer brought and returns how many bytes that are.

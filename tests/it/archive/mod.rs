@@ -153,6 +153,7 @@ fn scan_options() -> scan::Options {
         connections: 4,
         chunk_len: 1 << 20,
         min_speed: fetch::MinSpeed::default(),
+        persistence: source::Persistence::default(),
         memory: 64 << 20,
         lenders: Vec::new(),
         workers: 2,
