@@ -9,6 +9,7 @@ mod daemon;
 mod differential;
 mod docs;
 mod faults;
+mod kills;
 mod lazy;
 mod materialize;
 mod mount;
