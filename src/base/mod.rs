@@ -8,6 +8,7 @@ pub mod free_list;
 pub mod loan;
 pub mod path;
 pub mod resolve;
+pub mod sha256;
 pub mod stats;
 pub mod task;
 pub mod ticket;

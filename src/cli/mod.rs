@@ -20,6 +20,7 @@ mod status;
 mod telemetry;
 mod umount;
 mod undo;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -49,6 +50,8 @@ enum Verb {
     Ls(ls::LsArgs),
     /// Build an archive's index, or write it to a file
     Index(index::IndexArgs),
+    /// Read an archive to its end, and say whether it is good
+    Verify(verify::VerifyArgs),
 }
 
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
@@ -70,6 +73,7 @@ pub fn run() -> ExitCode {
         Verb::Materialize(args) => materialize::run(&args),
         Verb::Ls(args) => ls::run(&args),
         Verb::Index(args) => index::run(&args),
+        Verb::Verify(args) => verify::run(&args),
     };
     result.unwrap_or_else(|error| output::fail(&error))
 }

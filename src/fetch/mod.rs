@@ -69,16 +69,31 @@ pub fn read(
     extent: Extent<Packed>,
     pool: &Pool,
 ) -> Result<Bytes, Error> {
-    // Longer than memory is longer than any source.
-    let len = usize::try_from(extent.len())
-        .map_err(|_| Error::new(source.location(), Cause::Truncated))?;
-    if source
-        .fingerprint()
-        .len
-        .is_some_and(|len| extent.end().0 > len)
-    {
-        return Err(Error::new(source.location(), Cause::Truncated));
-    }
-    let buffer = pool.take(len);
+    let buffer = pool.take(len_within(source, extent)?);
     handle.block_on(source.read_at(extent.start(), buffer))
+}
+
+/// As [`read`], for who got bytes there that cannot be right: see [`Source::read_afresh`].
+///
+/// # Errors
+/// As [`read`].
+pub fn read_afresh(
+    handle: &Handle,
+    source: &Arc<dyn Source>,
+    extent: Extent<Packed>,
+    pool: &Pool,
+) -> Result<Bytes, Error> {
+    let buffer = pool.take(len_within(source, extent)?);
+    handle.block_on(source.read_afresh(extent.start(), buffer))
+}
+
+/// The length of `extent`, which ends inside `source` as far as that says where it ends.
+fn len_within(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
+    let truncated = || Error::new(source.location(), Cause::Truncated);
+    let len = source.fingerprint().len;
+    if len.is_some_and(|len| extent.end().0 > len) {
+        return Err(truncated());
+    }
+    // Longer than memory is longer than any source.
+    usize::try_from(extent.len()).map_err(|_| truncated())
 }

@@ -17,3 +17,4 @@ mod semantics;
 mod spool;
 mod status;
 mod support;
+mod verify;

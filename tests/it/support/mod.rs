@@ -7,5 +7,6 @@ pub(crate) mod packing;
 pub(crate) mod program;
 pub(crate) mod raw;
 pub(crate) mod refusal;
+pub(crate) mod sums;
 pub(crate) mod tree;
 pub(crate) mod wait;
