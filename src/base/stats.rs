@@ -139,6 +139,10 @@ stats! {
     served_bytes,
     /// Reads that the kernel asked a mount for.
     served_reads,
+    /// Requests of the kernel that were given up because who had asked was killed.
+    interrupted_requests,
+    /// Requests of the kernel that were given up because nothing came for too long.
+    late_requests,
     /// Names the kernel asked for, of entries that are there.
     served_lookups,
     /// Files put into the kernel's page cache before they were read.

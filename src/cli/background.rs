@@ -14,7 +14,8 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::{settings, telemetry};
+use super::settings::{self, Role};
+use super::telemetry;
 
 /// What the second process says when it is ready.
 const READY: &str = "ready\n";
@@ -28,7 +29,7 @@ pub(super) fn launch() -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut child = Command::new(&program)
         .args(std::env::args_os().skip(1))
-        .env(settings::BACKGROUND, "1")
+        .env(settings::ROLE, Role::Background.name())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -76,27 +77,40 @@ impl Log {
     }
 }
 
-/// Leaves terminal, session and directory, sends events to `log`, and tells the waiting process.
+/// As [`detach`], and tells the waiting process.
 ///
 /// # Errors
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
 pub(super) fn leave(log: Log) -> io::Result<()> {
-    rustix::process::setsid()?;
+    detach(log)?;
+    let mut stdout = io::stdout();
+    stdout.write_all(READY.as_bytes())?;
+    stdout.flush()?;
+    let nowhere = nowhere()?;
+    dup2_stdout(&nowhere)?;
+    dup2_stdin(&nowhere)?;
+    Ok(())
+}
+
+/// Leaves terminal, session and directory, and sends events to `log`.
+///
+/// # Errors
+/// When a system call fails.
+pub(super) fn detach(log: Log) -> io::Result<()> {
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "this session is its own already");
+    }
     std::env::set_current_dir("/")?;
-    let nowhere = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
+    let nowhere = nowhere()?;
     // Panics and the like are written to stderr by whoever they happen to.
     dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;
     match log.file {
         Some(file) => telemetry::write_to_file(file),
         None => telemetry::write_to_system(),
     }
-    let mut stdout = io::stdout();
-    stdout.write_all(READY.as_bytes())?;
-    stdout.flush()?;
-    dup2_stdout(&nowhere)?;
-    dup2_stdin(&nowhere)?;
     Ok(())
+}
+
+fn nowhere() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null")
 }

@@ -7,6 +7,7 @@ mod control;
 mod copy;
 mod exposition;
 mod index;
+mod keeper;
 mod ls;
 mod materialize;
 mod metrics;

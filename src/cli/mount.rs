@@ -22,18 +22,20 @@ use super::control::{
     Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
 };
 use super::copy::{Copy, Original};
+use super::keeper::{self, Inheritance, Keeper};
 use super::metrics::Metrics;
 use super::prefetch::{PrefetchArgs, Recording};
-use super::settings;
+use super::settings::{self, Role};
 use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
-use crate::fs::{Content, Failure, Force, Mount, MountOptions, Tree, UnmountError, View};
+use crate::fs::{Content, Failure, Force, Mount, MountOptions, Orphan, Tree, UnmountError, View};
 use crate::index::Ino;
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct MountArgs {
     #[command(flatten)]
     pub source: SourceArgs,
@@ -50,6 +52,10 @@ pub(super) struct MountArgs {
     /// Return as soon as the archive's first member is known (the default).
     #[arg(long, overrides_with = "wait_index")]
     pub lazy_index: bool,
+    /// When the process that serves the mount dies, let another go on with it: what is open stays
+    /// open. Otherwise the mount is taken out.
+    #[arg(long)]
+    pub restart: bool,
     /// Stay in the foreground instead of returning once the mount answers.
     #[arg(short, long)]
     pub foreground: bool,
@@ -150,13 +156,24 @@ pub(super) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
 ) -> anyhow::Result<ExitCode> {
-    if args.foreground {
-        serve(args, open_archive, None)
-    } else if settings::is_background() {
-        let log = Log::open(args.log_file.as_deref())?;
-        serve(args, open_archive, Some(log))
-    } else {
-        background::launch()
+    let log = || Log::open(args.log_file.as_deref());
+    match settings::role() {
+        Some(Role::Keeper) => keeper::run(args),
+        Some(Role::Successor) => {
+            // Nobody stands at a terminal to be told.
+            background::detach(log()?)?;
+            let inheritance = Keeper::inherit()?;
+            // What the kernel was told must be known before it asks.
+            let args = MountArgs {
+                wait_index: true,
+                ..args.clone()
+            };
+            serve(&args, open_archive, Some(inheritance), None)
+                .inspect_err(|error| tracing::error!("{error:#}"))
+        }
+        Some(Role::Background) => serve(args, open_archive, None, Some(log()?)),
+        None if args.foreground => serve(args, open_archive, None, None),
+        None => background::launch(),
     }
 }
 
@@ -178,11 +195,17 @@ enum Event {
 fn serve(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
+    inheritance: Option<Inheritance>,
     log: Option<Log>,
 ) -> anyhow::Result<ExitCode> {
     super::allocator::settle();
     let options = args.mount_options()?;
-    Mount::check(&args.mountpoint)?;
+    if inheritance
+        .as_ref()
+        .is_none_or(|found| found.orphan.is_none())
+    {
+        Mount::check(&args.mountpoint)?;
+    }
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
     let copy = args.materialize.as_deref();
@@ -190,7 +213,15 @@ fn serve(
         .map(|directory| Copy::open(directory, &args.mountpoint))
         .transpose()?;
     let opened = open_archive(args)?;
-    let result = serve_opened(args, &opened, &options, metrics, copy.as_ref(), log);
+    let result = serve_opened(
+        args,
+        &opened,
+        &options,
+        inheritance,
+        metrics,
+        copy.as_ref(),
+        log,
+    );
     if let Some(copy) = &copy {
         copy.end();
     }
@@ -207,6 +238,7 @@ fn serve_opened(
     args: &MountArgs,
     opened: &Opened,
     options: &MountOptions,
+    inheritance: Option<Inheritance>,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
     log: Option<Log>,
@@ -230,13 +262,28 @@ fn serve_opened(
     let then = Box::new(move || tell(&scanned, Event::Scanned));
     opened.content.when(Awaited::End, then);
     let ended = events.clone();
-    let mount = Mount::start(
-        tree,
-        &opened.location,
-        &args.mountpoint,
-        options,
-        move || tell(&ended, Event::Ended),
-    )?;
+    let ended = move || tell(&ended, Event::Ended);
+    let (keeper, orphan) = kept(opened, inheritance)?;
+    let mount = match &orphan {
+        Some(orphan) => Mount::adopt(tree, orphan, options, ended)?,
+        None => Mount::start_kept(
+            tree,
+            &opened.location,
+            &args.mountpoint,
+            options,
+            |site, device| {
+                if let Some(keeper) = &keeper {
+                    keeper.mounted(site, device);
+                }
+            },
+            ended,
+        )?,
+    };
+    // The session has its own.
+    drop(orphan);
+    if let Some(keeper) = &keeper {
+        keeper.ready(mount.capabilities(), &opened.version);
+    }
     if let Some(copy) = copy {
         copy.start(opened, view.root())?;
     }
@@ -264,6 +311,27 @@ fn serve_opened(
     react(inbox, &seen);
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Who clears up after this process, and what it goes on with, if that is what was opened.
+fn kept(
+    opened: &Opened,
+    inheritance: Option<Inheritance>,
+) -> anyhow::Result<(Option<Keeper>, Option<Orphan>)> {
+    let Some(inheritance) = inheritance else {
+        let keeper = Keeper::start();
+        let keeper = keeper.inspect_err(
+            |error| tracing::warn!(%error, "nobody clears up if this process is killed"),
+        );
+        return Ok((keeper.ok(), None));
+    };
+    anyhow::ensure!(
+        inheritance.version == opened.version,
+        "the archive has changed since it was mounted: it was {}, and is {}",
+        inheritance.version,
+        opened.version
+    );
+    Ok((Some(inheritance.keeper), inheritance.orphan))
 }
 
 /// What a status tells of.

@@ -5,8 +5,32 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// Set for the process that a mount leaves in the background, by the one that waits for it.
-pub(super) const BACKGROUND: &str = "TARFS_BACKGROUND";
+/// What a process of a mount is there for; set by the one of them that starts it.
+pub(super) const ROLE: &str = "TARFS_ROLE";
+
+/// What a process of a mount is there for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// To serve it, in the background of the one that the user started.
+    Background,
+    /// To watch over who serves it.
+    Keeper,
+    /// To serve it after the one before has died.
+    Successor,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Background, Self::Keeper, Self::Successor];
+
+    /// As it stands in the environment.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Background => "background",
+            Self::Keeper => "keeper",
+            Self::Successor => "successor",
+        }
+    }
+}
 
 /// The environment's word called `name`, unless it is missing or empty.
 #[expect(
@@ -19,9 +43,12 @@ fn word(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Whether this process was started to stay in the background.
-pub(super) fn is_background() -> bool {
-    word(BACKGROUND).is_some()
+/// What this process was started for by another of its mount; `None` when the user started it.
+pub(super) fn role() -> Option<Role> {
+    let word = word(ROLE)?;
+    Role::ALL
+        .into_iter()
+        .find(|role| word == Path::new(role.name()))
 }
 
 /// Where the sockets of this user's mounts are.

@@ -20,6 +20,7 @@ use rustix::net::{
 use rustix::process::{getgid, getuid};
 
 use super::options::{MountOptions, escape};
+use super::table;
 
 const DEVICE: &str = "/dev/fuse";
 /// Its number, the same on every Linux: a miscellaneous character device.
@@ -142,12 +143,35 @@ pub(super) fn mountpoint(path: &Path) -> Result<PathBuf, MountError> {
         path: path.to_owned(),
         cause,
     };
+    clear_dead(path);
     let canonical = fs::canonicalize(path).map_err(at)?;
     if fs::metadata(&canonical).map_err(at)?.is_dir() {
         Ok(canonical)
     } else {
         Err(MountError::NotADirectory(path.to_owned()))
     }
+}
+
+/// Takes out what a process of ours that died has left at `path`, if it has.
+fn clear_dead(path: &Path) {
+    let Ok(place) = table::canonical(path) else {
+        return;
+    };
+    if table::is_mounted(&place, FILE_SYSTEM).unwrap_or(false) && is_dead(&place) {
+        match unmount(&place, true) {
+            Ok(()) => tracing::info!(mountpoint = %place.display(), "a dead mount was taken out"),
+            Err(error) => tracing::debug!(%error, "a dead mount cannot be taken out"),
+        }
+    }
+}
+
+/// Whether nobody serves the mount at `place` any more. Its attributes may still be known, so that is
+/// asked which is known to nobody else.
+fn is_dead(place: &Path) -> bool {
+    matches!(
+        rustix::fs::statfs(place),
+        Err(Errno::NOTCONN | Errno::CONNABORTED)
+    )
 }
 
 /// Whether there is something to mount with, as far as can be told without mounting.

@@ -16,10 +16,12 @@ mod copies;
 mod device;
 mod errno;
 mod failures;
+mod handover;
 mod names;
 mod news;
 mod options;
 mod pages;
+mod patience;
 mod roster;
 mod seek;
 mod session;
@@ -50,6 +52,7 @@ use crate::index::{Entry, Index, Ino, Kind};
 use copies::{Desk, Handles};
 use failures::Failures;
 use pages::Pages;
+use patience::{Patience, Refusal, Vain, Watch};
 use roster::Roster;
 use seek::Whence;
 
@@ -57,8 +60,9 @@ pub use attr::Ownership;
 pub use copies::Copies;
 pub use device::{MountError, UnmountError};
 pub use failures::Failure;
+pub use handover::{Orphan, Site, can_be_adopted};
 pub use options::{MountOptions, OptionError};
-pub use session::{Force, Mount, mountpoint, unmount};
+pub use session::{Force, Mount, clear, is_there, mountpoint, unmount};
 pub use view::{View, ViewError};
 
 /// How long the kernel may believe an answer.
@@ -165,8 +169,14 @@ pub struct Tree {
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     pages: Arc<Pages>,
+    /// Who waits for what is not known yet.
+    patience: Arc<Patience>,
+    /// What the kernel has offered, a bit each, once it is mounted.
+    capabilities: Arc<OnceLock<u64>>,
     /// Where there may be copies of files, which are opened with handles then.
     desk: Option<Desk>,
+    /// Sees to it that nobody waits in vain, once it is mounted.
+    watch: Option<Watch>,
 }
 
 impl Tree {
@@ -183,9 +193,12 @@ impl Tree {
             Accounts::default()
         };
         let pages = Arc::new(Pages::new(view, Arc::clone(&stats)));
+        let patience = Arc::new(Patience::new(patience::TIMEOUT, Arc::clone(&stats)));
         Self {
             view,
             pages,
+            patience,
+            capabilities: Arc::default(),
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
@@ -194,7 +207,22 @@ impl Tree {
             stats,
             failures: Arc::default(),
             desk: None,
+            watch: None,
         }
+    }
+
+    /// As it is, but who waits for an answer is told so, by ETIMEDOUT, once nothing was fetched or
+    /// decoded for `timeout`.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.patience = Arc::new(Patience::new(timeout, Arc::clone(&self.stats)));
+        self
+    }
+
+    /// Sees to it from now on that nobody waits in vain.
+    fn watched(mut self) -> io::Result<Self> {
+        self.watch = Some(Watch::over(&self.patience)?);
+        Ok(self)
     }
 
     /// As it is, and its files are read from `copies` where there are any.
@@ -232,8 +260,8 @@ impl Tree {
         attr::attributes(entry, self.view.inode(entry.ino()), &self.ownership)
     }
 
-    /// Answers what `name` in `parent` is: at once, or when the scan has come to it.
-    fn answer_lookup(&self, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
+    /// Answers `caller` what `name` in `parent` is: at once, or when the scan has come to it.
+    fn answer_lookup(&self, caller: u32, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
         // First: what the scan then had not found it never will.
         let is_scanned = self.content.is_scanned();
         let index = self.content.index();
@@ -261,26 +289,35 @@ impl Tree {
         }
         let later = self.later();
         let awaited = Awaited::Name(directory, name.clone());
-        let then = move || match later() {
-            Some(tree) => tree.answer_lookup(parent, name, reply),
-            None => reply.error(Errno::EIO),
+        let kept = self.patience.keep(reply, caller);
+        let then = move || match (kept.take(), later()) {
+            (Some(reply), Some(tree)) => tree.answer_lookup(caller, parent, name, reply),
+            (Some(reply), None) => reply.refuse(Vain::Ended),
+            // Given up.
+            (None, _) => {}
         };
         self.content.when(awaited, Box::new(then));
     }
 
-    /// Does `answer` when listings are whole.
-    fn with_listings(&self, answer: impl FnOnce(&Self, &Index) + Send + 'static) {
+    /// Has `answer` given with `reply` to `caller` when listings are whole.
+    fn with_listings<R: Refusal>(
+        &self,
+        caller: u32,
+        reply: R,
+        answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
+    ) {
         let index = self.content.index();
         if index.is_complete() {
-            return answer(self, &index);
+            return answer(self, &index, reply);
         }
         drop(index);
         let later = self.later();
-        let then = move || {
-            // Without the archive nobody is left to be answered.
-            if let Some(tree) = later() {
-                answer(&tree, &tree.content.index());
-            }
+        let kept = self.patience.keep(reply, caller);
+        let then = move || match (kept.take(), later()) {
+            (Some(reply), Some(tree)) => answer(&tree, &tree.content.index(), reply),
+            (Some(reply), None) => reply.refuse(Vain::Ended),
+            // Given up.
+            (None, _) => {}
         };
         self.content.when(Awaited::End, Box::new(then));
     }
@@ -291,6 +328,7 @@ impl Tree {
         let content = Arc::downgrade(&self.content);
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
         let (failures, pages) = (Arc::clone(&self.failures), Arc::clone(&self.pages));
+        let patience = Arc::clone(&self.patience);
         let (view, ownership) = (self.view, self.ownership);
         let checks_permissions = self.checks_permissions;
         move || {
@@ -304,8 +342,11 @@ impl Tree {
                 stats,
                 failures,
                 pages,
+                patience,
+                capabilities: Arc::default(),
                 // What comes late is no open and no read.
                 desk: None,
+                watch: None,
             })
         }
     }
@@ -391,12 +432,14 @@ impl Tree {
 /// A read, its reply, and whom to tell what became of it.
 struct Answer {
     reply: ReplyData,
+    caller: u32,
     ino: Ino,
     offset: u64,
     len: u32,
     content: Weak<dyn Content>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
+    patience: Arc<Patience>,
 }
 
 impl Answer {
@@ -404,12 +447,20 @@ impl Answer {
     fn read(self) {
         let (ino, offset, len) = (self.ino, self.offset, self.len);
         let Some(content) = self.content.upgrade() else {
-            return self.reply.error(Errno::EIO);
+            return self.refuse(Vain::Ended);
         };
-        match content.try_read(ino, offset, len) {
-            Some(result) => self.give(result),
-            None => content.read(ino, offset, len, Box::new(move |result| self.give(result))),
+        if let Some(result) = content.try_read(ino, offset, len) {
+            return self.give(result);
         }
+        let (patience, caller) = (Arc::clone(&self.patience), self.caller);
+        let kept = patience.keep(self, caller);
+        let done = move |result| {
+            // Unless it was given up.
+            if let Some(answer) = kept.take() {
+                answer.give(result);
+            }
+        };
+        content.read(ino, offset, len, Box::new(done));
     }
 
     fn give(self, result: Result<Bytes, ReadError>) {
@@ -418,15 +469,26 @@ impl Answer {
                 self.stats.served_bytes.add(bytes.len() as u64);
                 self.reply.data(&bytes);
             }
-            Err(error) => {
-                // Before the reply: who sees the error finds it in the status.
-                self.stats.failed_reads.increment();
-                let content = self.content.upgrade();
-                let path = content.and_then(|content| content.index().path(self.ino));
-                let path = path.unwrap_or_default();
-                self.failures.record(path.to_string(), &error);
-                self.reply.error(errno::of_read(&error));
-            }
+            Err(error) => self.fail(&error, errno::of_read(&error)),
+        }
+    }
+
+    fn fail(self, error: &dyn std::error::Error, errno: Errno) {
+        // Before the reply: who sees the error finds it in the status.
+        self.stats.failed_reads.increment();
+        let content = self.content.upgrade();
+        let path = content.and_then(|content| content.index().path(self.ino));
+        let path = path.unwrap_or_default();
+        self.failures.record(path.to_string(), error);
+        self.reply.error(errno);
+    }
+}
+
+impl Refusal for Answer {
+    fn refuse(self, why: Vain) {
+        match why {
+            Vain::Killed | Vain::Ended => self.reply.error(why.errno()),
+            Vain::Late => self.fail(&why, why.errno()),
         }
     }
 }
@@ -466,6 +528,8 @@ fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
 
 impl Filesystem for Tree {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let offers = config.capabilities().bits();
+        self.capabilities.get_or_init(|| offers);
         let mut wanted = InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT
@@ -499,14 +563,14 @@ impl Filesystem for Tree {
         Ok(())
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if parent == INodeNo::ROOT
             && let Some(attr) = self.pages.roster.look_up(name.as_bytes())
         {
             return reply.entry(&FOR_NOW, &attr, Generation(0));
         }
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
-        self.answer_lookup(parent, name.as_bytes().to_vec(), reply);
+        self.answer_lookup(req.pid(), parent, name.as_bytes().to_vec(), reply);
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
@@ -555,7 +619,7 @@ impl Filesystem for Tree {
 
     fn read(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -582,6 +646,8 @@ impl Filesystem for Tree {
         self.content.saw_read(entry, offset, len);
         let answer = Answer {
             reply,
+            caller: req.pid(),
+            patience: Arc::clone(&self.patience),
             ino: entry,
             offset,
             len,
@@ -639,56 +705,61 @@ impl Filesystem for Tree {
 
     fn readdir(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectory,
+        reply: ReplyDirectory,
     ) {
         let _span = trace_span!("readdir", inode = ino.0, offset).entered();
         if Roster::is(ino) {
             // Names alone are of no use.
             return reply.ok();
         }
-        self.with_listings(move |tree, index| match tree.directory(index, ino) {
-            Ok(directory) => {
-                tree.list(index, directory, offset, |entry, next, name| {
-                    let inode = tree.view.inode(entry.ino());
-                    let file_type = attr::file_type(entry.kind());
-                    reply.add(inode, next, file_type, OsStr::from_bytes(name))
-                });
-                reply.ok();
+        self.with_listings(req.pid(), reply, move |tree, index, mut reply| {
+            match tree.directory(index, ino) {
+                Ok(directory) => {
+                    tree.list(index, directory, offset, |entry, next, name| {
+                        let inode = tree.view.inode(entry.ino());
+                        let file_type = attr::file_type(entry.kind());
+                        reply.add(inode, next, file_type, OsStr::from_bytes(name))
+                    });
+                    reply.ok();
+                }
+                Err(errno) => reply.error(errno),
             }
-            Err(errno) => reply.error(errno),
         });
     }
 
     fn readdirplus(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
         if Roster::is(ino) {
             return self.list_roster(ino, offset, reply);
         }
-        self.with_listings(move |tree, index| match tree.directory(index, ino) {
-            Ok(directory) => {
-                tree.list(index, directory, offset, |entry, next, name| {
-                    let attr = tree.attributes(entry);
-                    let name = OsStr::from_bytes(name);
-                    let is_full = reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0));
-                    if !is_full {
-                        tree.pages.named(entry.ino());
-                    }
-                    is_full
-                });
-                reply.ok();
+        self.with_listings(req.pid(), reply, move |tree, index, mut reply| {
+            match tree.directory(index, ino) {
+                Ok(directory) => {
+                    tree.list(index, directory, offset, |entry, next, name| {
+                        let attr = tree.attributes(entry);
+                        let name = OsStr::from_bytes(name);
+                        let is_full =
+                            reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0));
+                        if !is_full {
+                            tree.pages.named(entry.ino());
+                        }
+                        is_full
+                    });
+                    reply.ok();
+                }
+                Err(errno) => reply.error(errno),
             }
-            Err(errno) => reply.error(errno),
         });
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use rustix::fs::{major, minor};
 
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
+use super::handover::{self, Orphan, Site};
 use super::options::MountOptions;
 use super::pages::Pages;
 use super::{Handles, INodeNo, Tree, news, table};
@@ -55,6 +57,7 @@ pub struct Mount {
     /// `st_dev` of what is mounted, which tells it from whatever is there before or later; `None`
     /// until it has answered.
     device: Option<u64>,
+    capabilities: u64,
     since: SystemTime,
     failures: Arc<Failures>,
     handles: Option<Arc<Handles>>,
@@ -90,15 +93,64 @@ impl Mount {
         options: &MountOptions,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
+        Self::start_kept(tree, source, mountpoint, options, |_, _| {}, ended)
+    }
+
+    /// As [`start`](Self::start), and `mounted` is shown where it is and the descriptor on which the
+    /// kernel asks, before anybody is answered.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_kept(
+        tree: Tree,
+        source: &str,
+        mountpoint: &Path,
+        options: &MountOptions,
+        mounted: impl FnOnce(&Site, BorrowedFd<'_>),
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
         let mountpoint = device::mountpoint(mountpoint)?;
+        let tree = tree.watched().map_err(MountError::System)?;
+        let source = options.fsname.as_deref().unwrap_or(source);
+        let descriptor = device::mount(&mountpoint, source, options)?;
+        // Where the table cannot be read nobody can clear up by it either.
+        if let Ok(Some(device)) = table::device(&mountpoint, device::FILE_SYSTEM) {
+            let mountpoint = mountpoint.clone();
+            mounted(&Site { mountpoint, device }, descriptor.as_fd());
+        }
+        let session = |tree| Session::from_fd(tree, descriptor, acl(options), config());
+        Self::serve(tree, mountpoint, session, ended)
+    }
+
+    /// Goes on with a mount whose process has died, which was made of the same tree with the same
+    /// `options`. As [`start`](Self::start) otherwise.
+    ///
+    /// # Errors
+    /// When that cannot be done; then nothing is mounted any more.
+    pub fn adopt(
+        tree: Tree,
+        orphan: &Orphan,
+        options: &MountOptions,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
+        let tree = tree.watched().map_err(MountError::System)?;
+        let session = |tree| handover::session(tree, orphan, acl(options), config());
+        Self::serve(tree, orphan.site.mountpoint.clone(), session, ended)
+    }
+
+    fn serve(
+        tree: Tree,
+        mountpoint: PathBuf,
+        session: impl FnOnce(Tree) -> io::Result<Session<Tree>>,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
         let failures = Arc::clone(&tree.failures);
         let pages = Arc::clone(&tree.pages);
         let told = Arc::clone(&pages);
         let content = Arc::clone(&tree.content);
         let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
-        let source = options.fsname.as_deref().unwrap_or(source);
-        let descriptor = device::mount(&mountpoint, source, options)?;
-        let session = match Session::from_fd(tree, descriptor, acl(options), config()) {
+        let capabilities = Arc::clone(&tree.capabilities);
+        let session = match session(tree) {
             Ok(session) => session,
             Err(error) => {
                 take_out(&mountpoint);
@@ -125,6 +177,7 @@ impl Mount {
         let mut mount = Self {
             mountpoint,
             device: None,
+            capabilities: capabilities.get().copied().unwrap_or(0),
             since: SystemTime::now(),
             failures,
             handles,
@@ -144,6 +197,11 @@ impl Mount {
     /// Where it is mounted: absolute, without symbolic links.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// What the kernel offered when it was mounted, a bit each, as an [`Orphan`] needs it.
+    pub fn capabilities(&self) -> u64 {
+        self.capabilities
     }
 
     /// When it was mounted.
@@ -258,6 +316,29 @@ pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
             cause,
         }),
     }
+}
+
+/// Takes out the mount at `site` whose process has died, under the feet of those who use it, unless it
+/// is gone already or something else lies on top.
+///
+/// # Errors
+/// As [`Mount::unmount`].
+pub fn clear(site: &Site) -> Result<(), UnmountError> {
+    match table::device(&site.mountpoint, device::FILE_SYSTEM) {
+        Ok(found) if found == Some(site.device) => device::unmount(&site.mountpoint, true),
+        Ok(_) => Ok(()),
+        Err(cause) => Err(UnmountError::System {
+            mountpoint: site.mountpoint.clone(),
+            cause,
+        }),
+    }
+}
+
+/// Whether the mount at `site` is still there.
+pub fn is_there(site: &Site) -> bool {
+    // Where the table cannot be read nothing can be cleared up either.
+    table::device(&site.mountpoint, device::FILE_SYSTEM)
+        .is_ok_and(|found| found == Some(site.device))
 }
 
 /// Unmounts what is at `mountpoint`. For the moment in which names are listed to the kernel the mount

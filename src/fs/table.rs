@@ -19,21 +19,54 @@ pub(super) fn is_mounted(mountpoint: &Path, file_system: &str) -> io::Result<boo
     Ok(top(&table, mountpoint) == Some(file_system.as_bytes()))
 }
 
+/// Major and minor number of what lies on top at `mountpoint`, as for [`is_mounted`], if it is of the
+/// type `file_system`. Asks nothing of the mount itself.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn device(mountpoint: &Path, file_system: &str) -> io::Result<Option<(u32, u32)>> {
+    let table = fs::read(TABLE)?;
+    let found =
+        last(&table, mountpoint).filter(|found| found.file_system == file_system.as_bytes());
+    Ok(found.map(|found| found.device))
+}
+
 /// The type of the last mount on `mountpoint`, which hides those before it.
 fn top<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
+    last(table, mountpoint).map(|found| found.file_system)
+}
+
+fn last<'a>(table: &'a [u8], mountpoint: &Path) -> Option<Mounted<'a>> {
     table
         .rsplit(|&byte| byte == b'\n')
         .filter_map(mount)
-        .find(|(place, _)| place == mountpoint)
-        .map(|(_, file_system)| file_system)
+        .find(|found| found.place == mountpoint)
 }
 
-/// Mountpoint and type: the fifth word, and the first behind the lone hyphen.
-fn mount(line: &[u8]) -> Option<(PathBuf, &[u8])> {
+/// A line of the table.
+struct Mounted<'a> {
+    device: (u32, u32),
+    place: PathBuf,
+    file_system: &'a [u8],
+}
+
+/// The third and the fifth word, and the first behind the lone hyphen.
+fn mount(line: &[u8]) -> Option<Mounted<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
-    let place = unescaped(words.nth(4)?);
+    let device = numbers(words.nth(2)?)?;
+    let place = unescaped(words.nth(1)?);
     let file_system = words.skip_while(|&word| word != b"-").nth(1)?;
-    Some((PathBuf::from(OsString::from_vec(place)), file_system))
+    Some(Mounted {
+        device,
+        place: PathBuf::from(OsString::from_vec(place)),
+        file_system,
+    })
+}
+
+/// `0:25`
+fn numbers(word: &[u8]) -> Option<(u32, u32)> {
+    let (major, minor) = std::str::from_utf8(word).ok()?.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Blanks, tabs, newlines and backslashes stand there as a backslash and three octal digits.
@@ -92,6 +125,8 @@ broken
         assert_eq!(top("/mnt/with blank"), Some(&b"fuse.tarfs"[..]));
         assert_eq!(top("/mnt/twice"), Some(&b"tmpfs"[..]));
         assert_eq!(top("/mnt"), None);
+        let found = last(TABLE, Path::new("/mnt/with blank"));
+        assert_eq!(found.map(|found| found.device), Some((0, 25)));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
+use crate::support::program::children;
 use crate::support::wait;
 
 /// An archive, a place to mount it on, and a runtime directory of their own.
@@ -71,6 +72,22 @@ impl Place {
         let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         let pid = pid.expect("a number");
         (pid, pidfd_open(pid, PidfdFlags::empty()).expect("running"))
+    }
+
+    fn answers(&self) -> bool {
+        let output = self.tarfs("status").arg(self.path("mnt")).output();
+        output.expect("started").status.success()
+    }
+
+    /// The process that watches over `server`.
+    fn keeper_pid(&self, server: Pid) -> Pid {
+        let children = children(server);
+        assert_eq!(children.len(), 1, "{:?}", self.directory);
+        children[0]
+    }
+
+    fn keeper(&self, server: Pid) -> OwnedFd {
+        pidfd_open(self.keeper_pid(server), PidfdFlags::empty()).expect("running")
     }
 
     fn is_mounted(&self) -> bool {
@@ -206,13 +223,48 @@ fn of_two_on_top_of_each_other_the_upper_goes_first() {
 }
 
 #[test]
-fn what_a_killed_process_leaves_can_be_unmounted() {
+fn what_a_killed_process_leaves_is_taken_out() {
+    for how in ["in the background", "--foreground"] {
+        let place = Place::new();
+        let mut served = None;
+        match how {
+            "--foreground" => {
+                let mut command = place.mount_command();
+                served = Some(
+                    command
+                        .arg(how)
+                        .stderr(Stdio::null())
+                        .spawn()
+                        .expect("started"),
+                );
+                wait::until("it is mounted", || place.path("mnt/file").exists());
+                wait::until("it answers", || place.answers());
+            }
+            _ => place.mount(),
+        }
+        let (pid, process) = place.server();
+        let keeper = place.keeper(pid);
+        let user = fs::File::open(place.path("mnt/file")).expect("there");
+        kill_process(pid, Signal::KILL).expect("running");
+        assert!(ends(&process));
+        assert!(ends(&keeper), "{how}");
+        assert!(!place.is_mounted(), "{how}");
+        drop((user, served.map(|mut served| served.wait())));
+    }
+}
+
+#[test]
+fn a_dead_mount_can_be_unmounted_and_is_in_no_mounts_way() {
     let place = Place::new();
-    place.mount();
-    let (pid, process) = place.server();
-    kill_process(pid, Signal::KILL).expect("running");
-    assert!(ends(&process));
-    assert!(place.is_mounted());
+    for _ in 0..2 {
+        let output = place.mount_command().output().expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+        let (pid, process) = place.server();
+        kill_process(place.keeper_pid(pid), Signal::KILL).expect("running");
+        kill_process(pid, Signal::KILL).expect("running");
+        assert!(ends(&process));
+        assert!(place.is_mounted());
+    }
     let output = place.umount(&[]);
     assert!(output.status.success(), "{}", told(&output));
     assert!(!place.is_mounted());
@@ -305,11 +357,7 @@ fn in_the_foreground_it_stays_and_ends_with_the_mount() {
         .stderr(Stdio::null())
         .spawn()
         .expect("started");
-    let answers = || {
-        let output = place.tarfs("status").arg(place.path("mnt")).output();
-        output.expect("started").status.success()
-    };
-    wait::until("it answers", answers);
+    wait::until("it answers", || place.answers());
     assert!(place.path("mnt/file").exists());
     let output = place.umount(&[]);
     assert!(output.status.success(), "{}", told(&output));

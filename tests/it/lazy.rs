@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -359,4 +359,37 @@ fn an_unmount_ends_a_scan_that_waits_for_its_server() {
     assert!(umount.status.success());
     assert!(late.join());
     assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::new(front, |rest| rest.file("late", "late"), Rest::Comes);
+    let waiting = |program: &str, path: &str| {
+        let mut command = Command::new(program);
+        command.arg(place.path(path)).stdout(Stdio::null());
+        command.spawn().expect("installed")
+    };
+    let mut waiting = [
+        waiting("cat", "mnt/late"),
+        waiting("ls", "mnt"),
+        waiting("cat", "mnt/filler"),
+    ];
+    std::thread::sleep(Duration::from_millis(300));
+    for process in &mut waiting {
+        assert_eq!(process.try_wait().expect("a child"), None, "waits");
+        process.kill().expect("running");
+    }
+    wait::until("they are gone", || {
+        let mut ended = waiting.iter_mut().map(|process| process.try_wait());
+        ended.all(|ended| ended.expect("a child").is_some())
+    });
+    assert_eq!(place.phase(), "scanning");
+    assert_eq!(
+        fs::read(place.path("mnt/early")).expect("readable"),
+        b"early"
+    );
+    assert!(place.count("interrupted_requests") >= 2);
+    place.gate.open();
+    assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
 }

@@ -16,5 +16,6 @@ mod remote;
 mod semantics;
 mod spool;
 mod status;
+mod successor;
 mod support;
 mod verify;

@@ -1,7 +1,10 @@
 //! The program, as a test of a real mount runs it.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+
+use rustix::process::Pid;
 
 /// Runs it in `directory`, where it also keeps what it keeps.
 pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
@@ -13,6 +16,21 @@ pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
         .env("no_proxy", "*")
         .output()
         .expect("started")
+}
+
+/// The processes that `parent` has started.
+pub(crate) fn children(parent: Pid) -> Vec<Pid> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", parent.as_raw_nonzero()));
+    tasks
+        .into_iter()
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok())
+        .flat_map(|children| {
+            let numbers = children.split_whitespace();
+            let pids = numbers.filter_map(|number| Pid::from_raw(number.parse().ok()?));
+            pids.collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// What it complained about.

@@ -1,0 +1,382 @@
+//! The process beside a mount that outlives it.
+//!
+//! Whoever serves a mount can be killed, and then leaves a dead one in the tree that every `ls` of its
+//! parent stumbles over. So it starts this program a second time, gives it the mount's connection, and is
+//! watched by it. When it dies with its mount still there, the keeper takes that out; or, with
+//! `--restart`, starts somebody who goes on with it, on the same connection. The keeper opens nothing and
+//! serves nothing, so that there is little in it to die of.
+
+mod wire;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::background::{self, Log};
+use super::mount::MountArgs;
+use super::settings::{self, Role};
+use crate::fs::{Orphan, Site};
+use wire::{Packet, Place, State};
+
+/// How often a process that says nothing is looked at: threads of one that was killed may wait for the
+/// mount that it served, and keep its socket open.
+const LOOK: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// How long the threads of a killed process may take to go.
+const LAST_BREATH: Duration = Duration::from_secs(1);
+
+/// How long all who come after may take together until one answers; users wait meanwhile.
+const SUCCESSION: Duration = Duration::from_mins(1);
+
+/// Pauses between those who come after and fail: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
+
+/// Who has lived for less has failed in its task, even if it answered; and how many of them in a row
+/// are enough.
+const SHORT_LIFE: Duration = Duration::from_secs(10);
+/// See [`SHORT_LIFE`].
+const SHORT_LIVES: u32 = 5;
+
+/// A mount's end of the conversation.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    socket: OwnedFd,
+}
+
+/// What the keeper gives to who comes after.
+#[derive(Debug)]
+pub(super) struct Inheritance {
+    /// Who keeps watch.
+    pub(super) keeper: Keeper,
+    /// The mount to go on with; none where that cannot be done, and one is made anew.
+    pub(super) orphan: Option<Orphan>,
+    /// The version that must be shown.
+    pub(super) version: String,
+}
+
+impl Keeper {
+    /// Starts a keeper for what this process is about to mount.
+    ///
+    /// # Errors
+    /// When there is no process to be had.
+    pub(super) fn start() -> io::Result<Self> {
+        let (ours, theirs) = wire::pair()?;
+        start(Role::Keeper, theirs, None)?;
+        Ok(Self { socket: ours })
+    }
+
+    /// What the keeper that started this process leaves to it.
+    ///
+    /// # Errors
+    /// When it is gone, or says something else.
+    pub(super) fn inherit() -> anyhow::Result<Inheritance> {
+        let socket = standard_input()?;
+        let Some((Packet::Succeed(place, state), descriptor)) = wire::receive(&socket)? else {
+            anyhow::bail!("nobody says what is to be gone on with");
+        };
+        Ok(Inheritance {
+            keeper: Self { socket },
+            orphan: descriptor.map(|descriptor| Orphan {
+                site: place.into(),
+                descriptor,
+                capabilities: state.capabilities,
+            }),
+            version: state.version,
+        })
+    }
+
+    /// Tells it what there is to clear up.
+    pub(super) fn mounted(&self, site: &Site, device: BorrowedFd<'_>) {
+        self.tell(&Packet::Mounted(site.into()), Some(device));
+    }
+
+    /// Tells it what there is to go on with.
+    pub(super) fn ready(&self, capabilities: u64, version: &str) {
+        let version = version.to_owned();
+        let state = State {
+            capabilities,
+            version,
+        };
+        self.tell(&Packet::Ready(state), None);
+    }
+
+    fn tell(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
+        if let Err(error) = wire::send(&self.socket, packet, device) {
+            tracing::warn!(%error, "nobody would clear up after this process");
+        }
+    }
+}
+
+/// Starts this program again with the same arguments, and `socket` to talk.
+fn start(role: Role, socket: OwnedFd, directory: Option<&Path>) -> io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(std::env::args_os().skip(1))
+        .env(settings::ROLE, role.name())
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    if let Some(directory) = directory {
+        command.current_dir(directory);
+    }
+    command.spawn()
+}
+
+/// The socket that this process was started with.
+fn standard_input() -> io::Result<OwnedFd> {
+    Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
+}
+
+/// Keeps the mount of the process that started this one. Returns when nothing is left to keep.
+///
+/// # Errors
+/// When it cannot.
+pub(super) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
+    let socket = standard_input()?;
+    // A terminal's signals are for who serves the mount, and so are those to a whole group.
+    let heard = Arc::<AtomicBool>::default();
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&heard))?;
+    }
+    let directory = std::env::current_dir();
+    background::detach(Log::open(args.log_file.as_deref())?)?;
+    let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
+    let mut ward = Ward {
+        socket,
+        pid: pid.as_raw_nonzero().get(),
+        child: None,
+        born: Instant::now(),
+        site: None,
+        device: None,
+        state: None,
+    };
+    let mut short_lives = 0;
+    loop {
+        ward.outlive();
+        let Some(site) = ward.site.take().filter(crate::fs::is_there) else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        let mountpoint = site.mountpoint.display();
+        tracing::error!(%mountpoint, pid = ward.pid, "the process that served this mount has died");
+        if ward.born.elapsed() < SHORT_LIFE {
+            short_lives += 1;
+        } else {
+            short_lives = 1;
+        }
+        let next = match (&directory, ward.state.take()) {
+            (Ok(directory), Some(state)) if args.restart && short_lives <= SHORT_LIVES => {
+                let may_adopt = args.materialize.is_none();
+                let device = ward.device.take();
+                Estate::new(&site, state, device, may_adopt).hand_on(directory)
+            }
+            _ => None,
+        };
+        if let Some(next) = next {
+            ward = next;
+            continue;
+        }
+        // Ends the connection, if it was the last hold on it.
+        drop(ward.device.take());
+        if let Err(error) = crate::fs::clear(&site) {
+            tracing::error!(%error, "what it has left cannot be taken out");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+}
+
+/// A process that serves a mount.
+struct Ward {
+    socket: OwnedFd,
+    pid: i32,
+    /// The same, if we have started it.
+    child: Option<Child>,
+    born: Instant,
+    site: Option<Site>,
+    device: Option<OwnedFd>,
+    state: Option<State>,
+}
+
+impl Ward {
+    /// Listens to it until it is dead.
+    fn outlive(&mut self) {
+        while self.listen() {}
+        self.bury();
+    }
+
+    /// Hears what it says next, or nothing for a while; false when it is dead.
+    fn listen(&mut self) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+        match poll(&mut polled, Some(&LOOK)) {
+            Ok(0) | Err(Errno::INTR) => return is_alive(self.pid),
+            Ok(_) => {}
+            Err(_) => return false,
+        }
+        match wire::receive(&self.socket) {
+            Ok(Some((Packet::Mounted(place), device))) => {
+                self.site = Some(place.into());
+                self.device = device;
+            }
+            Ok(Some((Packet::Ready(state), _))) => self.state = Some(state),
+            Ok(Some((Packet::Succeed(..), _)) | None) => return false,
+            Err(error) => tracing::debug!(%error, "what the mount says makes no sense"),
+        }
+        true
+    }
+
+    /// Sees to it that none of its threads takes a request any more, but for those that wait for the
+    /// mount themselves.
+    fn bury(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It closed its socket, so it is dead or of no use.
+            drop(child.kill());
+        }
+        let deadline = Instant::now() + LAST_BREATH;
+        while is_there(self.pid) && Instant::now() < deadline {
+            if let Some(child) = &mut self.child
+                && !matches!(child.try_wait(), Ok(None))
+            {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// What a dead process has left.
+struct Estate<'a> {
+    site: &'a Site,
+    state: State,
+    /// The connection, where it can be gone on with.
+    device: Option<OwnedFd>,
+}
+
+impl<'a> Estate<'a> {
+    fn new(site: &'a Site, state: State, device: Option<OwnedFd>, may_adopt: bool) -> Self {
+        let may_adopt = may_adopt && crate::fs::can_be_adopted(state.capabilities);
+        let device = device.filter(|_| may_adopt);
+        if device.is_none() {
+            // A new mount comes in its place.
+            if let Err(error) = crate::fs::clear(site) {
+                tracing::error!(%error, "what it has left cannot be taken out");
+            }
+        }
+        Self {
+            site,
+            state,
+            device,
+        }
+    }
+
+    /// Starts processes until one goes on; `None` when none did in time.
+    fn hand_on(self, directory: &Path) -> Option<Ward> {
+        let deadline = Instant::now() + SUCCESSION;
+        let (mut pause, longest) = PAUSES;
+        while Instant::now() < deadline && (self.device.is_none() || crate::fs::is_there(self.site))
+        {
+            match self.try_once(directory, deadline) {
+                Ok(Some(ward)) => return Some(ward),
+                Ok(None) => tracing::error!("who was to go on has failed"),
+                Err(error) => tracing::error!(%error, "nobody can be started to go on"),
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(longest);
+        }
+        None
+    }
+
+    fn try_once(&self, directory: &Path, deadline: Instant) -> io::Result<Option<Ward>> {
+        let (ours, theirs) = wire::pair()?;
+        let child = start(Role::Successor, theirs, Some(directory))?;
+        let mut ward = Ward {
+            socket: ours,
+            pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
+            child: Some(child),
+            born: Instant::now(),
+            site: None,
+            device: None,
+            state: None,
+        };
+        let packet = Packet::Succeed(self.site.into(), self.state.clone());
+        let device = self.device.as_ref().map(AsFd::as_fd);
+        let told = wire::send(&ward.socket, &packet, device);
+        while told.is_ok() && ward.state.is_none() && Instant::now() < deadline {
+            if !ward.listen() {
+                break;
+            }
+        }
+        if ward.state.is_none() {
+            ward.bury();
+            return Ok(None);
+        }
+        if let Some(device) = &self.device {
+            ward.site = Some(self.site.clone());
+            ward.device = Some(device.try_clone()?);
+        }
+        tracing::info!(pid = ward.pid, "another process goes on with the mount");
+        Ok(Some(ward))
+    }
+}
+
+/// Whether there is a process of that number whose main thread has not ended.
+fn is_alive(pid: i32) -> bool {
+    // Behind the name, which may hold anything, in parentheses.
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(|&byte| byte == b')').next().unwrap_or_default();
+    !matches!(state.trim_ascii_start().first(), None | Some(b'Z' | b'X'))
+}
+
+fn is_there(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+impl From<&Site> for Place {
+    fn from(site: &Site) -> Self {
+        Self {
+            mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
+            device: site.device,
+        }
+    }
+}
+
+impl From<Place> for Site {
+    fn from(place: Place) -> Self {
+        Self {
+            mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
+            device: place.device,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_alive_until_its_main_thread_has_ended() {
+        assert!(is_alive(
+            i32::try_from(std::process::id()).expect("a number")
+        ));
+        let mut child = Command::new("true").spawn().expect("installed");
+        let pid = i32::try_from(child.id()).expect("a number");
+        while is_alive(pid) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_there(pid), "a zombie until somebody waits for it");
+        child.wait().expect("a child");
+        assert!(!is_there(pid) && !is_alive(pid));
+    }
+}

@@ -1,0 +1,135 @@
+//! Going on with a mount whose process has died, in a new one: same tree, same numbers, and files
+//! that were open stay open.
+//!
+//! A mount lives as long as somebody holds its connection, the device's descriptor; requests wait
+//! meanwhile. Two things are in the way of a new process that is given the descriptor. The library
+//! begins by shaking hands, which the kernel does once in the life of a connection. So it shakes hands
+//! with us, over a socket, and then its descriptor is made to name the device. And requests that the dead
+//! process had taken are on nobody's list. `FUSE_NOTIFY_RESEND` (Linux 6.9) puts them back; this tree
+//! only ever answers questions, so none of them does harm twice.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use fuser::{Config, InitFlags, Session, SessionACL};
+use rustix::io::DupFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::Tree;
+
+/// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
+const INIT: u32 = 26;
+/// See [`INIT`].
+const PROTOCOL: (u32, u32) = (7, 31);
+/// Bytes of the header of a request, and of what follows in this one.
+const HEADER_BYTES: u32 = 40;
+/// See [`HEADER_BYTES`].
+const INIT_BYTES: u32 = 64;
+
+/// The word that has requests sent again (`FUSE_NOTIFY_RESEND`).
+const RESEND: i32 = 7;
+
+/// Where a mount is, as the kernel's table of mounts tells it from others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Site {
+    /// Absolute, without symbolic links.
+    pub mountpoint: PathBuf,
+    /// Major and minor number of its file system.
+    pub device: (u32, u32),
+}
+
+/// A mount that nobody serves at the moment.
+#[derive(Debug)]
+pub struct Orphan {
+    /// Where it is.
+    pub site: Site,
+    /// Where the kernel asks.
+    pub descriptor: OwnedFd,
+    /// What the kernel offered when the connection began, a bit each.
+    pub capabilities: u64,
+}
+
+/// Whether a connection on which the kernel offered `capabilities` can be gone on with.
+pub fn can_be_adopted(capabilities: u64) -> bool {
+    InitFlags::from_bits_retain(capabilities).contains(InitFlags::FUSE_HAS_RESEND)
+}
+
+/// A session that serves `tree` where the process before has stopped.
+///
+/// # Errors
+/// When the system has no sockets left to give, or the kernel does not send requests again.
+pub(super) fn session(
+    tree: Tree,
+    orphan: &Orphan,
+    acl: SessionACL,
+    config: Config,
+) -> io::Result<Session<Tree>> {
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    rustix::io::write(&ours, &greeting(orphan.capabilities))?;
+    // What it wants was settled long ago: the answer is of no interest.
+    let session = Session::from_fd(tree, theirs, acl, config)?;
+    name_device(&session, &orphan.descriptor)?;
+    resend(&orphan.descriptor)?;
+    Ok(session)
+}
+
+/// The kernel's first request, as it was.
+fn greeting(capabilities: u64) -> Vec<u8> {
+    let capabilities = capabilities | InitFlags::FUSE_INIT_EXT.bits();
+    let low = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+    let words = [
+        HEADER_BYTES + INIT_BYTES,
+        INIT,
+        // The number of the request, any; of the root; of who asks; and padding.
+        2,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        PROTOCOL.0,
+        PROTOCOL.1,
+        // Read-ahead; the kernel's is set already.
+        0,
+        low(capabilities),
+        low(capabilities >> 32),
+    ];
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.resize((HEADER_BYTES + INIT_BYTES) as usize, 0);
+    bytes
+}
+
+/// Makes the descriptor of `session`, which is not running yet, one of `device`.
+#[expect(
+    unsafe_code,
+    reason = "no safe call replaces what a borrowed descriptor names"
+)]
+fn name_device(session: &Session<Tree>, device: impl AsFd) -> io::Result<()> {
+    let raw = session.as_fd().as_raw_fd();
+    // SAFETY: `raw` is open, as `session` owns it and is borrowed for as long as this function runs.
+    // The second owner is never dropped, so the number is closed once, by the session. Between the two
+    // owners nothing is in dispute: dup3(2) replaces what the number names in one step, and nobody
+    // uses the session's descriptor meanwhile, because its threads do not run before `run`.
+    let mut descriptor = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(raw) });
+    rustix::io::dup3(device, &mut descriptor, DupFlags::CLOEXEC)?;
+    Ok(())
+}
+
+/// Puts the requests that were taken and not answered back on the list.
+fn resend(device: impl AsFd) -> io::Result<()> {
+    let mut word = Vec::with_capacity(16);
+    word.extend(16_u32.to_ne_bytes());
+    word.extend(RESEND.to_ne_bytes());
+    word.extend(0_u64.to_ne_bytes());
+    rustix::io::write(device, &word)?;
+    Ok(())
+}

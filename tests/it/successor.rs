@@ -1,0 +1,219 @@
+//! A mount that goes on when the process that serves it is killed.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use tarfs::base::task::Thread;
+
+use crate::support::http::{Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::noise::Noise;
+use crate::support::program;
+use crate::support::raw::Archive;
+use crate::support::wait;
+
+const ARCHIVE: &str = "/archive";
+
+/// Files of the archive.
+const FILES: usize = 40;
+
+/// A mounted archive behind a server that can be told to be silent.
+struct Place {
+    server: Server,
+    is_silent: Arc<AtomicBool>,
+    directory: tempfile::TempDir,
+}
+
+fn name(number: usize) -> String {
+    format!("d{}/f{number}", number % 7)
+}
+
+fn content(number: usize) -> Vec<u8> {
+    Noise::new(number as u64 + 1).bytes(300_000)
+}
+
+fn archive(changed: bool) -> Vec<u8> {
+    let archive = (0..FILES).fold(Archive::new(), |archive, number| {
+        archive.file(&name(number), content(number))
+    });
+    archive
+        .file("last", if changed { "new" } else { "old" })
+        .end()
+}
+
+impl Place {
+    fn new(flags: &[&str]) -> Self {
+        let place = Self {
+            server: Server::start(),
+            is_silent: Arc::default(),
+            directory: tempfile::tempdir().expect("a directory"),
+        };
+        fs::create_dir(place.path("mnt")).expect("made");
+        place.serve(Resource::new(archive(false)).etag("\"1\""));
+        let url = place.server.url(ARCHIVE);
+        let output = place.tarfs(&[&["mount", "--log-file", "log", &url, "mnt"], flags].concat());
+        assert!(output.status.success(), "{}", program::told(&output));
+        place
+    }
+
+    fn serve(&self, resource: Resource) {
+        let is_silent = Arc::clone(&self.is_silent);
+        self.server.route(ARCHIVE, move |request| {
+            let answer = resource.answer(request);
+            if is_silent.load(Ordering::SeqCst) {
+                return answer.stall_after(0);
+            }
+            answer
+        });
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, words: &[&str]) -> Output {
+        program::tarfs(self.directory.path(), words)
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = self.tarfs(&["status", "mnt", "--json"]);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    fn server_pid(&self) -> Option<Pid> {
+        let pid = self.status()?.get("pid")?.as_i64()?;
+        Pid::from_raw(i32::try_from(pid).ok()?)
+    }
+
+    /// Kills who serves the mount, and waits until somebody else does.
+    fn kill(&self) {
+        let before = self.server_pid().expect("mounted");
+        kill_process(before, Signal::KILL).expect("running");
+        wait::until("somebody goes on", || {
+            self.server_pid().is_some_and(|now| now != before)
+        });
+    }
+
+    /// Waits until everything is known and kept on disk.
+    fn settle(&self) {
+        let phase = || self.status()?.pointer("/index/phase").cloned();
+        wait::until("it is scanned", || phase() == Some(Value::from("complete")));
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+#[test]
+fn another_process_goes_on_and_what_is_open_stays_open() {
+    let place = Place::new(&["--restart"]);
+    place.settle();
+    let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
+    let mut first = vec![0; 1000];
+    open.read_exact(&mut first).expect("readable");
+    let standing = File::open(place.path("mnt/d5")).expect("there");
+    let numbers = |_| {
+        let all = (0..FILES).map(|number| fs::metadata(place.path("mnt").join(name(number))));
+        all.map(|found| found.expect("there").ino())
+            .collect::<Vec<_>>()
+    };
+    let before = numbers(());
+    for _ in 0..3 {
+        place.kill();
+        let mut rest = Vec::new();
+        open.seek(SeekFrom::Start(0)).expect("sought");
+        open.read_to_end(&mut rest).expect("readable");
+        assert!(rest == content(3));
+        assert_eq!(numbers(()), before);
+        for number in 0..FILES {
+            let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+            assert!(read == content(number), "{number}");
+        }
+        assert_eq!(standing.metadata().expect("open").ino(), before[5] - 1);
+    }
+    drop((open, standing));
+    let output = place.tarfs(&["umount", "mnt"]);
+    assert!(output.status.success(), "{}", program::told(&output));
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn who_waits_when_the_process_is_killed_is_answered_by_the_next_one() {
+    // Nothing on disk or in memory that could answer.
+    let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);
+    place.settle();
+    place.kill();
+    place.is_silent.store(true, Ordering::SeqCst);
+    let files: Vec<_> = [2, 17, 33]
+        .map(|number| (number, place.path("mnt").join(name(number))))
+        .into_iter()
+        .map(|(number, path)| {
+            let read = move || {
+                let file = File::open(path).expect("there");
+                let mut bytes = vec![0; 300_000];
+                file.read_exact_at(&mut bytes, 0).expect("readable");
+                assert!(bytes == content(number), "{number}");
+            };
+            Thread::spawn("reader", read).expect("a thread")
+        })
+        .collect();
+    let waiting = place.server.seen(ARCHIVE).len();
+    wait::until("they wait", || place.server.seen(ARCHIVE).len() > waiting);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(files.iter().all(|file| !file.is_finished()));
+    let before = place.server_pid().expect("mounted");
+    kill_process(before, Signal::KILL).expect("running");
+    place.is_silent.store(false, Ordering::SeqCst);
+    for file in files {
+        file.join();
+    }
+    assert_ne!(place.server_pid(), Some(before));
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_scans_is_gone_on_with_too() {
+    let place = Place::new(&["--restart"]);
+    // Whatever it has come to.
+    place.kill();
+    for number in 0..FILES {
+        let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+        assert!(read == content(number), "{number}");
+    }
+    let listed = fs::read_dir(place.path("mnt"))
+        .expect("a directory")
+        .count();
+    assert_eq!(listed, 8);
+}
+
+#[test]
+fn another_version_is_never_gone_on_with() {
+    let place = Place::new(&["--restart"]);
+    place.settle();
+    place.serve(Resource::new(archive(true)).etag("\"2\""));
+    let before = place.server_pid().expect("mounted");
+    kill_process(before, Signal::KILL).expect("running");
+    wait::until("it is told", || {
+        place.log().contains("has changed since it was mounted")
+    });
+    assert!(place.server_pid().is_none());
+    // Nobody goes on: who asks now waits for the end of the attempts, or gets an error.
+    place.tarfs(&["umount", "--lazy", "mnt"]);
+    assert!(!is_mounted(&place.path("mnt")));
+}
