@@ -5,7 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&str; 6] = ["mount", "umount", "status", "materialize", "ls", "index"];
+const VERBS: [&str; 7] = [
+    "mount",
+    "umount",
+    "status",
+    "materialize",
+    "ls",
+    "index",
+    "verify",
+];
 
 /// Flags of other programs that the documents mention.
 const FOREIGN_FLAGS: [&str; 8] = [

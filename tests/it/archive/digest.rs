@@ -34,7 +34,7 @@ impl Lab {
                 }
                 error => panic!("{error:?}"),
             },
-            result => panic!("{result:?}"),
+            result => panic!("opened: {}", result.is_ok()),
         }
     }
 }
