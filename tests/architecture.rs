@@ -91,7 +91,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("liblzma", &["codec"]),
     ("bzip2", &["codec"]),
     ("xxhash_rust", &["codec", "index", "archive", "materialize"]),
-    ("blake3", &["index", "archive"]),
+    ("blake3", &["source", "index", "archive"]),
     ("ring", &["archive"]),
     ("hashbrown", &["index"]),
     ("zerocopy", &["index"]),
@@ -132,6 +132,7 @@ const FENCED: &[&str] = &[
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",
     "src/cli/allocator.rs",
+    "src/cli/descriptors.rs",
 ];
 
 struct Source {

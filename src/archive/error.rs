@@ -24,6 +24,15 @@ pub enum Error {
     /// There is not one byte.
     #[error("it is empty")]
     Empty,
+    /// A saved index says that there are more entries than
+    /// [`entries`](crate::tar::Limits::entries) allows.
+    #[error("the archive has {entries} entries, and {limit} are allowed")]
+    TooManyEntries {
+        /// How many there are.
+        entries: u64,
+        /// How many are allowed.
+        limit: u64,
+    },
     /// A packed format that is recognised and not supported.
     #[error("{0} is not supported")]
     UnsupportedFormat(&'static str),
@@ -56,6 +65,12 @@ const OTHER: &str = "what came of it must not be trusted: compare the digest wit
 /// What to do about something else in the archive's place.
 const CHECK: &str = "check what is stored there: an error page, perhaps";
 
+/// What to do about an archive with more entries than the user allowed.
+const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
+
+/// What to do about an archive that is larger than the user allowed.
+const MORE_BYTES: &str = "if that is to be expected, allow it with a larger --max-size";
+
 impl Error {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
@@ -82,8 +97,11 @@ impl Error {
                 tar::Cause::Truncated(_) => Some(CUT),
                 tar::Cause::NotTar => Some(CHECK),
                 tar::Cause::LimitExceeded { .. } => None,
+                tar::Cause::TooManyEntries { .. } => Some(MORE_ENTRIES),
+                tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => Some(MORE_BYTES),
             },
             Self::NotAnArchive | Self::Empty => Some(CHECK),
+            Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
             Self::UnsupportedFormat(_) => Some(REPACK),
             Self::OtherDigest { .. } => Some(OTHER),
             Self::Interrupted => None,
@@ -98,6 +116,7 @@ impl Error {
             Self::Tar(error) => matches!(error.cause, tar::Cause::Truncated(_)),
             Self::NotAnArchive
             | Self::Empty
+            | Self::TooManyEntries { .. }
             | Self::UnsupportedFormat(_)
             | Self::OtherDigest { .. }
             | Self::Interrupted => false,

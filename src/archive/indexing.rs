@@ -12,7 +12,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
 use crate::codec::Compression;
-use crate::index::Span;
+use crate::index::{Refused, Span};
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
@@ -40,12 +40,22 @@ pub(super) struct Indexing<'a> {
 /// Oddities that are kept; a hostile archive has one in every record.
 const MAX_WARNINGS: usize = 100;
 
-/// Nobody wants the index any more; nothing else, and nothing that concerns one member, stops it.
+/// What stops it; nothing that concerns one member does.
 #[derive(Debug)]
-pub(super) struct Abandoned;
+pub(super) enum Stop {
+    /// Nobody wants the index any more.
+    Abandoned,
+    /// There are more entries than are allowed.
+    Full {
+        /// The member that needs one more.
+        name: Vec<u8>,
+        /// Its header.
+        at: Plain,
+    },
+}
 
 impl Sink for Indexing<'_> {
-    type Error = Abandoned;
+    type Error = Stop;
 
     fn begin(&mut self, compression: Compression) {
         let packed_bytes = self.packed_bytes;
@@ -53,24 +63,28 @@ impl Sink for Indexing<'_> {
             .grow(|builder| builder.packed_as(compression, packed_bytes));
     }
 
-    fn member(&mut self, member: Member) -> Result<(), Abandoned> {
+    fn member(&mut self, member: Member) -> Result<(), Stop> {
         if self.abandoned.load(Ordering::Relaxed) {
-            return Err(Abandoned);
+            return Err(Stop::Abandoned);
         }
-        // What is refused is among the builder's problems, with its path.
-        self.catalog
-            .grow(|builder| builder.member(&member))
-            .map_or(Ok(()), |_placed| Ok(()))
+        match self.catalog.grow(|builder| builder.member(&member)) {
+            Some(Err(Refused::Full)) => Err(Stop::Full {
+                name: member.name,
+                at: member.header,
+            }),
+            // What else is refused is among the builder's problems, with its path.
+            Some(Ok(_) | Err(_)) | None => Ok(()),
+        }
     }
 
-    fn payload(&mut self, _bytes: Bytes) -> Result<(), Abandoned> {
+    fn payload(&mut self, _bytes: Bytes) -> Result<(), Stop> {
         if self.abandoned.load(Ordering::Relaxed) {
-            return Err(Abandoned);
+            return Err(Stop::Abandoned);
         }
         Ok(())
     }
 
-    fn member_end(&mut self, _cut: bool) -> Result<(), Abandoned> {
+    fn member_end(&mut self, _cut: bool) -> Result<(), Stop> {
         Ok(())
     }
 

@@ -11,6 +11,7 @@ mod foreground;
 mod hops;
 mod indexing;
 mod keeper;
+pub mod kept;
 mod leash;
 mod make;
 mod open;

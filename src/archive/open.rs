@@ -15,17 +15,18 @@ use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan::{self, Digest};
 use crate::base::buffer::Pool;
-use crate::base::extent::{Extent, Packed};
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::base::workers::Workers;
-use crate::cache::{Memory, Shelf, Spool, SpoolError, SpoolOptions};
+use crate::cache::{Memory, Shelf, Spool, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, Store};
 use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
+use crate::tar;
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
@@ -164,7 +165,14 @@ impl Archive {
         };
         let found = match &options.index_file {
             Some(path) => opening.with_index_file(path)?,
-            None => opening.find_saved()?,
+            None => {
+                let found = opening.find_saved()?;
+                if let Some(reader) = &found {
+                    opening.check_entries(&reader.catalog.known())?;
+                    opening.mark_used(reader);
+                }
+                found
+            }
         };
         match found {
             Some(reader) => archive(Arc::new(reader), None),
@@ -229,7 +237,7 @@ impl Opening {
             Ok(None) => return Ok(None),
             Err(error) => {
                 // A damaged file is replaced by what the scan finds.
-                tracing::warn!(error = %error, "a saved index cannot be used");
+                tracing::warn!(error = in_words(&error), "a saved index cannot be used");
                 return Ok(None);
             }
         };
@@ -284,6 +292,7 @@ impl Opening {
         if !self.is_vouched_for(&index)? {
             return Ok(None);
         }
+        self.check_entries(&index)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let spool = self.found_spool(&index);
         let is_ours =
@@ -308,9 +317,13 @@ impl Opening {
                 | ReadError::Unscanned
                 | ReadError::NotAFile,
             ) => Err(foreign_index(path, &*self.source)),
-            Err(ReadError::Changed(error) | ReadError::Unreachable(error)) => {
-                Err(self.failed(Error::clone(&error), None))
-            }
+            Err(
+                ReadError::Changed(error)
+                | ReadError::Gone(error)
+                | ReadError::Unreachable(error)
+                | ReadError::TimedOut(error)
+                | ReadError::Refused(error),
+            ) => Err(self.failed(Error::clone(&error), None)),
         }
     }
 
@@ -322,6 +335,7 @@ impl Opening {
         let keeper = kept.map(|spool| Keeper::new(spool, policy, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
+            max_entries: self.max_numbers(),
             ..index::Options::default()
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
@@ -351,13 +365,44 @@ impl Opening {
         }
     }
 
+    /// How many entries there may be, the root aside.
+    fn max_entries(&self) -> u64 {
+        let most = index::Options::default().max_entries;
+        self.options.scan.tar.limits.entries.min(most.into())
+    }
+
+    /// As many numbers, that of the root and 0 included.
+    fn max_numbers(&self) -> u32 {
+        let numbers = self.max_entries().saturating_add(2);
+        u32::try_from(numbers).unwrap_or(u32::MAX)
+    }
+
+    /// What an index says that was made with another limit, or none.
+    fn check_entries(&self, index: &Index) -> Result<(), OpenError> {
+        let entries = index.entry_count().saturating_sub(1);
+        let limit = self.max_entries();
+        if entries > limit {
+            return Err(self.failed(Error::TooManyEntries { entries, limit }, None));
+        }
+        Ok(())
+    }
+
+    /// That the member called `name`, whose header is at `at`, needs one entry too many.
+    pub(super) fn too_many(&self, name: &[u8], at: Plain) -> Error {
+        let limit = self.max_entries();
+        Error::Tar(tar::Error {
+            offset: at,
+            cause: tar::Cause::too_many_entries(name, limit),
+        })
+    }
+
     /// Where spools lie; `None` when none are wanted, or there is nowhere to put them.
     fn shelf(&self) -> Option<Shelf> {
         let Spooling::ToDisk { limit_bytes } = self.options.spooling else {
             return None;
         };
-        let directory = self.options.cache_dir.as_ref()?.join("spool");
-        Some(Shelf::new(directory, limit_bytes))
+        let cache_dir = self.options.cache_dir.clone()?;
+        Some(Shelf::new(cache_dir, limit_bytes))
     }
 
     fn spool_options(&self) -> SpoolOptions {
@@ -426,7 +471,10 @@ impl Opening {
         let budget = Pool::new(self.half());
         // Kept spans last: they would have to be decoded again.
         let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
+        let (network, source) = (self.network.clone(), Arc::clone(&self.source));
+        let stats = Arc::clone(&self.stats);
         Reader {
+            reads: fetch::Reads::new(network, source, budget.clone(), stats),
             source: Arc::clone(&self.source),
             catalog,
             policy,
@@ -442,6 +490,16 @@ impl Opening {
             loans,
             memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
             stats: Arc::clone(&self.stats),
+            in_use: OnceLock::new(),
+        }
+    }
+
+    /// Says as long as `reader` lives that the saved index is in use.
+    pub(super) fn mark_used(&self, reader: &Reader) {
+        let store = self.store.as_ref();
+        if let Some(mark) = store.and_then(|store| store.mark_used(&self.locator)) {
+            // There is one already.
+            drop(reader.in_use.set(mark));
         }
     }
 
@@ -507,7 +565,10 @@ pub(super) fn content(origin: &Origin) -> String {
     blake3::Hash::from(origin.content_id).to_hex().to_string()
 }
 
-fn in_words(error: &SpoolError) -> String {
-    let cause = std::error::Error::source(error);
-    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+/// An error and its cause.
+pub(super) fn in_words(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
 }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
-use super::indexing::Indexing;
+use super::indexing::{Indexing, Stop};
 use super::keeper::Keeper;
-use super::open::{OpenError, Opening, Spooling, content};
+use super::open::{OpenError, Opening, Spooling, content, in_words};
 use super::read::Reader;
 use super::scan::{self, Digest, ScanError, Summary};
 use crate::base::extent::{Extent, Plain};
@@ -162,7 +162,10 @@ impl Scanning {
                     ScanError::Archive { error, member, .. } => {
                         Some(self.opening.failed(error, member))
                     }
-                    ScanError::Sink(_abandoned) => None,
+                    ScanError::Sink(Stop::Abandoned) => None,
+                    ScanError::Sink(Stop::Full { name, at }) => {
+                        Some(self.opening.failed(self.opening.too_many(&name, at), None))
+                    }
                 }
             })?;
         drop((reads, spans));
@@ -180,9 +183,14 @@ impl Scanning {
         let kept = self.settle_spool(&summary, &mut notes);
         if let Some(store) = &self.opening.store
             && let Some(index) = reader.catalog.completed()
-            && let Err(error) = store.publish(&self.opening.locator, index)
         {
-            notes.push(format!("the index could not be saved: {error}"));
+            match store.publish(&self.opening.locator, index) {
+                Ok(_) => self.opening.mark_used(reader),
+                Err(error) => {
+                    let error = in_words(&error);
+                    notes.push(format!("the index could not be saved: {error}"));
+                }
+            }
         }
         self.shared.outcome().notes = notes;
         kept.map_err(Some)

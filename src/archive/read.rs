@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -25,8 +25,9 @@ use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
 use crate::codec::{self, Compression, Context, Decoder, Pull, SeekPoint};
 use crate::fetch;
+use crate::index::store::InUse;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
-use crate::source::{self, Access, Source};
+use crate::source::{Access, Cause, Persistence, Source};
 
 /// Packed extents up to this length are fetched by one request; longer ones, which occur only
 /// without seek points, as a stream.
@@ -48,9 +49,18 @@ pub enum ReadError {
     /// The source is now another version than the one that was indexed.
     #[error("the archive changed at its source")]
     Changed(#[source] Arc<Error>),
+    /// The source is no longer there.
+    #[error("the archive is gone from its source")]
+    Gone(#[source] Arc<Error>),
     /// The source's bytes cannot be had.
     #[error("the archive cannot be reached")]
     Unreachable(#[source] Arc<Error>),
+    /// The source's bytes could not be had in time: its server was out of reach or busy.
+    #[error("the archive could not be reached in time")]
+    TimedOut(#[source] Arc<Error>),
+    /// The source's server refuses access.
+    #[error("the archive's server refuses access")]
+    Refused(#[source] Arc<Error>),
     /// The bytes came and are not those that were indexed.
     #[error("plain bytes {extent:?} of the archive are damaged")]
     Damaged {
@@ -88,6 +98,8 @@ pub(super) struct Reader {
     /// How far the scan may be ahead of who stores what it passes.
     pub(super) leash: Arc<Leash>,
     pub(super) network: Handle,
+    /// What reads fetch by one request.
+    pub(super) reads: fetch::Reads,
     /// Counts what reads hold between them while they decode, and makes them wait for each other
     /// when that is too much.
     pub(super) budget: Pool,
@@ -96,6 +108,8 @@ pub(super) struct Reader {
     /// What kept spans, reads and their decoders may take together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
+    /// Keeps the saved index from being removed.
+    pub(super) in_use: OnceLock<InUse>,
 }
 
 impl Reader {
@@ -504,14 +518,19 @@ pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
 pub(super) fn failed(span: &Span, error: Error) -> ReadError {
     let error = Arc::new(error);
     match &*error {
-        Error::Source(source) if matches!(source.cause, source::Cause::Changed) => {
-            ReadError::Changed(error)
-        }
-        Error::Source(_) | Error::Interrupted => ReadError::Unreachable(error),
+        Error::Source(source) => match &source.cause {
+            Cause::Changed => ReadError::Changed(error),
+            Cause::NotFound => ReadError::Gone(error),
+            Cause::Unauthorized(_) => ReadError::Refused(error),
+            cause if cause.is_outage() => ReadError::TimedOut(error),
+            _ => ReadError::Unreachable(error),
+        },
+        Error::Interrupted => ReadError::Unreachable(error),
         Error::Codec(_)
         | Error::Tar(_)
         | Error::NotAnArchive
         | Error::Empty
+        | Error::TooManyEntries { .. }
         | Error::UnsupportedFormat(_)
         | Error::OtherDigest { .. } => ReadError::Damaged {
             extent: span.plain,
@@ -699,11 +718,10 @@ impl PackedBytes {
     fn open(reader: &Reader, extent: Extent<Packed>, way: Way) -> Result<Self, Error> {
         if extent.len() <= ONE_REQUEST {
             let pool = Pool::reusing(extent.len(), reader.free_list.clone());
-            let read = match way {
-                Way::Usual => fetch::read,
-                Way::Afresh => fetch::read_afresh,
+            let bytes = match way {
+                Way::Usual => reader.reads.read(extent, &pool)?,
+                Way::Afresh => fetch::read_afresh(&reader.network, &reader.source, extent, &pool)?,
             };
-            let bytes = read(&reader.network, &reader.source, extent, &pool)?;
             return Ok(Self::Fetched(Some(bytes)));
         }
         if way == Way::Afresh {
@@ -718,6 +736,7 @@ impl PackedBytes {
             chunk_len: STREAM_CHUNK,
             connections: 2,
             min_speed: fetch::MinSpeed::default(),
+            persistence: Persistence::default(),
             pool: Pool::new(STREAM_BUFFERS),
             stats: Arc::clone(&reader.stats),
         };
@@ -757,8 +776,15 @@ mod tests {
         let network = tokio::runtime::Builder::new_multi_thread()
             .build()
             .expect("a runtime");
+        let source: Arc<dyn Source> = Arc::new(InMemory::new("test", vec![0; 512]));
         let reader = Reader {
-            source: Arc::new(InMemory::new("test", vec![0; 512])),
+            reads: fetch::Reads::new(
+                network.handle().clone(),
+                Arc::clone(&source),
+                Pool::new(0),
+                Arc::default(),
+            ),
+            source,
             catalog: Catalog::complete(builder.finish(origin)),
             memory: Memory::new(0),
             free_list: FreeList::new(0),
@@ -773,6 +799,7 @@ mod tests {
             loans: Loans::limited(0),
             memory_bytes: 0,
             stats: Arc::default(),
+            in_use: OnceLock::new(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));
     }

@@ -19,7 +19,7 @@ use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
 use crate::index::Span;
-use crate::source::{Access, Source};
+use crate::source::{Access, Persistence, Source};
 use crate::tar::{self, Event, Member, Parser};
 
 /// Receives what a scan finds, in archive order, on the scanning thread: a
@@ -79,6 +79,8 @@ pub struct Options {
     pub chunk_len: u64,
     /// What is too slow to be waited for.
     pub min_speed: fetch::MinSpeed,
+    /// Whether the scan goes on when the source cannot be reached for long.
+    pub persistence: Persistence,
     /// Bytes of all buffers and of decoder state together; at least [`MIN_MEMORY`] are used.
     pub memory: u64,
     /// Who gives way to decoder state before the buffers do.
@@ -263,6 +265,7 @@ fn open_stream(
         chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
         min_speed: options.min_speed,
+        persistence: options.persistence.clone(),
         pool: packed,
         stats: Arc::clone(stats),
     };
@@ -411,6 +414,7 @@ impl<S: Sink> Scan<'_, S> {
                 }
                 Item::Plain(bytes) => {
                     self.plain_len += bytes.len() as u64;
+                    self.check_len()?;
                     self.run.bytes += bytes.len() as u64;
                     self.run
                         .first
@@ -430,6 +434,19 @@ impl<S: Sink> Scan<'_, S> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the archive has unpacked to more than it may, which files alone cannot do.
+    fn check_len(&self) -> Result<(), ScanError<S::Error>> {
+        let members = self.parser.members();
+        let limit = self.options.tar.limits.stream_bytes(members);
+        if self.plain_len <= limit {
+            return Ok(());
+        }
+        Err(self.failed(Error::Tar(tar::Error {
+            offset: Plain(self.plain_len),
+            cause: tar::Cause::TooLong { members, limit },
+        })))
     }
 
     fn event(&mut self, event: Event) -> Result<(), S::Error> {

@@ -2,11 +2,13 @@
 
 pub mod accounts;
 pub mod acl;
+pub mod bounds;
 pub mod buffer;
 pub mod extent;
 pub mod free_list;
 pub mod loan;
 pub mod path;
+pub mod private;
 pub mod resolve;
 pub mod sha256;
 pub mod stats;

@@ -84,8 +84,12 @@ stats! {
     source_retries,
     /// Requests cut, and repeated for the rest, because they crawled.
     source_cuts,
-    /// Requests sent a second time beside the first, because that one was the last and late.
+    /// Requests sent a second time beside the first, because someone waited for it and it was late.
     source_hedges,
+    /// Times that fewer requests were sent at once because the server said to be busy.
+    source_slowdowns,
+    /// Reads of a source that were given up because their time was over.
+    source_timeouts,
     /// Requests that a scan had in flight at once, at the most.
     source_peak_requests: Peak,
     /// Bytes received from a source.
@@ -201,6 +205,8 @@ mod tests {
             "source_retries",
             "source_cuts",
             "source_hedges",
+            "source_slowdowns",
+            "source_timeouts",
             "source_peak_requests",
             "source_read_bytes",
             "scanned_packed_bytes",

@@ -8,7 +8,7 @@ mod memory;
 mod spool;
 
 pub use memory::Memory;
-pub use spool::{Patience, Shelf, Spool, SpoolError, SpoolOptions, SpoolUse};
+pub use spool::{Patience, Shelf, Spool, SpoolError, SpoolOptions, SpoolUse, Spooled};
 
 /// Which span of which archive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::Args;
 
+use super::headers::HeaderArg;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
@@ -16,9 +17,15 @@ pub(super) struct SourceArgs {
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
 
-    /// Send this header with every request to SOURCE's host (never to another)
-    #[arg(long = "header", value_name = "NAME: VALUE", help_heading = "Network")]
-    pub headers: Vec<Header>,
+    /// Send this header with every request to SOURCE's host (never to another); with @FILE those in
+    /// FILE, one a line, which no list of processes shows. `TARFS_HEADERS` holds more of either, one a
+    /// line
+    #[arg(
+        long = "header",
+        value_name = "NAME: VALUE|@FILE",
+        help_heading = "Network"
+    )]
+    pub headers: Vec<HeaderArg>,
 
     /// Requests in flight at once, at the most; as many are used as bring something
     #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
@@ -52,6 +59,22 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed_wait: u64,
 
+    /// Seconds that a read waits for bytes worth the name, repetitions and pauses included
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = crate::source::TIMEOUT.as_secs(),
+        value_parser = clap::value_parser!(u64).range(1..=86_400),
+        help_heading = "Network"
+    )]
+    pub timeout: u64,
+
+    /// How often a request that failed is sent again [default: 4, and as long as --timeout allows
+    /// when the server of an archive that was opened cannot be reached or says it is busy]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1_000_000),
+          help_heading = "Network")]
+    pub retries: Option<u32>,
+
     /// Memory for buffers, decoders and cached data together; the index comes on top
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     pub memory: Size,
@@ -71,6 +94,10 @@ pub(super) struct SourceArgs {
     /// Take the readable part of an archive that ends too early
     #[arg(long)]
     pub allow_truncated: bool,
+
+    /// Refuse an archive with more entries than this
+    #[arg(long, value_name = "N")]
+    pub max_entries: Option<u64>,
 }
 
 /// Where saved indexes are found.
@@ -109,40 +136,6 @@ pub(super) struct CacheArgs {
     /// Keep no decoded data on disk: what is not in memory is fetched and decoded again
     #[arg(long, help_heading = "Cache")]
     pub no_spool: bool,
-}
-
-/// A `NAME: VALUE` pair.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Header {
-    /// Before the colon.
-    pub name: String,
-    /// After it, without surrounding spaces.
-    pub value: String,
-}
-
-impl FromStr for Header {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = text
-            .split_once(':')
-            .ok_or("a header looks like 'Name: value'")?;
-        let valid = |byte: u8| byte.is_ascii_graphic() && byte != b':';
-        if name.is_empty() || !name.bytes().all(valid) {
-            return Err(format!("'{name}' is not a header name"));
-        }
-        Ok(Self {
-            name: name.to_owned(),
-            value: value.trim().to_owned(),
-        })
-    }
-}
-
-impl std::fmt::Debug for Header {
-    /// Leaves the value out: it is often a credential.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: …", self.name)
-    }
 }
 
 /// A number of bytes as people write it: `4096`, `64K`, `8MiB`, `1.5GB`.
@@ -216,22 +209,5 @@ mod tests {
         for wrong in ["", "x", "1X", "-1", "1e99T", "99999999999999T"] {
             assert_eq!(size(wrong), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn headers_have_a_name_and_a_value() {
-        let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
-        assert_eq!(
-            (header.name.as_str(), header.value.as_str()),
-            ("Authorization", "Bearer a:b")
-        );
-        assert!("no colon".parse::<Header>().is_err());
-        assert!(": x".parse::<Header>().is_err());
-    }
-
-    #[test]
-    fn a_headers_value_is_never_shown() {
-        let header: Header = "Authorization: secret".parse().expect("a header");
-        assert!(!format!("{header:?}").contains("secret"));
     }
 }

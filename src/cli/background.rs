@@ -14,8 +14,10 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
+use super::descriptors::Inherited;
 use super::settings::{self, Role};
 use super::telemetry;
+use crate::base::private;
 
 /// What the second process says when it is ready.
 const READY: &str = "ready\n";
@@ -59,16 +61,14 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// The file at `path`, appended to; the system's log without one.
+    /// The file at `path`, appended to, and for this user only if it is new; the system's log
+    /// without one.
     ///
     /// # Errors
     /// When the file cannot be opened.
     pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let file = path.map(|path| {
-            OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(path)
+            private::append(path)
                 .with_context(|| format!("cannot write the log {}", path.display()))
         });
         Ok(Self {
@@ -81,8 +81,8 @@ impl Log {
 ///
 /// # Errors
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
-pub(super) fn leave(log: Log) -> io::Result<()> {
-    detach(log)?;
+pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
+    detach(log, inherited)?;
     let mut stdout = io::stdout();
     stdout.write_all(READY.as_bytes())?;
     stdout.flush()?;
@@ -92,14 +92,16 @@ pub(super) fn leave(log: Log) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves terminal, session and directory, and sends events to `log`.
+/// Leaves terminal, session, directory and the files of who started this process, and sends events to
+/// `log`.
 ///
 /// # Errors
 /// When a system call fails.
-pub(super) fn detach(log: Log) -> io::Result<()> {
+pub(super) fn detach(log: Log, inherited: Inherited) -> io::Result<()> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "this session is its own already");
     }
+    inherited.close();
     std::env::set_current_dir("/")?;
     let nowhere = nowhere()?;
     // Panics and the like are written to stderr by whoever they happen to.

@@ -307,7 +307,7 @@ fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
 }
 
 /// A directory that only this user can enter.
-fn make_private(directory: &Path) -> io::Result<()> {
+pub(super) fn make_private(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => check_private(directory),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 
-use super::args::{self, SavedArgs, SourceArgs};
+use super::args::{self, SavedArgs, Size, SourceArgs};
 use super::open;
 use super::output::{self, Progress, Task};
 use super::undo::Undo;
@@ -99,6 +99,10 @@ pub(super) struct MaterializeArgs {
     #[arg(long, conflicts_with_all = ["to_stdout", "dry_run"])]
     sync: bool,
 
+    /// Refuse an archive whose files, holes included, or whose unpacked stream is larger than this
+    #[arg(long, value_name = "SIZE")]
+    max_size: Option<Size>,
+
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long)]
     to_stdout: bool,
@@ -129,7 +133,10 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
         .transpose()?;
     let source = open::source(&args.source, &network, &stats)?;
-    let opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
+    let mut opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
+    if let Some(size) = args.max_size {
+        opening.scan.tar.limits.size = size.0;
+    }
     let saved = Saved::find(&*source, &opening)?;
     let run = Run {
         args,
@@ -195,6 +202,7 @@ impl MaterializeArgs {
             numeric_owner: self.numeric_owner,
             writers: self.writers,
             sync: self.sync,
+            max_entries: self.source.max_entries.unwrap_or(u64::MAX),
             reporter: Some(reporter),
         }
     }

@@ -3,9 +3,12 @@
 mod allocator;
 mod args;
 mod background;
+mod cache;
 mod control;
 mod copy;
+mod descriptors;
 mod exposition;
+mod headers;
 mod index;
 mod keeper;
 mod ls;
@@ -15,6 +18,7 @@ mod mount;
 mod open;
 mod output;
 mod prefetch;
+mod privileges;
 mod profile;
 mod settings;
 mod status;
@@ -25,7 +29,7 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 /// Makes a remote tarball usable before it has been downloaded.
@@ -53,6 +57,8 @@ enum Verb {
     Index(index::IndexArgs),
     /// Read an archive to its end, and say whether it is good
     Verify(verify::VerifyArgs),
+    /// Show and bound what is kept on disk between mounts
+    Cache(cache::CacheVerbArgs),
 }
 
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
@@ -60,13 +66,14 @@ enum Verb {
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return explain(&error),
+        Err(error) => return explain(error),
     };
-    telemetry::start(match cli.verb {
+    let level = match cli.verb {
         // A log of a mount tells when it began and ended.
         Verb::Mount(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
-    });
+    };
+    telemetry::start(settings::log_level().unwrap_or(level));
     let result = match cli.verb {
         Verb::Mount(args) => mount::run(&args, open::for_mount),
         Verb::Umount(args) => umount::run(&args),
@@ -75,12 +82,14 @@ pub fn run() -> ExitCode {
         Verb::Ls(args) => ls::run(&args),
         Verb::Index(args) => index::run(&args),
         Verb::Verify(args) => verify::run(&args),
+        Verb::Cache(args) => cache::run(&args),
     };
     result.unwrap_or_else(|error| output::fail(&error))
 }
 
 /// Shows help where help was asked for, and what is wrong with the command line elsewhere.
-fn explain(error: &clap::Error) -> ExitCode {
+fn explain(error: clap::Error) -> ExitCode {
+    let error = without_secret(error);
     // A closed terminal is not worth dying for.
     drop(error.print());
     match error.kind() {
@@ -89,12 +98,35 @@ fn explain(error: &clap::Error) -> ExitCode {
     }
 }
 
+/// The error, without what was given to --header: it may be a secret, and the terminal a log.
+fn without_secret(mut error: clap::Error) -> clap::Error {
+    let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+    if argument.is_some_and(|argument| argument.starts_with("--header")) {
+        let hidden = ContextValue::String("…".to_owned());
+        error.insert(ContextKind::InvalidValue, hidden);
+    }
+    error
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     #[test]
     fn the_command_line_is_well_formed() {
         super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_header_that_is_none_is_not_repeated() {
+        let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];
+        let error = super::Cli::try_parse_from(words).expect_err("no header");
+        assert!(error.to_string().contains("secret"), "clap would tell");
+        let told = super::without_secret(error).to_string();
+        assert!(
+            told.contains("--header") && told.contains("Name: value"),
+            "{told}"
+        );
+        assert!(!told.contains("secret"), "{told}");
     }
 }

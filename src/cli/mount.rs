@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Args;
@@ -22,16 +22,23 @@ use super::control::{
     Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
 };
 use super::copy::{Copy, Original};
+use super::descriptors::Inherited;
 use super::keeper::{self, Inheritance, Keeper};
 use super::metrics::Metrics;
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
+use super::{control, open, privileges};
 use crate::archive::Awaited;
 use crate::base::path::ArchivePath;
+use crate::base::private::Directory;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{Content, Failure, Force, Mount, MountOptions, Orphan, Tree, UnmountError, View};
 use crate::index::Ino;
+
+/// How much longer than a read of the source someone may wait in vain for an answer: a read that is
+/// over says why.
+const SLACK: Duration = Duration::from_secs(5);
 
 /// Mounts an archive read-only on a directory.
 #[derive(Clone, Debug, Args)]
@@ -156,12 +163,14 @@ pub(super) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
 ) -> anyhow::Result<ExitCode> {
+    let inherited = Inherited::look();
+    privileges::guard(&args.source);
     let log = || Log::open(args.log_file.as_deref());
     match settings::role() {
-        Some(Role::Keeper) => keeper::run(args),
+        Some(Role::Keeper) => keeper::run(args, inherited),
         Some(Role::Successor) => {
             // Nobody stands at a terminal to be told.
-            background::detach(log()?)?;
+            background::detach(log().or_else(|_| Log::open(None))?, inherited)?;
             let inheritance = Keeper::inherit()?;
             // What the kernel was told must be known before it asks.
             let args = MountArgs {
@@ -171,7 +180,10 @@ pub(super) fn run(
             serve(&args, open_archive, Some(inheritance), None)
                 .inspect_err(|error| tracing::error!("{error:#}"))
         }
-        Some(Role::Background) => serve(args, open_archive, None, Some(log()?)),
+        Some(Role::Background) => {
+            let background = (log()?, inherited);
+            serve(args, open_archive, None, Some(background))
+        }
         None if args.foreground => serve(args, open_archive, None, None),
         None => background::launch(),
     }
@@ -196,7 +208,7 @@ fn serve(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
     inheritance: Option<Inheritance>,
-    log: Option<Log>,
+    background: Option<(Log, Inherited)>,
 ) -> anyhow::Result<ExitCode> {
     super::allocator::settle();
     let options = args.mount_options()?;
@@ -205,6 +217,10 @@ fn serve(
         .is_none_or(|found| found.orphan.is_none())
     {
         Mount::check(&args.mountpoint)?;
+        if let Some(hidden) = Mount::hides(&args.mountpoint) {
+            let mountpoint = args.mountpoint.display();
+            tracing::warn!(%mountpoint, "until it is unmounted this hides {hidden}");
+        }
     }
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
@@ -212,6 +228,8 @@ fn serve(
     let copy = copy
         .map(|directory| Copy::open(directory, &args.mountpoint))
         .transpose()?;
+    make_directories(args);
+    privileges::give_up(args);
     let opened = open_archive(args)?;
     let result = serve_opened(
         args,
@@ -220,7 +238,7 @@ fn serve(
         inheritance,
         metrics,
         copy.as_ref(),
-        log,
+        background,
     );
     if let Some(copy) = &copy {
         copy.end();
@@ -234,6 +252,15 @@ fn serve(
     result
 }
 
+/// Makes what may lie in another user's directory, where root can make it now and not later. Who
+/// needs it says what is wrong with it.
+fn make_directories(args: &MountArgs) {
+    if let Some(cache_dir) = open::cache_dir(&args.cache.saved) {
+        drop(Directory::make(&cache_dir));
+    }
+    drop(control::make_private(&settings::runtime_dir()));
+}
+
 fn serve_opened(
     args: &MountArgs,
     opened: &Opened,
@@ -241,7 +268,7 @@ fn serve_opened(
     inheritance: Option<Inheritance>,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
-    log: Option<Log>,
+    background: Option<(Log, Inherited)>,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
@@ -253,7 +280,9 @@ fn serve_opened(
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
-    let mut tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    let timeout = Duration::from_secs(args.source.timeout) + SLACK;
+    let tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
+    let mut tree = tree.with_timeout(timeout);
     if let Some(copy) = copy {
         let copies = copy.copies();
         tree = tree.with_copies(copies).context("cannot start a thread")?;
@@ -293,8 +322,8 @@ fn serve_opened(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    if let Some(log) = log {
-        background::leave(log).context("cannot stay in the background")?;
+    if let Some((log, inherited)) = background {
+        background::leave(log, inherited).context("cannot stay in the background")?;
     }
     tracing::info!(
         source = opened.location,

@@ -1,5 +1,6 @@
 //! From flags to a source, a scan's options, or an archive.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +10,15 @@ use tokio::runtime::Runtime;
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::copy::Original;
+use super::headers::{self, Header};
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::prefetch::Mode;
-use super::settings;
+use super::{privileges, settings};
 use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
-use crate::source::{self, Source};
+use crate::source::{self, Retry, Source};
 use crate::tar;
 
 /// The network's threads; everything else has threads of its own.
@@ -32,22 +34,35 @@ pub(super) fn network() -> anyhow::Result<Runtime> {
         .context("cannot start the network's threads")
 }
 
-/// The source that `args` name.
+/// The source that `args` name, asked with all headers that are given.
 ///
 /// # Errors
-/// When it cannot be reached, or is none.
+/// When it cannot be reached, or is none; or a header is none.
 pub(super) fn source(
     args: &SourceArgs,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
+    privileges::guard(args);
+    source_with(&headers::all(&args.headers)?, args, network, stats)
+}
+
+/// As [`source`], with these headers and no others.
+///
+/// # Errors
+/// When it cannot be reached, or is none.
+pub(super) fn source_with(
+    headers: &[Header],
+    args: &SourceArgs,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Arc<dyn Source>> {
+    let headers = headers.iter().cloned();
     let options = source::Options {
-        headers: args
-            .headers
-            .iter()
-            .map(|header| (header.name.clone(), header.value.clone()))
-            .collect(),
+        headers: headers.map(|header| (header.name, header.value)).collect(),
         connections: args.connections,
+        timeout: Duration::from_secs(args.timeout),
+        retry: retry(args),
         stats: Arc::clone(stats),
         ..source::Options::default()
     };
@@ -59,13 +74,28 @@ pub(super) fn source(
     Ok(network.block_on(source::open(spec, options))?)
 }
 
+/// How stubborn a source is. Who gives a number means it.
+fn retry(args: &SourceArgs) -> Retry {
+    let usual = Retry::default();
+    Retry {
+        attempts: args
+            .retries
+            .map_or(usual.attempts, |retries| retries.saturating_add(1)),
+        persists: args.retries.is_none(),
+        ..usual
+    }
+}
+
 /// How the archive that `args` name is scanned.
 pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
     scan::Options {
         compression: args.compression,
         tar: tar::Options {
             ignore_zeros: args.ignore_zeros,
-            ..tar::Options::default()
+            limits: tar::Limits {
+                entries: args.max_entries.unwrap_or(u64::MAX),
+                ..tar::Limits::default()
+            },
         },
         allow_truncated: args.allow_truncated,
         spans: false,
@@ -75,6 +105,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             bytes_per_second: args.min_speed.0,
             wait: Duration::from_secs(args.min_speed_wait),
         },
+        persistence: source::Persistence::default(),
         memory: args.memory.0,
         lenders: Vec::new(),
         workers: settings::processors(),
@@ -101,8 +132,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         }
     };
     let quiet = !args.foreground;
-    let source = absolute(&args.source);
-    let source = self::source(&source, &network, &stats)?;
+    let headers = headers::all(&args.source.headers)?;
+    let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
     let progress = indexing(&*source, &stats, quiet);
     let mut options = open_options(&args.source, &args.cache.saved, spooling);
     // What is fetched anyway had better be fetched while the scan goes by.
@@ -110,12 +141,15 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
-        Archive::open_early(source, &options, network.handle(), &stats)?
+        let archive = Archive::open_early(source, &options, network.handle(), &stats)?;
+        // Nobody waits at a terminal any more, and the mount is there when the network comes back.
+        options.scan.persistence.begin();
+        archive
     };
     archive.when(Awaited::End, Box::new(move || drop(progress)));
     let archive = Arc::new(archive);
     let (background, said) =
-        super::prefetch::start(&args.prefetch, &args.source, &archive, &network)?;
+        super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;
     let (noted, used, scanned) = (archive.clone(), archive.clone(), archive.clone());
     let spooled = archive.clone();
     let asked = archive.clone();
@@ -263,6 +297,14 @@ fn indexing(source: &dyn Source, stats: &Arc<Stats>, quiet: bool) -> Progress {
     Progress::start(task, quiet)
 }
 
+/// Where indexes and decoded data are kept, if anywhere.
+pub(super) fn cache_dir(saved: &SavedArgs) -> Option<PathBuf> {
+    match &saved.cache_dir {
+        Some(directory) => Some(directory.clone()),
+        None => settings::cache_dir().ok(),
+    }
+}
+
 /// How the archive that the arguments name is opened.
 pub(super) fn open_options(
     args: &SourceArgs,
@@ -271,10 +313,7 @@ pub(super) fn open_options(
 ) -> OpenOptions {
     OpenOptions {
         scan: scan_options(args),
-        cache_dir: match &saved.cache_dir {
-            Some(directory) => Some(directory.clone()),
-            None => settings::cache_dir().ok(),
-        },
+        cache_dir: cache_dir(saved),
         index_file: saved.index.clone(),
         spooling,
     }

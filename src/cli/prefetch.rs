@@ -1,7 +1,8 @@
 //! The flags of what is fetched in the background, and the files it is read from and written to.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +13,7 @@ use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
 use super::args::{Size, SourceArgs};
+use super::headers::Header;
 use super::open;
 use super::profile;
 use crate::archive::{Ahead, Archive, Prefetch, Profile, Touched};
@@ -20,6 +22,7 @@ use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fetch;
+use crate::source;
 
 /// The longest profile that is read.
 const MAX_PROFILE_BYTES: usize = 64 << 20;
@@ -63,13 +66,14 @@ pub(super) enum Mode {
 /// What the user should know, asked for each status.
 type Notes = Box<dyn Fn() -> Vec<String>>;
 
-/// Starts what `args` ask for: a recording, if there is one, and what of it is not to be had.
+/// Starts what `args` ask for: a recording, if there is one, and what of it is not to be had. The
+/// headers go along to the source's own host.
 ///
 /// # Errors
 /// When the recording cannot be written, or the system has no thread left to give.
 pub(super) fn start(
     args: &PrefetchArgs,
-    source: &SourceArgs,
+    source: (&SourceArgs, &[Header]),
     archive: &Arc<Archive>,
     network: &Runtime,
 ) -> anyhow::Result<(Option<Recording>, Notes)> {
@@ -77,7 +81,7 @@ pub(super) fn start(
     let replay = args.replay.as_deref().and_then(|location| {
         // It is a hint; what it cannot tell is found out by reading.
         match profile(location, source, network) {
-            Ok(text) => Some(replay(location.to_owned(), text, Arc::clone(&notes))),
+            Ok(text) => Some(replay(source::shown(location), text, Arc::clone(&notes))),
             Err(error) => {
                 note(&notes, format!("nothing is replayed: {error:#}"));
                 None
@@ -130,31 +134,39 @@ fn replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Pro
 }
 
 /// The text at `location`.
-fn profile(location: &str, args: &SourceArgs, network: &Runtime) -> anyhow::Result<String> {
-    let mut args = args.clone();
+fn profile(
+    location: &str,
+    (args, mut headers): (&SourceArgs, &[Header]),
+    network: &Runtime,
+) -> anyhow::Result<String> {
     if origin(location).is_none_or(|host| args.source.to_str().and_then(origin) != Some(host)) {
         // They are for the archive's host alone.
-        args.headers.clear();
+        headers = &[];
     }
+    let mut args = args.clone();
     args.source = location.into();
     let stats = Arc::new(Stats::default());
-    let source = open::source(&args, network, &stats)?;
+    let profile = open::source_with(headers, &args, network, &stats)?;
     let config = fetch::Config {
         chunk_len: fetch::CHUNK_LEN.min(1 << 20),
         connections: 1,
         min_speed: fetch::MinSpeed::default(),
+        persistence: source::Persistence::default(),
         pool: Pool::new(8 << 20),
         stats,
     };
-    let mut stream = fetch::Stream::start(network.handle(), source, Packed(0), config);
+    let mut stream = fetch::Stream::start(network.handle(), profile, Packed(0), config);
     let mut text = Vec::new();
     while let Some(chunk) = stream.next()? {
         if text.len() + chunk.len() > MAX_PROFILE_BYTES {
-            bail!("{location} is longer than a profile may be");
+            bail!(
+                "{} is longer than a profile may be",
+                source::shown(location)
+            );
         }
         text.extend_from_slice(&chunk);
     }
-    String::from_utf8(text).with_context(|| format!("{location} is not UTF-8"))
+    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::shown(location)))
 }
 
 /// Scheme and host of a URL; of a path nothing.
@@ -212,13 +224,20 @@ impl Drop for Recording {
     }
 }
 
-/// Puts a profile of `ranges` at `path`: what is there before or after a crash is whole.
+/// Puts a profile of `ranges` at `path`, for this user only, as it tells what is in the archive: what
+/// is there before or after a crash is whole.
 fn write(path: &Path, archive: &Archive, ranges: &[Touched]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
     let text = profile::text(&archive.index(), ranges);
-    let written = File::create(&temporary)
+    // Not what somebody has put there under the name that it will have.
+    drop(fs::remove_file(&temporary));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {

@@ -1,9 +1,11 @@
 //! What the environment says; the only place that asks it.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use tracing::Level;
 
 /// What a process of a mount is there for; set by the one of them that starts it.
 pub(super) const ROLE: &str = "TARFS_ROLE";
@@ -32,6 +34,9 @@ impl Role {
     }
 }
 
+/// Holds headers, as `--header` has them, one a line.
+pub(super) const HEADERS: &str = "TARFS_HEADERS";
+
 /// The environment's word called `name`, unless it is missing or empty.
 #[expect(
     clippy::disallowed_methods,
@@ -49,6 +54,16 @@ pub(super) fn role() -> Option<Role> {
     Role::ALL
         .into_iter()
         .find(|role| word == Path::new(role.name()))
+}
+
+/// The text of [`HEADERS`], if there is one.
+pub(super) fn headers() -> Option<OsString> {
+    word(HEADERS).map(PathBuf::into_os_string)
+}
+
+/// What the log is to tell, if `TARFS_LOG` names a level: `error`, `warn`, `info`, `debug`, `trace`.
+pub(super) fn log_level() -> Option<Level> {
+    word("TARFS_LOG")?.to_str()?.parse().ok()
 }
 
 /// Where the sockets of this user's mounts are.

@@ -139,7 +139,7 @@ fn line(text: &mut String, name: &str, value: &str) {
 }
 
 /// How long before `now` the Unix time `seconds` was.
-fn ago(seconds: u64, now: SystemTime) -> String {
+pub(super) fn ago(seconds: u64, now: SystemTime) -> String {
     let then = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     let seconds = then
         .and_then(|then| now.duration_since(then).ok())
@@ -152,7 +152,8 @@ fn ago(seconds: u64, now: SystemTime) -> String {
     }
 }
 
-fn bytes(count: u64) -> String {
+/// A number of bytes, rounded.
+pub(super) fn bytes(count: u64) -> String {
     match count {
         0..10_240 => format!("{count} B"),
         10_240..10_485_760 => format!("{} KiB", count >> 10),

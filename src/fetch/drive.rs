@@ -135,8 +135,8 @@ impl Driver {
     /// Whether another request is wanted now.
     fn may_launch(&self, appetite: &Appetite) -> bool {
         let (read, _) = appetite.sums();
-        self.requests.len() < self.pace.requests()
-            && self.asked_bytes.saturating_sub(read) < self.pace.ahead()
+        let most = self.pace.requests().min(self.source.bearable_reads());
+        self.requests.len() < most && self.asked_bytes.saturating_sub(read) < self.pace.ahead()
     }
 
     fn launch(&mut self, chunk: Extent<Packed>, buffer: Buffer) -> Coming {
@@ -146,7 +146,7 @@ impl Driver {
         self.asked_bytes += chunk.len();
         self.pace.launched();
         self.laggards.launched(number, self.now());
-        let flight = Arc::new(Flight::new(chunk));
+        let flight = Arc::new(Flight::new(chunk, self.config.persistence.clone()));
         self.flights.insert(number, Arc::clone(&flight));
         let (done, landing) = oneshot::channel();
         let source = Arc::clone(&self.source);
@@ -228,6 +228,8 @@ impl Driver {
             tracing::debug!(number, ?verdict, "a request has fallen behind");
             match verdict {
                 Verdict::Cut => flight.watch().cut(),
+                // A server that has too much to do is not given the same to do twice.
+                Verdict::Hedge if self.source.bearable_reads() < usize::MAX => {}
                 Verdict::Hedge => flight.hedge(),
             }
         }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::source::{Error, Source, Watch};
+use crate::source::{Error, Persistence, Source, Watch};
 
 /// A chunk that was asked for.
 #[derive(Debug)]
@@ -42,11 +42,11 @@ impl From<Bytes> for Landed {
 }
 
 impl Flight {
-    pub(super) fn new(extent: Extent<Packed>) -> Self {
+    pub(super) fn new(extent: Extent<Packed>, persistence: Persistence) -> Self {
         Self {
             extent,
             began: Instant::now(),
-            watch: Watch::default(),
+            watch: Watch::new(persistence),
             is_late: Notify::new(),
         }
     }

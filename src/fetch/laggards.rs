@@ -16,14 +16,14 @@ const MOST_CUTS: u32 = 3;
 const FASTER: u64 = 2;
 
 /// How many times as long as its peers a request takes before it is sent a second time.
-const LONGER: u32 = 3;
+pub(super) const LONGER: u32 = 3;
 
 /// How many times as long as its peers a request takes at least before it is cut: where servers
 /// think for long, all of them do.
 const PATIENT: u32 = 2;
 
 /// No request is sent a second time before this: a server may think for a moment.
-const HEDGE_AFTER: Duration = Duration::from_millis(500);
+pub(super) const HEDGE_AFTER: Duration = Duration::from_millis(500);
 
 /// Peers of which the time is known, at the least and at the most.
 const FEWEST_PEERS: usize = 3;

@@ -10,6 +10,7 @@ mod flight;
 mod laggards;
 mod pace;
 mod plan;
+mod reads;
 mod stream;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
+pub use reads::Reads;
 pub use stream::{Config, Control, Stream};
 
 /// Requests in flight at once, at the most. Sixteen are needed where a server gives each
@@ -69,7 +71,7 @@ pub fn read(
     extent: Extent<Packed>,
     pool: &Pool,
 ) -> Result<Bytes, Error> {
-    let buffer = pool.take(len_within(source, extent)?);
+    let buffer = pool.take(whole_len(source, extent)?);
     handle.block_on(source.read_at(extent.start(), buffer))
 }
 
@@ -83,15 +85,15 @@ pub fn read_afresh(
     extent: Extent<Packed>,
     pool: &Pool,
 ) -> Result<Bytes, Error> {
-    let buffer = pool.take(len_within(source, extent)?);
+    let buffer = pool.take(whole_len(source, extent)?);
     handle.block_on(source.read_afresh(extent.start(), buffer))
 }
 
-/// The length of `extent`, which ends inside `source` as far as that says where it ends.
-fn len_within(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
+/// Bytes of `extent`, all of which `source` has.
+fn whole_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
     let truncated = || Error::new(source.location(), Cause::Truncated);
-    let len = source.fingerprint().len;
-    if len.is_some_and(|len| extent.end().0 > len) {
+    let end = source.fingerprint().len;
+    if end.is_some_and(|len| extent.end().0 > len) {
         return Err(truncated());
     }
     // Longer than memory is longer than any source.

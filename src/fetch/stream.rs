@@ -16,7 +16,7 @@ use super::{CHUNK_LEN, CONNECTIONS, MinSpeed};
 use crate::base::buffer::Pool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
-use crate::source::{Access, Cause, Error, Source};
+use crate::source::{Access, Cause, Error, Persistence, Source};
 
 /// Bytes of the pieces into which a source without ranges is cut: few enough to be on their way
 /// soon, enough for the queue to hold what a moment's hesitation of the reader takes.
@@ -34,6 +34,8 @@ pub struct Config {
     pub connections: usize,
     /// What is too slow.
     pub min_speed: MinSpeed,
+    /// Whether it goes on when the source cannot be reached for long.
+    pub persistence: Persistence,
     /// Where the chunks' memory comes from: its budget bounds how far ahead is read.
     pub pool: Pool,
     /// What counts requests.
@@ -47,6 +49,7 @@ impl Config {
             chunk_len: CHUNK_LEN,
             connections: CONNECTIONS,
             min_speed: MinSpeed::default(),
+            persistence: Persistence::default(),
             pool,
             stats,
         }

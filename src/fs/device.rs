@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::makedev;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -363,6 +364,14 @@ fn complaint(output: &Output) -> String {
         || format!("{HELPER} failed ({})", output.status),
         str::to_owned,
     )
+}
+
+/// Whether what was mounted with `device` still lives.
+pub(super) fn is_connected(device: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&device, PollFlags::IN)];
+    let answered = poll(&mut polled, Some(&Timespec::default()));
+    let [polled] = polled;
+    answered.is_ok() && !polled.revents().contains(PollFlags::ERR)
 }
 
 /// Takes out what is mounted on `mountpoint`, which must be canonical; `force` does it under the

@@ -10,7 +10,10 @@ pub(super) fn of_read(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,
         // The handle is good, what it stood for is gone: NFS' word for the same thing.
-        ReadError::Changed(_) => Errno::ESTALE,
+        ReadError::Changed(_) | ReadError::Gone(_) => Errno::ESTALE,
+        // What a network file system says that does not wait for ever (nfs(5), softerr).
+        ReadError::TimedOut(_) => Errno::ETIMEDOUT,
+        ReadError::Refused(_) => Errno::EACCES,
         ReadError::Unreachable(_)
         | ReadError::Damaged { .. }
         | ReadError::Unscanned
@@ -20,10 +23,27 @@ pub(super) fn of_read(error: &ReadError) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::archive::Error;
+
+    fn failure() -> Arc<Error> {
+        Arc::new(Error::Empty)
+    }
 
     #[test]
-    fn what_is_no_file_cannot_be_read() {
-        assert_eq!(of_read(&ReadError::NotAFile), Errno::EINVAL);
+    fn a_number_says_what_the_reader_can_do() {
+        for (error, number) in [
+            (ReadError::NotAFile, Errno::EINVAL),
+            (ReadError::Changed(failure()), Errno::ESTALE),
+            (ReadError::Gone(failure()), Errno::ESTALE),
+            (ReadError::TimedOut(failure()), Errno::ETIMEDOUT),
+            (ReadError::Refused(failure()), Errno::EACCES),
+            (ReadError::Unreachable(failure()), Errno::EIO),
+            (ReadError::Unscanned, Errno::EIO),
+        ] {
+            assert_eq!(of_read(&error), number, "{error}");
+        }
     }
 }

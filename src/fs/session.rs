@@ -80,6 +80,17 @@ impl Mount {
         device::look()
     }
 
+    /// What a mount on `mountpoint` would hide, in words, if anything: another mount, or files.
+    pub fn hides(mountpoint: &Path) -> Option<String> {
+        let mountpoint = device::mountpoint(mountpoint).ok()?;
+        // Who is asked for a listing may not answer for long: a mount is not.
+        if let Some(kind) = table::file_system(&mountpoint).ok()? {
+            return Some(format!("a mount of the type {kind}"));
+        }
+        let is_empty = fs::read_dir(&mountpoint).ok()?.next().is_none();
+        (!is_empty).then(|| "what is in that directory".to_owned())
+    }
+
     /// Mounts `tree` on the directory `mountpoint` and returns when the mount answers. `source`
     /// is what mount(8) lists unless the options say otherwise. `ended` is called on the mount's
     /// own thread once nothing is mounted any more, whoever unmounted it.
@@ -318,27 +329,25 @@ pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
     }
 }
 
-/// Takes out the mount at `site` whose process has died, under the feet of those who use it, unless it
-/// is gone already or something else lies on top.
+/// Takes out the mount at `site` that nobody serves any more, under the feet of those who use it.
+/// `device` is its connection: as long as somebody holds that, no other mount has its number.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
-pub fn clear(site: &Site) -> Result<(), UnmountError> {
-    match table::device(&site.mountpoint, device::FILE_SYSTEM) {
-        Ok(found) if found == Some(site.device) => device::unmount(&site.mountpoint, true),
-        Ok(_) => Ok(()),
-        Err(cause) => Err(UnmountError::System {
-            mountpoint: site.mountpoint.clone(),
-            cause,
-        }),
+pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
+    if is_there(site, device) {
+        device::unmount(&site.mountpoint, true)
+    } else {
+        Ok(())
     }
 }
 
-/// Whether the mount at `site` is still there.
-pub fn is_there(site: &Site) -> bool {
+/// Whether the mount at `site`, whose connection `device` is, can be reached by its path.
+pub fn is_there(site: &Site, device: BorrowedFd<'_>) -> bool {
     // Where the table cannot be read nothing can be cleared up either.
-    table::device(&site.mountpoint, device::FILE_SYSTEM)
-        .is_ok_and(|found| found == Some(site.device))
+    device::is_connected(device)
+        && table::device(&site.mountpoint, device::FILE_SYSTEM)
+            .is_ok_and(|found| found == Some(site.device))
 }
 
 /// Unmounts what is at `mountpoint`. For the moment in which names are listed to the kernel the mount

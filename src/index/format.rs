@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::arrays::Arrays;
 use super::names::Arena;
 use super::{Index, Ino, Kind, Locator, Origin, Totals};
+use crate::base::private::Untrusted;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
@@ -20,6 +21,9 @@ const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 const SECTIONS: u32 = 12;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
+
+/// Longest texts of an index that [`read_origin`] looks at: locators are shorter by far.
+const MAX_SHOWN_BYTES: u64 = 1 << 20;
 
 /// Why bytes are not an index that can be used. Whatever it is, the index can be made again.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +51,12 @@ pub enum Error {
     /// It was made from another source, another version of it, or with other options.
     #[error("the index belongs to another source")]
     Mismatch,
-    /// It could be replaced by someone else.
-    #[error("not a regular file of this user")]
-    Untrusted,
+    /// It, or where it lies, could be replaced by someone else.
+    #[error(transparent)]
+    Untrusted(Untrusted),
+    /// It is no file at all.
+    #[error("not a regular file")]
+    NotAFile,
     /// It does not fit into memory.
     #[error("not enough memory for an index of {0} bytes")]
     Memory(u64),
@@ -190,6 +197,22 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         Some(Kind::Directory) => Ok(index),
         _ => Err(Error::Malformed("no root directory")),
     }
+}
+
+/// What an index in a file of `len` bytes was made from, by its first sections alone: for showing
+/// it, as nothing is checked that comes behind them.
+///
+/// # Errors
+/// When there is none, or it says more than makes sense.
+pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
+    let mut input = Summed::new(input);
+    let [layers, texts, ..] = Header::read(&mut input, len)?.sections;
+    if layers.len.get() != size_of::<Layer>() as u64 || texts.len.get() > MAX_SHOWN_BYTES {
+        return Err(Error::Malformed("not exactly one layer"));
+    }
+    let layer = input.row::<Layer>()?;
+    let texts = input.rows::<u8>(texts)?;
+    layer.origin(unpack_texts(&texts)?)
 }
 
 impl Header {

@@ -1,23 +1,30 @@
 //! Index files: found by locator, published by rename. The only file here that does more than
 //! compute.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
-use super::{Index, Locator};
+use super::{Index, Locator, Origin};
+use crate::base::bounds::{Bounds, Kept};
+use crate::base::private::{Directory, Untrusted};
 
 /// How old a temporary file must be to be someone's who died.
 const ABANDONED: Duration = Duration::from_hours(24);
 
 /// How temporary files begin.
 const TEMPORARY: &str = ".tmp-";
+
+/// What the directory is called in that of the cache.
+const DIRECTORY: &str = "index";
 
 /// Bytes that are read or written at once where sections are small.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -36,30 +43,51 @@ pub struct Error {
 /// The saved indexes of a cache directory.
 #[derive(Clone, Debug)]
 pub struct Store {
-    directory: PathBuf,
+    cache_dir: PathBuf,
+}
+
+/// What is kept of indexes when another one is saved: what nobody has used in a quarter of a year
+/// goes, and of more than 2 GiB what was used longest ago.
+pub const BOUNDS: Bounds = Bounds {
+    bytes: 2 << 30,
+    age: Duration::from_hours(90 * 24),
+};
+
+/// Says to other processes that an index is in use, until dropped.
+#[derive(Debug)]
+pub struct InUse {
+    _locked: File,
 }
 
 impl Store {
     /// The store below `cache_dir`. Nothing is touched until it is used.
     pub fn new(cache_dir: &Path) -> Self {
         Self {
-            directory: cache_dir.join("index"),
+            cache_dir: cache_dir.to_owned(),
         }
     }
 
     /// Where the index for `locator` is or would be.
     pub fn path(&self, locator: &Locator) -> PathBuf {
-        self.directory.join(locator.file_name())
+        self.directory().join(locator.file_name())
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.cache_dir.join(DIRECTORY)
     }
 
     /// The index that was published for `locator`; `None` when none was.
     ///
     /// # Errors
     /// When there is a file that cannot be used: unreadable, damaged, of another version, another
-    /// user or another source. Publishing replaces it.
+    /// user or another source. Publishing replaces it. Or when the directory is not this user's
+    /// alone.
     pub fn find(&self, locator: &Locator) -> Result<Option<Index>, Error> {
         let path = self.path(locator);
-        let index = match open(&path, OFlags::NOFOLLOW).and_then(own).and_then(load) {
+        let opened = self
+            .found()
+            .and_then(|directory| directory.file(&locator.file_name(), OFlags::RDONLY));
+        let index = match opened.map_err(cause).and_then(load) {
             Ok(index) => index,
             Err(Cause::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(Error { path, cause }),
@@ -71,49 +99,163 @@ impl Store {
         Ok(Some(index))
     }
 
+    /// Notes that the index for `locator` is used now, and says so as long as what is returned
+    /// lives; `None` when there is none, or it cannot be said.
+    pub fn mark_used(&self, locator: &Locator) -> Option<InUse> {
+        let directory = self.found().ok()?;
+        let file = directory.file(&locator.file_name(), OFlags::RDWR).ok()?;
+        flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
+        file.set_modified(SystemTime::now()).ok()?;
+        Some(InUse { _locked: file })
+    }
+
     /// Makes `index` the one that is found by `locator`, at once and whole. Directories that are
-    /// missing are made for this user only.
+    /// missing are made for this user only. What others no one has used for long, or is too much,
+    /// goes.
     ///
     /// Nothing is forced to disk: what a power failure leaves is noticed and made again.
     ///
     /// # Errors
-    /// When the file cannot be written; whatever was found before is still found then.
+    /// When the file cannot be written, or the directory is not this user's alone; whatever was
+    /// found before is still found then.
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<PathBuf, Error> {
         let path = self.path(locator);
-        match self.try_publish(&path, locator, index) {
+        match self.try_publish(locator, index) {
             Ok(()) => Ok(path),
             Err(error) => Err(failed(&path, error)),
         }
     }
 
-    fn try_publish(&self, path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.directory)?;
-        self.remove_abandoned();
-        replace(path, locator, index)
-    }
-
-    /// Removes what writers that died have left. A failure is not worth a word: the next one
-    /// tries again.
-    fn remove_abandoned(&self) {
-        let entries = fs::read_dir(&self.directory)
-            .into_iter()
-            .flatten()
-            .flatten();
-        for entry in entries {
-            let temporary = entry
-                .file_name()
-                .as_encoded_bytes()
-                .starts_with(TEMPORARY.as_bytes());
-            let modified = entry.metadata().and_then(|metadata| metadata.modified());
-            let age = modified.ok().and_then(|modified| modified.elapsed().ok());
-            if temporary && age.is_some_and(|age| age > ABANDONED) {
-                fs::remove_file(entry.path()).ok();
+    fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<()> {
+        let directory = Directory::make(&self.cache_dir)?.make_inner(DIRECTORY)?;
+        let directory = Arc::new(directory);
+        let temporary = temporary_name();
+        let file = directory.file(&temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        let written = format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
+            .and_then(|()| directory.rename(&temporary, &locator.file_name()));
+        if written.is_err() {
+            directory.remove(&temporary).ok();
+        }
+        let name = locator.file_name();
+        // A failure is not worth a word: the next one tries again.
+        for surplus in surplus(&files(&directory).unwrap_or_default()) {
+            if surplus.name != name {
+                surplus.remove().ok();
             }
         }
+        written
     }
+
+    /// All index files, also of other versions of the program and such that are not finished.
+    ///
+    /// # Errors
+    /// When the directory is there but not this user's alone, or cannot be read.
+    pub fn files(&self) -> io::Result<Vec<Stored>> {
+        match self.found() {
+            Ok(directory) => files(&Arc::new(directory)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Its directory as it is found now.
+    fn found(&self) -> io::Result<Directory> {
+        Directory::open(&self.cache_dir)?.inner(DIRECTORY)
+    }
+}
+
+/// An index file of a store.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    directory: Arc<Directory>,
+    /// What it is called.
+    pub name: String,
+    /// Bytes of disk that it takes.
+    pub held_bytes: u64,
+    /// When it was used last.
+    pub used: SystemTime,
+    /// Whether it was finished; it may still be.
+    pub is_finished: bool,
+    identity: (u64, u64),
+}
+
+impl Stored {
+    /// What it was made from, as far as it says; for showing it.
+    pub fn origin(&self) -> Option<Origin> {
+        let file = self.directory.file(&self.name, OFlags::RDONLY).ok()?;
+        let len = file.metadata().ok()?.len();
+        format::read_origin(BufReader::new(file), len).ok()
+    }
+
+    /// Whether some process uses it, or may still be writing it.
+    pub fn is_in_use(&self) -> bool {
+        if !self.is_finished {
+            return self.used.elapsed().is_ok_and(|age| age < ABANDONED);
+        }
+        let file = self.directory.file(&self.name, OFlags::RDONLY);
+        file.is_ok_and(|file| is_locked(&file))
+    }
+
+    /// Removes it, unless it is in use or another one by now; whether it did.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self) -> io::Result<bool> {
+        if self.is_in_use() || self.directory.look(&self.name)?.identity != self.identity {
+            return Ok(false);
+        }
+        self.directory.remove(&self.name)?;
+        Ok(true)
+    }
+}
+
+/// Whether somebody has said that this file is in use.
+fn is_locked(file: &File) -> bool {
+    flock(file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
+}
+
+fn files(directory: &Arc<Directory>) -> io::Result<Vec<Stored>> {
+    let files = directory.names()?.into_iter().filter_map(|name| {
+        let is_finished = is_index(&name);
+        if !is_finished && !name.starts_with(TEMPORARY) {
+            return None;
+        }
+        let found = directory.look(&name).ok()?;
+        Some(Stored {
+            directory: Arc::clone(directory),
+            name,
+            held_bytes: found.held_bytes,
+            used: found.modified,
+            is_finished,
+            identity: found.identity,
+        })
+    });
+    Ok(files.collect())
+}
+
+/// Whether a locator may have given this name.
+fn is_index(name: &str) -> bool {
+    let digits = name.strip_suffix(".idx");
+    digits.is_some_and(|digits| {
+        digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// What of `files` is beyond the bounds, or was left by writers that died.
+fn surplus(files: &[Stored]) -> Vec<&Stored> {
+    let kept: Vec<_> = files
+        .iter()
+        .map(|file| Kept {
+            used: file.used,
+            bytes: file.held_bytes,
+            in_use: file.is_in_use(),
+        })
+        .collect();
+    let surplus = BOUNDS.surplus(&kept, SystemTime::now());
+    let surplus = surplus.into_iter().filter_map(|number| files.get(number));
+    let abandoned = files.iter().zip(&kept);
+    let abandoned = abandoned.filter(|(file, kept)| !file.is_finished && !kept.in_use);
+    surplus.chain(abandoned.map(|(file, _)| file)).collect()
 }
 
 /// Reads the index file at `path`, wherever it came from. The caller decides whether its origin
@@ -122,12 +264,10 @@ impl Store {
 /// # Errors
 /// When it cannot be read, or is not an index of this version, whole and undamaged.
 pub fn read(path: &Path) -> Result<Index, Error> {
-    open(path, OFlags::empty())
-        .and_then(load)
-        .map_err(|cause| Error {
-            path: path.to_owned(),
-            cause,
-        })
+    open(path).and_then(load).map_err(|cause| Error {
+        path: path.to_owned(),
+        cause,
+    })
 }
 
 /// Writes an index file at `path`, at once and whole, in place of what is there; the directory
@@ -142,36 +282,29 @@ pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
 fn failed(path: &Path, error: io::Error) -> Error {
     Error {
         path: path.to_owned(),
-        cause: error.into(),
+        cause: cause(error),
     }
 }
 
 /// Opens a regular file, and waits for nothing: a FIFO would let nobody through.
-fn open(path: &Path, flags: OFlags) -> Result<File, Cause> {
-    let flags = (flags | OFlags::NONBLOCK).bits();
-    let flags = i32::try_from(flags).map_err(io::Error::other)?;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        // With O_NOFOLLOW a symbolic link says that there are too many of them.
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-            return Err(Cause::Untrusted);
-        }
-        other => other?,
-    };
+fn open(path: &Path) -> Result<File, Cause> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(Cause::Untrusted);
+        return Err(Cause::NotAFile);
     }
     Ok(file)
 }
 
-/// Lets only this user's files pass: a checksum proves nothing about who wrote one.
-fn own(file: File) -> Result<File, Cause> {
-    let metadata = file.metadata()?;
-    let ours = metadata.uid() == rustix::process::geteuid().as_raw();
-    let open_to_others = metadata.mode() & 0o022 != 0;
-    if !ours || open_to_others {
-        return Err(Cause::Untrusted);
+/// What an error of a private directory means.
+fn cause(error: io::Error) -> Cause {
+    match Untrusted::of(&error) {
+        Some(untrusted) => Cause::Untrusted(untrusted.clone()),
+        None => Cause::Io(error),
     }
-    Ok(file)
 }
 
 fn load(file: File) -> Result<Index, Cause> {
@@ -181,7 +314,7 @@ fn load(file: File) -> Result<Index, Cause> {
 
 /// Writes beside `path`, then renames.
 fn replace(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
-    let temporary = temporary_beside(path);
+    let temporary = path.with_file_name(temporary_name());
     let written = write_new(&temporary, locator, index).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         fs::remove_file(&temporary).ok();
@@ -199,15 +332,15 @@ fn write_new(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
 }
 
 /// A name that no other writer uses, on this machine.
-fn temporary_beside(path: &Path) -> PathBuf {
+fn temporary_name() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    path.with_file_name(format!("{TEMPORARY}{}-{number}", std::process::id()))
+    format!("{TEMPORARY}{}-{number}", std::process::id())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::super::Origin;
     use super::super::sample::file;
@@ -292,7 +425,10 @@ mod tests {
         let path = store.path(&locator(""));
         fs::create_dir(path.parent().unwrap()).unwrap();
         symlink(&elsewhere, &path).unwrap();
-        assert!(matches!(cause(store.find(&locator(""))), Cause::Untrusted));
+        assert!(matches!(
+            cause(store.find(&locator(""))),
+            Cause::Untrusted(_)
+        ));
         store.publish(&locator(""), &index(locator(""))).unwrap();
         assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
         assert_eq!(fs::read(&elsewhere).unwrap(), before);
@@ -304,7 +440,10 @@ mod tests {
         let store = Store::new(cache.path());
         let path = store.publish(&locator(""), &index(locator(""))).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(matches!(cause(store.find(&locator(""))), Cause::Untrusted));
+        assert!(matches!(
+            cause(store.find(&locator(""))),
+            Cause::Untrusted(_)
+        ));
     }
 
     #[test]
@@ -312,7 +451,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         assert!(matches!(
             read(cache.path()).unwrap_err().cause,
-            Cause::Untrusted
+            Cause::NotAFile
         ));
         let error = write(cache.path(), &index(locator(""))).unwrap_err();
         assert!(matches!(error.cause, Cause::Io(_)));
@@ -333,5 +472,72 @@ mod tests {
         store.publish(&locator(""), &index(locator(""))).unwrap();
         assert!(!temporary("old").exists());
         assert!(temporary("new").exists());
+    }
+
+    #[test]
+    fn an_index_that_no_one_has_used_for_long_goes_when_another_is_saved() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let long_ago = SystemTime::now() - BOUNDS.age - Duration::from_mins(1);
+        let mut marks = Vec::new();
+        for name in ["old", "used", "marked"] {
+            let path = store
+                .publish(&locator(name), &index(locator(name)))
+                .unwrap();
+            if name == "marked" {
+                marks.push(store.mark_used(&locator(name)).unwrap());
+            }
+            File::open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+        drop(store.mark_used(&locator("used")).unwrap());
+        fs::write(store.directory().join("foreign"), b"").unwrap();
+        File::open(store.directory().join("foreign"))
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
+        store
+            .publish(&locator("new"), &index(locator("new")))
+            .unwrap();
+        let left = |name: &str| store.path(&locator(name)).exists();
+        assert!(!left("old"));
+        assert!(left("used") && left("marked") && left("new"));
+        assert!(store.directory().join("foreign").exists(), "it is not ours");
+    }
+
+    #[test]
+    fn a_file_tells_what_it_was_made_from_and_is_removed_when_no_one_uses_it() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        assert!(store.files().unwrap().is_empty());
+        store.publish(&locator("a"), &index(locator("a"))).unwrap();
+        let files = store.files().unwrap();
+        let [file] = &files[..] else { panic!("one") };
+        assert_eq!(file.origin().unwrap().locator, locator("a"));
+        let mark = store.mark_used(&locator("a")).unwrap();
+        assert!(file.is_in_use());
+        assert!(!file.remove().unwrap());
+        drop(mark);
+        assert!(!file.is_in_use());
+        // Another one under its name is not what was meant.
+        store.publish(&locator("a"), &index(locator("a"))).unwrap();
+        assert!(!file.remove().unwrap());
+        assert!(store.files().unwrap()[0].remove().unwrap());
+        assert!(store.find(&locator("a")).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_cut_tells_of_no_origin_and_what_claims_much_gets_none() {
+        let mut bytes = Vec::new();
+        format::write(&index(locator("")), &locator(""), &mut bytes).unwrap();
+        let len = bytes.len() as u64;
+        let read = |bytes: &[u8]| format::read_origin(bytes, len);
+        assert_eq!(read(&bytes).unwrap().locator, locator(""));
+        for end in 0..300 {
+            assert!(read(&bytes[..end]).is_err(), "{end}");
+        }
+        // The length of the texts, and everything behind them moved by as much.
+        let texts = 56 + 16 + 8;
+        bytes[texts + 5] = 1;
+        assert!(read(&bytes).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! What the scan's thread and the writers share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
@@ -26,6 +26,36 @@ pub(super) struct Context {
     pub(super) problems: Problems,
     /// Links and directories removed to make room; paths through them may lead elsewhere now.
     pub(super) replacements: AtomicUsize,
+    pub(super) claims: Claims,
+}
+
+/// Entries that a run makes, those included that only paths speak of.
+#[derive(Debug)]
+pub(super) struct Claims {
+    made: AtomicU64,
+    most: u64,
+}
+
+impl Claims {
+    /// Up to `most` entries.
+    pub(super) fn new(most: u64) -> Self {
+        Self {
+            made: AtomicU64::new(0),
+            most,
+        }
+    }
+
+    /// Takes one more entry; `Quota` stands for the limit, also in [`Context::fail`].
+    pub(super) fn take(&self) -> Result<(), Errno> {
+        if self.made.fetch_add(1, Ordering::Relaxed) >= self.most {
+            return Err(Errno::DQUOT);
+        }
+        Ok(())
+    }
+
+    fn are_exceeded(&self) -> bool {
+        self.made.load(Ordering::Relaxed) > self.most
+    }
 }
 
 /// What became of a name.
@@ -123,6 +153,10 @@ impl Context {
         let path = path.clone();
         let written_bytes = self.stats.written_bytes.get();
         match trouble.errno {
+            Errno::DQUOT if self.claims.are_exceeded() => Error::TooManyEntries {
+                path,
+                limit: self.claims.most,
+            },
             Errno::DQUOT => Error::Quota {
                 path,
                 missing_bytes,

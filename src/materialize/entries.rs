@@ -122,6 +122,10 @@ impl Materializer {
             .policy
             .first_mode(mode, !self.is_ours(job), false);
         let number = makedev(device.major, device.minor);
+        // The kernel would take what it can of it for another device.
+        if u32::try_from(number).is_err() {
+            return Err(Errno::INVAL).while_trying_to(action);
+        }
         let made = self
             .context
             .make(

@@ -38,13 +38,13 @@ use std::sync::atomic::AtomicUsize;
 use bytes::Bytes;
 
 use self::attributes::Subject;
-use self::context::Context;
+use self::context::{Claims, Context};
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
 use self::plan::{Climbs, Placed};
 use self::policy::Policy;
-use self::problem::{Problems, Trouble};
+use self::problem::{Problems, Trouble, While};
 use self::root::{Missing, Root, parent_of};
 use self::writers::Writers;
 use crate::archive::scan::Sink;
@@ -64,6 +64,9 @@ pub use self::staging::Staging;
 
 /// Distinct prefixes whose removal from member names is told; GNU tar tells each once as well.
 const TOLD_PREFIXES: usize = 16;
+
+/// What a member cannot do when there are too many.
+const CLAIM: &str = "make one more entry";
 
 /// What happens to an entry whose name is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,6 +100,9 @@ pub struct Options {
     pub writers: Option<usize>,
     /// Wait at the end until all is on disk. A tree in a [`Staging`] is synced by its commit.
     pub sync: bool,
+    /// Entries that may be made, directories included that only paths speak of; one more ends the
+    /// run.
+    pub max_entries: u64,
     /// Hears of entries and problems as they happen.
     pub reporter: Option<Arc<dyn Reporter>>,
 }
@@ -113,6 +119,7 @@ impl Options {
             numeric_owner: false,
             writers: None,
             sync: false,
+            max_entries: u64::MAX,
             reporter: None,
         }
     }
@@ -205,6 +212,7 @@ impl Materializer {
             stats,
             problems,
             replacements: AtomicUsize::new(0),
+            claims: Claims::new(options.max_entries),
         });
         let count = options
             .writers
@@ -288,6 +296,11 @@ impl Materializer {
         self.context.problems.entry(&path);
         if path.is_root() {
             self.begin_root(member, path);
+            return;
+        }
+        if let Err(trouble) = self.context.claims.take().while_trying_to(CLAIM) {
+            let top = self.root.top();
+            self.context.fail(&path, top, trouble, member.payload.len());
             return;
         }
         let parent = self

@@ -182,6 +182,14 @@ pub enum Error {
         /// Entries written so far.
         written_entries: u64,
     },
+    /// There are more entries than [`Options::max_entries`](super::Options::max_entries) allows.
+    #[error("{path}: this is one entry more than the {limit} that are allowed")]
+    TooManyEntries {
+        /// The first member that needs one more.
+        path: ArchivePath,
+        /// How many are allowed.
+        limit: u64,
+    },
     /// The user's quota is used up.
     #[error(
         "{path}: the disk quota is used up: this file alone needs {missing_bytes} bytes more; \
@@ -220,6 +228,9 @@ impl Error {
                 ..
             } => Some("make the directory first, or correct -C"),
             Self::Destination { .. } => Some("name a directory with -C that you may write to"),
+            Self::TooManyEntries { .. } => {
+                Some("if that is to be expected, allow it with a larger --max-entries")
+            }
             Self::NoInodes { .. } => Some("remove files, or choose another destination"),
             Self::Full { .. } | Self::Quota { .. } => {
                 Some("free space, or choose another destination")

@@ -361,6 +361,7 @@ impl Tree for Way<'_> {
         if self.missing == Missing::Fail {
             return Err(Errno::NOENT).while_trying_to("open a directory on the way");
         }
+        self.writers.claims().take().while_trying_to(ACTION)?;
         let permissions = Mode::from_raw_mode(0o777);
         rustix::fs::mkdirat(parent, name, permissions).while_trying_to(ACTION)?;
         let made = self.root.open_new(parent, name, self.writers);

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use bytes::Bytes;
 
 use super::Existing;
-use super::context::Context;
+use super::context::{Claims, Context};
 use super::policy::Policy;
 use super::problem::Problems;
 use crate::archive::scan::Sink;
@@ -21,6 +21,7 @@ pub(super) fn context() -> Context {
         stats: Arc::default(),
         problems: Problems::new(None),
         replacements: AtomicUsize::new(0),
+        claims: Claims::new(u64::MAX),
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::context::Context;
+use super::context::{Claims, Context};
 use super::file::{Job, OpenFile};
 use super::root::{Identity, name_of};
 use crate::base::task::Thread;
@@ -145,6 +145,11 @@ impl Writers {
     /// How many threads there are.
     pub(super) fn count(&self) -> usize {
         self.threads.len()
+    }
+
+    /// What counts the entries of this run.
+    pub(super) fn claims(&self) -> &Claims {
+        &self.context.claims
     }
 
     /// Queues a file with all its content.

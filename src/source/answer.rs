@@ -5,6 +5,7 @@ use std::time::Duration;
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
+use super::date;
 use super::{Cause, Fingerprint, Validator};
 
 /// The part of an answer that matters, before its body.
@@ -27,7 +28,8 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn new(status: StatusCode, headers: &HeaderMap) -> Self {
+    /// `now` is the time in seconds since the epoch, for a server that tells none.
+    pub(super) fn new(status: StatusCode, headers: &HeaderMap, now: u64) -> Self {
         let number = |name| text(headers, name).and_then(|text| digits(text.trim()));
         Self {
             status: status.as_u16(),
@@ -41,7 +43,7 @@ impl Answer {
                 .is_redirection()
                 .then(|| text(headers, header::LOCATION).map(str::to_owned))
                 .flatten(),
-            retry_after: number(header::RETRY_AFTER).map(Duration::from_secs),
+            retry_after: retry_after(headers, now),
             encoding: text(headers, header::CONTENT_ENCODING)
                 .map(|encoding| encoding.trim().to_ascii_lowercase())
                 .filter(|encoding| !encoding.is_empty() && encoding != "identity"),
@@ -95,6 +97,17 @@ impl Answer {
     pub(super) fn may_be_stale(&self) -> bool {
         matches!(self.status, 401 | 403 | 404 | 410)
     }
+}
+
+/// How long a server asks to be left alone: in seconds, or until a date (RFC 9110, 10.2.3), which is
+/// by the server's own clock if it tells the time.
+fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
+    let asked = text(headers, header::RETRY_AFTER)?.trim();
+    let seconds = digits(asked).or_else(|| {
+        let told = text(headers, header::DATE).and_then(date::seconds);
+        Some(date::seconds(asked)?.saturating_sub(told.unwrap_or(now)))
+    });
+    seconds.map(Duration::from_secs)
 }
 
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
@@ -157,6 +170,9 @@ mod tests {
 
     use super::*;
 
+    /// Fri, 31 Dec 1999 23:59:00 GMT.
+    const NOW: u64 = 946_684_740;
+
     fn answer(status: u16, headers: &[(&'static str, &'static str)]) -> Answer {
         let headers = headers
             .iter()
@@ -167,7 +183,8 @@ mod tests {
                 )
             })
             .collect();
-        Answer::new(StatusCode::from_u16(status).expect("a status"), &headers)
+        let status = StatusCode::from_u16(status).expect("a status");
+        Answer::new(status, &headers, NOW)
     }
 
     #[test]
@@ -261,9 +278,20 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_asks_for_patience_is_understood_in_seconds_only() {
-        let after = |value| answer(503, &[("retry-after", value)]).retry_after;
-        assert_eq!(after("7"), Some(Duration::from_secs(7)));
-        assert_eq!(after("Fri, 31 Dec 1999 23:59:59 GMT"), None);
+    fn a_server_that_asks_for_patience_is_understood_in_seconds_and_by_date() {
+        let after = |headers: &[_]| {
+            let answer = answer(503, headers);
+            answer.retry_after.map(|pause| pause.as_secs())
+        };
+        let until = ("retry-after", "Fri, 31 Dec 1999 23:59:59 GMT");
+        assert_eq!(after(&[]), None);
+        assert_eq!(after(&[("retry-after", "7")]), Some(7));
+        assert_eq!(after(&[("retry-after", "-7")]), None);
+        assert_eq!(after(&[("retry-after", "soon")]), None);
+        assert_eq!(after(&[until]), Some(59), "by our clock");
+        let date = |date| after(&[until, ("date", date)]);
+        assert_eq!(date("Fri, 31 Dec 1999 23:59:57 GMT"), Some(2), "by its own");
+        assert_eq!(date("Sat, 01 Jan 2000 00:00:00 GMT"), Some(0), "over");
+        assert_eq!(date("nonsense"), Some(59));
     }
 }

@@ -75,6 +75,9 @@ pub enum Cause {
     /// The server answers with a status that helps nobody.
     #[error("the server answers with status {0}")]
     Http(u16),
+    /// The server cannot serve now, and asks for a pause longer than anyone waits.
+    #[error("the server is busy and asks to be left alone for {} s", .0.as_secs())]
+    Busy(Duration),
     /// The server breaks the rules of HTTP, or uses one that cannot be supported.
     #[error("{0}")]
     Protocol(String),
@@ -106,6 +109,7 @@ impl Cause {
             Self::Truncated => "the transfer or the file is incomplete: fetch it anew",
             Self::Unreachable { obstacle, .. } => obstacle.hint(),
             Self::Http(408 | 425 | 429 | 500..) => "try again later",
+            Self::Busy(_) => "try again later, or wait for it with --timeout",
             Self::Http(_) => "check the URL",
             Self::Protocol(_) => "download the file by other means and give its path",
             Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -122,7 +126,18 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
             Self::Http(status) => matches!(status, 408 | 425 | 429 | 500..),
-            Self::Truncated => true,
+            Self::Truncated | Self::Busy(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the server was out of reach, or said that it cannot serve for now: something that
+    /// may be over in a minute, whatever is asked for and however often.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
+            Self::Http(status) => matches!(status, 429 | 502..=504),
+            Self::Busy(_) => true,
             _ => false,
         }
     }
@@ -148,6 +163,8 @@ pub enum Obstacle {
     Tls,
     /// Silence.
     Timeout,
+    /// Bytes come, and too few to wait for.
+    Crawl,
     /// The connection broke, or never came to be.
     Connection,
 }
@@ -162,6 +179,7 @@ impl Obstacle {
                  SSL_CERT_FILE names further authorities"
             }
             Self::Timeout | Self::Connection => "check the network, or try again later",
+            Self::Crawl => "check the network, or wait longer with --timeout",
         }
     }
 }
@@ -169,7 +187,7 @@ impl Obstacle {
 /// The obstacle, with the system's words for it where they add something.
 fn obstructed(obstacle: Obstacle, detail: &str) -> String {
     match obstacle {
-        Obstacle::Refused | Obstacle::Timeout => obstacle.to_string(),
+        Obstacle::Refused | Obstacle::Timeout | Obstacle::Crawl => obstacle.to_string(),
         Obstacle::Dns => {
             let prefix = "failed to lookup address information: ";
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
@@ -186,6 +204,7 @@ impl fmt::Display for Obstacle {
             Self::Refused => "nobody listens there",
             Self::Tls => "no secure connection",
             Self::Timeout => "the server is silent",
+            Self::Crawl => "next to nothing comes",
             Self::Connection => "the connection broke",
         })
     }

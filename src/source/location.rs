@@ -33,6 +33,9 @@ const SECRETS: [&str; 22] = [
 /// Beginnings of such parameters, in lower case.
 const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
 
+/// Hexadecimal digits of the hash that stands for a query: 128 bits.
+const HASH_DIGITS: usize = 32;
+
 /// Where a source is.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Location {
@@ -42,7 +45,8 @@ pub struct Location {
 
 impl Location {
     /// The place of `url`, whose locator is the URL without user, password, fragment and the
-    /// parameters that sign requests, the others in their order.
+    /// parameters that sign requests. Of the others, in their order, it has a hash: nobody knows all
+    /// names that a secret can have, and locators are saved.
     pub fn from_url(url: &Url) -> Self {
         Self {
             locator: locator(url),
@@ -92,9 +96,13 @@ fn locator(url: &Url) -> String {
         .split('&')
         .filter(|pair| !pair.is_empty() && !is_secret(pair))
         .collect();
-    let query = kept.join("&");
-    url.set_query((!query.is_empty()).then_some(&query));
-    url.into()
+    let kept = kept.join("&");
+    url.set_query(None);
+    if kept.is_empty() {
+        return url.into();
+    }
+    let hash = blake3::hash(kept.as_bytes()).to_hex();
+    format!("{url}?…{}", hash.get(..HASH_DIGITS).unwrap_or_default())
 }
 
 fn display(url: &Url) -> String {
@@ -144,21 +152,22 @@ mod tests {
             "https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260102T0&X-Amz-Signature=def",
         );
         assert_eq!(today.locator(), tomorrow.locator());
-        assert_eq!(
-            today.locator(),
-            "https://b.s3.amazonaws.com/a.tar?versionId=7"
-        );
+        let hidden = "https://b.s3.amazonaws.com/a.tar?…";
+        assert!(today.locator().starts_with(hidden), "{}", today.locator());
+        assert_eq!(today.locator().len(), hidden.len() + HASH_DIGITS);
         let azure =
             at("https://x.blob.core.windows.net/c/a.tar?sv=2020&se=2026&sr=b&sp=r&sig=abc%3D");
         assert_eq!(azure.locator(), "https://x.blob.core.windows.net/c/a.tar");
     }
 
     #[test]
-    fn parameters_that_name_the_bytes_stay_in_their_order() {
-        assert_eq!(
-            at("http://h/d?id=2&b=1&a=3").locator(),
-            "http://h/d?id=2&b=1&a=3"
-        );
+    fn parameters_that_name_the_bytes_count_in_their_order_and_are_not_told() {
+        let locator = |query: &str| at(&format!("http://h/d?{query}")).locator().to_owned();
+        assert_eq!(locator("id=2&b=1&sig=3"), locator("id=2&sig=4&b=1"));
+        for other in ["b=1&id=2", "id=2", "id=3&b=1", "id=2&b=1&c"] {
+            assert_ne!(locator("id=2&b=1"), locator(other), "{other}");
+        }
+        assert!(!locator("id=2&apikey=hidden").contains("hidden"));
     }
 
     #[test]

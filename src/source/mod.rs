@@ -4,12 +4,14 @@
 //! version are an error, never an answer.
 
 mod answer;
+mod date;
 mod error;
 mod file;
 mod fingerprint;
 mod http;
 mod location;
 mod memory;
+mod patience;
 mod pipe;
 mod retry;
 mod watch;
@@ -36,7 +38,7 @@ pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;
 pub use retry::Retry;
-pub use watch::Watch;
+pub use watch::{Persistence, Watch};
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -94,6 +96,12 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.read_at(offset, buffer)
     }
 
+    /// Reads at once that the source bears, however many are asked for: fewer after its server
+    /// complained, and until it has proved to bear more.
+    fn bearable_reads(&self) -> usize {
+        usize::MAX
+    }
+
     /// Whether requests travel: only then are many of them better than few, and can one of them
     /// be slower than the others for no reason of its own.
     fn is_remote(&self) -> bool {
@@ -114,6 +122,10 @@ pub enum Access {
     Stream,
 }
 
+/// How long a read waits for bytes, unless someone wants it otherwise: a server that is started
+/// again and a network that is gone for a moment are back by then.
+pub const TIMEOUT: Duration = Duration::from_mins(1);
+
 /// How to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -125,6 +137,9 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long a server may be silent: before its answer, and between any two bytes of it.
     pub idle_timeout: Duration,
+    /// How long a read waits for bytes worth the name, repetitions and pauses included; each other
+    /// wait ends within half of that.
+    pub timeout: Duration,
     /// How often to try again.
     pub retry: Retry,
     /// What counts requests and bytes.
@@ -138,6 +153,7 @@ impl Default for Options {
             connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),
+            timeout: TIMEOUT,
             retry: Retry::default(),
             stats: Arc::default(),
         }
@@ -170,6 +186,18 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
             Location::from_url(&url).as_str(),
             Cause::Unsupported(format!("{scheme}://")),
         )),
+    }
+}
+
+/// What may be shown of `spec` (see [`open`]) to anyone.
+pub fn shown(spec: &str) -> String {
+    if !spec.contains("://") {
+        return spec.to_owned();
+    }
+    match Url::parse(spec) {
+        Ok(url) => Location::from_url(&url).to_string(),
+        // Nobody can tell what of it is a secret.
+        Err(_) => "the URL".to_owned(),
     }
 }
 

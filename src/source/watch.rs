@@ -1,14 +1,32 @@
 //! A read seen from outside.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
+/// Whether reads go on beyond their deadline when a source cannot be reached: those of a mount that
+/// answers, which is there when the network comes back. Can be decided while they are under way.
+#[derive(Clone, Debug, Default)]
+pub struct Persistence(Arc<AtomicBool>);
+
+impl Persistence {
+    /// From now on they do.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether they do.
+    pub fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// How far a read is, and the means to interfere with it; for a single read.
 #[derive(Debug, Default)]
 pub struct Watch {
+    persistence: Persistence,
     received: AtomicU64,
     state: Mutex<State>,
     ordered: Notify,
@@ -32,6 +50,19 @@ pub(super) enum Order {
 }
 
 impl Watch {
+    /// Of a read that goes on beyond its deadline as `persistence` says.
+    pub fn new(persistence: Persistence) -> Self {
+        Self {
+            persistence,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the read goes on beyond its deadline.
+    pub fn persists(&self) -> bool {
+        self.persistence.is_on()
+    }
+
     /// Bytes at the front of the buffer that are there.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)

@@ -33,6 +33,48 @@ pub enum Cause {
         /// How much is allowed.
         limit: u64,
     },
+    /// The archive has more members than [`entries`](super::Limits::entries) allows.
+    #[error("member '{name}' makes more entries than the {limit} that are allowed")]
+    TooManyEntries {
+        /// The first one that does not fit, as it may be shown.
+        name: String,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// The files' sizes add up to more than [`size`](super::Limits::size) allows.
+    #[error(
+        "member '{name}' of {size} bytes brings the sizes of all files to {total}, and {limit} \
+         bytes are allowed"
+    )]
+    TooLarge {
+        /// The first one that does not fit, as it may be shown.
+        name: String,
+        /// Bytes of it, with holes.
+        size: u64,
+        /// Bytes of all files up to it.
+        total: u64,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// The plain stream has more bytes than [`size`](super::Limits::size) allows, of whatever.
+    #[error(
+        "after {members} members the archive has unpacked to more than {limit} bytes, most of them \
+         not in files"
+    )]
+    TooLong {
+        /// Members so far.
+        members: u64,
+        /// How many bytes are allowed with so many members.
+        limit: u64,
+    },
+}
+
+impl Cause {
+    /// [`TooManyEntries`](Self::TooManyEntries), because of the member called `name`.
+    pub fn too_many_entries(name: &[u8], limit: u64) -> Self {
+        let name = shown(name);
+        Self::TooManyEntries { name, limit }
+    }
 }
 
 impl From<Exceeded> for Cause {

@@ -2,10 +2,43 @@
 
 use std::fmt;
 
+use super::error::{Cause, shown};
+use super::{Kind, Member, Segment};
+
+/// Bytes of headers that each member may have on top of [`Limits::size`], padding included.
+const HEADER_ALLOWANCE: u64 = 4 << 10;
+
+/// Bytes of the plain stream on top of [`Limits::size`], whatever they are: a single member with
+/// large attributes, or what fills the last block of a tape.
+const STREAM_ALLOWANCE: u64 = 1 << 20;
+
+/// Bytes of each member that may be kept on top of [`Limits::kept_bytes`].
+const KEPT_ALLOWANCE: u64 = 4 << 10;
+
 /// Explicit limits, each with the attack it stops. The defaults lie far above anything that an
-/// honest archive holds.
+/// honest archive holds; `entries` and `size` have none, because honest archives are as large as
+/// they are, and whoever does not trust one says how much it may be.
+///
+/// There is none for the names in one directory: an index finds them by a table that differs from run
+/// to run, lists them sorted, and keeps as much for each as for names in directories of their own.
 #[derive(Clone, Debug)]
 pub struct Limits {
+    /// Members. Stops millions of empty members, which pack to nothing, from filling memory with an
+    /// index, or a disk with inodes.
+    pub entries: u64,
+    /// Bytes of all files' sizes added up, holes included. Stops a decompression bomb, before the
+    /// first member that does not fit. The plain stream as a whole may have as many, 4 KiB more for
+    /// each member and 1 MiB: so headers, what is skipped and what follows the end are no way around
+    /// it, see [`stream_bytes`](Self::stream_bytes).
+    pub size: u64,
+    /// Components of a name or of a hard link's target; the member is lost and the rest goes on.
+    /// Stops names that make a directory of every second byte, each to be opened again for the next
+    /// member. As many fit into the 4,096 bytes that one call of Linux takes.
+    pub path_depth: u64,
+    /// Bytes of names, link targets, extended attributes and sparse maps of all members together, 4 KiB
+    /// more for each member. Stops members that are allowed to be large from being so by
+    /// thousands: an index keeps these, and a writer those of directories.
+    pub kept_bytes: u64,
     /// Bytes of one pax header's body. Stops an archive from making us gather gigabytes before
     /// its first member. A sparse map of format 0.1 is the largest honest one.
     pub pax_bytes: u64,
@@ -28,6 +61,10 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            entries: u64::MAX,
+            size: u64::MAX,
+            path_depth: 2 << 10,
+            kept_bytes: 256 << 20,
             pax_bytes: 16 << 20,
             global_bytes: 64 << 10,
             xattrs: 1 << 10,
@@ -38,9 +75,80 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Bytes that the plain stream may have, up to any point before which there are `members`.
+    pub fn stream_bytes(&self, members: u64) -> u64 {
+        let headers = members.saturating_mul(HEADER_ALLOWANCE);
+        self.size
+            .saturating_add(STREAM_ALLOWANCE)
+            .saturating_add(headers)
+    }
+
+    /// Bytes that may be kept of so many members.
+    fn kept_bytes_of(&self, members: u64) -> u64 {
+        self.kept_bytes
+            .saturating_add(members.saturating_mul(KEPT_ALLOWANCE))
+    }
+}
+
+/// What the members so far come to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    pub(super) members: u64,
+    /// Bytes of files, with holes.
+    size: u64,
+    /// See [`Limits::kept_bytes`].
+    kept_bytes: u64,
+}
+
+impl Sums {
+    /// Adds a member, if it stays within the limits.
+    pub(super) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
+        let sums = Self {
+            members: self.members + 1,
+            size: self.size.saturating_add(member.size),
+            kept_bytes: self.kept_bytes.saturating_add(kept_bytes(member)),
+        };
+        if sums.members > limits.entries {
+            return Err(Cause::too_many_entries(&member.name, limits.entries));
+        }
+        if sums.size > limits.size {
+            return Err(Cause::TooLarge {
+                name: shown(&member.name),
+                size: member.size,
+                total: sums.size,
+                limit: limits.size,
+            });
+        }
+        let limit = limits.kept_bytes_of(sums.members);
+        if sums.kept_bytes > limit {
+            let which = Limit::KeptBytes;
+            return Err(Cause::LimitExceeded { which, limit });
+        }
+        *self = sums;
+        Ok(())
+    }
+}
+
+/// What has to be kept of a member until all are known, besides what is the same for each.
+fn kept_bytes(member: &Member) -> u64 {
+    let link = match &member.kind {
+        Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
+        _ => 0,
+    };
+    let xattrs = member.xattrs.iter();
+    let xattrs: usize = xattrs.map(|(key, value)| key.len() + value.len()).sum();
+    let map = member.sparse.as_ref().map_or(0, Vec::len);
+    (member.name.len() + link + xattrs + map * size_of::<Segment>()) as u64
+}
+
 /// One of the [`Limits`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
+    /// [`Limits::path_depth`].
+    PathDepth,
+    /// [`Limits::kept_bytes`].
+    KeptBytes,
     /// [`Limits::pax_bytes`].
     PaxBytes,
     /// [`Limits::global_bytes`].
@@ -59,6 +167,8 @@ impl Limit {
     /// Whether `found` is within this limit; the error to raise when it is not.
     pub(super) fn check(self, limits: &Limits, found: u64) -> Result<(), Exceeded> {
         let limit = match self {
+            Self::PathDepth => limits.path_depth,
+            Self::KeptBytes => limits.kept_bytes,
             Self::PaxBytes => limits.pax_bytes,
             Self::GlobalBytes => limits.global_bytes,
             Self::Xattrs => limits.xattrs,
@@ -76,6 +186,8 @@ impl Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::PathDepth => "components in a name",
+            Self::KeptBytes => "bytes of names, attributes and sparse maps",
             Self::PaxBytes => "bytes in a pax header",
             Self::GlobalBytes => "bytes of global pax keywords",
             Self::Xattrs => "extended attributes of a member",
@@ -96,6 +208,17 @@ pub(super) struct Exceeded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_stream_may_have_what_files_and_headers_need() {
+        let limits = Limits {
+            size: 1 << 30,
+            ..Limits::default()
+        };
+        assert_eq!(limits.stream_bytes(0), (1 << 30) + (1 << 20));
+        assert_eq!(limits.stream_bytes(3), limits.stream_bytes(0) + 3 * 4096);
+        assert_eq!(Limits::default().stream_bytes(7), u64::MAX);
+    }
 
     #[test]
     fn a_limit_itself_is_still_allowed() {

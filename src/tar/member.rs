@@ -16,6 +16,10 @@ pub(super) struct Extensions {
     pub(super) long_link: Option<Vec<u8>>,
     /// A pax header (`x`), applied on top of the global ones.
     pub(super) keywords: Option<Box<pax::Keywords>>,
+    /// Its body.
+    pub(super) body: Vec<u8>,
+    /// Whether a global one came behind it, so that it has to be applied again.
+    pub(super) is_stale: bool,
 }
 
 /// The member that the header at `at` and its extensions describe, as if its payload were its

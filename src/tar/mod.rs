@@ -11,9 +11,11 @@
 //!   another volume (`M`) are lost.
 //! - A pax name comes before a long name (`L`), and both before the header's; of several
 //!   extensions of one kind before a header, the last counts alone.
+//! - A pax header for one member counts on top of global ones, whichever came first.
 //! - A pax size replaces the header's, but only that of the member, never that of an extension
-//!   in between (CVE-2025-62518).
-//! - Text ends at its first NUL. A malformed pax header is told of, and what came before the
+//!   in between (CVE-2025-62518). So does `GNU.sparse.size` or `GNU.sparse.realsize` where there is
+//!   no sparse map.
+//! - Text ends at its first NUL, and so do numbers in pax headers. A malformed pax header is told of, and what came before the
 //!   fault counts. A value that makes no sense leaves the header's field in force.
 //! - A header's field that makes no sense counts as −1: time 23:59:59 on the eve of the epoch,
 //!   owner 4294967295 (which chown(2) takes for "no change"), all permissions.
@@ -37,7 +39,6 @@
 //!   the one in its header even when no piece reaches it. A piece whose length is not a multiple
 //!   of 512 is followed by the next one at once, as libarchive and Go have it; GNU tar, which
 //!   never writes such pieces but last, expects padding.
-//! - The real size of a file without a sparse map means nothing.
 //! - Numbers in base 64, written by GNU tar 1.13.6 to 1.13.11 of 1999, make no sense.
 //! - Names, extended headers and sparse maps have [`Limits`].
 

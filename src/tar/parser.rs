@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes};
 use super::error::{Cause, Error, Note, Part, Warning, shown};
 use super::gnu::HeaderMap;
 use super::header::{Header, RECORD_LEN, Record, text};
-use super::limits::Limit;
+use super::limits::{Exceeded, Limit, Sums};
 use super::member::{Extensions, member};
 use super::sparse::{MapError, MapFault, MapReader, checked};
 use super::{Kind, Limits, Member, RECORD, Segment, pax};
@@ -66,6 +66,8 @@ pub struct Parser {
     is_tar: bool,
     /// What the last record was that could have been a header.
     last: Last,
+    /// What the members so far come to.
+    sums: Sums,
 }
 
 /// What a record was that could have been a header.
@@ -133,6 +135,9 @@ struct Content {
     announced: bool,
 }
 
+/// What a pax header says, if there is one.
+type Keywords = Option<Box<pax::Keywords>>;
+
 /// What one step came to.
 enum Progress {
     Made,
@@ -155,6 +160,7 @@ impl Parser {
             global: pax::Keywords::default(),
             is_tar: false,
             last: Last::Header,
+            sums: Sums::default(),
         }
     }
 
@@ -232,6 +238,11 @@ impl Parser {
             }
             _ => 0,
         }
+    }
+
+    /// Members so far.
+    pub fn members(&self) -> u64 {
+        self.sums.members
     }
 
     /// Goes on behind the bytes that are [`lacking`](Self::lacking), as if they had been pushed, but
@@ -372,20 +383,22 @@ impl Parser {
         let (flag, at) = (extension.flag, extension.at);
         let body = std::mem::take(&mut extension.body);
         self.state = State::Header;
-        self.amend(flag, at, &body)
+        self.amend(flag, at, body)
     }
 
     /// Applies a complete extension.
-    fn amend(&mut self, flag: u8, at: Plain, body: &[u8]) -> Result<(), Error> {
-        let name = || Some(text(body).to_vec()).filter(|name| !name.is_empty());
+    fn amend(&mut self, flag: u8, at: Plain, body: Vec<u8>) -> Result<(), Error> {
+        let name = || Some(text(&body).to_vec()).filter(|name| !name.is_empty());
         match flag {
-            b'g' => return self.global(at, body),
+            b'g' => return self.global(at, &body),
             b'L' => self.extensions.long_name = name(),
             b'K' => self.extensions.long_link = name(),
             _ => {
                 let mut keywords = Box::new(self.global.clone());
-                self.read_keywords(&mut keywords, at, body)?;
+                self.read_keywords(&mut keywords, at, &body)?;
                 self.extensions.keywords = Some(keywords);
+                self.extensions.body = body;
+                self.extensions.is_stale = false;
             }
         }
         self.extensions.start.get_or_insert(at);
@@ -401,7 +414,22 @@ impl Parser {
             .check(&self.options.limits, keywords.bytes())
             .map_err(|exceeded| error(at, exceeded.into()))?;
         self.global = keywords;
+        // Not at once: it would be read as often as there are global ones.
+        self.extensions.is_stale = true;
         Ok(())
+    }
+
+    /// What the pax header before a member says on top of what is in force now.
+    fn local(&self, at: Plain, extensions: &mut Extensions) -> Result<Keywords, Error> {
+        let local = extensions.keywords.take();
+        if local.is_none() || !extensions.is_stale {
+            return Ok(local);
+        }
+        let mut keywords = Box::new(self.global.clone());
+        keywords
+            .read(&extensions.body, &self.options.limits, &mut Vec::new())
+            .map_err(|exceeded| error(at, exceeded.into()))?;
+        Ok(Some(keywords))
     }
 
     fn read_keywords(
@@ -419,9 +447,10 @@ impl Parser {
     fn member_header(&mut self, record: &Record, at: Plain, size: u64) -> Result<(), Error> {
         let header = Header(record);
         let mut extensions = std::mem::take(&mut self.extensions);
-        let local = extensions.keywords.take();
+        let local = self.local(at, &mut extensions)?;
         let keywords = local.as_deref().unwrap_or(&self.global);
-        let stored = keywords.size.unwrap_or(size);
+        let stored = keywords.sparse.payload_len().or(keywords.size);
+        let stored = stored.unwrap_or(size);
         let mut notes = Vec::new();
         let member = member(header, at, stored, extensions, keywords, &mut notes);
         let sparse = local.map(|keywords| keywords.sparse).unwrap_or_default();
@@ -437,6 +466,14 @@ impl Parser {
             b'M' => self.lose(&draft, "it continues a file of another volume"),
             flag => {
                 self.note(at, notes);
+                if let Err(exceeded) = self.check_depth(&draft.member) {
+                    let why = format!("its path has {}", Cause::from(exceeded));
+                    // Links and the like have no payload to skip.
+                    let is_bare = draft.member.kind != Kind::File && flag != b'D';
+                    let stored = if is_bare { 0 } else { draft.stored };
+                    self.lose(&Draft { stored, ..draft }, &why);
+                    return Ok(());
+                }
                 match draft.member.kind {
                     Kind::File if flag == b'S' => self.file_with_header_map(draft, record)?,
                     Kind::File if sparse.is_map_in_payload() => {
@@ -445,12 +482,14 @@ impl Parser {
                     Kind::File if sparse.is_malformed => {
                         self.lose(&draft, &MapError::Malformed.to_string());
                     }
-                    Kind::File if sparse.is_sparse => self.sparse_file(draft, &sparse.map),
-                    Kind::File => self.announce(draft.member, stored, padding(stored)),
+                    Kind::File if sparse.is_sparse => self.sparse_file(draft, &sparse.map)?,
+                    Kind::File => self.announce(draft.member, at, stored, padding(stored))?,
                     // A dumpdir's listing is not content.
-                    _ if flag == b'D' => self.announce(draft.member, 0, stored + padding(stored)),
+                    _ if flag == b'D' => {
+                        self.announce(draft.member, at, 0, stored + padding(stored))?;
+                    }
                     // Whatever their headers say, the others have no payload.
-                    _ => self.announce(draft.member, 0, 0),
+                    _ => self.announce(draft.member, at, 0, 0)?,
                 }
             }
         }
@@ -464,31 +503,29 @@ impl Parser {
         match HeaderMap::new(record, dialect, &self.options.limits) {
             None => {
                 let stored = draft.stored;
-                self.announce(draft.member, stored, padding(stored));
-                Ok(())
+                self.announce(draft.member, draft.at, stored, padding(stored))
             }
             Some(Err(fault)) => self.map_fault(&draft, fault),
             Some(Ok(map)) => {
                 draft.size = draft.size.or(Some(map.size));
-                self.header_map_goes_on(Box::new(draft), map);
-                Ok(())
+                self.header_map_goes_on(Box::new(draft), map)
             }
         }
     }
 
-    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) {
+    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) -> Result<(), Error> {
         if map.continues {
             self.state = State::HeaderMap(draft, map);
-        } else {
-            self.sparse_file(*draft, &map.pieces);
+            return Ok(());
         }
+        self.sparse_file(*draft, &map.pieces)
     }
 
     fn header_map(&mut self, record: &Record) -> Result<(), Error> {
         let state = std::mem::replace(&mut self.state, State::Header);
         if let State::HeaderMap(draft, mut map) = state {
             match map.extend(record, &self.options.limits) {
-                Ok(()) => self.header_map_goes_on(draft, map),
+                Ok(()) => self.header_map_goes_on(draft, map)?,
                 Err(fault) => self.map_fault(&draft, fault)?,
             }
         }
@@ -508,7 +545,7 @@ impl Parser {
         if let State::PayloadMap(mut draft, mut reader) = state {
             draft.taken += RECORD;
             match reader.read(record, &self.options.limits) {
-                Ok(Some(pieces)) => self.sparse_file(*draft, &pieces),
+                Ok(Some(pieces)) => self.sparse_file(*draft, &pieces)?,
                 Ok(None) => self.payload_map_is_next(*draft, reader),
                 Err(fault) => self.map_fault(&draft, fault)?,
             }
@@ -527,7 +564,7 @@ impl Parser {
     }
 
     /// Announces a sparse file whose map is complete, if it is sound.
-    fn sparse_file(&mut self, mut draft: Draft, pieces: &[Segment]) {
+    fn sparse_file(&mut self, mut draft: Draft, pieces: &[Segment]) -> Result<(), Error> {
         let end = pieces
             .last()
             .map_or(0, |last| last.offset.saturating_add(last.len));
@@ -538,19 +575,42 @@ impl Parser {
                 draft.member.size = size;
                 draft.member.sparse = Some(map);
                 draft.member.payload = Extent::with_len(self.offset(), payload);
-                self.announce(draft.member, payload, rest);
+                self.announce(draft.member, draft.at, payload, rest)
             }
-            Err(fault) => self.lose(&draft, &fault.to_string()),
+            Err(fault) => {
+                self.lose(&draft, &fault.to_string());
+                Ok(())
+            }
         }
     }
 
-    fn announce(&mut self, member: Member, payload: u64, rest: u64) {
+    /// The member whose header is at `at` begins, if the limits allow it.
+    fn announce(
+        &mut self,
+        member: Member,
+        at: Plain,
+        payload: u64,
+        rest: u64,
+    ) -> Result<(), Error> {
+        self.sums
+            .add(&member, &self.options.limits)
+            .map_err(|cause| error(at, cause))?;
         self.events.push_back(Event::Member(Box::new(member)));
         self.state = State::Content(Content {
             payload,
             rest,
             announced: true,
         });
+        Ok(())
+    }
+
+    fn check_depth(&self, member: &Member) -> Result<(), Exceeded> {
+        let link = match &member.kind {
+            Kind::HardLink(target) => target.as_slice(),
+            _ => &[],
+        };
+        let depth = depth(&member.name).max(depth(link));
+        Limit::PathDepth.check(&self.options.limits, depth)
     }
 
     /// Skips a member, and says why it is lost.
@@ -658,6 +718,12 @@ impl Draft {
 
 fn error(offset: Plain, cause: Cause) -> Error {
     Error { offset, cause }
+}
+
+/// Components of a path.
+fn depth(path: &[u8]) -> u64 {
+    let components = path.split(|&byte| byte == b'/');
+    components.filter(|name| !name.is_empty()).count() as u64
 }
 
 /// Bytes that fill the last record of `len` bytes.
@@ -1149,6 +1215,116 @@ mod tests {
         assert!(limited(few, &[global]).contains("GlobalBytes"));
     }
 
+    fn read_limited(limits: Limits, pieces: &[Vec<u8>]) -> Found {
+        let options = Options {
+            limits,
+            ..Options::default()
+        };
+        read_in_pieces(&pieces.concat(), &[], options)
+    }
+
+    #[test]
+    fn the_first_member_beyond_a_sum_is_not_announced() {
+        let archive = [
+            Block::new("d", b'5', 0).done(),
+            file("a", b"12345"),
+            Block::new("pax", b'2', 0).done(),
+            file("b", b"678"),
+            zeros(),
+        ];
+        let sized = |size| {
+            let limits = Limits {
+                size,
+                ..Limits::default()
+            };
+            read_limited(limits, &archive)
+        };
+        assert_eq!(sized(8).names(), ["d", "a", "pax", "b"]);
+        let short = sized(7);
+        assert_eq!(short.names(), ["d", "a", "pax"]);
+        assert!(short.remarks[0].starts_with("TooLarge"), "{short:?}");
+        let counted = |entries| {
+            let limits = Limits {
+                entries,
+                ..Limits::default()
+            };
+            read_limited(limits, &archive)
+        };
+        assert_eq!(counted(4).names(), ["d", "a", "pax", "b"]);
+        let few = counted(3);
+        assert_eq!(few.names(), ["d", "a", "pax"]);
+        assert!(few.remarks[0].starts_with("TooManyEntries"), "{few:?}");
+    }
+
+    #[test]
+    fn holes_count_as_what_they_read_as() {
+        let limits = Limits {
+            size: 32_767,
+            ..Limits::default()
+        };
+        let found = read_limited(limits, &[sparse_pax("1\n0\n5\n", b"hello"), zeros()]);
+        assert_eq!(found.names(), Vec::<&str>::new());
+        assert!(found.remarks[0].contains("total: 32768"), "{found:?}");
+    }
+
+    #[test]
+    fn sizes_that_overflow_when_added_exceed_every_limit() {
+        let hole = |size: &str| {
+            let keywords = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", size)];
+            [extension(b'x', &keywords), file("hole", b"")].concat()
+        };
+        let limits = Limits {
+            size: 1 << 63,
+            ..Limits::default()
+        };
+        let most = i64::MAX.to_string();
+        let found = read_limited(limits, &[hole(&most), hole(&most), hole(&most), zeros()]);
+        assert_eq!(found.names(), ["hole"]);
+    }
+
+    #[test]
+    fn a_path_that_is_too_deep_loses_its_member_alone() {
+        let limits = Limits {
+            path_depth: 3,
+            ..Limits::default()
+        };
+        let pieces = [
+            file("/a//b/c/", b""),
+            extension(b'x', &[("path", "a/b/c/d")]),
+            file("x", b"payload"),
+            extension(b'x', &[("linkpath", "a/b/c/d")]),
+            Block::new("hard", b'1', 512).done(),
+            extension(b'x', &[("linkpath", "a/b/c/d")]),
+            Block::new("soft", b'2', 0).done(),
+            file("last", b"1"),
+            zeros(),
+        ];
+        let found = read_limited(limits, &pieces);
+        assert_eq!(found.names(), ["/a//b/c/", "soft", "last"]);
+        let told = found.remarks.iter().filter(|remark| {
+            remark.starts_with("damaged") && remark.contains("more components in a name")
+        });
+        assert_eq!((told.count(), found.remarks.len()), (2, 3), "{found:?}");
+    }
+
+    #[test]
+    fn what_must_be_kept_of_all_members_has_a_limit() {
+        let limits = Limits {
+            kept_bytes: 10,
+            ..Limits::default()
+        };
+        let large = "v".repeat(4097);
+        let member = |value: &str| {
+            let key = ("SCHILY.xattr.user.k", value);
+            [extension(b'x', &[key]), file("f", b"")].concat()
+        };
+        let fits = read_limited(limits.clone(), &[member("v"), member(&large), zeros()]);
+        assert_eq!(fits.names(), ["f", "f"]);
+        let found = read_limited(limits, &[member(&large), member(&large), zeros()]);
+        assert_eq!(found.names(), ["f"]);
+        assert!(found.remarks[0].contains("KeptBytes"), "{found:?}");
+    }
+
     fn sparse_gnu() -> Vec<u8> {
         let piece = |offset: u64| format!("{offset:011o}\0{:011o}\0", 512);
         let mut header = Block::gnu("sparse", b'S', 5 * 512);
@@ -1225,7 +1401,7 @@ mod tests {
 
     #[test]
     fn a_map_in_keywords_may_be_empty() {
-        let keywords = [("GNU.sparse.size", "4096"), ("GNU.sparse.numblocks", "0")];
+        let keywords = [("GNU.sparse.size", "4096"), ("GNU.sparse.map", "4096,0")];
         let found = read(&[extension(b'x', &keywords), file("hole", b"")]);
         assert_eq!(
             (found.one().size, &found.one().sparse),

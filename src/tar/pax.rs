@@ -112,14 +112,19 @@ impl Keywords {
     ) -> Result<Option<Note>, Exceeded> {
         let sparse = &mut self.sparse;
         match key {
-            b"size" | b"realsize" => return Ok(assign(&mut sparse.size, key, value, decimal)),
+            b"size" | b"realsize" => {
+                let note = assign(&mut sparse.size, key, value, decimal);
+                sparse.gnu_size = sparse.size;
+                return Ok(note);
+            }
             b"major" => return Ok(assign(&mut sparse.major, key, value, decimal)),
             b"name" => sparse.name = name(value, limits)?,
-            // The number itself tells no more than the pieces do.
-            b"numblocks" => sparse.is_sparse = true,
-            b"offset" => sparse.offset = decimal(value),
-            b"numbytes" => sparse.len(decimal(value), limits)?,
-            b"map" => sparse.map(value, limits)?,
+            // `numblocks` tells no more than the pieces do.
+            b"offset" => sparse.offset = decimal(text(value)),
+            b"numbytes" => sparse.len(decimal(text(value)), limits)?,
+            // As for GNU tar, which then takes the file for one without holes.
+            b"map" if text(value).is_empty() => return Ok(Some(invalid(key, value))),
+            b"map" => sparse.map(text(value), limits)?,
             _ => {}
         }
         Ok(None)
@@ -189,7 +194,7 @@ fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     Ok(Some((key, value, behind)))
 }
 
-/// Sets `field` from a value, deletes what was set when the value is empty, or explains.
+/// Sets `field` from a value up to its first NUL, deletes what was set when the value is empty, or explains.
 fn assign<T>(
     field: &mut Option<T>,
     key: &[u8],
@@ -200,7 +205,7 @@ fn assign<T>(
         *field = None;
         return None;
     }
-    let Some(parsed) = parse(value) else {
+    let Some(parsed) = parse(text(value)) else {
         return Some(invalid(key, value));
     };
     *field = Some(parsed);

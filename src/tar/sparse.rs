@@ -59,11 +59,13 @@ pub(super) struct Keywords {
     pub(super) major: Option<u64>,
     /// `GNU.sparse.size`, `GNU.sparse.realsize` or `SCHILY.realsize`: with holes.
     pub(super) size: Option<u64>,
+    /// `GNU.sparse.size` or `GNU.sparse.realsize`.
+    pub(super) gnu_size: Option<u64>,
     /// `GNU.sparse.name`: the file's name; the header's is made up.
     pub(super) name: Option<Vec<u8>>,
     /// The map of 0.0 and 0.1, without empty pieces.
     pub(super) map: Vec<Segment>,
-    /// Whether there was one, be it of empty pieces or none.
+    /// Whether there was one, be it of empty pieces.
     pub(super) is_sparse: bool,
     /// Whether it was unreadable.
     pub(super) is_malformed: bool,
@@ -74,12 +76,19 @@ pub(super) struct Keywords {
 impl Keywords {
     /// `GNU.sparse.numbytes` of 0.0.
     pub(super) fn len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
-        self.is_sparse = true;
         if let (Some(offset), Some(len)) = (self.offset.take(), len) {
+            self.is_sparse = true;
             return push(&mut self.map, Segment { offset, len }, limits);
         }
         self.is_malformed = true;
         Ok(())
+    }
+
+    /// Bytes of payload of a file of which a size is known and no map: GNU tar takes them from the
+    /// archive, and looks for the next header behind them.
+    pub(super) fn payload_len(&self) -> Option<u64> {
+        let is_whole = !self.is_sparse && !self.is_malformed && !self.is_map_in_payload();
+        self.gnu_size.filter(|_| is_whole)
     }
 
     /// Whether the map lies before the payload.
@@ -89,7 +98,6 @@ impl Keywords {
 
     /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
     pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
-        self.is_sparse = true;
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
         while let Some(offset) = numbers.next() {
@@ -97,6 +105,7 @@ impl Keywords {
                 self.is_malformed = !text.is_empty();
                 return Ok(());
             };
+            self.is_sparse = true;
             push(&mut self.map, Segment { offset, len }, limits)?;
         }
         Ok(())

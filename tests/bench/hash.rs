@@ -71,6 +71,7 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
         connections: fetch::CONNECTIONS,
         chunk_len: fetch::CHUNK_LEN,
         min_speed: fetch::MinSpeed::default(),
+        persistence: source::Persistence::default(),
         memory: MEMORY,
         lenders: Vec::new(),
         workers: std::thread::available_parallelism().map_or(1, usize::from),

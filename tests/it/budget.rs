@@ -13,7 +13,7 @@ use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
 use tarfs::fetch;
 use tarfs::index::Ino;
-use tarfs::source::{Memory, Pipe, Source};
+use tarfs::source::{Memory, Persistence, Pipe, Source};
 use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
@@ -130,6 +130,7 @@ fn least() -> scan::Options {
         connections: 8,
         chunk_len: 8 << 20,
         min_speed: fetch::MinSpeed::default(),
+        persistence: Persistence::default(),
         memory: 0,
         lenders: Vec::new(),
         workers: 2,

@@ -701,7 +701,7 @@ fn a_source_that_comes_back_is_read_on() {
         Some((0, _)) | None => good.answer(request),
         Some(_) => Response::new(503),
     });
-    place.mount();
+    place.mount_with("copy", &["--timeout", "2"]);
     let status = place.wait_for_state("retrying");
     assert!(notes(&status).contains("cannot be reached"), "{status}");
     server.serve(ARCHIVE, resource);

@@ -5,14 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&str; 7] = [
-    "mount",
-    "umount",
-    "status",
-    "materialize",
-    "ls",
-    "index",
-    "verify",
+const VERBS: [&[&str]; 10] = [
+    &["mount"],
+    &["umount"],
+    &["status"],
+    &["materialize"],
+    &["ls"],
+    &["index"],
+    &["verify"],
+    &["cache", "list"],
+    &["cache", "prune"],
+    &["cache", "clear"],
 ];
 
 /// Flags of other programs that the documents mention.
@@ -188,7 +191,7 @@ fn flags_are_those_of_the_program() {
     let mut help = String::new();
     for verb in VERBS {
         let program = env!("CARGO_BIN_EXE_tarfs");
-        let output = Command::new(program).args([verb, "--help"]).output();
+        let output = Command::new(program).args(verb).arg("--help").output();
         help.push_str(&String::from_utf8_lossy(&output.expect("started").stdout));
     }
     let known = flags(&help);

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -65,15 +65,14 @@ struct Place {
 
 impl Place {
     fn new(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Rest) -> Self {
-        Self::expecting(None, front, rest, what)
+        Self::with(front, rest, what, &[])
     }
 
-    /// As [`Place::new`], mounted by who says which digest the archive has.
-    fn expecting(
-        digest: Option<&str>,
+    fn with(
         front: Archive,
         rest: impl FnOnce(Archive) -> Archive,
         what: Rest,
+        flags: &[&str],
     ) -> Self {
         // Enough for spans to end before the gate, and for requests not to reach across it.
         let filler = Noise::new(5).bytes(24 << 20);
@@ -100,8 +99,7 @@ impl Place {
             directory,
         };
         let url = place.server.url(ARCHIVE);
-        let mut words = vec!["mount", &url, "mnt", "--chunk-size", "256KiB"];
-        words.extend(digest.iter().flat_map(|digest| ["--expect-sha256", digest]));
+        let words = [&["mount", &url, "mnt", "--chunk-size", "256KiB"], flags].concat();
         let output = place.tarfs(&words);
         assert!(output.status.success(), "{}", program::told(&output));
         place
@@ -308,7 +306,7 @@ fn nothing_of_an_archive_with_another_digest_is_read_once_that_is_known() {
     let front = Archive::new().directory("d").file("d/early", &content);
     let wrong = "5a".repeat(32);
     let more = |rest: Archive| rest.file("d/late", "late");
-    let place = Place::expecting(Some(&wrong), front, more, Rest::Comes);
+    let place = Place::with(front, more, Rest::Comes, &["--expect-sha256", &wrong]);
     assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
     let (late, listed) = (place.path("mnt/missing"), place.path("mnt/d"));
     let late = aside(move || fs::read(late));
@@ -381,7 +379,7 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
         process.kill().expect("running");
     }
     wait::until("they are gone", || {
-        let mut ended = waiting.iter_mut().map(|process| process.try_wait());
+        let mut ended = waiting.iter_mut().map(Child::try_wait);
         ended.all(|ended| ended.expect("a child").is_some())
     });
     assert_eq!(place.phase(), "scanning");
@@ -392,4 +390,23 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
     assert!(place.count("interrupted_requests") >= 2);
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
+}
+
+#[test]
+fn a_scan_goes_on_when_a_server_comes_back_that_was_silent_beyond_the_deadline() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::with(
+        front,
+        |rest| rest.file("late", "late"),
+        Rest::Comes,
+        &["--timeout", "1"],
+    );
+    let error = fs::read(place.path("mnt/late")).expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+    assert_eq!(fs::read(place.path("mnt/early")).expect("known"), b"early");
+    place.await_count("source_timeouts", 2);
+    assert_eq!(place.phase(), "scanning");
+    place.gate.open();
+    assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
+    assert_eq!(place.list(), ["early", "filler", "late", "last"]);
 }

@@ -1,9 +1,9 @@
 //! Sources behind a server, and what fetches them.
 
 use std::error::Error as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tarfs::base::buffer::Pool;
@@ -13,7 +13,8 @@ use tarfs::fetch::{self, MinSpeed};
 use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::support::http::{Resource, Response, Server};
+use crate::support::http::{Fault, Resource, Response, Server};
+use crate::support::wait;
 
 /// The first request's.
 const PREFIX: u64 = 64 << 10;
@@ -39,6 +40,15 @@ impl Client {
     }
 
     fn open(&self, spec: &str) -> Result<Arc<dyn Source>, Error> {
+        self.open_as(spec, |options| options)
+    }
+
+    /// As [`Client::open`], with some options changed.
+    fn open_as(
+        &self,
+        spec: &str,
+        change: impl FnOnce(Options) -> Options,
+    ) -> Result<Arc<dyn Source>, Error> {
         let options = Options {
             headers: self.headers.clone(),
             stats: Arc::clone(&self.stats),
@@ -46,12 +56,19 @@ impl Client {
             idle_timeout: Duration::from_secs(5),
             retry: Retry {
                 attempts: 3,
+                persists: false,
                 first_pause: Duration::ZERO,
                 longest_pause: Duration::ZERO,
             },
             ..Options::default()
         };
-        self.runtime.block_on(source::open(spec, options))
+        self.runtime.block_on(source::open(spec, change(options)))
+    }
+
+    /// What reads for those who wait, with memory from `spare` for second requests.
+    fn reads(&self, source: &Arc<dyn Source>, spare: &Pool) -> fetch::Reads {
+        let (handle, stats) = (self.runtime.handle().clone(), Arc::clone(&self.stats));
+        fetch::Reads::new(handle, Arc::clone(source), spare.clone(), stats)
     }
 
     fn read(&self, source: &Arc<dyn Source>, start: u64, len: u64) -> Result<Bytes, Error> {
@@ -605,7 +622,7 @@ fn a_server_in_trouble_is_asked_again_and_then_given_up() {
     let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
     let resource = Resource::new(bytes.clone());
     server.route("/a", move |request| match request.number {
-        1 | 4 | 7.. => Response::new(503).with("Retry-After", "3600"),
+        1 | 4 | 7.. => Response::new(503).with("Retry-After", "0"),
         _ => resource.answer(request),
     });
     let source = client.open(&server.url("/a")).expect("opened");
@@ -616,6 +633,129 @@ fn a_server_in_trouble_is_asked_again_and_then_given_up() {
     assert!(matches!(error.cause, Cause::Http(503)));
     assert_eq!(error.attempts, 3);
     assert!(error.to_string().contains("(3 attempts in "), "{error}");
+}
+
+#[test]
+fn a_pause_that_one_is_asked_for_is_kept_by_all() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+    let (resource, complained) = (Resource::new(bytes.clone()), Mutex::new(None));
+    let early = Arc::new(AtomicBool::new(false));
+    let is_early = Arc::clone(&early);
+    server.route("/a", move |request| {
+        let mut complained = complained.lock().expect("no panic");
+        if let Some(since) = *complained {
+            let since: Instant = since;
+            is_early.fetch_or(since.elapsed() < Duration::from_secs(1), Ordering::SeqCst);
+            return resource.answer(request);
+        }
+        if request.number == 1 {
+            return resource.answer(request);
+        }
+        *complained = Some(Instant::now());
+        Response::new(429).with("Retry-After", "1")
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    std::thread::scope(|scope| {
+        let read = || client.read(&source, 100_000, 10).expect("read");
+        let first = scope.spawn(read);
+        wait::until("the complaint is heard", || {
+            client.stats.source_slowdowns.get() == 1
+        });
+        let others: Vec<_> = (0..5).map(|_| scope.spawn(read)).collect();
+        for reader in others.into_iter().chain([first]) {
+            assert_eq!(reader.join().expect("no panic"), bytes[100_000..100_010]);
+        }
+    });
+    assert!(!early.load(Ordering::SeqCst), "someone did not wait");
+    assert_eq!(server.seen("/a").len(), 8);
+}
+
+#[test]
+fn a_server_that_complains_gets_fewer_requests_at_once() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(6_000_000));
+    let resource = Resource::new(bytes.clone());
+    server.route("/a", move |request| match request.under_way {
+        1 | 2 => resource.answer(request).delayed(Duration::from_millis(5)),
+        _ => Response::new(429),
+    });
+    let patient = |options| Options {
+        retry: Retry {
+            attempts: 1,
+            persists: true,
+            first_pause: Duration::from_millis(1),
+            longest_pause: Duration::from_millis(5),
+        },
+        connections: 8,
+        ..options
+    };
+    let source = client.open_as(&server.url("/a"), patient).expect("opened");
+    let config = fetch::Config {
+        chunk_len: CHUNK,
+        connections: 8,
+        ..client.config(Pool::new(16 << 20))
+    };
+    let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
+    assert!(collect(stream).expect("read") == bytes, "they differ");
+    let seen = server.seen("/a");
+    let refused = seen.iter().filter(|seen| seen.status == 429).count();
+    let slowdowns = client.stats.source_slowdowns.get();
+    assert!(slowdowns > 0);
+    // Of eight at once most would be refused, again and again.
+    assert!(refused < seen.len() / 2, "{refused} of {}", seen.len());
+}
+
+#[test]
+fn a_server_that_answers_evenly_is_asked_once() {
+    for delay in [0, 30] {
+        let (server, client, bytes) = (Server::start(), Client::new(), noise(2_000_000));
+        let (resource, delay) = (Resource::new(bytes.clone()), Duration::from_millis(delay));
+        server.route("/a", move |request| resource.answer(request).delayed(delay));
+        let source = client.open(&server.url("/a")).expect("opened");
+        let reads = client.reads(&source, &Pool::new(1 << 20));
+        for number in 1..20 {
+            let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
+            let read = reads.read(extent, &Pool::new(CHUNK)).expect("read");
+            let start = usize::try_from(number * CHUNK).expect("small");
+            assert!(read == bytes[start..start + read.len()], "wrong bytes");
+        }
+        assert_eq!(client.stats.source_hedges.get(), 0);
+        assert_eq!(server.seen("/a").len(), 20);
+    }
+}
+
+#[test]
+fn a_read_that_straggles_is_sent_a_second_time() {
+    for (is_spare, fault) in [
+        (true, Fault::Silence),
+        (true, Fault::Stall(1000)),
+        (false, Fault::Silence),
+    ] {
+        let (server, client, bytes) = (Server::start(), Client::new(), noise(1_000_000));
+        server.serve_badly("/a", Resource::new(bytes.clone()), move |request| {
+            (request.number == 6).then(|| fault.clone())
+        });
+        let impatient = |options| Options {
+            idle_timeout: Duration::from_secs(if is_spare { 20 } else { 1 }),
+            ..options
+        };
+        let source = client
+            .open_as(&server.url("/a"), impatient)
+            .expect("opened");
+        let spare = Pool::new(CHUNK);
+        let _taken = (!is_spare).then(|| spare.take(1));
+        let reads = client.reads(&source, &spare);
+        for number in 1..8 {
+            let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
+            let read = reads.read(extent, &Pool::new(CHUNK)).expect("read");
+            let start = usize::try_from(number * CHUNK).expect("small");
+            assert!(read == bytes[start..start + read.len()], "wrong bytes");
+        }
+        let (hedges, retries) = if is_spare { (1, 0) } else { (0, 1) };
+        assert_eq!(client.stats.source_hedges.get(), hedges);
+        assert_eq!(client.stats.source_retries.get(), retries);
+        assert_eq!(server.seen("/a").len(), 9);
+        assert_eq!(spare.taken(), u64::from(!is_spare), "given back");
+    }
 }
 
 #[test]

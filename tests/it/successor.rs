@@ -129,19 +129,19 @@ fn another_process_goes_on_and_what_is_open_stays_open() {
     let mut first = vec![0; 1000];
     open.read_exact(&mut first).expect("readable");
     let standing = File::open(place.path("mnt/d5")).expect("there");
-    let numbers = |_| {
+    let numbers = || {
         let all = (0..FILES).map(|number| fs::metadata(place.path("mnt").join(name(number))));
         all.map(|found| found.expect("there").ino())
             .collect::<Vec<_>>()
     };
-    let before = numbers(());
+    let before = numbers();
     for _ in 0..3 {
         place.kill();
         let mut rest = Vec::new();
         open.seek(SeekFrom::Start(0)).expect("sought");
         open.read_to_end(&mut rest).expect("readable");
         assert!(rest == content(3));
-        assert_eq!(numbers(()), before);
+        assert_eq!(numbers(), before);
         for number in 0..FILES {
             let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
             assert!(read == content(number), "{number}");

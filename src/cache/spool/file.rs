@@ -3,10 +3,10 @@
 //! Whoever has it open has a shared lock on it, so that others can tell whether it is in use; the
 //! kernel takes the lock back from a process that is killed.
 
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
@@ -15,12 +15,14 @@ use rustix::io::Errno;
 use super::uncached::Uncached;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, Memory};
+use crate::base::private::Directory;
 
 /// An open spool file.
 #[derive(Debug)]
 pub(super) struct SpoolFile {
     file: File,
-    path: PathBuf,
+    directory: Arc<Directory>,
+    name: String,
     uncached: Uncached,
 }
 
@@ -36,24 +38,23 @@ const ATTEMPTS: u32 = 1000;
 const TEMPORARY: &str = ".";
 
 impl SpoolFile {
-    fn new(file: File, path: PathBuf) -> Self {
-        let uncached = Uncached::default();
+    fn new(file: File, directory: &Arc<Directory>, name: &str) -> Self {
         Self {
             file,
-            path,
-            uncached,
+            directory: Arc::clone(directory),
+            name: name.to_owned(),
+            uncached: Uncached::default(),
         }
     }
 
     /// A new file in `directory` under a name that no one looks for.
-    pub(super) fn create(directory: &Path) -> io::Result<Self> {
-        make_directory(directory)?;
+    pub(super) fn create(directory: &Arc<Directory>) -> io::Result<Self> {
         let process = std::process::id();
         for attempt in 0..ATTEMPTS {
-            let path = directory.join(format!("{TEMPORARY}{process}-{attempt}.spool"));
-            match options().create_new(true).open(&path) {
+            let name = format!("{TEMPORARY}{process}-{attempt}.spool");
+            match directory.file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
                 Ok(file) => {
-                    let file = Self::new(file, path);
+                    let file = Self::new(file, directory, &name);
                     file.lock_shared()?;
                     // Who cleans up may have taken it for a dead process'.
                     if file.has_name() {
@@ -67,18 +68,13 @@ impl SpoolFile {
         Err(ErrorKind::AlreadyExists.into())
     }
 
-    /// The file at `path`; made when `make` and it is not there.
-    pub(super) fn open(path: &Path, make: bool) -> io::Result<Self> {
-        if make && let Some(directory) = path.parent() {
-            make_directory(directory)?;
-        }
+    /// The file `name` in `directory`; made when `make` and it is not there.
+    pub(super) fn open(directory: &Arc<Directory>, name: &str, make: bool) -> io::Result<Self> {
+        let mut flags = OFlags::RDWR;
+        flags.set(OFlags::CREATE, make);
         for _ in 0..ATTEMPTS {
-            let file = options().create(make).open(path)?;
-            if !file.metadata()?.is_file() {
-                return Err(ErrorKind::InvalidInput.into());
-            }
-            let path = path.to_owned();
-            let file = Self::new(file, path);
+            let file = directory.file(name, flags)?;
+            let file = Self::new(file, directory, name);
             file.lock_shared()?;
             // Otherwise it was removed between these lines.
             if file.has_name() {
@@ -88,8 +84,8 @@ impl SpoolFile {
         Err(ErrorKind::ResourceBusy.into())
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(super) fn metadata(&self) -> io::Result<Metadata> {
@@ -141,7 +137,7 @@ impl SpoolFile {
         match fallocate(&self.file, mode, extent.start().0, extent.len()) {
             Ok(()) => before.saturating_sub(self.held_bytes()),
             Err(error) => {
-                tracing::debug!(%error, path = %self.path.display(), "cannot punch a hole");
+                tracing::debug!(%error, name = self.name, "cannot punch a hole");
                 0
             }
         }
@@ -158,7 +154,7 @@ impl SpoolFile {
     /// Tells others when it was last used.
     pub(super) fn set_used(&self, time: SystemTime) {
         if let Err(error) = self.file.set_modified(time) {
-            tracing::debug!(%error, path = %self.path.display(), "cannot note its use");
+            tracing::debug!(%error, name = self.name, "cannot note its use");
         }
     }
 
@@ -169,15 +165,14 @@ impl SpoolFile {
 
     /// The same file under another name in its directory.
     pub(super) fn renamed(&self, name: &str) -> io::Result<Self> {
-        let path = self.path.with_file_name(name);
         let file = self.file.try_clone()?;
-        fs::rename(&self.path, &path)?;
-        Ok(Self::new(file, path))
+        self.directory.rename(&self.name, name)?;
+        Ok(Self::new(file, &self.directory, name))
     }
 
     /// Takes it out of its directory. A failure is not worth a word: it is tried again.
     pub(super) fn remove(&self) {
-        drop(fs::remove_file(&self.path));
+        drop(self.directory.remove(&self.name));
     }
 
     /// Marks it as in use.
@@ -190,11 +185,10 @@ impl SpoolFile {
     }
 }
 
-/// The file at `path`, without a lock on it.
-pub(super) fn unlocked(path: &Path) -> io::Result<SpoolFile> {
-    let file = options().open(path)?;
-    let path = path.to_owned();
-    Ok(SpoolFile::new(file, path))
+/// The file `name` in `directory`, without a lock on it.
+pub(super) fn unlocked(directory: &Arc<Directory>, name: &str) -> io::Result<SpoolFile> {
+    let file = directory.file(name, OFlags::RDWR)?;
+    Ok(SpoolFile::new(file, directory, name))
 }
 
 /// Whether a file of this name is not finished yet.
@@ -203,7 +197,7 @@ pub(super) fn is_temporary(name: &str) -> bool {
 }
 
 /// Bytes of disk that a file takes.
-pub(super) fn held_bytes(metadata: &Metadata) -> u64 {
+fn held_bytes(metadata: &Metadata) -> u64 {
     // Blocks of 512 bytes, whatever the file system's are.
     metadata.blocks().saturating_mul(512)
 }
@@ -222,27 +216,16 @@ pub(super) fn lock(file: &File, operation: FlockOperation) -> bool {
     }
 }
 
-fn make_directory(directory: &Path) -> io::Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-}
-
-fn options() -> OpenOptions {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mut options = OpenOptions::new();
-    options
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(flags.bits().cast_signed());
-    options
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
+
+    fn private(path: &Path) -> Arc<Directory> {
+        Arc::new(Directory::open(path).expect("ours"))
+    }
 
     fn extent(start: u64, len: u64) -> Extent<Plain> {
         Extent::with_len(Plain(start), len)
@@ -256,7 +239,7 @@ mod tests {
     #[test]
     fn bytes_come_back_from_their_own_offset() {
         let directory = tempfile::tempdir().expect("a directory");
-        let file = SpoolFile::create(directory.path()).expect("a file");
+        let file = SpoolFile::create(&private(directory.path())).expect("a file");
         file.write(Plain(1 << 30), b"far", false).expect("room");
         assert_eq!(
             read(&file, extent(1 << 30, 3)).as_deref(),
@@ -274,7 +257,7 @@ mod tests {
     #[test]
     fn a_punched_hole_gives_its_blocks_back_and_spares_what_is_beside_it() {
         let directory = tempfile::tempdir().expect("a directory");
-        let file = SpoolFile::create(directory.path()).expect("a file");
+        let file = SpoolFile::create(&private(directory.path())).expect("a file");
         file.write(Plain(0), &vec![1; 100_000], false)
             .expect("room");
         let held = file.held_bytes();
@@ -295,15 +278,15 @@ mod tests {
     #[test]
     fn a_file_in_use_is_known_as_such() {
         let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("a");
-        let file = SpoolFile::open(&path, true).expect("made");
-        assert!(!unlocked(&path).expect("there").is_ours_alone());
-        let other = SpoolFile::open(&path, false).expect("there");
+        let directory = private(directory.path());
+        let file = SpoolFile::open(&directory, "a", true).expect("made");
+        assert!(!unlocked(&directory, "a").expect("there").is_ours_alone());
+        let other = SpoolFile::open(&directory, "a", false).expect("there");
         assert!(!file.is_ours_alone());
         drop(other);
         assert!(file.is_ours_alone());
         drop(file);
-        assert!(unlocked(&path).expect("there").is_ours_alone());
+        assert!(unlocked(&directory, "a").expect("there").is_ours_alone());
     }
 
     #[test]
@@ -313,8 +296,10 @@ mod tests {
         fs::write(&elsewhere, b"other").expect("written");
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&elsewhere, &link).expect("made");
-        assert!(SpoolFile::open(&link, true).is_err());
-        assert!(SpoolFile::open(directory.path(), true).is_err());
-        assert!(SpoolFile::open(&directory.path().join("none"), false).is_err());
+        fs::create_dir(directory.path().join("directory")).expect("made");
+        let directory = private(directory.path());
+        assert!(SpoolFile::open(&directory, "link", true).is_err());
+        assert!(SpoolFile::open(&directory, "directory", true).is_err());
+        assert!(SpoolFile::open(&directory, "none", false).is_err());
     }
 }

@@ -13,7 +13,6 @@ mod shelf;
 mod uncached;
 
 use std::io::{self, ErrorKind};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -28,7 +27,7 @@ use order::Order;
 use queue::{Item, Queue};
 
 pub use queue::Patience;
-pub use shelf::Shelf;
+pub use shelf::{Shelf, Spooled};
 
 /// The spans of one archive on disk. What is kept is written by a thread of its own, and can be
 /// read from the moment it was taken.
@@ -113,9 +112,10 @@ impl Spool {
     /// When the file cannot be made.
     pub fn create(shelf: Shelf, options: SpoolOptions) -> Result<Self, SpoolError> {
         shelf.clean();
-        let file = SpoolFile::create(shelf.directory());
-        let path = shelf.directory().to_owned();
-        Self::start(shelf, options, file, &path, false)
+        let file = shelf
+            .made()
+            .and_then(|directory| SpoolFile::create(&directory));
+        Self::start(shelf, options, file, None)
     }
 
     /// The spool of `content` that other mounts have published, or an empty one.
@@ -124,18 +124,19 @@ impl Spool {
     /// When there is none and it cannot be made.
     pub fn open(shelf: Shelf, content: &str, options: SpoolOptions) -> Result<Self, SpoolError> {
         shelf.clean();
-        let path = shelf.directory().join(name(content, &options));
-        let file = SpoolFile::open(&path, true);
-        Self::start(shelf, options, file, &path, true)
+        let name = name(content, &options);
+        let directory = shelf.made();
+        let file = directory.and_then(|directory| SpoolFile::open(&directory, &name, true));
+        Self::start(shelf, options, file, Some(&name))
     }
 
     fn start(
         shelf: Shelf,
         options: SpoolOptions,
         file: io::Result<SpoolFile>,
-        path: &Path,
-        published: bool,
+        published: Option<&str>,
     ) -> Result<Self, SpoolError> {
+        let path = shelf.path().join(published.unwrap_or_default());
         let failed = |source| SpoolError {
             path: path.display().to_string(),
             source,
@@ -146,7 +147,7 @@ impl Spool {
             options,
             place: Mutex::new(Place {
                 file: Arc::new(file.map_err(failed)?),
-                published,
+                published: published.is_some(),
                 use_told: None,
             }),
             order: Mutex::default(),
@@ -227,9 +228,9 @@ impl Spool {
     pub fn publish(&self, content: &str) -> io::Result<()> {
         let name = name(content, &self.shared.options);
         let ours = Arc::clone(&self.shared.place().file);
-        let path = ours.path().with_file_name(&name);
-        let other = SpoolFile::open(&path, false).ok();
-        let fuller = other.filter(|other| {
+        let found = self.shared.shelf.found();
+        let other = found.and_then(|directory| SpoolFile::open(&directory, &name, false));
+        let fuller = other.ok().filter(|other| {
             !self.shared.options.is_only_copy && other.held_bytes() > ours.held_bytes()
         });
         let file = if let Some(fuller) = fuller {
@@ -294,7 +295,7 @@ fn name(content: &str, options: &SpoolOptions) -> String {
     let ending = if options.is_only_copy {
         shelf::WHOLE
     } else {
-        ".spool"
+        shelf::PART
     };
     format!("{content}{ending}")
 }
@@ -357,10 +358,11 @@ impl Shared {
         if !place.published || self.options.is_only_copy || place.file.has_name() {
             return;
         }
-        let path = place.file.path().to_owned();
+        let name = place.file.name().to_owned();
         drop(place);
+        let directory = self.shelf.made();
         // Who reads meanwhile does so from the old one.
-        if let Ok(file) = SpoolFile::open(&path, true) {
+        if let Ok(file) = directory.and_then(|directory| SpoolFile::open(&directory, &name, true)) {
             self.place().file = Arc::new(file);
             self.order().clear();
         }
@@ -469,6 +471,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     const SPAN: u64 = 256 << 10;
@@ -602,7 +606,7 @@ mod tests {
         want(&spool, 0..3);
         assert_eq!(kept(&spool), [0, 1, 2]);
         assert_eq!(spool.trouble(), None);
-        assert!(!directory.path().join("older.spool").exists());
+        assert!(!directory.path().join("spool/older.spool").exists());
         assert_eq!(kept(&open(&shelf, "old")), [1]);
         assert_eq!(kept(&open(&shelf, "new")), [0, 1]);
     }
@@ -722,7 +726,7 @@ mod tests {
         let shelf = shelf(directory.path(), 100);
         let spool = open(&shelf, "a");
         want(&spool, 0..2);
-        std::fs::remove_file(directory.path().join("a.spool")).expect("there");
+        std::fs::remove_file(directory.path().join("spool/a.spool")).expect("there");
         assert_eq!(kept(&spool), [0, 1], "still open");
         want(&spool, 2..4);
         drop(spool);
@@ -756,9 +760,9 @@ mod tests {
         let shelf = shelf(directory.path(), 100);
         let living = Spool::create(shelf.clone(), options()).expect("a spool");
         want(&living, [0]);
-        std::fs::write(directory.path().join(".1-0.spool"), b"left").expect("written");
+        std::fs::write(directory.path().join("spool/.1-0.spool"), b"left").expect("written");
         drop(open(&shelf, "a"));
-        assert!(!directory.path().join(".1-0.spool").exists());
+        assert!(!directory.path().join("spool/.1-0.spool").exists());
         living.publish("b").expect("still there");
         assert_eq!(kept(&living), [0]);
     }

@@ -1,29 +1,36 @@
 //! The directory of all spools, and the limit that they share, whichever process writes them.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustix::fs::FlockOperation;
 
-use super::file::{self, SpoolFile, held_bytes, is_temporary};
+use super::file::{self, SpoolFile, is_temporary};
 use crate::base::extent::{Extent, Plain};
+use crate::base::private::Directory;
 
 /// Where spools lie, and how much disk they may take together.
 #[derive(Clone, Debug)]
 pub struct Shelf {
-    directory: PathBuf,
+    cache_dir: PathBuf,
     limit_bytes: Option<u64>,
 }
 
 /// A spool on the shelf.
-#[derive(Debug)]
-pub(super) struct Spooled {
-    path: PathBuf,
+#[derive(Clone, Debug)]
+pub struct Spooled {
+    directory: Arc<Directory>,
+    name: String,
     identity: (u64, u64),
-    pub(super) held_bytes: u64,
-    used: SystemTime,
+    /// Bytes of disk that it takes.
+    pub held_bytes: u64,
+    /// When it was used last.
+    pub used: SystemTime,
     /// A part of it is worth nothing.
     is_whole: bool,
     is_temporary: bool,
@@ -31,6 +38,8 @@ pub(super) struct Spooled {
 
 /// The end of the names of spools that are of use only as a whole.
 pub(super) const WHOLE: &str = ".once.spool";
+/// The end of those of all others.
+pub(super) const PART: &str = ".spool";
 
 /// Room is made in steps of so many bytes: whole blocks of any file system.
 pub(super) const STEP: u64 = 64 << 10;
@@ -39,6 +48,9 @@ pub(super) const STEP: u64 = 64 << 10;
 /// and the file system's own records.
 pub(super) const MARGIN: u64 = 64 << 10;
 
+/// What the directory is called in that of the cache.
+const DIRECTORY: &str = "spool";
+
 /// The right to write and to make room, until dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -46,25 +58,37 @@ pub(super) struct Turn {
 }
 
 impl Shelf {
-    /// The spools in `directory`, which may take `limit_bytes` of disk together; `None` is all
+    /// The spools below `cache_dir`, which may take `limit_bytes` of disk together; `None` is all
     /// there is but a tenth. Nothing is touched until it is used.
-    pub fn new(directory: PathBuf, limit_bytes: Option<u64>) -> Self {
+    pub fn new(cache_dir: PathBuf, limit_bytes: Option<u64>) -> Self {
         Self {
-            directory,
+            cache_dir,
             limit_bytes,
         }
     }
 
     /// Where it is.
-    pub fn directory(&self) -> &Path {
-        &self.directory
+    pub fn path(&self) -> PathBuf {
+        self.cache_dir.join(DIRECTORY)
+    }
+
+    /// Its directory, made if it is missing.
+    pub(super) fn made(&self) -> io::Result<Arc<Directory>> {
+        let cache = Directory::make(&self.cache_dir)?;
+        Ok(Arc::new(cache.make_inner(DIRECTORY)?))
+    }
+
+    /// Its directory as it is found now: it may be another one than before.
+    pub(super) fn found(&self) -> io::Result<Arc<Directory>> {
+        let cache = Directory::open(&self.cache_dir)?;
+        Ok(Arc::new(cache.inner(DIRECTORY)?))
     }
 
     /// Bytes of disk that all its spools take, and what they may take, in bytes, as it is now.
     pub fn held_and_limit(&self) -> (u64, u64) {
         let held = sum(&self.spools());
         let limit = self.limit_bytes.unwrap_or_else(|| {
-            let disk = Disk::of(&self.directory);
+            let disk = Disk::of(&self.path());
             (held + disk.available).saturating_sub(disk.reserve)
         });
         (held, limit)
@@ -73,7 +97,10 @@ impl Shelf {
     /// Waits until it is this process' turn to write; `None` when another one keeps it for long.
     pub(super) fn turn(&self) -> Option<Turn> {
         // Without a directory the write will say what is wrong.
-        let Ok(directory) = File::open(&self.directory) else {
+        let directory = self
+            .found()
+            .and_then(|found| found.as_fd().try_clone_to_owned());
+        let Ok(directory) = directory.map(File::from) else {
             return Some(Turn { _locked: None });
         };
         let locked = file::lock(&directory, FlockOperation::NonBlockingLockExclusive);
@@ -82,24 +109,26 @@ impl Shelf {
         })
     }
 
+    /// Whether its directory is there and can be used.
+    ///
+    /// # Errors
+    /// When it is not this user's alone, or cannot be opened.
+    pub fn check(&self) -> io::Result<()> {
+        match self.found() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Its spools, the one used longest ago first.
-    pub(super) fn spools(&self) -> Vec<Spooled> {
-        let entries = self.directory.read_dir().into_iter().flatten();
-        let mut spools: Vec<_> = entries
-            .filter_map(|entry| {
-                let entry = entry.ok()?;
-                let metadata = entry.metadata().ok().filter(Metadata::is_file)?;
-                let name = entry.file_name();
-                let name = name.to_string_lossy();
-                Some(Spooled {
-                    path: entry.path(),
-                    identity: (metadata.dev(), metadata.ino()),
-                    held_bytes: held_bytes(&metadata),
-                    used: metadata.modified().ok()?,
-                    is_whole: name.ends_with(WHOLE),
-                    is_temporary: is_temporary(&name),
-                })
-            })
+    pub fn spools(&self) -> Vec<Spooled> {
+        let Ok(directory) = self.found() else {
+            return Vec::new();
+        };
+        let names = directory.names().unwrap_or_default();
+        let mut spools: Vec<_> = names
+            .into_iter()
+            .filter_map(|name| Spooled::find(&directory, name))
             .collect();
         spools.sort_by_key(|spool| spool.used);
         spools
@@ -110,7 +139,7 @@ impl Shelf {
         let (taken, limit) = if let Some(limit) = self.limit_bytes {
             (sum(spools), limit)
         } else {
-            let disk = Disk::of(&self.directory);
+            let disk = Disk::of(&self.path());
             (disk.reserve, disk.available)
         };
         let margin = if needed > 0 { MARGIN } else { 0 };
@@ -137,13 +166,57 @@ impl Shelf {
 }
 
 impl Spooled {
+    fn find(directory: &Arc<Directory>, name: String) -> Option<Self> {
+        let found = directory.look(&name).ok()?;
+        Some(Self {
+            directory: Arc::clone(directory),
+            identity: found.identity,
+            held_bytes: found.held_bytes,
+            used: found.modified,
+            is_whole: name.ends_with(WHOLE),
+            is_temporary: is_temporary(&name),
+            name,
+        })
+    }
+
     pub(super) fn is(&self, file: &SpoolFile) -> bool {
         let identity = file.metadata().map(|file| (file.dev(), file.ino()));
         identity.is_ok_and(|identity| identity == self.identity)
     }
 
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The content that it is found by; `None` while it is not finished.
+    pub fn content(&self) -> Option<&str> {
+        let content = self.name.strip_suffix(WHOLE);
+        let content = content.or_else(|| self.name.strip_suffix(PART))?;
+        (!self.is_temporary).then_some(content)
+    }
+
+    /// Whether it has the name of a spool that is not finished.
+    pub fn is_unfinished(&self) -> bool {
+        self.is_temporary && self.name.ends_with(PART)
+    }
+
+    /// Removes it, unless it is in use or another one by now; whether it did.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self) -> io::Result<bool> {
+        match self.open() {
+            Some(file) if file.is_ours_alone() => {
+                self.directory.remove(&self.name)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// Whether someone, or this process, has it open.
-    pub(super) fn is_in_use(&self) -> bool {
+    pub fn is_in_use(&self) -> bool {
         self.open().is_some_and(|file| !file.is_ours_alone())
     }
 
@@ -181,7 +254,7 @@ impl Spooled {
     }
 
     fn open(&self) -> Option<SpoolFile> {
-        let file = file::unlocked(&self.path).ok()?;
+        let file = file::unlocked(&self.directory, &self.name).ok()?;
         self.is(&file).then_some(file)
     }
 }
@@ -238,7 +311,7 @@ mod tests {
 
     /// A spool of a megabyte, used so many minutes ago.
     fn spool(shelf: &Shelf, name: &str, minutes: u64) -> SpoolFile {
-        let file = SpoolFile::open(&shelf.directory.join(name), true).expect("made");
+        let file = SpoolFile::open(&shelf.made().expect("made"), name, true).expect("made");
         file.write(Plain(0), &vec![1; 1 << 20], false)
             .expect("room");
         file.set_used(SystemTime::now() - Duration::from_mins(minutes));
@@ -247,10 +320,7 @@ mod tests {
 
     fn names(shelf: &Shelf) -> Vec<String> {
         let spools = shelf.spools();
-        let names = spools.iter().filter_map(|spool| spool.path.file_name());
-        names
-            .map(|name| name.to_string_lossy().into_owned())
-            .collect()
+        spools.iter().map(|spool| spool.name.clone()).collect()
     }
 
     #[test]
@@ -309,7 +379,7 @@ mod tests {
         };
         assert_eq!(after.held_bytes, BLOCKS - 65536);
         assert_eq!(after.used, before.used, "that was no use");
-        let file = unlocked(&after.path).expect("there");
+        let file = unlocked(&after.directory, &after.name).expect("there");
         assert_eq!(
             file.next_data(Plain(0)).map(|data| data.start()),
             Some(Plain(65536))
@@ -325,7 +395,7 @@ mod tests {
         let shelf = Shelf::new(directory.path().to_owned(), Some(0));
         let part = spool(&shelf, "a.spool", 3);
         let whole = spool(&shelf, "b.once.spool", 2);
-        let temporary = SpoolFile::create(directory.path()).expect("made");
+        let temporary = SpoolFile::create(&shelf.made().expect("made")).expect("made");
         temporary.write(Plain(0), &[1; 4096], false).expect("room");
         let freed: Vec<_> = shelf
             .spools()

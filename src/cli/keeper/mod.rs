@@ -24,6 +24,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::background::{self, Log};
+use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
 use crate::fs::{Orphan, Site};
@@ -145,7 +146,7 @@ fn standard_input() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// When it cannot.
-pub(super) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<ExitCode> {
     let socket = standard_input()?;
     // A terminal's signals are for who serves the mount, and so are those to a whole group.
     let heard = Arc::<AtomicBool>::default();
@@ -153,47 +154,47 @@ pub(super) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&heard))?;
     }
     let directory = std::env::current_dir();
-    background::detach(Log::open(args.log_file.as_deref())?)?;
+    // It may be another user's, whom we can no longer overrule.
+    let log = Log::open(args.log_file.as_deref()).or_else(|_| Log::open(None))?;
+    background::detach(log, inherited)?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
     let mut ward = Ward {
         socket,
         pid: pid.as_raw_nonzero().get(),
         child: None,
         born: Instant::now(),
-        site: None,
-        device: None,
+        estate: None,
         state: None,
     };
     let mut short_lives = 0;
     loop {
-        ward.outlive();
-        let Some(site) = ward.site.take().filter(crate::fs::is_there) else {
+        while ward.listen() {}
+        let Some(estate) = ward.estate() else {
             return Ok(ExitCode::SUCCESS);
         };
-        let mountpoint = site.mountpoint.display();
+        ward.bury();
+        let mountpoint = estate.site.mountpoint.display();
         tracing::error!(%mountpoint, pid = ward.pid, "the process that served this mount has died");
         if ward.born.elapsed() < SHORT_LIFE {
             short_lives += 1;
         } else {
             short_lives = 1;
         }
-        let next = match (&directory, ward.state.take()) {
-            (Ok(directory), Some(state)) if args.restart && short_lives <= SHORT_LIVES => {
-                let may_adopt = args.materialize.is_none();
-                let device = ward.device.take();
-                Estate::new(&site, state, device, may_adopt).hand_on(directory)
+        if args.restart
+            && short_lives <= SHORT_LIVES
+            && let Ok(directory) = &directory
+            && let Some(state) = ward.state
+        {
+            let heir = match args.materialize {
+                None if crate::fs::can_be_adopted(state.capabilities) => Heir::Adopts,
+                _ => Heir::MountsAnew,
+            };
+            if let Some(next) = estate.hand_on(&state, heir, directory) {
+                ward = next;
+                continue;
             }
-            _ => None,
-        };
-        if let Some(next) = next {
-            ward = next;
-            continue;
         }
-        // Ends the connection, if it was the last hold on it.
-        drop(ward.device.take());
-        if let Err(error) = crate::fs::clear(&site) {
-            tracing::error!(%error, "what it has left cannot be taken out");
-        }
+        estate.clear();
         return Ok(ExitCode::SUCCESS);
     }
 }
@@ -205,16 +206,15 @@ struct Ward {
     /// The same, if we have started it.
     child: Option<Child>,
     born: Instant,
-    site: Option<Site>,
-    device: Option<OwnedFd>,
+    /// What it has mounted.
+    estate: Option<Estate>,
     state: Option<State>,
 }
 
 impl Ward {
-    /// Listens to it until it is dead.
-    fn outlive(&mut self) {
-        while self.listen() {}
-        self.bury();
+    /// What it leaves, if that is still there.
+    fn estate(&mut self) -> Option<Estate> {
+        self.estate.take().filter(Estate::is_there)
     }
 
     /// Hears what it says next, or nothing for a while; false when it is dead.
@@ -227,8 +227,8 @@ impl Ward {
         }
         match wire::receive(&self.socket) {
             Ok(Some((Packet::Mounted(place), device))) => {
-                self.site = Some(place.into());
-                self.device = device;
+                let site = place.into();
+                self.estate = device.map(|device| Estate { site, device });
             }
             Ok(Some((Packet::Ready(state), _))) => self.state = Some(state),
             Ok(Some((Packet::Succeed(..), _)) | None) => return false,
@@ -245,49 +245,51 @@ impl Ward {
             drop(child.kill());
         }
         let deadline = Instant::now() + LAST_BREATH;
-        while is_there(self.pid) && Instant::now() < deadline {
-            if let Some(child) = &mut self.child
-                && !matches!(child.try_wait(), Ok(None))
-            {
-                return;
-            }
+        while has_threads(self.pid) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(child) = &mut self.child {
+            // Or it stays a zombie; one whose threads wait for the mount is one for longer.
+            drop(child.try_wait());
         }
     }
 }
 
-/// What a dead process has left.
-struct Estate<'a> {
-    site: &'a Site,
-    state: State,
-    /// The connection, where it can be gone on with.
-    device: Option<OwnedFd>,
+/// Whether who comes after goes on with the same connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Heir {
+    Adopts,
+    MountsAnew,
 }
 
-impl<'a> Estate<'a> {
-    fn new(site: &'a Site, state: State, device: Option<OwnedFd>, may_adopt: bool) -> Self {
-        let may_adopt = may_adopt && crate::fs::can_be_adopted(state.capabilities);
-        let device = device.filter(|_| may_adopt);
-        if device.is_none() {
-            // A new mount comes in its place.
-            if let Err(error) = crate::fs::clear(site) {
-                tracing::error!(%error, "what it has left cannot be taken out");
-            }
-        }
-        Self {
-            site,
-            state,
-            device,
+/// A mount.
+struct Estate {
+    site: Site,
+    /// Its connection: while it is held the mount has not ended, and its number is no other's.
+    device: OwnedFd,
+}
+
+impl Estate {
+    fn is_there(&self) -> bool {
+        crate::fs::is_there(&self.site, self.device.as_fd())
+    }
+
+    /// Takes it out.
+    fn clear(&self) {
+        if let Err(error) = crate::fs::clear(&self.site, self.device.as_fd()) {
+            tracing::error!(%error, "what it has left cannot be taken out");
         }
     }
 
     /// Starts processes until one goes on; `None` when none did in time.
-    fn hand_on(self, directory: &Path) -> Option<Ward> {
+    fn hand_on(&self, state: &State, heir: Heir, directory: &Path) -> Option<Ward> {
+        if heir == Heir::MountsAnew {
+            self.clear();
+        }
         let deadline = Instant::now() + SUCCESSION;
         let (mut pause, longest) = PAUSES;
-        while Instant::now() < deadline && (self.device.is_none() || crate::fs::is_there(self.site))
-        {
-            match self.try_once(directory, deadline) {
+        while Instant::now() < deadline && (heir == Heir::MountsAnew || self.is_there()) {
+            match self.try_once(state, heir, directory, deadline) {
                 Ok(Some(ward)) => return Some(ward),
                 Ok(None) => tracing::error!("who was to go on has failed"),
                 Err(error) => tracing::error!(%error, "nobody can be started to go on"),
@@ -298,7 +300,13 @@ impl<'a> Estate<'a> {
         None
     }
 
-    fn try_once(&self, directory: &Path, deadline: Instant) -> io::Result<Option<Ward>> {
+    fn try_once(
+        &self,
+        state: &State,
+        heir: Heir,
+        directory: &Path,
+        deadline: Instant,
+    ) -> io::Result<Option<Ward>> {
         let (ours, theirs) = wire::pair()?;
         let child = start(Role::Successor, theirs, Some(directory))?;
         let mut ward = Ward {
@@ -306,12 +314,11 @@ impl<'a> Estate<'a> {
             pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
             child: Some(child),
             born: Instant::now(),
-            site: None,
-            device: None,
+            estate: None,
             state: None,
         };
-        let packet = Packet::Succeed(self.site.into(), self.state.clone());
-        let device = self.device.as_ref().map(AsFd::as_fd);
+        let packet = Packet::Succeed((&self.site).into(), state.clone());
+        let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
         let told = wire::send(&ward.socket, &packet, device);
         while told.is_ok() && ward.state.is_none() && Instant::now() < deadline {
             if !ward.listen() {
@@ -322,9 +329,11 @@ impl<'a> Estate<'a> {
             ward.bury();
             return Ok(None);
         }
-        if let Some(device) = &self.device {
-            ward.site = Some(self.site.clone());
-            ward.device = Some(device.try_clone()?);
+        if heir == Heir::Adopts {
+            ward.estate = Some(Self {
+                site: self.site.clone(),
+                device: self.device.try_clone()?,
+            });
         }
         tracing::info!(pid = ward.pid, "another process goes on with the mount");
         Ok(Some(ward))
@@ -339,8 +348,10 @@ fn is_alive(pid: i32) -> bool {
     !matches!(state.trim_ascii_start().first(), None | Some(b'Z' | b'X'))
 }
 
-fn is_there(pid: i32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
+/// Whether a process that is dying still has threads that run. A zombie is listed as its main one.
+fn has_threads(pid: i32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    is_alive(pid) || tasks.is_ok_and(|tasks| tasks.count() > 1)
 }
 
 impl From<&Site> for Place {
@@ -375,8 +386,8 @@ mod tests {
         while is_alive(pid) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(is_there(pid), "a zombie until somebody waits for it");
+        assert!(!has_threads(pid), "a zombie until somebody waits for it");
         child.wait().expect("a child");
-        assert!(!is_there(pid) && !is_alive(pid));
+        assert!(!has_threads(pid) && !is_alive(pid));
     }
 }

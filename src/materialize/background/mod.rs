@@ -483,7 +483,12 @@ impl Background {
                     return ControlFlow::Break(());
                 }
                 Err(Failure::Ended) => return ControlFlow::Break(()),
-                Err(Failure::Read(ReadError::Unreachable(error))) => {
+                Err(Failure::Read(
+                    ReadError::Unreachable(error)
+                    | ReadError::TimedOut(error)
+                    | ReadError::Refused(error)
+                    | ReadError::Gone(error),
+                )) => {
                     let why = format!("the archive cannot be reached: {error}");
                     self.tell(State::Retrying, Some(why));
                     if self.stop.wait(pause) {

@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
@@ -52,20 +53,22 @@ impl Client {
         &self.original
     }
 
-    /// Asks for bytes `start..end` at `from`, of the version with the entity tag `etag`, and
-    /// follows redirects. Any status but a redirect is a reply.
+    /// Asks for bytes `start..end`, or all there are, at `from`, of the version with the entity tag
+    /// `etag`, and follows redirects. Any status but a redirect is a reply.
     pub(super) async fn get(
         &self,
         from: &Url,
-        (start, end): (u64, u64),
+        range: Option<(u64, u64)>,
         etag: Option<&str>,
     ) -> Result<Reply, Cause> {
         let mut conditions = HeaderMap::new();
-        let last = end.saturating_sub(1);
-        conditions.insert(
-            header::RANGE,
-            header_value(&format!("bytes={start}-{last}"))?,
-        );
+        if let Some((start, end)) = range {
+            let last = end.saturating_sub(1);
+            conditions.insert(
+                header::RANGE,
+                header_value(&format!("bytes={start}-{last}"))?,
+            );
+        }
         conditions.insert(
             header::ACCEPT_ENCODING,
             HeaderValue::from_static("identity"),
@@ -76,7 +79,7 @@ impl Client {
         let mut url = from.clone();
         for _ in 0..=MAX_REDIRECTS {
             let response = self.send(&url, &conditions).await?;
-            let answer = Answer::new(response.status(), response.headers());
+            let answer = Answer::new(response.status(), response.headers(), now());
             let Some(target) = &answer.redirect else {
                 return Ok(Reply {
                     answer,
@@ -95,7 +98,7 @@ impl Client {
         self.stats.source_requests.increment();
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
-        if url.origin() == self.original.origin() {
+        if is_confidant(&url, &self.original) {
             // Turned into an Authorization header before it is sent. Fails only for URLs that
             // have no host.
             url.set_username(self.original.username()).ok();
@@ -106,6 +109,17 @@ impl Client {
         let sent = self.inner.get(url).headers(headers).send().await;
         sent.map_err(|error| cause_of(&error))
     }
+}
+
+/// Whether `url` may be told what the user sends to `original`: same scheme, host and port.
+fn is_confidant(url: &Url, original: &Url) -> bool {
+    url.origin() == original.origin()
+}
+
+/// Seconds since the epoch.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 fn connector(url: &Url, options: &Options) -> Result<reqwest::Client, Cause> {
@@ -133,8 +147,8 @@ fn builder(options: &Options) -> ClientBuilder {
         .redirect(Policy::none())
         .referer(false)
         .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(options.connect_timeout)
-        .read_timeout(options.idle_timeout)
+        .connect_timeout(options.connect_timeout.min(options.timeout / 2))
+        .read_timeout(options.idle_timeout.min(options.timeout / 2))
         .pool_max_idle_per_host(options.connections)
 }
 
@@ -230,6 +244,23 @@ mod tests {
         assert_eq!(to("https://other/d"), Some("https://other/d".to_owned()));
         assert_eq!(to("file:///etc/passwd"), None);
         assert_eq!(to("http://"), None);
+    }
+
+    #[test]
+    fn secrets_go_to_the_same_scheme_host_and_port_only() {
+        let original = Url::parse("https://me:secret@host/a").expect("well-formed");
+        for (url, expected) in [
+            ("https://host/elsewhere?x", true),
+            ("https://HOST:443/", true),
+            ("http://host/a", false),
+            ("http://host:443/a", false),
+            ("https://host:8443/a", false),
+            ("https://host.example.com/a", false),
+            ("https://host@other/a", false),
+        ] {
+            let url = Url::parse(url).expect("well-formed");
+            assert_eq!(is_confidant(&url, &original), expected, "{url}");
+        }
     }
 
     #[test]

@@ -4,23 +4,32 @@
 //! ranges work, the version, and where redirects lead, and its bytes are kept and served from
 //! memory. Every later answer must be of the same version. Later requests go straight to where
 //! the redirects led; when that runs out, the original URL is asked again.
+//!
+//! Every wait for the network has an end: that of the [`Patience`] of who waits.
 
 mod client;
+mod gate;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use reqwest::Response;
+use tokio::time::Instant;
 use url::Url;
 
 use self::client::{Client, Reply};
+use self::gate::Gate;
 use super::answer::{Answer, ContentRange};
-use super::retry::{Retry, spread};
+use super::patience::Patience;
+use super::retry::Retry;
 use super::watch::Order;
-use super::{Access, Cause, Error, Fingerprint, Location, Options, Source, Validator, Watch};
+use super::{
+    Access, Cause, Error, Fingerprint, Location, Obstacle, Options, Source, Validator, Watch,
+};
 use crate::base::buffer::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -29,11 +38,16 @@ use crate::base::stats::Stats;
 /// sent with the answer's header.
 const PREFIX_LEN: u64 = 64 << 10;
 
+/// Bytes that count as progress: a request that brought as many did not fail in vain.
+const PROGRESS: u64 = 64 << 10;
+
 /// A source behind HTTP or HTTPS.
 #[derive(Debug)]
 pub struct Http {
     client: Client,
     retry: Retry,
+    timeout: Duration,
+    gate: Gate,
     stats: Arc<Stats>,
     location: Location,
     fingerprint: Fingerprint,
@@ -64,11 +78,23 @@ impl Http {
         let client =
             Client::new(url, &options).map_err(|cause| Error::new(location.as_str(), cause))?;
         let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
+        let mut timer = Timer::new(options.timeout, 0);
+        // Whoever is wrong about the address should hear of it soon.
+        effort.retry.persists = false;
         let (fingerprint, resolved, body) = loop {
-            match probe(&client, &options.stats).await {
+            let received = AtomicU64::new(0);
+            let found = tokio::select! {
+                biased;
+                found = probe(&client, &options.stats, &received) => found,
+                late = timer.run_out(|| received.load(Ordering::Relaxed)) => {
+                    effort.gave_up();
+                    return Err(effort.error(location.as_str(), late));
+                }
+            };
+            match found {
                 Ok(found) => break found,
                 Err(failure) => effort
-                    .failed(failure)
+                    .failed(failure, 0, &mut timer)
                     .await
                     .map_err(|cause| effort.error(location.as_str(), cause))?,
             }
@@ -78,6 +104,12 @@ impl Http {
             resolved: Mutex::new(resolved),
             client,
             retry: options.retry,
+            timeout: options.timeout,
+            gate: Gate::new(
+                options.connections,
+                options.timeout,
+                Arc::clone(&options.stats),
+            ),
             stats: Arc::clone(&options.stats),
             location,
             body,
@@ -103,6 +135,12 @@ impl Http {
         let afresh = Self {
             client,
             retry: self.retry,
+            timeout: self.timeout,
+            gate: Gate::new(
+                self.options.connections,
+                self.timeout,
+                Arc::clone(&self.stats),
+            ),
             stats: Arc::clone(&self.stats),
             location: self.location.clone(),
             fingerprint: self.fingerprint.clone(),
@@ -115,25 +153,51 @@ impl Http {
     }
 
     async fn fill(&self, offset: u64, buffer: &mut Buffer, watch: &Watch) -> Result<(), Error> {
-        let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
         let mut filled = self
             .copy_prefix(offset, buffer)
-            .map_err(|cause| effort.error(self.location(), cause))?;
+            .map_err(|cause| Error::new(self.location(), cause))?;
+        let (mut effort, mut timer) = self.anew(filled);
         watch.set_received(filled);
         while filled < buffer.len() {
-            watch.begin();
-            let attempt = self.attempt(offset, buffer, &mut filled, &mut effort, watch);
+            let left = timer.left(filled as u64);
             let asked = tokio::select! {
                 biased;
                 order = watch.order() => Err(order),
-                asked = attempt => Ok(asked),
+                asked = self.ask(offset, buffer, &mut filled, left, watch) => Ok(asked),
+                late = timer.run_out(|| watch.received()) => {
+                    effort.gave_up();
+                    if !watch.persists() {
+                        return Err(effort.error(self.location(), late));
+                    }
+                    // Whoever waits for it is told elsewhere that it takes long.
+                    (effort, timer) = self.anew(filled);
+                    Err(Order::Cut)
+                }
             };
+            watch.pause();
             match asked {
-                Ok(asked) => match asked.map_err(|cause| effort.error(self.location(), cause))? {
-                    Asked::All | Asked::Failed => {}
-                    Asked::End => buffer.truncate(filled),
-                },
-                Err(Order::Stop) => buffer.truncate(filled),
+                Ok(Ok(Asked::All)) => {}
+                Ok(Ok(Asked::End)) | Err(Order::Stop) => buffer.truncate(filled),
+                Ok(Err(failure)) => {
+                    // The node that failed may be out of service: let the original choose anew.
+                    self.remember(self.client.original().clone());
+                    let next = tokio::select! {
+                        biased;
+                        // Nothing is there to be cut.
+                        _ = watch.order() => {
+                            buffer.truncate(filled);
+                            Ok(())
+                        }
+                        next = effort.failed(failure, filled as u64, &mut timer) => next,
+                    };
+                    match next {
+                        Err(cause) if watch.persists() && cause.is_transient() => {
+                            (effort, timer) = self.anew(filled);
+                            tokio::time::sleep(self.retry.longest_pause).await;
+                        }
+                        next => next.map_err(|cause| effort.error(self.location(), cause))?,
+                    }
+                }
                 Err(Order::Cut) => {
                     self.stats.source_cuts.increment();
                     self.stats.source_retries.increment();
@@ -144,28 +208,12 @@ impl Http {
         Ok(())
     }
 
-    /// Asks once for what `buffer` lacks; if that fails, waits until it is time to ask again.
-    ///
-    /// # Cancel safety
-    /// Bytes that came stay and count.
-    async fn attempt(
-        &self,
-        offset: u64,
-        buffer: &mut Buffer,
-        filled: &mut usize,
-        effort: &mut Effort,
-        watch: &Watch,
-    ) -> Result<Asked, Cause> {
-        match self.ask(offset, buffer, filled, watch).await {
-            Ok(asked) => Ok(asked),
-            Err(failure) => {
-                // The node that failed may be out of service: let the original choose anew.
-                self.remember(self.client.original().clone());
-                watch.pause();
-                effort.failed(failure).await?;
-                Ok(Asked::Failed)
-            }
-        }
+    /// All the time there is, `filled` bytes being there already.
+    fn anew(&self, filled: usize) -> (Effort, Timer) {
+        let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
+        effort.is_open = true;
+        effort.reached = filled as u64;
+        (effort, Timer::new(self.timeout, filled as u64))
     }
 
     /// Copies what the first answer brought and returns how many bytes that are.
@@ -187,33 +235,42 @@ impl Http {
     }
 
     /// Asks once for what `buffer` lacks. Bytes that came before a failure stay and count.
+    ///
+    /// # Cancel safety
+    /// Bytes that came stay and count.
     async fn ask(
         &self,
         offset: u64,
         buffer: &mut Buffer,
         filled: &mut usize,
+        left: Duration,
         watch: &Watch,
     ) -> Result<Asked, Failure> {
         // Neither overflows: `copy_prefix` has added them up.
         let wanted = (offset + *filled as u64, offset + buffer.len() as u64);
+        let pass = self.gate.enter(left).await?;
+        watch.begin();
         let sent = Instant::now();
         let Reply {
             answer,
             mut response,
             url,
-        } = self.send(wanted).await?;
+        } = self.send(Some(wanted)).await?;
         watch.answered(sent.elapsed());
-        match answer.status {
-            206 => {}
-            416 if self.fingerprint.len.is_none() => return Ok(Asked::End),
-            416 => return Err(Cause::Changed.into()),
-            200 if !self.fingerprint.matches(&answer.fingerprint()) => {
+        match (answer.status, self.fingerprint.len) {
+            (206, _) => {}
+            (416, None) => return Ok(Asked::End),
+            (416, len) if answer.fingerprint().len == len => {
+                return Err(broken("the server refuses a range inside its length"));
+            }
+            (416, _) => return Err(Cause::Changed.into()),
+            (200, _) if !self.fingerprint.matches(&answer.fingerprint()) => {
                 return Err(Cause::Changed.into());
             }
-            200 => {
-                return Err(
-                    Cause::Protocol("the server stopped answering with ranges".to_owned()).into(),
-                );
+            (200, _) => return Err(broken("the server stopped answering with ranges")),
+            (429 | 503, _) => {
+                pass.complained(answer.retry_after);
+                return Err(Failure::refused(&answer));
             }
             _ => return Err(Failure::refused(&answer)),
         }
@@ -223,7 +280,11 @@ impl Http {
         let len = part_len(&answer, wanted)?;
         self.remember(url);
         let target = buffer.get_mut(..*filled + len).unwrap_or_default();
-        receive(&mut response, target, filled, &self.stats, watch).await?;
+        receive(&mut response, target, filled, &self.stats, |received| {
+            watch.set_received(received);
+        })
+        .await?;
+        pass.went_well();
         Ok(if *filled < buffer.len() {
             Asked::End
         } else {
@@ -232,17 +293,32 @@ impl Http {
     }
 
     /// Asks where the redirects led last, and, should that have run out, the original URL.
-    async fn send(&self, wanted: (u64, u64)) -> Result<Reply, Cause> {
+    async fn send(&self, range: Option<(u64, u64)>) -> Result<Reply, Cause> {
         let etag = match &self.fingerprint.validator {
             Validator::StrongEtag(etag) => Some(etag.as_str()),
             _ => None,
         };
         let resolved = self.lock().clone();
-        let reply = self.client.get(&resolved, wanted, etag).await?;
+        let reply = self.client.get(&resolved, range, etag).await?;
         if !reply.answer.may_be_stale() || resolved == *self.client.original() {
             return Ok(reply);
         }
-        self.client.get(self.client.original(), wanted, etag).await
+        self.client.get(self.client.original(), range, etag).await
+    }
+
+    /// Asks a server without ranges for everything once more.
+    async fn ask_again(&self) -> Result<Response, Failure> {
+        let Reply {
+            answer, response, ..
+        } = self.send(None).await?;
+        if answer.status != 200 {
+            return Err(Failure::refused(&answer));
+        }
+        answer.check_encoding()?;
+        if !self.fingerprint.matches(&answer.fingerprint()) {
+            return Err(Cause::Changed.into());
+        }
+        Ok(response)
     }
 
     fn remember(&self, url: Url) {
@@ -260,8 +336,6 @@ enum Asked {
     All,
     /// The source, whose length nobody knew, ends before.
     End,
-    /// It did not, and is worth another try.
-    Failed,
 }
 
 /// A failed attempt.
@@ -289,10 +363,20 @@ impl From<Cause> for Failure {
     }
 }
 
+fn broken(how: &str) -> Failure {
+    Cause::Protocol(how.to_owned()).into()
+}
+
 /// How hard something is being tried.
 struct Effort {
     retry: Retry,
+    /// Whether the server was understood before.
+    is_open: bool,
     attempts: u32,
+    /// Attempts in a row that brought nothing worth the name.
+    failures: u32,
+    /// Bytes that were there when the last attempt failed that had brought something.
+    reached: u64,
     started: Instant,
     stats: Arc<Stats>,
 }
@@ -301,23 +385,47 @@ impl Effort {
     fn new(retry: Retry, stats: Arc<Stats>) -> Self {
         Self {
             retry,
+            is_open: false,
             attempts: 0,
+            failures: 0,
+            reached: 0,
             started: Instant::now(),
             stats,
         }
     }
 
-    /// Waits until it is time to try again; the cause, when there is no point.
-    async fn failed(&mut self, failure: Failure) -> Result<(), Cause> {
+    /// Waits until it is time to try again, `received` bytes being there; the cause, when there is
+    /// no point.
+    async fn failed(
+        &mut self,
+        failure: Failure,
+        received: u64,
+        timer: &mut Timer,
+    ) -> Result<(), Cause> {
         self.attempts += 1;
-        let pause = self.retry.pause(self.attempts, failure.retry_after);
-        let (Some(pause), true) = (pause, failure.cause.is_transient()) else {
-            return Err(failure.cause);
-        };
-        tracing::debug!(attempt = self.attempts, cause = %failure.cause, "trying again");
+        if received.saturating_sub(self.reached) >= PROGRESS {
+            self.reached = received;
+            self.failures = 0;
+        }
+        self.failures += 1;
+        let Failure { cause, retry_after } = failure;
+        // A server that was understood once may have a node that is not.
+        let is_slip = self.is_open && matches!(cause, Cause::Protocol(_));
+        if !cause.is_transient() && !is_slip {
+            return Err(cause);
+        }
+        tracing::debug!(attempt = self.attempts, %cause, "an attempt failed");
+        let left = timer.left(received);
+        let pause = self.retry.next(self.failures, cause, retry_after, left)?;
         self.stats.source_retries.increment();
-        tokio::time::sleep(spread(pause)).await;
+        tokio::time::sleep(pause).await;
         Ok(())
+    }
+
+    /// The time was over while an attempt was under way.
+    fn gave_up(&mut self) {
+        self.attempts += 1;
+        self.stats.source_timeouts.increment();
     }
 
     fn error(&self, location: &str, cause: Cause) -> Error {
@@ -330,14 +438,76 @@ impl Effort {
     }
 }
 
+/// Runs while something is waited for of which it is told now and then how many bytes are there.
+#[derive(Debug)]
+struct Timer {
+    patience: Patience,
+    looked: Instant,
+    counted: u64,
+    /// Whether anything came.
+    is_alive: bool,
+}
+
+impl Timer {
+    /// `received` bytes are there without having been waited for.
+    fn new(timeout: Duration, received: u64) -> Self {
+        Self {
+            patience: Patience::new(timeout),
+            looked: Instant::now(),
+            counted: received,
+            is_alive: false,
+        }
+    }
+
+    /// What is left, now that `received` bytes are there.
+    fn left(&mut self, received: u64) -> Duration {
+        let (now, came) = (Instant::now(), received.saturating_sub(self.counted));
+        self.patience.waited(now - self.looked, came);
+        self.is_alive |= came > 0;
+        (self.looked, self.counted) = (now, received);
+        self.patience.left()
+    }
+
+    /// Takes no account of the time since it was looked at: nobody waited.
+    fn skip(&mut self) {
+        self.looked = Instant::now();
+    }
+
+    /// Waits until nothing is left, and says why nobody waits any longer.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    async fn run_out(&mut self, received: impl Fn() -> u64) -> Cause {
+        loop {
+            let left = self.left(received());
+            if left.is_zero() {
+                let obstacle = if self.is_alive {
+                    Obstacle::Crawl
+                } else {
+                    Obstacle::Timeout
+                };
+                return Cause::Unreachable {
+                    obstacle,
+                    detail: String::new(),
+                };
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+}
+
 /// The first request: which version there is, where redirects lead, and what came along.
-async fn probe(client: &Client, stats: &Stats) -> Result<(Fingerprint, Url, Body), Failure> {
+async fn probe(
+    client: &Client,
+    stats: &Stats,
+    received: &AtomicU64,
+) -> Result<(Fingerprint, Url, Body), Failure> {
     let wanted = (0, PREFIX_LEN);
     let Reply {
         answer,
         mut response,
         url,
-    } = client.get(client.original(), wanted, None).await?;
+    } = client.get(client.original(), Some(wanted), None).await?;
     let empty = Body::Prefix(Bytes::new());
     let body = match (answer.status, answer.range) {
         (206, _) => {
@@ -348,8 +518,8 @@ async fn probe(client: &Client, stats: &Stats) -> Result<(Fingerprint, Url, Body
                 .min(PREFIX_LEN);
             let len = part_len(&answer, (0, len))?;
             let mut prefix = vec![0; len];
-            let watch = Watch::default();
-            receive(&mut response, &mut prefix, &mut 0, stats, &watch).await?;
+            let note = |len: usize| received.store(len as u64, Ordering::Relaxed);
+            receive(&mut response, &mut prefix, &mut 0, stats, note).await?;
             Body::Prefix(prefix.into())
         }
         (200, _) if answer.content_len == Some(0) => empty,
@@ -377,13 +547,13 @@ fn part_len(answer: &Answer, (start, end): (u64, u64)) -> Result<usize, Cause> {
     usize::try_from(to - from).map_err(|_| Cause::Truncated)
 }
 
-/// Receives until `target` is full; `received` counts, whatever happens.
+/// Receives until `target` is full; `received` counts, whatever happens, and `note` hears of it.
 async fn receive(
     response: &mut Response,
     target: &mut [u8],
     received: &mut usize,
     stats: &Stats,
-    watch: &Watch,
+    note: impl Fn(usize),
 ) -> Result<(), Cause> {
     while *received < target.len() {
         let piece = response
@@ -393,7 +563,7 @@ async fn receive(
         let piece = piece.ok_or(Cause::Truncated)?;
         stats.source_read_bytes.add(piece.len() as u64);
         *received += copy(&piece, target.get_mut(*received..).unwrap_or_default());
-        watch.set_received(*received);
+        note(*received);
     }
     Ok(())
 }
@@ -463,29 +633,138 @@ impl Source for Http {
         true
     }
 
+    fn bearable_reads(&self) -> usize {
+        self.gate.allowed()
+    }
+
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
         let Body::Whole(response) = &self.body else {
             return super::pieces(self);
         };
-        let error = |cause| Error::new(self.location(), cause);
         let taken = response
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(response) = taken else {
-            return stream::iter([Err(error(Cause::Spent))]).boxed();
+            let spent = Error::new(self.location(), Cause::Spent);
+            return stream::iter([Err(spent)]).boxed();
         };
-        stream::unfold(Some(response), move |response| async move {
-            let mut response = response?;
-            match response.chunk().await {
+        let pour = Pour::new(self, response);
+        stream::unfold(Some(pour), |pour| async {
+            let mut pour = pour?;
+            match pour.next().await {
+                Ok(Some(piece)) => Some((Ok(piece), Some(pour))),
                 Ok(None) => None,
-                Ok(Some(piece)) => {
-                    self.stats.source_read_bytes.add(piece.len() as u64);
-                    Some((Ok(piece), Some(response)))
-                }
-                Err(failure) => Some((Err(error(client::cause_of(&failure))), None)),
+                Err(cause) => Some((Err(pour.effort.error(pour.source.location(), cause)), None)),
             }
         })
         .boxed()
+    }
+}
+
+/// Everything that a server without ranges sends, in as many answers as that takes.
+struct Pour<'a> {
+    source: &'a Http,
+    response: Response,
+    /// Bytes handed on.
+    given: u64,
+    /// Bytes of this answer; what lies before `given` an earlier one has brought.
+    seen: u64,
+    /// Bytes of all answers.
+    received: u64,
+    effort: Effort,
+    timer: Timer,
+}
+
+impl<'a> Pour<'a> {
+    fn new(source: &'a Http, response: Response) -> Self {
+        let mut effort = Effort::new(source.retry, Arc::clone(&source.stats));
+        effort.is_open = true;
+        Self {
+            source,
+            response,
+            given: 0,
+            seen: 0,
+            received: 0,
+            effort,
+            timer: Timer::new(source.timeout, 0),
+        }
+    }
+
+    /// The next bytes; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
+        // Until now nobody waited for more.
+        self.timer.skip();
+        loop {
+            match self.receive().await {
+                Ok(Some(piece)) => {
+                    if let Some(fresh) = self.fresh(piece) {
+                        return Ok(Some(fresh));
+                    }
+                }
+                Ok(None) if self.is_all() => return Ok(None),
+                Ok(None) => self.start_again(Cause::Truncated.into()).await?,
+                Err(cause) => self.start_again(cause.into()).await?,
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Option<Bytes>, Cause> {
+        let received = self.received;
+        tokio::select! {
+            biased;
+            piece = self.response.chunk() => piece.map_err(|error| client::cause_of(&error)),
+            late = self.timer.run_out(|| received) => {
+                self.effort.stats.source_timeouts.increment();
+                Err(late)
+            }
+        }
+    }
+
+    /// What of `piece` was not handed on before; `None` if that is nothing.
+    fn fresh(&mut self, mut piece: Bytes) -> Option<Bytes> {
+        let len = piece.len() as u64;
+        self.source.stats.source_read_bytes.add(len);
+        self.received += len;
+        let known = self.given.saturating_sub(self.seen);
+        self.seen += len;
+        if known >= len {
+            return None;
+        }
+        let fresh = piece.split_off(usize::try_from(known).unwrap_or(piece.len()));
+        self.given = self.seen;
+        Some(fresh)
+    }
+
+    fn is_all(&self) -> bool {
+        let len = self.source.fingerprint.len;
+        self.seen >= self.given && len.is_none_or(|len| len == self.given)
+    }
+
+    /// Asks for everything once more, so that it goes on where it broke off: only of a version that
+    /// the server promises to be the same in every byte.
+    async fn start_again(&mut self, mut failure: Failure) -> Result<(), Cause> {
+        if !self.source.fingerprint.is_strong() {
+            return Err(failure.cause);
+        }
+        loop {
+            let (given, received) = (self.given, self.received);
+            self.effort.failed(failure, given, &mut self.timer).await?;
+            let asked = tokio::select! {
+                biased;
+                asked = self.source.ask_again() => asked,
+                late = self.timer.run_out(|| received) => {
+                    self.effort.gave_up();
+                    return Err(late);
+                }
+            };
+            match asked {
+                Ok(response) => {
+                    (self.response, self.seen) = (response, 0);
+                    return Ok(());
+                }
+                Err(other) => failure = other,
+            }
+        }
     }
 }

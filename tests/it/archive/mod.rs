@@ -11,6 +11,7 @@ mod indexed;
 mod lives;
 mod packings;
 mod prefetch;
+mod schedules;
 mod spool;
 
 use std::path::PathBuf;
@@ -95,6 +96,7 @@ impl Lab {
             idle_timeout: Duration::from_secs(20),
             retry: Retry {
                 attempts: 2,
+                persists: false,
                 first_pause: Duration::ZERO,
                 longest_pause: Duration::ZERO,
             },
@@ -152,6 +154,7 @@ fn scan_options() -> scan::Options {
         connections: 4,
         chunk_len: 1 << 20,
         min_speed: fetch::MinSpeed::default(),
+        persistence: source::Persistence::default(),
         memory: 64 << 20,
         lenders: Vec::new(),
         workers: 2,

@@ -1,14 +1,16 @@
 //! A small HTTP/1.1 server on 127.0.0.1 that does as it is told, also what no server should do.
 //!
 //! A path is served by a closure from [`Request`] to [`Response`]. [`Resource`] answers as a
-//! decent server does, ranges and conditions included; tests wrap it to misbehave.
+//! decent server does, ranges and conditions included; tests wrap it to misbehave, in any way they
+//! like or as a [`Fault`] says.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tarfs::base::task::Thread;
@@ -25,6 +27,8 @@ struct Shared {
     stopping: AtomicBool,
     routes: Mutex<BTreeMap<String, Handler>>,
     seen: Mutex<Vec<Seen>>,
+    /// Requests being answered at this moment.
+    under_way: AtomicUsize,
 }
 
 type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
@@ -34,6 +38,8 @@ type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
 pub(crate) struct Request {
     /// Of the requests for this path, which one; from 1.
     pub(crate) number: usize,
+    /// How many requests are being answered at this moment, this one included.
+    pub(crate) under_way: usize,
     pub(crate) method: String,
     /// Without the query.
     pub(crate) path: String,
@@ -84,10 +90,30 @@ pub(crate) struct Response {
     status: u16,
     headers: Vec<(String, String)>,
     body: Bytes,
+    /// Wait before the first byte.
+    delay: Duration,
+    /// Send the body in pieces of so many bytes, with pauses.
+    pace: Option<(usize, Duration)>,
+    /// Send the body in chunks, without telling its length before.
+    is_chunked: bool,
     /// Send only that many bytes of the body.
     cut: Option<usize>,
-    /// Then wait for the client to hang up, instead of hanging up first.
-    stalls: bool,
+    end: End,
+}
+
+/// What happens when all has been sent that is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// The next request, if that was all; the connection's end if it was not.
+    Decent,
+    /// Silence, until the client hangs up.
+    Stall,
+    /// As [`End::Stall`], and not even a head is sent.
+    Silence,
+    /// The connection is reset.
+    Reset,
+    /// As [`End::Reset`], and not even a head is sent.
+    HangUp,
 }
 
 impl Response {
@@ -96,8 +122,11 @@ impl Response {
             status,
             headers: Vec::new(),
             body: Bytes::new(),
+            delay: Duration::ZERO,
+            pace: None,
+            is_chunked: false,
             cut: None,
-            stalls: false,
+            end: End::Decent,
         }
     }
 
@@ -136,8 +165,124 @@ impl Response {
 
     /// Promises the whole body, sends `len` bytes, and no more until the client hangs up.
     pub(crate) fn stall_after(mut self, len: usize) -> Self {
-        self.stalls = true;
+        self.end = End::Stall;
         self.cut_after(len)
+    }
+
+    /// Promises the whole body, sends `len` bytes, and resets the connection.
+    pub(crate) fn reset_after(mut self, len: usize) -> Self {
+        self.end = End::Reset;
+        self.cut_after(len)
+    }
+
+    /// Resets the connection instead of answering.
+    pub(crate) fn hang_up() -> Self {
+        let mut response = Self::new(0);
+        response.end = End::HangUp;
+        response
+    }
+
+    /// Does not answer, and waits for the client to hang up.
+    pub(crate) fn silence() -> Self {
+        let mut response = Self::new(0);
+        response.end = End::Silence;
+        response
+    }
+
+    /// Waits for so long before it answers.
+    pub(crate) fn delayed(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// Sends the body in pieces of so many bytes, with pauses.
+    pub(crate) fn paced(mut self, bytes: usize, pause: Duration) -> Self {
+        self.pace = Some((bytes, pause));
+        self
+    }
+
+    /// Sends the body in chunks, without telling its length before.
+    pub(crate) fn chunked(mut self) -> Self {
+        self.is_chunked = true;
+        self
+    }
+}
+
+/// What can go wrong with one request.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// The answer comes late.
+    Late(Duration),
+    /// So many bytes come at a time, with pauses.
+    Paced(usize, Duration),
+    /// Another status.
+    Status(u16),
+    /// Another status, and `Retry-After`.
+    Busy(u16, String),
+    /// No answer, but a reset.
+    HangUp,
+    /// A reset after so many bytes of the body.
+    Reset(usize),
+    /// The connection's end after so many bytes of the body.
+    Short(usize),
+    /// No answer, and no end.
+    Silence,
+    /// Nothing more after so many bytes of the body.
+    Stall(usize),
+    /// Right bytes, said to be others.
+    OtherRange,
+    /// Everything, whatever was asked for.
+    Whole,
+    /// That there is no such range.
+    Unsatisfiable,
+    /// No length before the body.
+    Chunked,
+    /// Packed bytes, as if they had been asked for.
+    Gzip,
+    /// Another address.
+    Redirect(String),
+    /// Another version.
+    Other(Resource),
+}
+
+impl Fault {
+    /// How `resource` answers with this fault.
+    pub(crate) fn strike(&self, resource: &Resource, request: &Request) -> Response {
+        let good = || resource.answer(request);
+        match self {
+            Self::Late(delay) => good().delayed(*delay),
+            Self::Paced(bytes, pause) => good().paced(*bytes, *pause),
+            Self::Status(status) => Response::new(*status).with_body("no"),
+            Self::Busy(status, after) => Response::new(*status).with("Retry-After", after),
+            Self::HangUp => Response::hang_up(),
+            Self::Reset(len) => good().reset_after(*len),
+            Self::Short(len) => good().cut_after(*len),
+            Self::Silence => Response::silence(),
+            Self::Stall(len) => good().stall_after(*len),
+            Self::OtherRange => {
+                let good = good();
+                let len = good.body.len().max(1);
+                let total = resource.bytes.len();
+                // Bytes that exist, as many, and not those that were asked for.
+                let is_at_front = request.range().is_none_or(|(start, _)| start == 0);
+                let first = usize::from(is_at_front).min(total - len);
+                let range = format!("bytes {first}-{}/{total}", first + len - 1);
+                good.with("Content-Range", range)
+            }
+            Self::Whole => resource.clone().without_ranges().answer(request),
+            Self::Unsatisfiable => {
+                let total = resource.bytes.len();
+                Response::new(416).with("Content-Range", format!("bytes */{total}"))
+            }
+            Self::Chunked => good().chunked(),
+            Self::Gzip => good().with("Content-Encoding", "gzip"),
+            Self::Redirect(to) => Response::redirect(to),
+            Self::Other(other) => {
+                let mut blind = request.clone();
+                blind.forget("if-match");
+                other.answer(&blind)
+            }
+        }
     }
 }
 
@@ -247,6 +392,19 @@ impl Server {
         lock(&self.shared.routes).insert(path.to_owned(), Arc::new(handler));
     }
 
+    /// Serves `path` as `resource` does, but for what `fault` says of a request.
+    pub(crate) fn serve_badly(
+        &self,
+        path: &str,
+        resource: Resource,
+        fault: impl Fn(&Request) -> Option<Fault> + Send + Sync + 'static,
+    ) {
+        self.route(path, move |request| match fault(request) {
+            Some(fault) => fault.strike(&resource, request),
+            None => resource.answer(request),
+        });
+    }
+
     /// The URL of `path`, which may have a query.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
@@ -330,6 +488,7 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             let mut seen = lock(&shared.seen);
             let earlier = seen.iter().filter(|seen| seen.request.path == request.path);
             request.number = earlier.count() + 1;
+            request.under_way = shared.under_way.fetch_add(1, Ordering::SeqCst) + 1;
             seen.push(Seen {
                 request: request.clone(),
                 status: 0,
@@ -345,12 +504,18 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             seen.status = response.status;
             seen.body_bytes = sent as u64;
         }
-        write_response(stream, &response)?;
-        if response.stalls {
+        let written = write_response(stream, &response);
+        if matches!(response.end, End::Stall | End::Silence) {
             // Nothing is sent by a client that waits.
-            reader.fill_buf()?;
+            drop(reader.fill_buf());
         }
-        if response.cut.is_some() {
+        shared.under_way.fetch_sub(1, Ordering::SeqCst);
+        written?;
+        if matches!(response.end, End::Reset | End::HangUp) {
+            // What tcp(7) calls a disconnect.
+            return Ok(rustix::net::connect_unspec(stream)?);
+        }
+        if response.cut.is_some() || response.end != End::Decent {
             return stream.shutdown(Shutdown::Both);
         }
     }
@@ -368,6 +533,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let mut request = Request {
         number: 0,
+        under_way: 0,
         method,
         path: path.to_owned(),
         query: query.to_owned(),
@@ -387,11 +553,36 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
 }
 
 fn write_response(mut stream: &TcpStream, response: &Response) -> io::Result<()> {
+    std::thread::sleep(response.delay);
+    if matches!(response.end, End::Silence | End::HangUp) {
+        return Ok(());
+    }
     let mut head = format!("HTTP/1.1 {} -\r\n", response.status);
     for (name, value) in &response.headers {
         write!(head, "{name}: {value}\r\n").expect("memory");
     }
-    write!(head, "Content-Length: {}\r\n\r\n", response.body.len()).expect("memory");
+    if response.is_chunked {
+        head.push_str("Transfer-Encoding: chunked\r\n\r\n");
+    } else {
+        write!(head, "Content-Length: {}\r\n\r\n", response.body.len()).expect("memory");
+    }
     stream.write_all(head.as_bytes())?;
-    stream.write_all(&response.sent_body())
+    let body = response.sent_body();
+    let (len, pause) = response.pace.unwrap_or((64 << 10, Duration::ZERO));
+    for (number, piece) in body.chunks(len.max(1)).enumerate() {
+        if number > 0 {
+            std::thread::sleep(pause);
+        }
+        if response.is_chunked {
+            stream.write_all(format!("{:x}\r\n", piece.len()).as_bytes())?;
+        }
+        stream.write_all(piece)?;
+        if response.is_chunked {
+            stream.write_all(b"\r\n")?;
+        }
+    }
+    if response.is_chunked && response.cut.is_none() {
+        stream.write_all(b"0\r\n\r\n")?;
+    }
+    Ok(())
 }

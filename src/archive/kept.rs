@@ -1,0 +1,216 @@
+//! What a cache directory holds: indexes and spools of any archives, also of none that is open.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::open::content;
+use crate::base::bounds::{self, Bounds};
+use crate::base::private::Directory;
+use crate::cache::{Shelf, Spooled};
+use crate::index::Origin;
+use crate::index::store::{BOUNDS, Store, Stored};
+
+/// What belongs into a cache directory; where there is something else and none of these, it is
+/// something else.
+const DIRECTORIES: [&str; 2] = ["index", "spool"];
+
+/// Why a cache directory cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum KeptError {
+    /// It was made for something else.
+    #[error("{} is not a cache of tarfs", .0.display())]
+    Foreign(PathBuf),
+    /// The system refuses, or it is not this user's alone.
+    #[error("cannot use the cache {}", .path.display())]
+    System {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// A file of a cache.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// What it is.
+    pub kind: Kind,
+    /// Its path below the cache directory.
+    pub path: PathBuf,
+    /// Where the archive is that it belongs to, without secrets, as far as an index tells.
+    pub source: Option<String>,
+    /// Which version of it.
+    pub version: Option<String>,
+    /// Bytes of disk that it takes.
+    pub held_bytes: u64,
+    /// When it was used last.
+    pub used: SystemTime,
+    /// Whether some process uses it at this moment.
+    pub in_use: bool,
+    file: File,
+}
+
+/// What a file of a cache is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The tree of an archive.
+    Index,
+    /// Decoded data of an archive.
+    Spool,
+    /// Either, and not finished.
+    Unfinished,
+}
+
+#[derive(Clone, Debug)]
+enum File {
+    Index(Stored),
+    Spool(Spooled),
+}
+
+impl Kept {
+    /// Removes it, unless somebody uses it by now; whether it did.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self) -> io::Result<bool> {
+        let removed = match &self.file {
+            File::Index(stored) => stored.remove(),
+            File::Spool(spooled) => spooled.remove(),
+        };
+        match removed {
+            // Somebody else was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            removed => removed,
+        }
+    }
+}
+
+/// The files of the cache at `cache_dir`, the one used last first. Of a cache that is missing there
+/// are none.
+///
+/// # Errors
+/// When it is something else, not this user's alone, or cannot be read.
+pub fn list(cache_dir: &Path) -> Result<Vec<Kept>, KeptError> {
+    let system = |cause| KeptError::System {
+        path: cache_dir.to_owned(),
+        cause,
+    };
+    match Directory::open(cache_dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => {
+            let names = opened.and_then(|directory| directory.names());
+            let names = names.map_err(system)?;
+            let is_ours = names.is_empty()
+                || names
+                    .iter()
+                    .any(|name| DIRECTORIES.contains(&name.as_str()));
+            if !is_ours {
+                return Err(KeptError::Foreign(cache_dir.to_owned()));
+            }
+        }
+    }
+    let stored = Store::new(cache_dir).files().map_err(system)?;
+    let shelf = Shelf::new(cache_dir.to_owned(), None);
+    shelf.check().map_err(system)?;
+    let mut origins = HashMap::new();
+    let mut all: Vec<_> = stored
+        .into_iter()
+        .map(|stored| {
+            let origin = stored.origin();
+            let kept = index(stored, origin.as_ref());
+            if let Some(origin) = origin {
+                origins.insert(content(&origin), origin);
+            }
+            kept
+        })
+        .collect();
+    let spools = shelf.spools().into_iter();
+    all.extend(spools.filter_map(|spooled| spool(spooled, &origins)));
+    all.sort_by(|one, other| other.used.cmp(&one.used).then(one.path.cmp(&other.path)));
+    Ok(all)
+}
+
+fn index(stored: Stored, origin: Option<&Origin>) -> Kept {
+    Kept {
+        kind: if stored.is_finished {
+            Kind::Index
+        } else {
+            Kind::Unfinished
+        },
+        path: Path::new("index").join(&stored.name),
+        source: origin.map(|origin| origin.locator.canonical.clone()),
+        version: origin.map(|origin| origin.locator.fingerprint.clone()),
+        held_bytes: stored.held_bytes,
+        used: stored.used,
+        in_use: stored.is_in_use(),
+        file: File::Index(stored),
+    }
+}
+
+fn spool(spooled: Spooled, origins: &HashMap<String, Origin>) -> Option<Kept> {
+    let kind = match spooled.content() {
+        Some(content) if is_digits(content) => Kind::Spool,
+        None if spooled.is_unfinished() => Kind::Unfinished,
+        // What does not look as if made here is left alone.
+        Some(_) | None => return None,
+    };
+    let origin = spooled.content().and_then(|content| origins.get(content));
+    Some(Kept {
+        kind,
+        path: Path::new("spool").join(spooled.name()),
+        source: origin.map(|origin| origin.locator.canonical.clone()),
+        version: origin.map(|origin| origin.locator.fingerprint.clone()),
+        held_bytes: spooled.held_bytes,
+        used: spooled.used,
+        in_use: spooled.is_in_use(),
+        file: File::Spool(spooled),
+    })
+}
+
+fn is_digits(content: &str) -> bool {
+    content.len() == 64 && content.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// What of `all` has to go: what was used longest ago, until the rest takes no more than
+/// `max_bytes`, and what was not used for `max_age`; without either what is not used for as long as
+/// indexes are kept. What was left unfinished goes in any case, and nothing that is in use.
+pub fn surplus(
+    all: &[Kept],
+    max_bytes: Option<u64>,
+    max_age: Option<Duration>,
+    now: SystemTime,
+) -> Vec<&Kept> {
+    let default_age = match max_bytes {
+        Some(_) => Duration::MAX,
+        None => BOUNDS.age,
+    };
+    let bounds = Bounds {
+        bytes: max_bytes.unwrap_or(u64::MAX),
+        age: max_age.unwrap_or(default_age),
+    };
+    let measured: Vec<_> = all
+        .iter()
+        .map(|kept| bounds::Kept {
+            used: match kept.kind {
+                // As old as can be.
+                Kind::Unfinished => SystemTime::UNIX_EPOCH,
+                Kind::Index | Kind::Spool => kept.used,
+            },
+            bytes: kept.held_bytes,
+            in_use: kept.in_use,
+        })
+        .collect();
+    let mut surplus = bounds.surplus(&measured, now);
+    let left = all.iter().enumerate();
+    let left = left.filter(|(_, kept)| kept.kind == Kind::Unfinished && !kept.in_use);
+    for (number, _) in left {
+        if !surplus.contains(&number) {
+            surplus.push(number);
+        }
+    }
+    let surplus = surplus.into_iter().filter_map(|number| all.get(number));
+    surplus.collect()
+}

@@ -1,0 +1,424 @@
+//! Directories and files that belong to this user, and that nobody else can change.
+//!
+//! What is kept in a cache is written over, and partly believed. Where others can write, a name may
+//! be theirs in the next moment: a link to some file of ours, or a file that they made. So a
+//! directory is opened and then looked at, names are looked up in what is open, and the last step
+//! to a file never follows a link.
+
+use std::fmt;
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, open, openat, readlinkat,
+    renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+/// Links that are followed one after the other, as the kernel has it.
+const MAX_LINKS: usize = 40;
+
+/// Others than the owner may write.
+const OPEN_TO_OTHERS: u32 = 0o022;
+
+/// Why something is not used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Untrusted {
+    path: PathBuf,
+    why: &'static str,
+}
+
+impl fmt::Display for Untrusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.path.display(), self.why)
+    }
+}
+
+impl std::error::Error for Untrusted {}
+
+impl Untrusted {
+    fn error(path: PathBuf, why: &'static str) -> io::Error {
+        io::Error::new(ErrorKind::PermissionDenied, Self { path, why })
+    }
+
+    /// What `error` is about, if it is this.
+    pub fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+/// A directory in which nobody else can change what is this user's, held open: one that only this
+/// user, or root, can write to; or one with the sticky bit, as `/tmp`, where names can be taken by
+/// anyone and lost by nobody. Directories in it are this user's alone.
+#[derive(Debug)]
+pub struct Directory {
+    descriptor: OwnedFd,
+    /// How it was named, for messages.
+    path: PathBuf,
+}
+
+impl Directory {
+    /// The directory at `path`. The path may end in a symbolic link of this user or of root, and
+    /// in no one else's.
+    ///
+    /// # Errors
+    /// When it is not there or is no directory; [`Untrusted`] when it belongs to another user, or
+    /// others can write to it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // Without the slash at the end, which would have a link followed.
+        let named: PathBuf = path.components().collect();
+        let mut path = named.clone();
+        for _ in 0..MAX_LINKS {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let found = open(&path, flags, Mode::empty())?;
+            let stat = fstat(&found)?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+                return Self::within(found, Path::new("."), named, is_guarded);
+            }
+            if stat.st_uid != 0 && !is_ours(&stat) {
+                return Err(Untrusted::error(named, "is another user's symbolic link"));
+            }
+            let target = readlinkat(&found, "", Vec::new())?.into_bytes();
+            let target = PathBuf::from(std::ffi::OsString::from_vec(target));
+            path = path.parent().unwrap_or(Path::new("/")).join(target);
+        }
+        Err(Errno::LOOP.into())
+    }
+
+    /// As [`open`](Self::open); made with what leads there, for this user only, if it is missing.
+    ///
+    /// # Errors
+    /// As `open`, or when it cannot be made.
+    pub fn make(path: &Path) -> io::Result<Self> {
+        match Self::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+                Self::open(path)
+            }
+            opened => opened,
+        }
+    }
+
+    /// The directory `name` in it, which is no link.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn inner(&self, name: &str) -> io::Result<Self> {
+        let path = self.path.join(name);
+        Self::within(&self.descriptor, Path::new(name), path, |_| false)
+    }
+
+    /// As [`inner`](Self::inner); made for this user only if it is missing.
+    ///
+    /// # Errors
+    /// As `inner`, or when it cannot be made.
+    pub fn make_inner(&self, name: &str) -> io::Result<Self> {
+        match mkdirat(&self.descriptor, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => self.inner(name),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn within(
+        directory: impl AsFd,
+        name: &Path,
+        path: PathBuf,
+        may_be_shared: impl Fn(&Stat) -> bool,
+    ) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let descriptor = openat(directory, name, flags, Mode::empty()).map_err(io::Error::from)?;
+        let stat = fstat(&descriptor)?;
+        if may_be_shared(&stat) {
+            return Ok(Self { descriptor, path });
+        }
+        if !is_ours(&stat) {
+            return Err(Untrusted::error(path, "belongs to another user"));
+        }
+        if stat.st_mode & OPEN_TO_OTHERS != 0 {
+            let why = "can be written to by other users (`chmod go-w` closes it)";
+            return Err(Untrusted::error(path, why));
+        }
+        Ok(Self { descriptor, path })
+    }
+
+    /// How it was named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the regular file `name` in it, and waits for nothing: a FIFO would let nobody through.
+    /// A file that `flags` make can be read and written by this user only.
+    ///
+    /// # Errors
+    /// When it cannot be opened; [`Untrusted`] when it is anything else, another user's, or open
+    /// to others.
+    pub fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let untrusted = |why| Untrusted::error(self.path.join(name), why);
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let descriptor = match openat(&self.descriptor, name, flags, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::LOOP) => return Err(untrusted("is a symbolic link")),
+            opened => opened?,
+        };
+        let stat = fstat(&descriptor)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(untrusted("is not a regular file"));
+        }
+        if !is_ours(&stat) {
+            return Err(untrusted("belongs to another user"));
+        }
+        if stat.st_mode & OPEN_TO_OTHERS != 0 {
+            return Err(untrusted("can be written to by other users"));
+        }
+        Ok(descriptor.into())
+    }
+
+    /// Gives the file `from` the name `to`, which another one may have had.
+    ///
+    /// # Errors
+    /// As renameat(2).
+    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(renameat(&self.descriptor, from, &self.descriptor, to)?)
+    }
+
+    /// Removes the file `name`.
+    ///
+    /// # Errors
+    /// As unlinkat(2).
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        Ok(unlinkat(&self.descriptor, name, AtFlags::empty())?)
+    }
+
+    /// What is at `name` in it, if that is a regular file of this user: device and inode, blocks of
+    /// 512 bytes, and when it was changed last.
+    ///
+    /// # Errors
+    /// When it is not there, or anything else.
+    pub fn look(&self, name: &str) -> io::Result<Found> {
+        let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_ours(&stat) {
+            let why = "is not a regular file of this user";
+            return Err(Untrusted::error(self.path.join(name), why));
+        }
+        Ok(Found {
+            identity: (stat.st_dev, stat.st_ino),
+            held_bytes: u64::try_from(stat.st_blocks)
+                .unwrap_or_default()
+                .saturating_mul(512),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+        })
+    }
+
+    /// The names in it that are UTF-8, in no order.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.descriptor)? {
+            let entry = entry?;
+            match entry.file_name().to_str() {
+                Ok("." | "..") | Err(_) => {}
+                Ok(name) => names.push(name.to_owned()),
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// A file that was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Device and inode.
+    pub identity: (u64, u64),
+    /// Bytes of disk that it takes.
+    pub held_bytes: u64,
+    /// When it was written last, or was said to have been.
+    pub modified: SystemTime,
+}
+
+fn time(seconds: i64, nanoseconds: u64) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(nanoseconds);
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let whole = if seconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(whole)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(whole)
+    };
+    whole
+        .and_then(|whole| whole.checked_add(nanoseconds))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// Opens the file at `path` to append to it, wherever it lies; a new one is for this user only. The
+/// path may end in a symbolic link of this user or of root, such as `/dev/stderr`, and in no one
+/// else's.
+///
+/// # Errors
+/// When it cannot be opened; [`Untrusted`] for such a link.
+pub fn append(path: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match open(path, flags | OFlags::NOFOLLOW, mode) {
+        Err(Errno::LOOP) => {}
+        opened => return Ok(opened?.into()),
+    }
+    let link = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    if link.st_uid != 0 && !is_ours(&link) {
+        let why = "is another user's symbolic link";
+        return Err(Untrusted::error(path.to_owned(), why));
+    }
+    Ok(open(path, flags, mode)?.into())
+}
+
+/// Whether what is this user's in such a directory stays so.
+fn is_guarded(stat: &Stat) -> bool {
+    let is_closed = stat.st_mode & OPEN_TO_OTHERS == 0;
+    let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);
+    (is_ours(stat) || stat.st_uid == 0) && (is_closed || is_sticky)
+}
+
+fn is_ours(stat: &Stat) -> bool {
+    stat.st_uid == geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+
+    use super::*;
+
+    fn refusal<T: fmt::Debug>(result: io::Result<T>) -> String {
+        let error = result.expect_err("refused");
+        let untrusted = Untrusted::of(&error).map(ToString::to_string);
+        untrusted.unwrap_or_else(|| panic!("{error}"))
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).expect("there").mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_made_is_for_this_user_only() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("a/b");
+        assert!(Directory::open(&path).is_err());
+        let directory = Directory::make(&path).expect("made");
+        let inner = directory.make_inner("c").expect("made");
+        inner
+            .file("f", OFlags::RDWR | OFlags::CREATE)
+            .expect("made");
+        for (name, expected) in [("a", 0o700), ("a/b", 0o700), ("a/b/c", 0o700)] {
+            assert_eq!(mode(&place.path().join(name)), expected, "{name}");
+        }
+        assert_eq!(mode(&path.join("c/f")), 0o600);
+        let found = inner.look("f").expect("there");
+        let metadata = fs::metadata(path.join("c/f")).expect("there");
+        assert_eq!(found.identity, (metadata.dev(), metadata.ino()));
+        assert_eq!(Some(found.modified), metadata.modified().ok());
+        inner.rename("f", "g").expect("renamed");
+        assert_eq!(inner.names().expect("readable"), ["g"]);
+        inner.remove("g").expect("removed");
+        assert!(inner.names().expect("readable").is_empty());
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_not_used() {
+        let place = tempfile::tempdir().expect("a directory");
+        for bad in [0o777, 0o720] {
+            fs::set_permissions(place.path(), Permissions::from_mode(bad)).expect("set");
+            let told = refusal(Directory::make(place.path()));
+            assert!(told.contains("by other users"), "{told}");
+        }
+        fs::create_dir(place.path().join("inner")).expect("made");
+        let open = Permissions::from_mode(0o1777);
+        fs::set_permissions(place.path().join("inner"), open).expect("set");
+        for fine in [0o755, 0o1777] {
+            fs::set_permissions(place.path(), Permissions::from_mode(fine)).expect("set");
+            let directory = Directory::open(place.path()).expect("fine");
+            assert!(refusal(directory.make_inner("inner")).contains("by other users"));
+            directory.make_inner(&fine.to_string()).expect("made");
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_somebody_else_is_not_used() {
+        let place = tempfile::tempdir().expect("a directory");
+        let theirs = place.path().join("theirs");
+        fs::create_dir(&theirs).expect("made");
+        let directory = Directory::open(place.path()).expect("fine");
+        fs::write(place.path().join("file"), b"").expect("written");
+        chown(&theirs, Some(1), None).expect("root runs the tests");
+        chown(place.path().join("file"), Some(1), None).expect("root");
+        let told = [
+            refusal(Directory::make(&theirs)),
+            refusal(directory.make_inner("theirs")),
+            refusal(directory.file("file", OFlags::RDONLY)),
+        ];
+        for told in told {
+            assert!(told.ends_with("belongs to another user"), "{told}");
+        }
+    }
+
+    #[test]
+    fn links_are_followed_to_a_directory_where_they_are_ours_and_to_a_file_never() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| place.path().join(name);
+        fs::create_dir(path("real")).expect("made");
+        fs::write(path("real/file"), b"").expect("written");
+        symlink("real", path("ours")).expect("made");
+        symlink("ours", path("again")).expect("made");
+        symlink("loop", path("loop")).expect("made");
+        symlink(path("real"), path("theirs")).expect("made");
+        lchown(path("theirs"), Some(1), None).expect("root runs the tests");
+        Directory::open(&path("again")).expect("followed");
+        assert!(Directory::open(&path("loop")).is_err());
+        for theirs in ["theirs", "theirs/", "theirs/."] {
+            let told = refusal(Directory::make(&path(theirs)));
+            assert!(told.contains("symbolic link"), "{told}");
+        }
+        let directory = Directory::open(place.path()).expect("fine");
+        assert!(directory.make_inner("ours").is_err());
+        let real = Directory::open(&path("real")).expect("fine");
+        symlink("file", path("real/link")).expect("made");
+        let create = OFlags::RDWR | OFlags::CREATE;
+        assert!(refusal(real.file("link", create)).contains("symbolic link"));
+        assert!(real.look("link").is_err());
+        assert!(refusal(directory.file("real", OFlags::RDONLY)).contains("not a regular file"));
+    }
+
+    #[test]
+    fn times_are_what_they_are_on_both_sides_of_1970() {
+        let before = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
+        assert_eq!(time(-2, 500_000_000), before);
+        assert_eq!(time(i64::MAX, 0), time(i64::MAX, 0));
+        let after = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        assert_eq!(time(1, 500_000_000), after);
+    }
+
+    #[test]
+    fn a_log_is_for_this_user_and_never_behind_the_link_of_another() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| place.path().join(name);
+        append(&path("new")).expect("made");
+        assert_eq!(mode(&path("new")), 0o600);
+        symlink("new", path("ours")).expect("made");
+        append(&path("ours")).expect("followed");
+        symlink("victim", path("theirs")).expect("made");
+        lchown(path("theirs"), Some(1), None).expect("root runs the tests");
+        assert!(refusal(append(&path("theirs"))).contains("symbolic link"));
+        assert!(!path("victim").exists());
+    }
+}

@@ -1,0 +1,78 @@
+//! Descriptors that a process was started with, which nobody here knows of.
+
+#![expect(unsafe_code, reason = "closing by number has no safe interface")]
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use rustix::fs::{CWD, Dir, Mode, OFlags, openat};
+
+/// Descriptors but for the standard ones that were open when this process had opened nothing yet.
+///
+/// A process in the background lives on when whoever started it is done, and would keep their files
+/// open, with their locks and pipes.
+#[derive(Debug)]
+pub(super) struct Inherited(Vec<RawFd>);
+
+impl Inherited {
+    /// Looks what there is. To be called first, before anything is opened.
+    pub(super) fn look() -> Self {
+        Self(numbers().unwrap_or_default())
+    }
+
+    /// Closes them, when they can no longer be of use: an argument may have named one
+    /// (`/dev/fd/63`).
+    pub(super) fn close(self) {
+        for number in self.0 {
+            // SAFETY: it was open before anything here was opened, so no value here owns it; and as
+            // nobody has closed it, its number was given to nothing else since. A name like
+            // `/dev/fd/63` opens another descriptor for the same file.
+            unsafe { rustix::io::close(number) };
+        }
+    }
+}
+
+/// Without /proc nothing is found, and everything stays open.
+fn numbers() -> rustix::io::Result<Vec<RawFd>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = openat(CWD, "/proc/self/fd", flags, Mode::empty())?;
+    // Which is closed at the end, so that its number may soon be another's.
+    let own = directory.as_raw_fd();
+    let mut numbers = Vec::new();
+    for entry in Dir::new(directory)? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().ok();
+        let number = number.and_then(|name| name.parse().ok());
+        numbers.extend(number.filter(|&number: &RawFd| number > 2 && number != own));
+    }
+    Ok(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::IntoRawFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_open_is_seen_and_what_looks_is_not() {
+        let file = File::open("/dev/null").expect("there");
+        let seen = numbers().expect("there is /proc");
+        assert!(seen.contains(&file.as_raw_fd()));
+        assert!(!seen.contains(&0) && !seen.contains(&1) && !seen.contains(&2));
+    }
+
+    #[test]
+    fn what_nobody_owns_is_closed() {
+        let number = File::open("/dev/null").expect("there").into_raw_fd();
+        let path = format!("/proc/self/fd/{number}");
+        assert_eq!(
+            std::fs::read_link(&path).expect("open"),
+            std::path::Path::new("/dev/null")
+        );
+        Inherited(vec![number]).close();
+        // The number may be another thread's by now.
+        let link = std::fs::read_link(&path).ok();
+        assert_ne!(link.as_deref(), Some(std::path::Path::new("/dev/null")));
+    }
+}

@@ -1,0 +1,204 @@
+//! `--header` and `TARFS_HEADERS`: what is sent to the archive's host, often to say who asks.
+//!
+//! Everyone can list the arguments of a process, so a secret had better come from a file
+//! (`--header @FILE`) or the environment, which only its user can read.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+
+use super::settings;
+
+/// Longest text with headers that is read, in bytes: servers take less.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// What one `--header` says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum HeaderArg {
+    /// A header.
+    One(Header),
+    /// The headers in a file.
+    File(PathBuf),
+}
+
+impl FromStr for HeaderArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix('@') {
+            Some("") => Err("no file is named behind the @".to_owned()),
+            Some(path) => Ok(Self::File(path.into())),
+            None => Ok(Self::One(text.parse()?)),
+        }
+    }
+}
+
+/// A `NAME: VALUE` pair.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Before the colon.
+    pub name: String,
+    /// After it, without surrounding spaces.
+    pub value: String,
+}
+
+impl FromStr for Header {
+    type Err = String;
+
+    /// What is wrong never repeats what might be a value.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text
+            .split_once(':')
+            .ok_or("a header looks like 'Name: value'")?;
+        let valid = |byte: u8| byte.is_ascii_graphic() && byte != b':';
+        if name.is_empty() || !name.bytes().all(valid) {
+            return Err("what is before the colon is not a header name".to_owned());
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            value: value.trim().to_owned(),
+        })
+    }
+}
+
+impl fmt::Debug for Header {
+    /// Leaves the value out: it is often a credential.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: …", self.name)
+    }
+}
+
+/// All headers: those of `args` in their order, those of files in the place of these, and those of
+/// the environment.
+///
+/// # Errors
+/// When a file cannot be read, or a line of it is no header.
+pub(super) fn all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
+    let mut headers = Vec::new();
+    add(&mut headers, args)?;
+    let variable = settings::HEADERS;
+    let Some(text) = settings::headers() else {
+        return Ok(headers);
+    };
+    let text = text
+        .into_string()
+        .map_err(|_| anyhow::anyhow!("{variable} is not UTF-8"))?;
+    for (number, line) in lines(&text) {
+        let arg = line
+            .parse()
+            .map_err(|error: String| anyhow::anyhow!("{variable}, line {number}: {error}"))?;
+        add(&mut headers, &[arg])?;
+    }
+    Ok(headers)
+}
+
+fn add(headers: &mut Vec<Header>, args: &[HeaderArg]) -> anyhow::Result<()> {
+    for arg in args {
+        match arg {
+            HeaderArg::One(header) => headers.push(header.clone()),
+            HeaderArg::File(path) => headers.extend(file(path)?),
+        }
+    }
+    Ok(())
+}
+
+/// The headers in the file at `path`, one a line, as curl reads them.
+fn file(path: &Path) -> anyhow::Result<Vec<Header>> {
+    let name = path.display();
+    let text = text(path).with_context(|| format!("cannot read the headers in {name}"))?;
+    let mut headers = Vec::new();
+    for (number, line) in lines(&text) {
+        match line.parse() {
+            Ok(header) => headers.push(header),
+            Err(error) => bail!("{name}, line {number}: {error}"),
+        }
+    }
+    Ok(headers)
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(io::Error::other(format!(
+            "it is longer than {MAX_BYTES} bytes"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+/// The lines of `text` that say something, by their number from 1.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(text.lines().map(str::trim));
+    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(headers: &[Header]) -> Vec<(&str, &str)> {
+        let pairs = headers.iter();
+        pairs
+            .map(|header| (header.name.as_str(), header.value.as_str()))
+            .collect()
+    }
+
+    fn arg(text: &str) -> HeaderArg {
+        text.parse().expect("well-formed")
+    }
+
+    #[test]
+    fn headers_have_a_name_and_a_value() {
+        let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
+        assert_eq!(pairs(&[header]), [("Authorization", "Bearer a:b")]);
+        for wrong in ["no colon", ": x", "a b: x", "@"] {
+            assert!(wrong.parse::<HeaderArg>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn headers_come_from_files_too_in_the_order_of_the_arguments() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("headers");
+        let text = "# who asks\r\n\r\nAuthorization: Bearer x\r\n\n  B: 2  \n";
+        std::fs::write(&path, text).expect("written");
+        let args = [arg("A: 1"), HeaderArg::File(path), arg("C:3")];
+        let headers = all(&args).expect("well-formed");
+        let expected = [
+            ("A", "1"),
+            ("Authorization", "Bearer x"),
+            ("B", "2"),
+            ("C", "3"),
+        ];
+        assert_eq!(pairs(&headers), expected);
+    }
+
+    #[test]
+    fn a_headers_value_is_never_shown() {
+        let header = arg("Authorization: secret");
+        assert!(!format!("{header:?}").contains("secret"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("headers");
+        for (text, line) in [("A: 1\nsecret\n", 2), ("\nmy secret: 1\n", 2)] {
+            std::fs::write(&path, text).expect("written");
+            let error = all(&[HeaderArg::File(path.clone())]).expect_err("malformed");
+            let told = format!("{error:#}");
+            assert!(told.contains(&format!("line {line}: ")), "{told}");
+            assert!(!told.contains("secret"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_list_of_headers_is_refused_and_not_read_for_ever() {
+        let refusal = |path: &str| format!("{:#}", all(&[arg(path)]).expect_err("refused"));
+        assert!(refusal("@/nowhere").contains("/nowhere"));
+        assert!(refusal("@/dev/zero").contains("longer than"));
+    }
+}

@@ -1,0 +1,108 @@
+//! What a process gives up before it begins to work.
+//!
+//! Capabilities belong to threads: what one gives up, those that it starts afterwards do not have,
+//! and those that it started before keep. So this happens while there is one.
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
+};
+
+use super::args::SourceArgs;
+use super::mount::MountArgs;
+use super::settings;
+
+/// What a mount needs as long as it lives: to mount and unmount, to list names to the kernel in a
+/// copy of the mount and to hand files over to it; and to find mountpoint and archive in directories
+/// that other users have closed.
+const MOUNT: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_READ_SEARCH);
+
+/// What `--record` needs besides: its file is renamed in a directory that may be another user's.
+const RECORD: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+
+/// What `--restart` needs besides for `--metrics` at a low port: who comes after takes it anew.
+const RESTART: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
+
+/// What `--materialize` needs besides: to make whatever an archive can hold, whoever owns it.
+const COPY: CapabilitySet = CapabilitySet::DAC_OVERRIDE
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::MAC_ADMIN);
+
+/// Gives up every capability that the mount of `args` does not need, for this thread and those that
+/// it starts from now on. Who can mount by themselves give up as well what programs could give them
+/// that they start (`no_new_privs`); others need fusermount3 for the unmount, which has more than
+/// they have.
+pub(super) fn give_up(args: &MountArgs) {
+    if let Err(error) = try_give_up(needed(args)) {
+        tracing::warn!(%error, "capabilities that are not needed could not be given up");
+    }
+}
+
+fn try_give_up(needed: CapabilitySet) -> rustix::io::Result<()> {
+    let had = capabilities(None)?;
+    let has = left(had, needed);
+    set_capabilities(None, has)?;
+    if has.effective.contains(CapabilitySet::SYS_ADMIN) {
+        set_no_new_privs(true)?;
+    }
+    Ok(())
+}
+
+fn needed(args: &MountArgs) -> CapabilitySet {
+    let mut needed = MOUNT;
+    if args.prefetch.record.is_some() {
+        needed |= RECORD;
+    }
+    if args.materialize.is_some() {
+        needed |= COPY;
+    }
+    if args.restart && args.metrics.is_some_and(|address| address.port() < 1024) {
+        needed |= RESTART;
+    }
+    needed
+}
+
+/// What is left of `had` for who needs `needed`; programs that are started inherit nothing.
+fn left(had: CapabilitySets, needed: CapabilitySet) -> CapabilitySets {
+    CapabilitySets {
+        effective: had.effective & needed,
+        permitted: had.permitted & needed,
+        inheritable: CapabilitySet::empty(),
+    }
+}
+
+/// Sees to it that no core file is written of a process with secrets and that no other process of its
+/// user looks into its memory: where there are headers, or a URL, as servers send secrets along with
+/// redirects.
+pub(super) fn guard(args: &SourceArgs) {
+    let source = args.source.to_str();
+    let is_local = source.is_none_or(|source| !source.contains("://"));
+    if is_local && args.headers.is_empty() && settings::headers().is_none() {
+        return;
+    }
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "a core file of this process would hold its secrets");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_needed_goes_and_nothing_comes() {
+        let had = CapabilitySets {
+            effective: CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_BOOT,
+            permitted: MOUNT | CapabilitySet::SYS_BOOT,
+            inheritable: CapabilitySet::SYS_ADMIN,
+        };
+        let has = left(had, MOUNT | COPY);
+        assert_eq!(has.effective, CapabilitySet::SYS_ADMIN);
+        assert_eq!(has.permitted, MOUNT);
+        assert_eq!(has.inheritable, CapabilitySet::empty());
+    }
+}

@@ -1,0 +1,198 @@
+//! Archives that are a thousand times larger than they look. `scripts/soak bombs` does the same with
+//! ten gigabytes.
+
+use std::fs;
+use std::io::Write as _;
+
+use flate2::Crc;
+use flate2::write::DeflateEncoder;
+use serde_json::Value;
+
+use super::{MEMORY, MOST_BYTES, Place, TARFS, tree};
+use crate::support::measured::{Run, Supervisor};
+use crate::support::raw::{Archive, Header};
+
+/// Zeros in each bomb.
+const LEN: u64 = 512 << 20;
+
+/// Zeros that are packed once and repeated.
+const CHUNK: usize = 16 << 20;
+
+/// An archive, then a stream of zeros, as one gzip member.
+fn gzip(start: &[u8], zeros: u64) -> Vec<u8> {
+    let chunk = vec![0; CHUNK];
+    let mut packed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03".to_vec();
+    let mut crc = Crc::new();
+    let block = |bytes: &[u8]| {
+        let mut deflate = DeflateEncoder::new(Vec::new(), flate2::Compression::best());
+        deflate.write_all(bytes).expect("memory");
+        // To the end of a byte, so that another one can follow.
+        deflate.flush().expect("memory");
+        deflate.get_ref().clone()
+    };
+    let (head, repeated) = (block(start), block(&chunk));
+    packed.extend(head);
+    crc.update(start);
+    for _ in 0..zeros / CHUNK as u64 {
+        packed.extend_from_slice(&repeated);
+        crc.update(&chunk);
+    }
+    packed.extend([3, 0]);
+    packed.extend(crc.sum().to_le_bytes());
+    packed.extend(crc.amount().to_le_bytes());
+    packed
+}
+
+/// The same as one zstd frame, of blocks that repeat a byte.
+fn zstd(start: &[u8], zeros: u64) -> Vec<u8> {
+    const BLOCK: u64 = 128 << 10;
+    let header = |kind: u64, len: u64, last: u64| {
+        let word = (len << 3 | kind << 1 | last).to_le_bytes();
+        [word[0], word[1], word[2]]
+    };
+    let mut packed = b"\x28\xb5\x2f\xfd\0\x50".to_vec();
+    packed.extend(header(0, start.len() as u64, 0));
+    packed.extend_from_slice(start);
+    for number in 1..=zeros / BLOCK {
+        packed.extend(header(1, BLOCK, u64::from(number == zeros / BLOCK)));
+        packed.push(0);
+    }
+    packed
+}
+
+/// A file of zeros, all of the archive but its end.
+fn file() -> Vec<u8> {
+    Archive::new()
+        .file("before", "1")
+        .add(Header::new("zeros", b'0').size(LEN), "")
+        .unfinished()
+}
+
+/// An archive that has ended.
+fn ended() -> Vec<u8> {
+    Archive::new().file("a", "1").end()
+}
+
+struct Bomb {
+    place: Place,
+    supervisor: Supervisor,
+}
+
+impl Bomb {
+    fn new(packed: &[u8]) -> Self {
+        assert!(packed.len() < 4 << 20, "no bomb: {} bytes", packed.len());
+        let place = Place::new();
+        fs::write(place.path("a"), packed).expect("space");
+        let supervisor = Supervisor::start(place.0.path());
+        Self { place, supervisor }
+    }
+
+    /// Runs `tarfs` in the destination.
+    fn run(&mut self, words: &[&str]) -> Run {
+        let root = self.place.root("own");
+        let run = self.supervisor.run(&root, &[&[TARFS], words].concat());
+        assert!(run.peak_bytes < MOST_BYTES, "{words:?}: {run:?}");
+        run
+    }
+}
+
+/// What a counter of `--stats` says.
+fn counter(run: &Run, name: &str) -> u64 {
+    let mark = format!("{name}: ");
+    let found = run
+        .said
+        .split(&mark)
+        .nth(1)
+        .and_then(|rest| rest.lines().next());
+    found
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("{name}: {run:?}"))
+}
+
+#[test]
+fn a_bomb_is_listed_and_mounted_in_bounded_memory() {
+    for packed in [
+        gzip(&file(), LEN + CHUNK as u64),
+        zstd(&file(), LEN + CHUNK as u64),
+    ] {
+        let mut bomb = Bomb::new(&packed);
+        let listed = bomb.run(&["ls", "-ln", MEMORY, "../../a"]);
+        assert!(
+            listed.code == 0 && listed.said.contains(&LEN.to_string()),
+            "{listed:?}"
+        );
+        fs::create_dir(bomb.place.path("mnt")).expect("fresh");
+        let mnt = bomb.place.path("mnt");
+        let mnt = mnt.to_str().expect("UTF-8");
+        let mounted = bomb.run(&[
+            "mount",
+            "--no-spool",
+            "--wait-index",
+            MEMORY,
+            "../../a",
+            mnt,
+        ]);
+        assert_eq!(mounted.code, 0, "{mounted:?}");
+        let zeros = fs::metadata(bomb.place.path("mnt/zeros")).expect("listed");
+        let status = bomb.run(&["status", "--json", mnt]);
+        let status: Value = serde_json::from_str(&status.said).expect("JSON");
+        let process = format!("/proc/{}/status", status.get("pid").expect("a number"));
+        let process = fs::read_to_string(process).expect("it runs");
+        let unmounted = bomb.run(&["umount", mnt]);
+        assert_eq!((zeros.len(), unmounted.code), (LEN, 0));
+        let peak = process.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|text| text.trim().strip_suffix(" kB"));
+        let peak: u64 = peak
+            .and_then(|text| text.trim().parse().ok())
+            .expect("a number");
+        assert!(peak << 10 < MOST_BYTES, "{peak} KiB");
+    }
+}
+
+#[test]
+fn a_bomb_is_refused_before_it_is_unpacked() {
+    for packed in [
+        gzip(&file(), LEN + CHUNK as u64),
+        zstd(&file(), LEN + CHUNK as u64),
+    ] {
+        let mut bomb = Bomb::new(&packed);
+        let words = [
+            "materialize",
+            "--stats",
+            MEMORY,
+            "--max-size=100M",
+            "../../a",
+        ];
+        let run = bomb.run(&words);
+        assert_eq!(run.code, 2, "{run:?}");
+        assert!(
+            run.said.contains(&format!("'zeros' of {LEN} bytes")),
+            "{run:?}"
+        );
+        assert_eq!(tree(&bomb.place.root("own")).len(), 1);
+        assert_eq!(counter(&run, "written_bytes"), 1);
+    }
+}
+
+#[test]
+fn a_bomb_behind_the_end_or_in_a_member_left_out_goes_off_no_further_than_allowed() {
+    let left_out = ["--max-size=600M", "--exclude=zeros"];
+    for (start, flags) in [(ended(), &["--max-size=16M"][..]), (file(), &left_out)] {
+        for packed in [gzip(&start, LEN * 2), zstd(&start, LEN * 2)] {
+            let mut bomb = Bomb::new(&packed);
+            let words = [&["materialize", "--stats", MEMORY, "../../a"], flags].concat();
+            let run = bomb.run(&words);
+            assert_eq!(run.code, 2, "{run:?}");
+            assert!(run.said.contains("unpacked to more than"), "{run:?}");
+            assert!(run.said.contains("--max-size"), "{run:?}");
+            // No less is decoded than is allowed, and what is on its way besides.
+            let allowed = if start == ended() {
+                16 << 20
+            } else {
+                600 << 20
+            };
+            let decoded = counter(&run, "decoded_bytes");
+            assert!(decoded < allowed + (40 << 20), "{decoded}: {run:?}");
+        }
+    }
+}

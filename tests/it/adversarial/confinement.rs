@@ -1,0 +1,391 @@
+//! Archives that lead elsewhere.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{MEMORY, Place, TARFS, Tree, case, check, tree};
+use crate::support::measured::Supervisor;
+use crate::support::raw::{Archive, GNU, Header};
+
+/// Archives end here and in the neighbour of the destination; nothing may change in either.
+struct Outside(tempfile::TempDir);
+
+impl Outside {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("secret"), "secret").expect("space");
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn name(&self) -> &str {
+        self.path().to_str().expect("UTF-8")
+    }
+}
+
+#[test]
+fn names_and_links_lead_nowhere_outside() {
+    // GNU tar makes such links last, where it still finds what it put in their place, as it thinks.
+    const OVER: &str = "a later member replaces a link that leads outside like any other";
+    let outside = Outside::new();
+    let out = outside.name();
+    let file = |archive: Archive, name: &str| archive.file(name, "evil").end();
+    let link = |target: &str| Archive::new().symlink("l", target);
+    let cases = vec![
+        case("an absolute name", file(Archive::new(), "/absolute/x")),
+        case("an absolute name in pax", {
+            let path = format!("{out}/x");
+            file(Archive::new().pax(&[("path", path)]), "x")
+        }),
+        case("an absolute long name", {
+            file(Archive::new().long(b'L', format!("{out}/x")), "x")
+        }),
+        case("many slashes", file(Archive::new(), "////x")),
+        case("a name that climbs", file(Archive::new(), "../decoy/x")),
+        case("a name that climbs in the middle", {
+            file(Archive::new().directory("d/"), "d/../../decoy/x")
+        }),
+        case("a name that ends in dots", file(Archive::new(), "d/..")),
+        case("a long name that climbs", {
+            file(Archive::new().long(b'L', "../decoy/x"), "x")
+        }),
+        case("a pax path that climbs", {
+            file(Archive::new().pax(&[("path", "../decoy/x")]), "x")
+        }),
+        case("a global path that climbs", {
+            file(Archive::new().global(&[("path", "../decoy/x")]), "x")
+        }),
+        case(
+            "a directory that climbs",
+            Archive::new().directory("../decoy/d/").end(),
+        ),
+        case("a link that climbs by its name", {
+            Archive::new().symlink("../decoy/l", "x").end()
+        }),
+        case("three dots are a name", file(Archive::new(), ".../x")),
+        case(
+            "through a link to a neighbour",
+            file(link("../decoy"), "l/x"),
+        )
+        .refused("outside"),
+        case("through an absolute link", file(link(out), "l/x")).refused("outside"),
+        case("through a chain of links", {
+            file(link("m").symlink("m", "../decoy"), "l/x")
+        })
+        .refused("outside"),
+        case(
+            "through a link to dot and dots",
+            file(link("./../decoy"), "l/x"),
+        )
+        .refused("outside"),
+        case(
+            "a directory through a link",
+            link("../decoy").directory("l/d/").end(),
+        )
+        .refused("outside"),
+        case("a directory over a link to a neighbour", {
+            link("../decoy")
+                .add(Header::new("l/", b'5').mode(0o777), "")
+                .end()
+        })
+        .otherwise(Tree::Either, OVER),
+        case("a file below a directory over a link", {
+            let archive = link("../decoy").add(Header::new("l/", b'5').mode(0o777), "");
+            file(archive, "l/x")
+        })
+        .otherwise(Tree::Either, OVER),
+        case(
+            "a file over a link to a file",
+            file(link("../decoy/secret"), "l"),
+        )
+        .otherwise(Tree::Either, OVER),
+        case("a file over an absolute link to a file", {
+            file(link(&format!("{out}/secret")), "l")
+        })
+        .otherwise(Tree::Either, OVER),
+        case(
+            "a FIFO over a link",
+            link("../decoy/secret").fifo("l").end(),
+        )
+        .otherwise(Tree::Either, OVER),
+        case("a directory that becomes a link", {
+            let archive = Archive::new().directory("l/").symlink("l", "../decoy");
+            file(archive, "l/x")
+        })
+        .refused("outside"),
+        case("a link that becomes a directory and a link again", {
+            let archive = link("../decoy").directory("l/").symlink("l", "../decoy");
+            file(archive, "l/x")
+        })
+        .refused("outside"),
+        case("a hard link to a neighbour", {
+            Archive::new().hard_link("h", "../decoy/secret").end()
+        }),
+        case("a hard link to an absolute name", {
+            Archive::new()
+                .hard_link("h", &format!("{out}/secret"))
+                .end()
+        }),
+        case("a hard link through a link", {
+            link("../decoy").hard_link("h", "l/secret").end()
+        })
+        .refused("outside"),
+        case("a file over a hard link through a link", {
+            file(link("../decoy").hard_link("h", "l/secret"), "h")
+        })
+        .refused("outside"),
+        case("a file over a hard link to a link", {
+            file(link("../decoy/secret").hard_link("h", "l"), "h")
+        })
+        .otherwise(Tree::Either, OVER),
+        case("a file through a hard link to a link", {
+            file(link("../decoy").hard_link("h", "l"), "h/x")
+        })
+        .refused("outside"),
+        case("a mode through a link", {
+            let archive = link("../decoy/secret");
+            archive
+                .add(Header::new("l", b'1').link("l").mode(0o777), "")
+                .end()
+        }),
+        case("attributes through a link", {
+            let keys = [("SCHILY.xattr.user.evil", "1")];
+            Archive::new()
+                .pax(&keys)
+                .symlink("l", "../decoy/secret")
+                .end()
+        }),
+        case("a path of two hundred directories behind a link", {
+            let path = format!("l/{}x", "d/".repeat(200));
+            file(link(".").pax(&[("path", path)]), "x")
+        }),
+        case("a link to itself", file(link("l"), "l/x")).refused("symbolic links"),
+        case("a loop of links", file(link("m").symlink("m", "l"), "l/x")).refused("symbolic links"),
+        case("forty-one links", {
+            let archive = (0..41).fold(Archive::new().directory("l41/"), |archive, number| {
+                archive.symlink(&format!("l{number}"), &format!("l{}", number + 1))
+            });
+            file(archive, "l0/x")
+        })
+        .refused("symbolic links"),
+        case("two links for each one, forty times over", {
+            let archive = (0..40).fold(Archive::new().directory("l40/"), |archive, number| {
+                let next = format!("l{}/../l{0}", number + 1);
+                archive.symlink(&format!("l{number}"), &next)
+            });
+            file(archive, "l0/x")
+        })
+        .refused("symbolic links"),
+        case("below a file", file(Archive::new().file("f", "1"), "f/x")),
+        case("below a FIFO", file(Archive::new().fifo("f"), "f/x")).refused("not a directory"),
+        case("below a device", {
+            let null = Header::new("f", b'3').device(1, 3);
+            file(Archive::new().add(null, ""), "f/x")
+        }),
+        case("a file over a FIFO", file(Archive::new().fifo("f"), "f")),
+        case("a file over a device", {
+            let null = Header::new("f", b'3').device(1, 3);
+            file(Archive::new().add(null, ""), "f")
+        }),
+        case("a hard link to a device and a file over it", {
+            let null = Header::new("f", b'3').device(1, 3);
+            file(Archive::new().add(null, "").hard_link("h", "f"), "h")
+        }),
+        case(
+            "a FIFO over a file",
+            Archive::new().file("f", "1").fifo("f").end(),
+        ),
+        case(
+            "the root as a link",
+            file(Archive::new().symlink("./", "../decoy"), "x"),
+        ),
+        case("a file called dots", file(Archive::new(), "..")),
+        case("a sparse file through a link", {
+            let keys = [("GNU.sparse.name", "l/x"), ("GNU.sparse.size", "4")];
+            file(link("../decoy").pax(&keys), "x")
+        })
+        .refused("outside"),
+        case("GNU's long link to a neighbour", {
+            let archive = Archive::new().long(b'K', "../decoy");
+            file(archive.add(Header::new("l", b'2').magic(GNU), ""), "l/x")
+        })
+        .refused("outside"),
+    ];
+    check(outside.path(), cases);
+}
+
+/// A destination with an archive beside it.
+fn place(archive: &[u8]) -> Place {
+    let place = Place::new();
+    fs::write(place.path("a"), archive).expect("space");
+    place
+}
+
+#[test]
+fn what_lies_in_the_way_is_never_opened_nor_written_to() {
+    let mut archive = Archive::new();
+    for name in ["fifo", "file-link", "dangling", "shared", "device"] {
+        archive = archive.file(name, "new");
+    }
+    let place = place(&archive.directory("dir-link/").file("fifo-dir/x", "1").end());
+    let root = place.root("own");
+    for fifo in ["fifo", "fifo-dir"] {
+        let made = Command::new("mkfifo").arg(root.join(fifo)).status();
+        assert!(made.expect("a program").success());
+    }
+    symlink("../decoy/secret", root.join("file-link")).expect("fresh");
+    symlink("../decoy/nothing", root.join("dangling")).expect("fresh");
+    symlink("../decoy", root.join("dir-link")).expect("fresh");
+    fs::hard_link(place.path("own/decoy/secret"), root.join("shared")).expect("one disk");
+    let made = Command::new("mknod")
+        .arg(root.join("device"))
+        .args(["c", "1", "3"])
+        .status();
+    assert!(made.expect("a program").success());
+    let secret = fs::metadata(place.path("own/decoy/secret")).expect("there");
+
+    let mut supervisor = Supervisor::start(place.0.path());
+    let run = supervisor.run(&root, &[TARFS, "materialize", MEMORY, "../../a"]);
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.said.contains("fifo-dir/x: refused"), "{run:?}");
+    for name in ["fifo", "file-link", "dangling", "shared", "device"] {
+        let status = fs::symlink_metadata(root.join(name)).expect("written");
+        assert!(status.is_file() && status.nlink() == 1, "{name}");
+        assert_eq!(fs::read(root.join(name)).expect("a file"), b"new");
+    }
+    assert!(
+        fs::symlink_metadata(root.join("dir-link"))
+            .expect("there")
+            .is_dir()
+    );
+    let fifo = fs::symlink_metadata(root.join("fifo-dir")).expect("there");
+    assert!(fifo.file_type().is_fifo());
+    let decoy = tree(&place.path("own/decoy"));
+    assert_eq!(decoy.len(), 1, "{decoy:?}");
+    let after = fs::metadata(place.path("own/decoy/secret")).expect("there");
+    assert_eq!((after.len(), after.mtime_nsec()), (6, secret.mtime_nsec()));
+}
+
+#[test]
+fn devices_and_set_id_bits_are_for_root_alone() {
+    const NOBODY: u32 = 65534;
+    let null = Header::new("null", b'3').device(1, 3).mode(0o666);
+    let archive = Archive::new()
+        .add(null, "")
+        .add(Header::new("loop", b'4').device(7, 200), "")
+        .fifo("fifo")
+        .add(Header::new("setuid", b'0').mode(0o6755), "evil")
+        .add(Header::new("d/", b'5').mode(0o3777), "")
+        .add(Header::new("d/owned", b'0').owner(7, 8).mode(0o4755), "1")
+        .end();
+    let place = place(&archive);
+    fs::set_permissions(place.0.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+    for program in ["gnu", "own"] {
+        chown(place.root(program), Some(NOBODY), Some(NOBODY)).expect("root");
+    }
+    let mut supervisor = Supervisor::start(place.0.path());
+    let tar = ["tar", "-xf", "../../a"];
+    let gnu = supervisor.run_as(Some(NOBODY), &place.root("gnu"), &tar);
+    let words = [TARFS, "materialize", "../../a"];
+    let own = supervisor.run_as(Some(NOBODY), &place.root("own"), &words);
+    assert_eq!((gnu.code, own.code), (2, 2), "{gnu:?} {own:?}");
+    for device in ["null", "loop"] {
+        let told = format!("{device}: cannot create the device");
+        assert!(own.said.contains(&told), "{own:?}");
+    }
+    let written = tree(&place.root("own"));
+    assert_eq!(written, tree(&place.root("gnu")));
+    assert_eq!(written.len(), 4, "{written:?}");
+    assert!(
+        fs::metadata(place.root("own").join("setuid"))
+            .expect("written")
+            .mode()
+            & 0o6000
+            == 0
+    );
+}
+
+/// Counts how often a name in a directory, which need not keep its place, and another name change
+/// places, until told to stop.
+fn swap(directory: &fs::File, name: &str, other: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
+    while !stop.load(Ordering::Relaxed) {
+        // It may be missing for a moment: who writes there replaces links.
+        if renameat_with(directory, name, CWD, other, RenameFlags::EXCHANGE).is_ok() {
+            swaps.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn who_swaps_directories_for_links_meanwhile_leads_nowhere_outside() {
+    const FILES: usize = 40;
+    let outside = Outside::new();
+    // What a write, a mode, a time or an attribute that went astray would change.
+    fs::create_dir(outside.path().join("e")).expect("fresh");
+    for number in 0..FILES {
+        fs::write(outside.path().join(format!("f{number}")), "kept").expect("space");
+        fs::write(outside.path().join(format!("e/f{number}")), "kept").expect("space");
+    }
+    let mut archive = Archive::new();
+    for _ in 0..30 {
+        archive = archive.add(Header::new("d/", b'5').mode(0o755), "");
+        archive = archive.add(Header::new("d/e/", b'5').mode(0o700), "");
+        for number in 0..FILES {
+            let keys = [("SCHILY.xattr.user.evil", "1")];
+            archive = archive
+                .file(&format!("d/f{number}"), "evil")
+                .pax(&keys)
+                .add(
+                    Header::new(format!("d/e/f{number}"), b'0').mode(0o4777),
+                    "evil",
+                )
+                .symlink(&format!("d/s{number}"), "evil")
+                .hard_link(&format!("d/h{number}"), &format!("d/e/f{number}"))
+                .fifo(&format!("d/e/p{number}"));
+        }
+    }
+    let place = place(&archive.end());
+    let root = place.root("own");
+    let before = around(outside.path());
+    let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        fs::create_dir_all(root.join("d/e")).expect("fresh");
+        let parents = [root.clone(), root.join("d")].map(fs::File::open);
+        let parents = parents.map(|parent| parent.expect("a directory"));
+        let targets = [outside.path().to_owned(), outside.path().join("e")];
+        for ((parent, name), target) in parents.into_iter().zip(["d", "e"]).zip(targets) {
+            // The link lies beside the destination when it is not in it.
+            let link = place.path("own").join(name);
+            symlink(target, &link).expect("fresh");
+            let (stop, swaps) = (&stop, &swaps);
+            scope.spawn(move || swap(&parent, name, &link, stop, swaps));
+        }
+        let mut supervisor = Supervisor::start(place.0.path());
+        let words = [TARFS, "materialize", "-q", MEMORY, "../../a"];
+        let codes: Vec<i64> = (0..6).map(|_| supervisor.run(&root, &words).code).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert!(codes.iter().all(|code| matches!(code, 0 | 2)), "{codes:?}");
+    });
+    assert!(swaps.into_inner() > 1000, "nothing was swapped");
+    assert_eq!(around(outside.path()), before);
+}
+
+/// All below a directory, and when it was changed.
+fn around(root: &Path) -> Vec<(String, (i64, i64))> {
+    super::walk(root)
+        .into_iter()
+        .map(|(path, line)| {
+            let status = fs::symlink_metadata(root.join(path)).expect("there");
+            (line, (status.ctime(), status.ctime_nsec()))
+        })
+        .collect()
+}

@@ -1,0 +1,220 @@
+//! What a user allows an archive to cost.
+
+use std::fs;
+
+use super::{Place, TARFS, tree};
+use crate::support::measured::{Run, Supervisor};
+use crate::support::raw::{Archive, Header};
+
+/// Runs `tarfs` with words behind which the archive is named, in a place where it may write.
+fn run(place: &Place, verb: &str, flags: &[&str]) -> Run {
+    let mut supervisor = Supervisor::start(place.0.path());
+    let words = [&[TARFS, verb], flags, &["../../a"]].concat();
+    supervisor.run(&place.root("own"), &words)
+}
+
+fn place(archive: &[u8]) -> Place {
+    let place = Place::new();
+    fs::write(place.path("a"), archive).expect("space");
+    place
+}
+
+#[track_caller]
+fn refused(run: &Run, words: &[&str]) {
+    assert_eq!(run.code, 2, "{run:?}");
+    for word in words {
+        assert!(run.said.contains(word), "{word}: {run:?}");
+    }
+}
+
+#[track_caller]
+fn well(run: &Run) {
+    assert_eq!(
+        (run.code, run.said.contains("tarfs:")),
+        (0, false),
+        "{run:?}"
+    );
+}
+
+/// The names in the place's root.
+fn names(place: &Place) -> Vec<String> {
+    let lines = tree(&place.root("own"));
+    let name = |line: String| line.split(' ').next().map(str::to_owned);
+    lines.into_iter().filter_map(name).collect()
+}
+
+#[test]
+fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
+    let archive = Archive::new()
+        .directory("d/")
+        .file("d/a", vec![1; 600])
+        .file("b", vec![2; 400])
+        .file("c", "3")
+        .file("d/e", "")
+        .end();
+    let place_of_all = place(&archive);
+    well(&run(&place_of_all, "materialize", &["--max-size=1001"]));
+    assert_eq!(names(&place_of_all), ["b", "c", "d", "d/a", "d/e"]);
+    let place = place(&archive);
+    let outcome = run(&place, "materialize", &["--max-size=1000"]);
+    refused(
+        &outcome,
+        &[
+            "'c' of 1 bytes",
+            "to 1001",
+            "1000 bytes are allowed",
+            "--max-size",
+        ],
+    );
+    assert_eq!(names(&place), ["b", "d", "d/a"]);
+}
+
+#[test]
+fn nothing_of_a_tree_that_is_too_large_appears_when_it_is_to_be_whole() {
+    let place = place(&Archive::new().file("a", "1").file("b", "2").end());
+    let flags = ["--atomic", "-C", "new", "--max-size=1"];
+    refused(&run(&place, "materialize", &flags), &["'b'", "--max-size"]);
+    assert!(names(&place).is_empty());
+}
+
+#[test]
+fn holes_are_as_large_as_what_they_read_as() {
+    let keywords = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", "1000001")];
+    let hole = Archive::new().pax(&keywords).file("hole", "").end();
+    for flags in [&["--max-size=1MB"][..], &["--max-size=1MB", "-O"]] {
+        let place = place(&hole);
+        refused(&run(&place, "materialize", flags), &["'hole' of 1000001"]);
+        assert!(names(&place).is_empty());
+    }
+    let place = place(&hole);
+    well(&run(&place, "materialize", &["--max-size=1000001"]));
+}
+
+#[test]
+fn what_is_not_in_files_counts_as_well() {
+    const FLAG: &str = "--max-size=1MiB";
+    let bulk = vec![0; 3 << 20];
+    let archives = [
+        (
+            "behind the end",
+            [Archive::new().file("a", "1").end(), bulk.clone()].concat(),
+        ),
+        ("a listing", {
+            Archive::new()
+                .add(Header::new("d/", b'D').mode(0o755), &bulk)
+                .end()
+        }),
+        ("a lost file", {
+            let keywords = [("GNU.sparse.map", "5,1,0,1"), ("GNU.sparse.size", "9")];
+            Archive::new()
+                .file("a", "1")
+                .pax(&keywords)
+                .file("l", &bulk)
+                .end()
+        }),
+        ("an extended header", {
+            Archive::new()
+                .file("a", "1")
+                .pax(&[("comment", &bulk)])
+                .file("b", "1")
+                .end()
+        }),
+        ("bad records", {
+            Archive::new()
+                .file("a", "1")
+                .raw([7; 512].repeat(6000))
+                .end()
+        }),
+    ];
+    for (name, archive) in archives {
+        let place = place(&archive);
+        let outcome = run(&place, "materialize", &[FLAG]);
+        refused(&outcome, &["unpacked to more than", "--max-size"]);
+        let place = Place::new();
+        fs::write(place.path("a"), &archive).expect("space");
+        let more = run(&place, "materialize", &["--max-size=4MiB"]);
+        assert!(!more.said.contains("--max-size"), "{name}: {more:?}");
+    }
+}
+
+#[test]
+fn the_headers_of_small_files_are_within_any_size() {
+    let mut archive = Archive::new();
+    for number in 0..2000 {
+        let long = format!("{number}-{}", "n".repeat(150));
+        archive = archive.pax(&[("path", &long)]).file("x", "1");
+    }
+    let place = place(&archive.end());
+    well(&run(&place, "materialize", &["--max-size=2000"]));
+}
+
+#[test]
+fn more_entries_than_allowed_are_refused_by_every_verb() {
+    let archive = Archive::new()
+        .file("a", "")
+        .directory("d/")
+        .file("d/e/f", "")
+        .end();
+    // With d/e, of which only a path speaks, there are four.
+    for verb in ["materialize", "ls", "index"] {
+        let place = place(&archive);
+        let outcome = run(&place, verb, &["--max-entries=3"]);
+        refused(&outcome, &["d/e/f", "3 that are allowed", "--max-entries"]);
+    }
+    for verb in ["materialize", "ls", "index"] {
+        let place = place(&archive);
+        well(&run(
+            &place,
+            verb,
+            &["-q", "--max-entries=4"][usize::from(verb == "ls")..],
+        ));
+    }
+    let place = place(&archive);
+    refused(
+        &run(&place, "materialize", &["--max-entries=2"]),
+        &["'d/e/f'", "2 that are allowed"],
+    );
+    assert_eq!(names(&place), ["a", "d"]);
+}
+
+#[test]
+fn a_saved_index_of_too_many_entries_is_refused_as_well() {
+    let place = place(&Archive::new().file("a", "").file("b", "").end());
+    well(&run(&place, "index", &["-q"]));
+    let outcome = run(&place, "ls", &["--max-entries=1"]);
+    refused(&outcome, &["2 entries, and 1 are allowed", "--max-entries"]);
+    well(&run(&place, "index", &["-q", "-o", "index"]));
+    let outcome = run(&place, "ls", &["--index=index", "--max-entries=1"]);
+    refused(&outcome, &["2 entries, and 1 are allowed"]);
+    well(&run(&place, "ls", &["--index=index", "--max-entries=2"]));
+}
+
+#[test]
+fn a_mount_of_too_many_entries_is_not_made() {
+    let place = place(&Archive::new().file("a", "").file("b", "").end());
+    let mut supervisor = Supervisor::start(place.0.path());
+    fs::create_dir(place.path("mnt")).expect("fresh");
+    let words = ["mount", "--wait-index", "--max-entries=1", "a", "mnt"];
+    let outcome = supervisor.run(place.0.path(), &[&[TARFS], &words[..]].concat());
+    refused(&outcome, &["'b'", "1 that are allowed", "--max-entries"]);
+    assert!(!crate::support::mounts::is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn a_path_of_too_many_components_loses_its_member_alone() {
+    let deep = "a/".repeat(2048) + "f";
+    let archive = Archive::new()
+        .pax(&[("path", &deep)])
+        .file("x", "1")
+        .file("b", "2")
+        .end();
+    let place = place(&archive);
+    let outcome = run(&place, "materialize", &[]);
+    refused(
+        &outcome,
+        &["more components in a name than the limit of 2048"],
+    );
+    assert_eq!(names(&place), ["b"]);
+    let outcome = run(&place, "ls", &["-R"]);
+    refused(&outcome, &["b\n", "1 members are not in the tree"]);
+}

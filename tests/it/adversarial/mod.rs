@@ -1,0 +1,358 @@
+//! Archives that mean harm: each ends as with GNU tar or in a clear error, within bounded memory, and
+//! nothing outside the destination is touched. Run as root.
+
+mod bombs;
+mod codecs;
+mod confinement;
+mod headers;
+mod limits;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
+
+use crate::support::measured::{Run, Supervisor};
+
+/// The program under test.
+const TARFS: &str = env!("CARGO_BIN_EXE_tarfs");
+
+/// What each run may use by its flags, and what it may take at most: the index is small here.
+const MEMORY: &str = "--memory=32MiB";
+const MOST_BYTES: u64 = (32 + 64) << 20;
+
+/// Cases that run at once.
+const AT_ONCE: usize = 4;
+
+/// An archive and what is to come of it.
+struct Case {
+    name: &'static str,
+    archive: Vec<u8>,
+    /// What GNU tar needs to be told.
+    gnu_options: &'static [&'static str],
+    /// What tarfs needs to be told.
+    options: &'static [&'static str],
+    expected: Expected,
+}
+
+/// What is to come of an archive.
+#[derive(Clone, Copy)]
+enum Expected {
+    /// The tree and the verdict of GNU tar.
+    Same,
+    /// An error that holds these words, from GNU tar one as well; how much was written before it was
+    /// noticed is not compared.
+    Refused(&'static str),
+    /// Something else than what GNU tar does, which is documented.
+    Differs {
+        /// Whether GNU tar succeeds.
+        gnu: bool,
+        /// Whether tarfs does.
+        own: bool,
+        /// How the trees compare.
+        tree: Tree,
+        /// Words that are told.
+        words: &'static str,
+        /// Why it is so.
+        why: &'static str,
+    },
+}
+
+/// How a tree compares with GNU tar's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tree {
+    Same,
+    Other,
+    /// What GNU tar makes, and says of it, depends on numbers that the file system gives out.
+    Either,
+}
+
+fn case(name: &'static str, archive: impl Into<Vec<u8>>) -> Case {
+    Case {
+        name,
+        archive: archive.into(),
+        gnu_options: &[],
+        options: &[],
+        expected: Expected::Same,
+    }
+}
+
+impl Case {
+    fn refused(self, words: &'static str) -> Self {
+        self.expecting(Expected::Refused(words))
+    }
+
+    /// tarfs refuses, with these words, what GNU tar takes.
+    fn stricter(self, words: &'static str, why: &'static str) -> Self {
+        self.expecting(Expected::Differs {
+            gnu: true,
+            own: false,
+            tree: Tree::Other,
+            words,
+            why,
+        })
+    }
+
+    /// As [`stricter`](Self::stricter), but what is written is the same.
+    fn stricter_alike(self, words: &'static str, why: &'static str) -> Self {
+        self.expecting(Expected::Differs {
+            gnu: true,
+            own: false,
+            tree: Tree::Same,
+            words,
+            why,
+        })
+    }
+
+    /// Both find fault, and the trees differ.
+    fn other_tree(self, words: &'static str, why: &'static str) -> Self {
+        self.expecting(Expected::Differs {
+            gnu: false,
+            own: false,
+            tree: Tree::Other,
+            words,
+            why,
+        })
+    }
+
+    /// tarfs takes what GNU tar finds fault with, and writes more or as much.
+    fn laxer(self, tree: Tree, why: &'static str) -> Self {
+        self.expecting(Expected::Differs {
+            gnu: false,
+            own: true,
+            tree,
+            words: "",
+            why,
+        })
+    }
+
+    /// Both succeed, with trees that differ.
+    fn otherwise(self, tree: Tree, why: &'static str) -> Self {
+        self.expecting(Expected::Differs {
+            gnu: true,
+            own: true,
+            tree,
+            words: "",
+            why,
+        })
+    }
+
+    fn expecting(mut self, expected: Expected) -> Self {
+        self.expected = expected;
+        self
+    }
+
+    fn gnu(mut self, options: &'static [&'static str]) -> Self {
+        self.gnu_options = options;
+        self
+    }
+
+    fn with(mut self, options: &'static [&'static str]) -> Self {
+        self.options = options;
+        self
+    }
+}
+
+/// A directory for one case: for each program a `root` to write to, with a neighbour.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        for program in ["gnu", "own"] {
+            let root = directory.path().join(program);
+            fs::create_dir_all(root.join("root")).expect("fresh");
+            fs::create_dir(root.join("decoy")).expect("fresh");
+            fs::write(root.join("decoy/secret"), "secret").expect("space");
+        }
+        Self(directory)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn root(&self, program: &str) -> PathBuf {
+        self.path(program).join("root")
+    }
+
+    /// All around the roots, and when it was changed.
+    fn around(&self, program: &str) -> BTreeSet<String> {
+        let mut lines = BTreeSet::new();
+        for (path, mut line) in walk(&self.path(program)) {
+            let inside = path.starts_with("root");
+            if !inside {
+                let status = fs::symlink_metadata(self.path(program).join(&path)).expect("seen");
+                write!(line, " {} {}", status.ctime(), status.ctime_nsec()).expect("memory");
+                lines.insert(line);
+            }
+        }
+        lines
+    }
+}
+
+/// Every path below a directory, and all that is to be said of it but the times of directories.
+fn walk(root: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(&directory).expect("readable") {
+            let path = entry.expect("readable").path();
+            let status = fs::symlink_metadata(&path).expect("there");
+            let relative = path.strip_prefix(root).expect("below").to_owned();
+            let mut line = format!(
+                "{} {:o} {}:{}",
+                relative.as_os_str().as_bytes().escape_ascii(),
+                status.mode(),
+                status.uid(),
+                status.gid()
+            );
+            if !status.is_dir() {
+                let (links, size) = (status.nlink(), status.len());
+                let time = (status.mtime(), status.mtime_nsec());
+                write!(line, " {links} {size} {} {time:?}", status.rdev()).expect("memory");
+            }
+            if status.is_symlink() {
+                write!(line, " -> {:?}", fs::read_link(&path)).expect("memory");
+            } else if status.is_file() && status.len() < 1 << 24 {
+                let hash = blake3::hash(&fs::read(&path).expect("readable"));
+                write!(line, " {hash}").expect("memory");
+            } else if status.is_dir() {
+                pending.push(path);
+            }
+            found.push((relative, line));
+        }
+    }
+    found
+}
+
+fn tree(root: &Path) -> BTreeSet<String> {
+    walk(root).into_iter().map(|(_, line)| line).collect()
+}
+
+/// Runs all cases, several at once, and tells of all that do not come out as expected. Nothing in
+/// `outside` may change.
+#[track_caller]
+fn check(outside: &Path, cases: Vec<Case>) {
+    let names: BTreeSet<&str> = cases.iter().map(|case| case.name).collect();
+    assert_eq!(names.len(), cases.len(), "two cases have one name");
+    let before = tree(outside);
+    let surprises = Mutex::new(Vec::new());
+    let cases = Mutex::new(cases.into_iter());
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                let home = tempfile::tempdir().expect("a directory");
+                let mut supervisor = Supervisor::start(home.path());
+                loop {
+                    let Some(case) = cases.lock().expect("no panic").next() else {
+                        break;
+                    };
+                    let found = surprise(&case, &mut supervisor);
+                    surprises.lock().expect("no panic").extend(found);
+                }
+            });
+        }
+    });
+    assert_eq!(tree(outside), before, "something outside was touched");
+    let surprises = surprises.into_inner().expect("no panic");
+    assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
+}
+
+/// What of a case is not as expected.
+fn surprise(case: &Case, supervisor: &mut Supervisor) -> Option<String> {
+    let place = Place::new();
+    fs::write(place.path("a"), &case.archive).expect("space");
+    let around = place.around("own");
+    let gnu = ["tar", "--numeric-owner", "--delay-directory-restore"];
+    let gnu = [&gnu[..], case.gnu_options, &["-xpf", "../../a"]].concat();
+    let gnu = supervisor.run(&place.root("gnu"), &gnu);
+    let own = [TARFS, "materialize", "-q", MEMORY, "--numeric-owner"];
+    let own = [&own[..], case.options, &["../../a"]].concat();
+    let own = supervisor.run(&place.root("own"), &own);
+    let listed = [&[TARFS, "ls", "-R", MEMORY, "../../a"], case.options].concat();
+    let listed = supervisor.run(&place.root("own"), &listed);
+    let (gnu_tree, own_tree) = (tree(&place.root("gnu")), tree(&place.root("own")));
+
+    let mut faults = Vec::new();
+    for (verb, run) in [("materialize", &own), ("ls", &listed)] {
+        faults.extend(manners(verb, run));
+    }
+    if place.around("own") != around {
+        faults.push("something outside was touched".to_owned());
+    }
+    if own.code == 0 && listed.code == 0 {
+        let paths = walk(&place.root("own")).len();
+        let lines = listed.said.lines().count();
+        if paths != lines {
+            faults.push(format!("ls lists {lines} entries, and {paths} are written"));
+        }
+    }
+    let found = (gnu.code == 0, own.code == 0, gnu_tree == own_tree);
+    let (right, words, why) = match case.expected {
+        Expected::Same => (found.0 == found.1 && found.2, "", ""),
+        Expected::Refused(words) => (!found.0 && !found.1, words, "an error for both"),
+        Expected::Differs {
+            gnu,
+            own,
+            tree,
+            words,
+            why,
+        } => {
+            let as_known = found.0 == gnu && found.2 == (tree == Tree::Same);
+            (
+                found.1 == own && (as_known || tree == Tree::Either),
+                words,
+                why,
+            )
+        }
+    };
+    if !right {
+        faults.push("not as expected".to_owned());
+    }
+    if !own.said.contains(words) {
+        faults.push(format!("'{words}' is not told"));
+    }
+    if faults.is_empty() {
+        return None;
+    }
+    let only = |one: &BTreeSet<String>, other| -> Vec<String> {
+        one.difference(other).take(5).cloned().collect()
+    };
+    Some(format!(
+        "== {} ({why}): {}\ntar: {} {:?}\nmaterialize: {} {:?}\nls: {} {:?}\nonly tar: {:#?}\n\
+         only materialize: {:#?}",
+        case.name,
+        faults.join("; "),
+        gnu.code,
+        gnu.said,
+        own.code,
+        own.said,
+        listed.code,
+        listed.said,
+        only(&gnu_tree, &own_tree),
+        only(&own_tree, &gnu_tree),
+    ))
+}
+
+/// How a run misbehaved, whatever the archive.
+fn manners(verb: &str, run: &Run) -> Vec<String> {
+    let mut faults = Vec::new();
+    if !matches!(run.code, 0 | 2) {
+        faults.push(format!("{verb} ended with {}", run.code));
+    }
+    if run.code == 2 && run.said.is_empty() {
+        faults.push(format!("{verb} does not say why"));
+    }
+    if run.said.contains("panicked") {
+        faults.push(format!("{verb} panicked"));
+    }
+    if run.peak_bytes > MOST_BYTES {
+        faults.push(format!("{verb} took {} bytes", run.peak_bytes));
+    }
+    faults
+}

@@ -1,0 +1,368 @@
+//! Secrets stay where they belong, and processes without what they do not need.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::support::http::{Request, Resource, Response, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::packing::Packing;
+use crate::support::program::told;
+use crate::support::tree::Tree;
+
+/// In every secret, and nowhere else.
+const SECRET: &str = "hunter2";
+/// The server lets in who sends all of these.
+const AUTHORIZATION: &str = "Basic bWU6aHVudGVyMi1wYXNz";
+const KEY: &str = "hunter2-key";
+const TICKET: &str = "hunter2-ticket";
+
+/// A server that asks for secrets, and a place for everything that is written.
+struct Place {
+    server: Server,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    /// Serves the mixed tree at `/real` to who knows all secrets, and sends them there from
+    /// `/start`.
+    fn new() -> Self {
+        let server = Server::start();
+        let packed = Packing::Gzip.pack(&Tree::mixed().tar);
+        let resource = Resource::new(packed).etag("\"1\"");
+        server.route("/real", move |request| {
+            if knows_all(request) && request.query.contains("X-Amz-Signature=hunter2-redirect") {
+                resource.answer(request)
+            } else {
+                Response::new(403)
+            }
+        });
+        server.route("/start", |request| {
+            if !knows_all(request) || !request.query.contains("token=hunter2-token") {
+                return Response::new(403);
+            }
+            Response::new(302).with("Location", "/real?X-Amz-Signature=hunter2-redirect")
+        });
+        server.route("/lost", |_| {
+            Response::new(302).with("Location", "http://127.0.0.1:1/x?sig=hunter2-lost")
+        });
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        fs::create_dir(directory.path().join("out")).expect("made");
+        fs::create_dir(directory.path().join("run")).expect("made");
+        let headers = format!("# who asks\n\nX-Key: {KEY}\n");
+        fs::write(directory.path().join("headers"), headers).expect("written");
+        Self { server, directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The URL of `path` with a password and a query full of secrets.
+    fn url(&self, path: &str) -> String {
+        let query = "token=hunter2-token&X-Amz-Signature=hunter2-sig&mykey=hunter2-own";
+        let url = self.server.url(&format!("{path}?{query}"));
+        url.replacen("http://", "http://me:hunter2-pass@", 1)
+    }
+
+    /// The program, with headers from the environment and from a file, telling all it can.
+    fn tarfs(&self, words: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_tarfs"))
+            .args(words)
+            .current_dir(&self.directory)
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("TARFS_LOG", "trace")
+            .env("TARFS_HEADERS", format!("\nX-Ticket: {TICKET}\n@headers"))
+            .env("no_proxy", "*")
+            .output()
+            .expect("started")
+    }
+
+    #[track_caller]
+    fn succeeds(&self, words: &[&str]) -> String {
+        let output = self.tarfs(words);
+        assert!(output.status.success(), "{words:?}: {}", told(&output));
+        silent(words.first().copied().unwrap_or_default(), &output)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            drop(self.tarfs(&["umount", "--lazy", "mnt"]));
+        }
+    }
+}
+
+fn knows_all(request: &Request) -> bool {
+    request.header("authorization") == Some(AUTHORIZATION)
+        && request.header("x-key") == Some(KEY)
+        && request.header("x-ticket") == Some(TICKET)
+}
+
+/// What was said, after a look that it holds no secret.
+#[track_caller]
+fn silent(what: &str, output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    for text in [&said, &told(output)] {
+        assert!(!text.contains(SECRET), "{what} says {text}");
+    }
+    said
+}
+
+/// Everything below `directory`: names and contents.
+fn search(directory: &Path, seen: &mut usize) {
+    for entry in fs::read_dir(directory).expect("readable") {
+        let path = entry.expect("readable").path();
+        assert!(
+            !path.to_string_lossy().contains(SECRET),
+            "{}",
+            path.display()
+        );
+        let kind = fs::symlink_metadata(&path).expect("there").file_type();
+        if kind.is_dir() {
+            search(&path, seen);
+        } else if kind.is_file() && path.file_name().is_some_and(|name| name != "headers") {
+            let content = fs::read(&path).expect("readable");
+            let found = content
+                .windows(SECRET.len())
+                .any(|window| window == SECRET.as_bytes());
+            assert!(!found, "{}", path.display());
+            *seen += 1;
+        }
+    }
+}
+
+#[test]
+fn no_secret_is_told_or_written_by_a_mount() {
+    let place = Place::new();
+    let url = place.url("/start");
+    let words = [
+        "mount",
+        "--wait-index",
+        "--log-file",
+        "log",
+        "--record",
+        "profile",
+        "--metrics",
+        "127.0.0.1:0",
+        "--replay",
+        &place.url("/lost"),
+        &url,
+        "mnt",
+    ];
+    let output = place.tarfs(&words);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(told(&output).contains("DEBUG"), "it tells all there is");
+    silent("mount", &output);
+    for (name, content) in &Tree::mixed().files {
+        let read = fs::read(place.path("mnt").join(name)).expect("readable");
+        assert!(read == *content, "{name}");
+    }
+    place.succeeds(&["status"]);
+    let status = place.succeeds(&["status", "--json"]);
+    let status: Value = serde_json::from_str(&status).expect("one mount");
+    let text = |name: &str| status.get(name).and_then(Value::as_str).expect("there");
+    assert!(text("source").ends_with("/start?…"), "{status}");
+    let notes = status.get("notes").map(ToString::to_string);
+    assert!(notes.is_some_and(|notes| notes.contains("nothing is replayed")));
+    let metrics = text("metrics").strip_prefix("http://").expect("a URL");
+    let (address, path) = metrics.split_once('/').expect("a path");
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(stream, "GET /{path} HTTP/1.1\r\n\r\n").expect("sent");
+    let mut figures = String::new();
+    stream.read_to_string(&mut figures).expect("answered");
+    assert!(
+        figures.contains("tarfs_") && !figures.contains(SECRET),
+        "{figures}"
+    );
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let line = mounts
+        .lines()
+        .find(|line| line.contains("/mnt ") && line.contains("/start"));
+    assert!(line.is_some() && !mounts.contains(SECRET));
+    // The URL was given on the command line, the headers were not.
+    let pid = status.get("pid").and_then(Value::as_u64).expect("there");
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).expect("readable");
+    let arguments = String::from_utf8_lossy(&arguments).into_owned();
+    assert!(!arguments.contains(KEY) && !arguments.contains(TICKET));
+    place.succeeds(&["umount", "mnt"]);
+    place.succeeds(&["cache", "list"]);
+    place.succeeds(&["cache", "list", "--json"]);
+
+    let log = fs::read_to_string(place.path("log")).expect("written");
+    assert!(log.contains(" unmounted"), "{log}");
+    let mut seen = 0;
+    search(place.directory.path(), &mut seen);
+    assert!(seen >= 4, "log, profile, index and spool: {seen}");
+}
+
+#[track_caller]
+fn fails(place: &Place, words: &[&str]) {
+    let output = place.tarfs(words);
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    silent(words.first().expect("a verb"), &output);
+}
+
+#[test]
+fn no_secret_is_told_or_written_by_what_succeeds_or_fails() {
+    let place = Place::new();
+    place.succeeds(&["materialize", &place.url("/start"), "-C", "out"]);
+    place.succeeds(&["ls", &place.url("/start")]);
+    place.succeeds(&["index", &place.url("/start"), "-o", "saved"]);
+    let elsewhere = place.url("/start").replacen("/start", "/missing", 1);
+    let refused = place.url("/real");
+    let nobody = "http://me:hunter2-pass@127.0.0.1:1/a?sig=hunter2";
+    let malformed = "http://me:hunter2-pass@[/a?sig=hunter2";
+    let scheme = "s3://me:hunter2-pass@bucket/a?sig=hunter2";
+    let lost = place.url("/lost");
+    for url in [&elsewhere, &refused, malformed, scheme] {
+        fails(&place, &["ls", url]);
+        fails(&place, &["materialize", url, "-C", "out"]);
+        fails(&place, &["mount", url, "mnt"]);
+    }
+    // These are tried again and again.
+    fails(&place, &["mount", nobody, "mnt"]);
+    fails(&place, &["materialize", &lost, "-C", "out"]);
+    let output = place.tarfs(&["ls", &refused, "--header", "hunter2"]);
+    assert_eq!(output.status.code(), Some(64), "{}", told(&output));
+    silent("a malformed header", &output);
+    let mut seen = 0;
+    search(place.directory.path(), &mut seen);
+    assert!(seen >= 3, "the tree and two indexes: {seen}");
+}
+
+/// What is mounted for a test: a local archive, or one on a server.
+struct Daemon {
+    place: Place,
+    pid: u64,
+}
+
+impl Daemon {
+    fn start(more: &[&str]) -> Self {
+        let place = Place::new();
+        let url = place.url("/start");
+        place.succeeds(&[&["mount", "--wait-index", &url, "mnt"], more].concat());
+        let pid = place.status().get("pid").and_then(Value::as_u64);
+        Self {
+            pid: pid.expect("there"),
+            place,
+        }
+    }
+
+    /// A line of the status of each thread.
+    fn threads(&self, name: &str) -> Vec<String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).expect("running");
+        let threads = tasks.map(|task| {
+            let status = task.expect("listed").path().join("status");
+            let status = fs::read_to_string(status).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.map(|value| value.trim().to_owned())
+        });
+        // One that has ended meanwhile has nothing to say.
+        threads.flatten().collect()
+    }
+
+    fn capabilities(&self) -> u64 {
+        for set in ["CapInh:", "CapAmb:"] {
+            for held in self.threads(set) {
+                assert_eq!(u64::from_str_radix(&held, 16), Ok(0), "{set}");
+            }
+        }
+        let mut effective = self.threads("CapEff:");
+        assert!(effective.len() > 5, "{effective:?}");
+        assert_eq!(effective, self.threads("CapPrm:"));
+        effective.dedup();
+        assert_eq!(effective.len(), 1, "all threads alike: {effective:?}");
+        u64::from_str_radix(effective.first().expect("one"), 16).expect("a number")
+    }
+}
+
+impl Place {
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.succeeds(&["status", "--json"])).expect("one mount")
+    }
+}
+
+const DAC_OVERRIDE: u64 = 1 << 1;
+const DAC_READ_SEARCH: u64 = 1 << 2;
+const SYS_ADMIN: u64 = 1 << 21;
+
+#[test]
+fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
+    let daemon = Daemon::start(&[]);
+    assert_eq!(daemon.capabilities(), SYS_ADMIN | DAC_READ_SEARCH);
+    let mut new_privileges = daemon.threads("NoNewPrivs:");
+    new_privileges.dedup();
+    assert_eq!(new_privileges, ["1"]);
+    for (name, _) in &Tree::mixed().files {
+        fs::read(daemon.place.path("mnt").join(name)).expect("readable");
+    }
+    // Which needs copies of the mount.
+    let pushed = daemon.place.status();
+    let pushed = pushed.pointer("/counters/pushed_bytes");
+    assert!(pushed.and_then(Value::as_u64) > Some(0));
+    daemon.place.succeeds(&["umount", "mnt"]);
+
+    let daemon = Daemon::start(&["--record", "profile"]);
+    assert_eq!(
+        daemon.capabilities(),
+        SYS_ADMIN | DAC_READ_SEARCH | DAC_OVERRIDE
+    );
+    drop(daemon);
+    let daemon = Daemon::start(&["--materialize", "copy"]);
+    let kept = daemon.capabilities();
+    assert_eq!(kept & (SYS_ADMIN | DAC_OVERRIDE), SYS_ADMIN | DAC_OVERRIDE);
+    assert_eq!(kept.count_ones(), 9, "{kept:x}");
+}
+
+#[test]
+fn a_process_in_the_background_keeps_nothing_open_for_who_started_it() {
+    let place = Place::new();
+    let program = env!("CARGO_BIN_EXE_tarfs");
+    let url = place.url("/start");
+    File::create(place.path("lock")).expect("made");
+    // The headers come by a descriptor that is inherited as well.
+    let script = format!(
+        "exec 7<>lock 8<headers; exec '{program}' mount --wait-index --header @/dev/fd/8 '{url}' mnt"
+    );
+    let output = Command::new("sh")
+        .args(["-euc", &script])
+        .current_dir(&place.directory)
+        .env("XDG_RUNTIME_DIR", place.path("run"))
+        .env("TARFS_CACHE_DIR", place.path("cache"))
+        .env("TARFS_HEADERS", format!("X-Ticket: {TICKET}"))
+        .env("no_proxy", "*")
+        .output()
+        .expect("started");
+    assert!(output.status.success(), "{}", told(&output));
+    let pid = place
+        .status()
+        .get("pid")
+        .and_then(Value::as_u64)
+        .expect("there");
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("running");
+    let open: Vec<_> = open
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .collect();
+    assert!(open.contains(&PathBuf::from("/dev/fuse")), "{open:?}");
+    // Neither this process nor one that watches over it.
+    for process in fs::read_dir("/proc").expect("there") {
+        let open = process.expect("listed").path().join("fd");
+        for entry in fs::read_dir(open).into_iter().flatten().flatten() {
+            let file = fs::read_link(entry.path()).unwrap_or_default();
+            for inherited in ["lock", "headers"] {
+                assert_ne!(file, place.path(inherited), "{}", entry.path().display());
+            }
+        }
+    }
+    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).expect("running");
+    assert_eq!(cwd, Path::new("/"));
+    place.succeeds(&["umount", "mnt"]);
+}

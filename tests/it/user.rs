@@ -1,0 +1,160 @@
+//! Mounts of an ordinary user, through fusermount3.
+//!
+//! In mount namespaces of their own, where everyone may open /dev/fuse as on most machines, and
+//! where /etc/fuse.conf and /tmp are what a test needs. What is mounted there goes with them.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use crate::support::http::{Resource, Server};
+use crate::support::program::told;
+use crate::support::raw::{Archive, Header};
+
+/// nobody: fusermount3 wants its caller to have a name.
+const USER: u32 = 65534;
+
+/// What every script begins with: `user` runs the program as [`USER`] with little environment.
+const PRELUDE: &str = r#"
+mknod fuse c 10 229
+chmod 0666 fuse
+mount --bind fuse /dev/fuse
+mount --bind fuse.conf /etc/fuse.conf
+mount -t tmpfs -o mode=1777 none /tmp
+as_user() {
+    setpriv --reuid=65534 --regid=65534 --clear-groups env -i PATH="$PATH" no_proxy='*' \
+        TARFS_CACHE_DIR="$PWD/cache" XDG_RUNTIME_DIR="$PWD/run" "$@"
+}
+user() { as_user ./tarfs "$@"; }
+pid() { user status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
+"#;
+
+/// A directory that the user can enter, with the program, an archive and a mountpoint.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let place = Self { directory };
+        let open = Permissions::from_mode(0o755);
+        fs::set_permissions(place.directory.path(), open).expect("set");
+        fs::copy(env!("CARGO_BIN_EXE_tarfs"), place.path("tarfs")).expect("copied");
+        fs::write(place.path("a.tar"), archive()).expect("written");
+        fs::write(place.path("fuse.conf"), "").expect("written");
+        for own in ["mnt", "cache", "run"] {
+            fs::create_dir(place.path(own)).expect("made");
+            chown(place.path(own), Some(USER), Some(USER)).expect("root runs the tests");
+        }
+        fs::set_permissions(place.path("run"), Permissions::from_mode(0o700)).expect("set");
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Runs `script` as root.
+    fn run(&self, script: &str) -> Output {
+        Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-euc"])
+            .arg(format!("{PRELUDE}{script}"))
+            .current_dir(&self.directory)
+            .output()
+            .expect("util-linux")
+    }
+
+    #[track_caller]
+    fn says(&self, script: &str) -> String {
+        let output = self.run(script);
+        assert!(output.status.success(), "{}", told(&output));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+}
+
+/// A file for all and one for its owner, root.
+fn archive() -> Vec<u8> {
+    Archive::new()
+        .file("open", "open\n")
+        .add(Header::new("closed", b'0').mode(0o600), "closed\n")
+        .end()
+}
+
+#[test]
+fn an_ordinary_user_mounts_reads_and_unmounts() {
+    let place = Place::new();
+    let said = place.says(
+        "user mount --wait-index a.tar mnt
+         as_user cat mnt/open mnt/closed
+         cat mnt/open 2>/dev/null || echo not even root
+         stat -c %u:%a cache/index/*.idx
+         echo dumpable $(stat -c %u /proc/$(pid)/environ)
+         grep -c \"$PWD/mnt fuse.tarfs ro,nosuid,nodev\" /proc/self/mounts
+         user umount mnt
+         ls mnt; ls run/tarfs",
+    );
+    let expected = "open\nclosed\nnot even root\n65534:600\ndumpable 65534\n1\n";
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn a_process_with_secrets_leaves_no_core_and_is_not_looked_into() {
+    let place = Place::new();
+    let server = Server::start();
+    server.serve("/a.tar", Resource::new(archive()).etag("\"1\""));
+    let url = server.url("/a.tar");
+    // What cannot be dumped belongs to root.
+    let said = place.says(&format!(
+        "user mount {url} mnt
+         as_user cat mnt/open
+         echo $(stat -c %u /proc/$(pid)/environ)
+         as_user cat /proc/$(pid)/environ 2>/dev/null || echo refused
+         user umount mnt; ls mnt"
+    ));
+    assert_eq!(said, "open\n0\nrefused\n");
+}
+
+#[test]
+fn others_are_let_in_only_where_fuse_conf_says_so_and_then_by_permissions() {
+    let place = Place::new();
+    let output = place.run("user mount -o allow_other a.tar mnt");
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    let complaint = told(&output);
+    assert!(complaint.contains("user_allow_other"), "{complaint}");
+    assert!(complaint.contains("/etc/fuse.conf"), "{complaint}");
+
+    let place = Place::new();
+    fs::write(place.path("fuse.conf"), "user_allow_other\n").expect("written");
+    let said = place.says(
+        "user mount -o allow_other a.tar mnt
+         cat mnt/open
+         setpriv --reuid=1 --regid=1 --clear-groups sh -c 'cat mnt/open; cat mnt/closed || echo kept out'
+         as_user cat mnt/closed 2>/dev/null || echo kept out as well
+         user umount mnt",
+    );
+    assert_eq!(said, "open\nopen\nkept out\nkept out as well\n");
+}
+
+#[test]
+fn a_runtime_directory_that_somebody_else_has_put_there_is_not_used() {
+    for trap in [
+        "ln -s /tmp/victim /tmp/tarfs-65534; chown -h 1 /tmp/tarfs-65534",
+        "mkdir /tmp/tarfs-65534; chown 1 /tmp/tarfs-65534; chmod 777 /tmp/tarfs-65534",
+    ] {
+        let place = Place::new();
+        let said = place.says(&format!(
+            "mkdir /tmp/victim; chown 65534 /tmp/victim; chmod 700 /tmp/victim
+             {trap}
+             unset_run() {{ as_user env -u XDG_RUNTIME_DIR ./tarfs \"$@\"; }}
+             unset_run mount a.tar mnt 2>told
+             grep -c 'no control socket.*not a directory of this user alone' told
+             as_user cat mnt/open
+             unset_run status 2>told || grep -c 'not a directory of this user alone' told
+             ls /tmp/victim; ls /tmp/tarfs-65534
+             as_user fusermount3 -u mnt"
+        ));
+        assert_eq!(said, "1\nopen\n1\n", "{trap}");
+    }
+}
