@@ -163,16 +163,15 @@ impl Archive {
             stats: Arc::clone(stats),
             free_list: FreeList::new(options.scan.memory / RESTING_SHARE),
         };
-        let found = match &options.index_file {
-            Some(path) => opening.with_index_file(path)?,
-            None => {
-                let found = opening.find_saved()?;
-                if let Some(reader) = &found {
-                    opening.check_entries(&reader.catalog.known())?;
-                    opening.mark_used(reader);
-                }
-                found
+        let found = if let Some(path) = &options.index_file {
+            opening.with_index_file(path)?
+        } else {
+            let found = opening.find_saved()?;
+            if let Some(reader) = &found {
+                opening.check_entries(&reader.catalog.known())?;
+                opening.mark_used(reader);
             }
+            found
         };
         match found {
             Some(reader) => archive(Arc::new(reader), None),
