@@ -295,7 +295,8 @@ mod tests {
 
     impl Refusal for Reply {
         fn refuse(self, why: Vain) {
-            self.0.send(why).expect("someone listens");
+            // A test that is over listens no more.
+            drop(self.0.send(why));
         }
     }
 
