@@ -413,8 +413,9 @@ impl<S: Sink> Scan<'_, S> {
                     self.sink.begin(compression);
                 }
                 Item::Plain(bytes) => {
-                    self.plain_len += bytes.len() as u64;
+                    // Before these are counted, whose members have not been seen yet.
                     self.check_len()?;
+                    self.plain_len += bytes.len() as u64;
                     self.run.bytes += bytes.len() as u64;
                     self.run
                         .first
@@ -430,7 +431,10 @@ impl<S: Sink> Scan<'_, S> {
                     }
                 }
                 Item::Warning(text) => self.sink.warning(&text),
-                Item::End => self.end_spans(),
+                Item::End => {
+                    self.check_len()?;
+                    self.end_spans();
+                }
             }
         }
         Ok(None)

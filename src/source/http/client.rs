@@ -26,6 +26,8 @@ pub(super) struct Client {
     original: Url,
     /// The user's, for the original's origin only.
     headers: HeaderMap,
+    /// Whether caches on the way are to ask the server itself.
+    is_past_caches: bool,
     stats: Arc<Stats>,
 }
 
@@ -43,9 +45,16 @@ impl Client {
         Ok(Self {
             inner: connector(&url, options)?,
             headers: user_headers(&options.headers)?,
+            is_past_caches: false,
             stats: Arc::clone(&options.stats),
             original: url,
         })
+    }
+
+    /// The same, but caches on the way are to ask the server itself (RFC 9111, 5.2.1.4).
+    pub(super) fn past_caches(mut self) -> Self {
+        self.is_past_caches = true;
+        self
     }
 
     /// The URL that the user gave.
@@ -104,6 +113,10 @@ impl Client {
             url.set_username(self.original.username()).ok();
             url.set_password(self.original.password()).ok();
             headers.clone_from(&self.headers);
+        }
+        if self.is_past_caches {
+            let no_cache = HeaderValue::from_static("no-cache");
+            headers.insert(header::CACHE_CONTROL, no_cache);
         }
         headers.extend(conditions.clone());
         let sent = self.inner.get(url).headers(headers).send().await;

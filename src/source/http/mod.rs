@@ -127,13 +127,11 @@ impl Http {
         let mut options = self.options.clone();
         // A connection that may not rest is not used again.
         options.connections = 0;
-        let no_cache = ("Cache-Control".to_owned(), "no-cache".to_owned());
-        options.headers.push(no_cache);
         let original = self.client.original().clone();
         let client = Client::new(original.clone(), &options)
             .map_err(|cause| Error::new(self.location(), cause))?;
         let afresh = Self {
-            client,
+            client: client.past_caches(),
             retry: self.retry,
             timeout: self.timeout,
             gate: Gate::new(
