@@ -33,7 +33,7 @@ use crate::base::stats::Stats;
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Fingerprint, Validator};
-pub use http::Http;
+pub use http::{Content, Http, Message, Transport};
 pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;

@@ -19,6 +19,7 @@ mod network;
 mod remote;
 mod secrets;
 mod semantics;
+mod simulation;
 mod spool;
 mod status;
 mod successor;

@@ -9,6 +9,7 @@
 
 mod client;
 mod gate;
+mod transport;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +18,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
-use reqwest::Response;
 use tokio::time::Instant;
 use url::Url;
 
 use self::client::{Client, Reply};
 use self::gate::Gate;
+use self::transport::Network;
 use super::answer::{Answer, ContentRange};
 use super::patience::Patience;
 use super::retry::Retry;
@@ -33,6 +34,8 @@ use super::{
 use crate::base::buffer::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
+
+pub use self::transport::{Content, Message, Transport};
 
 /// Bytes asked for by the first request: what detecting a format needs, and little enough to be
 /// sent with the answer's header.
@@ -62,7 +65,7 @@ enum Body {
     /// The first bytes of a source with ranges.
     Prefix(Bytes),
     /// All of a source without; taken by whoever streams it.
-    Whole(Mutex<Option<Response>>),
+    Whole(Mutex<Option<Content>>),
 }
 
 impl Http {
@@ -71,9 +74,24 @@ impl Http {
     /// # Errors
     /// When the server cannot be reached, refuses, or answers what cannot be used.
     pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
+        let failed = |cause| Error::new(Location::from_url(&url).as_str(), cause);
+        let network = Network::new(&url, &options).map_err(failed)?;
+        Self::open_through(Box::new(network), url, options).await
+    }
+
+    /// As [`open`](Self::open), with requests that travel through `transport`, whatever the options
+    /// say of connections.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub async fn open_through(
+        transport: Box<dyn Transport>,
+        url: Url,
+        options: Options,
+    ) -> Result<Self, Error> {
         let location = Location::from_url(&url);
-        let client =
-            Client::new(url, &options).map_err(|cause| Error::new(location.as_str(), cause))?;
+        let client = Client::new(url, &options, transport)
+            .map_err(|cause| Error::new(location.as_str(), cause))?;
         let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
         let mut timer = Timer::new(options.timeout, 0);
         // Whoever is wrong about the address should hear of it soon.
@@ -214,7 +232,7 @@ impl Http {
         let sent = Instant::now();
         let Reply {
             answer,
-            mut response,
+            mut content,
             url,
         } = self.send(Some(wanted)).await?;
         watch.answered(sent.elapsed());
@@ -241,7 +259,7 @@ impl Http {
         let len = part_len(&answer, wanted)?;
         self.remember(url);
         let target = buffer.get_mut(..*filled + len).unwrap_or_default();
-        receive(&mut response, target, filled, &self.stats, |received| {
+        receive(&mut content, target, filled, &self.stats, |received| {
             watch.set_received(received);
         })
         .await?;
@@ -268,9 +286,9 @@ impl Http {
     }
 
     /// Asks a server without ranges for everything once more.
-    async fn ask_again(&self) -> Result<Response, Failure> {
+    async fn ask_again(&self) -> Result<Content, Failure> {
         let Reply {
-            answer, response, ..
+            answer, content, ..
         } = self.send(None).await?;
         if answer.status != 200 {
             return Err(Failure::refused(&answer));
@@ -279,7 +297,7 @@ impl Http {
         if !self.fingerprint.matches(&answer.fingerprint()) {
             return Err(Cause::Changed.into());
         }
-        Ok(response)
+        Ok(content)
     }
 
     fn remember(&self, url: Url) {
@@ -466,7 +484,7 @@ async fn probe(
     let wanted = (0, PREFIX_LEN);
     let Reply {
         answer,
-        mut response,
+        mut content,
         url,
     } = client.get(client.original(), Some(wanted), None).await?;
     let empty = Body::Prefix(Bytes::new());
@@ -480,13 +498,13 @@ async fn probe(
             let len = part_len(&answer, (0, len))?;
             let mut prefix = vec![0; len];
             let note = |len: usize| received.store(len as u64, Ordering::Relaxed);
-            receive(&mut response, &mut prefix, &mut 0, stats, note).await?;
+            receive(&mut content, &mut prefix, &mut 0, stats, note).await?;
             Body::Prefix(prefix.into())
         }
         (200, _) if answer.content_len == Some(0) => empty,
         (200, _) => {
             answer.check_encoding()?;
-            Body::Whole(Mutex::new(Some(response)))
+            Body::Whole(Mutex::new(Some(content)))
         }
         (416, Some(ContentRange::Unsatisfied { total: Some(0) })) => empty,
         _ => return Err(Failure::refused(&answer)),
@@ -510,18 +528,14 @@ fn part_len(answer: &Answer, (start, end): (u64, u64)) -> Result<usize, Cause> {
 
 /// Receives until `target` is full; `received` counts, whatever happens, and `note` hears of it.
 async fn receive(
-    response: &mut Response,
+    content: &mut Content,
     target: &mut [u8],
     received: &mut usize,
     stats: &Stats,
     note: impl Fn(usize),
 ) -> Result<(), Cause> {
     while *received < target.len() {
-        let piece = response
-            .chunk()
-            .await
-            .map_err(|error| client::cause_of(&error))?;
-        let piece = piece.ok_or(Cause::Truncated)?;
+        let piece = content.next().await?.ok_or(Cause::Truncated)?;
         stats.source_read_bytes.add(piece.len() as u64);
         *received += copy(&piece, target.get_mut(*received..).unwrap_or_default());
         note(*received);
@@ -589,18 +603,18 @@ impl Source for Http {
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        let Body::Whole(response) = &self.body else {
+        let Body::Whole(content) = &self.body else {
             return super::pieces(self);
         };
-        let taken = response
+        let taken = content
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let Some(response) = taken else {
+        let Some(content) = taken else {
             let spent = Error::new(self.location(), Cause::Spent);
             return stream::iter([Err(spent)]).boxed();
         };
-        let pour = Pour::new(self, response);
+        let pour = Pour::new(self, content);
         stream::unfold(Some(pour), |pour| async {
             let mut pour = pour?;
             match pour.next().await {
@@ -616,7 +630,7 @@ impl Source for Http {
 /// Everything that a server without ranges sends, in as many answers as that takes.
 struct Pour<'a> {
     source: &'a Http,
-    response: Response,
+    content: Content,
     /// Bytes handed on.
     given: u64,
     /// Bytes of this answer; what lies before `given` an earlier one has brought.
@@ -628,12 +642,12 @@ struct Pour<'a> {
 }
 
 impl<'a> Pour<'a> {
-    fn new(source: &'a Http, response: Response) -> Self {
+    fn new(source: &'a Http, content: Content) -> Self {
         let mut effort = Effort::new(source.retry, Arc::clone(&source.stats));
         effort.is_open = true;
         Self {
             source,
-            response,
+            content,
             given: 0,
             seen: 0,
             received: 0,
@@ -664,7 +678,7 @@ impl<'a> Pour<'a> {
         let received = self.received;
         tokio::select! {
             biased;
-            piece = self.response.chunk() => piece.map_err(|error| client::cause_of(&error)),
+            piece = self.content.next() => piece,
             late = self.timer.run_out(|| received) => {
                 self.effort.stats.source_timeouts.increment();
                 Err(late)
@@ -710,8 +724,8 @@ impl<'a> Pour<'a> {
                 }
             };
             match asked {
-                Ok(response) => {
-                    (self.response, self.seen) = (response, 0);
+                Ok(content) => {
+                    (self.content, self.seen) = (content, 0);
                     return Ok(());
                 }
                 Err(other) => failure = other,
