@@ -129,6 +129,9 @@ pub struct Options {
     pub timeout: Duration,
     /// How often to try again.
     pub retry: Retry,
+    /// The pauses between attempts are the same again for the same number; without one they are
+    /// others each time.
+    pub chance: Option<u64>,
     /// What counts requests and bytes.
     pub stats: Arc<Stats>,
 }
@@ -142,6 +145,7 @@ impl Default for Options {
             idle_timeout: Duration::from_secs(30),
             timeout: TIMEOUT,
             retry: Retry::default(),
+            chance: None,
             stats: Arc::default(),
         }
     }

@@ -22,6 +22,7 @@ mod semantics;
 mod simulation;
 mod spool;
 mod status;
+mod stress;
 mod successor;
 mod support;
 mod user;

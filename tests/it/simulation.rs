@@ -9,11 +9,11 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tarfs::base::buffer::Pool;
 use tarfs::base::extent::Packed;
-use tarfs::source::{Access, Cause, Http, Options, Source, Watch};
+use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, Source, Watch};
 use tokio::time::Instant;
 use url::Url;
 
-use crate::support::http::{Fault, Resource};
+use crate::support::http::{Fault, Resource, Response};
 use crate::support::noise::Noise;
 use crate::support::rounds::{rounds, seed};
 use crate::support::simulated::Net;
@@ -137,6 +137,7 @@ impl Round {
         let options = Options {
             timeout: Duration::from_secs(one(&mut noise, &[1, 4, 30, 60])),
             connections: 1 + dice(&mut noise, 16),
+            chance: Some(noise.number()),
             ..Options::default()
         };
         let is_disturbed = Arc::new(AtomicBool::new(noise.below(2) > 0));
@@ -261,7 +262,12 @@ impl Round {
     async fn read_all(&self, source: &Http) -> Outcome {
         let (mut pieces, mut read) = (source.stream(), 0);
         let mut outcome = Outcome::default();
+        let all = self.bytes.len();
+        // Each byte may come again once for every 64 KiB of progress, and is waited for.
+        let longest = self.bound(all * (2 + all / (64 << 10)));
+        let opened = Instant::now();
         loop {
+            assert!(opened.elapsed() <= longest, "{:?}", opened.elapsed());
             let began = Instant::now();
             // What came before may have to come once more.
             let bound = self.bound(self.bytes.len());
@@ -304,19 +310,113 @@ struct Outcome {
 fn whatever_goes_wrong_a_read_is_right_or_an_error_by_its_deadline() {
     let mut all = Outcome::default();
     for number in 0..rounds(FEW) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .expect("a runtime");
         let round = Round::new(number);
         eprintln!("round {number}");
-        let outcome = runtime.block_on(round.run());
+        let outcome = simulate(round.run());
         assert!(outcome.requests < MOST_REQUESTS, "{outcome:?}");
         all.right += outcome.right;
         all.wrong += outcome.wrong;
         all.requests = all.requests.max(outcome.requests);
     }
-    eprintln!("{all:?}, of which the most requests in one round");
+    let Outcome {
+        right,
+        wrong,
+        requests,
+    } = all;
+    let reads = right + wrong;
+    eprintln!("of {reads} reads {wrong} failed, with {requests} requests at the most in a round");
     assert!(all.right > 0 && all.wrong > 0, "chance had no say");
+}
+
+/// What `work` comes to on a clock that stands still while anyone works.
+fn simulate<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let long = Duration::from_hours(24);
+    let done = runtime.block_on(async { tokio::time::timeout(long, work).await });
+    done.expect("it hangs")
+}
+
+async fn open(
+    resource: Resource,
+    change: impl Fn(Response) -> Response + Send + Sync + 'static,
+) -> Result<Http, Error> {
+    let options = Options::default();
+    let net = Net::new(options.idle_timeout, move |request| {
+        change(resource.answer(request))
+    });
+    let url = Url::parse("http://host/archive").expect("well-formed");
+    Http::open_through(Box::new(net), url, options).await
+}
+
+/// Reads everything from the front: how many bytes come, and what ends it.
+async fn pour(source: Http) -> (usize, Option<Cause>) {
+    let (mut pieces, mut read) = (source.stream(), 0);
+    while let Some(piece) = pieces.next().await {
+        match piece {
+            Ok(piece) => read += piece.len(),
+            Err(error) => return (read, Some(error.cause)),
+        }
+    }
+    (read, None)
+}
+
+fn strong(len: usize) -> Resource {
+    resource(0, 1, len)
+}
+
+#[test]
+fn drops_do_not_keep_a_source_without_ranges_waiting() {
+    let (read, cause) = simulate(async {
+        let drops = |response: Response| response.paced(1, Duration::from_secs(20));
+        pour(
+            open(strong(1000).without_ranges(), drops)
+                .await
+                .expect("open"),
+        )
+        .await
+    });
+    assert!(
+        matches!(
+            cause,
+            Some(Cause::Unreachable {
+                obstacle: Obstacle::Crawl,
+                ..
+            })
+        ),
+        "{cause:?} after {read} bytes"
+    );
+    assert_eq!(read, 3);
+}
+
+#[test]
+fn what_comes_once_more_for_ever_is_not_waited_for_for_ever() {
+    let (read, cause) = simulate(async {
+        let second = Duration::from_secs(1);
+        let cuts = move |response: Response| response.paced(16 << 10, second).reset_after(100_000);
+        pour(
+            open(strong(200_000).without_ranges(), cuts)
+                .await
+                .expect("open"),
+        )
+        .await
+    });
+    assert!(cause.is_some_and(|cause| cause.is_outage()));
+    assert_eq!(read, 100_000);
+}
+
+#[test]
+fn an_archive_that_never_comes_to_be_open_is_not_waited_for_by_each_attempt() {
+    let took = simulate(async {
+        let pause = Duration::from_millis(500);
+        let cuts = move |response: Response| response.paced(1 << 10, pause).reset_after(60_000);
+        let began = Instant::now();
+        assert!(open(strong(200_000), cuts).await.is_err());
+        began.elapsed()
+    });
+    // On the simulated clock: a minute, and what the bytes take that came once.
+    assert!(took < Duration::from_secs(76), "{took:?}");
 }

@@ -26,7 +26,7 @@ use self::gate::Gate;
 use self::transport::Network;
 use super::answer::{Answer, ContentRange};
 use super::patience::Patience;
-use super::retry::Retry;
+use super::retry::{Jitter, Retry};
 use super::watch::Order;
 use super::{
     Access, Cause, Error, Fingerprint, Location, Obstacle, Options, Source, Validator, Watch,
@@ -49,6 +49,7 @@ const PROGRESS: u64 = 64 << 10;
 pub struct Http {
     client: Client,
     retry: Retry,
+    jitter: Arc<Jitter>,
     timeout: Duration,
     gate: Gate,
     stats: Arc<Stats>,
@@ -92,12 +93,18 @@ impl Http {
         let location = Location::from_url(&url);
         let client = Client::new(url, &options, transport)
             .map_err(|cause| Error::new(location.as_str(), cause))?;
-        let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
+        let jitter = Arc::new(Jitter::new(options.chance));
+        let mut effort = Effort::new(
+            options.retry,
+            Arc::clone(&jitter),
+            Arc::clone(&options.stats),
+        );
         let mut timer = Timer::new(options.timeout, 0);
         // Whoever is wrong about the address should hear of it soon.
         effort.retry.persists = false;
+        // What comes once more is no reason to wait longer.
+        let received = AtomicU64::new(0);
         let (fingerprint, resolved, body) = loop {
-            let received = AtomicU64::new(0);
             let found = tokio::select! {
                 biased;
                 found = probe(&client, &options.stats, &received) => found,
@@ -108,10 +115,11 @@ impl Http {
             };
             match found {
                 Ok(found) => break found,
-                Err(failure) => effort
-                    .failed(failure, 0, &mut timer)
-                    .await
-                    .map_err(|cause| effort.error(location.as_str(), cause))?,
+                Err(failure) => {
+                    let left = timer.left(received.load(Ordering::Relaxed));
+                    let next = effort.failed(failure, 0, left).await;
+                    next.map_err(|cause| effort.error(location.as_str(), cause))?;
+                }
             }
         };
         Ok(Self {
@@ -119,6 +127,7 @@ impl Http {
             resolved: Mutex::new(resolved),
             client,
             retry: options.retry,
+            jitter,
             timeout: options.timeout,
             gate: Gate::new(
                 options.connections,
@@ -160,6 +169,7 @@ impl Http {
                 Ok(Err(failure)) => {
                     // The node that failed may be out of service: let the original choose anew.
                     self.remember(self.client.original().clone());
+                    let left = timer.left(filled as u64);
                     let next = tokio::select! {
                         biased;
                         // Nothing is there to be cut.
@@ -167,7 +177,7 @@ impl Http {
                             buffer.truncate(filled);
                             Ok(())
                         }
-                        next = effort.failed(failure, filled as u64, &mut timer) => next,
+                        next = effort.failed(failure, filled as u64, left) => next,
                     };
                     match next {
                         Err(cause) if watch.persists() && cause.is_transient() => {
@@ -189,10 +199,17 @@ impl Http {
 
     /// All the time there is, `filled` bytes being there already.
     fn anew(&self, filled: usize) -> (Effort, Timer) {
-        let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
-        effort.is_open = true;
+        let mut effort = self.effort();
         effort.reached = filled as u64;
         (effort, Timer::new(self.timeout, filled as u64))
+    }
+
+    /// To get something more of a server that was understood before.
+    fn effort(&self) -> Effort {
+        let (jitter, stats) = (Arc::clone(&self.jitter), Arc::clone(&self.stats));
+        let mut effort = Effort::new(self.retry, jitter, stats);
+        effort.is_open = true;
+        effort
     }
 
     /// Copies what the first answer brought and returns how many bytes that are.
@@ -349,6 +366,7 @@ fn broken(how: &str) -> Failure {
 /// How hard something is being tried.
 struct Effort {
     retry: Retry,
+    jitter: Arc<Jitter>,
     /// Whether the server was understood before.
     is_open: bool,
     attempts: u32,
@@ -361,9 +379,10 @@ struct Effort {
 }
 
 impl Effort {
-    fn new(retry: Retry, stats: Arc<Stats>) -> Self {
+    fn new(retry: Retry, jitter: Arc<Jitter>, stats: Arc<Stats>) -> Self {
         Self {
             retry,
+            jitter,
             is_open: false,
             attempts: 0,
             failures: 0,
@@ -373,13 +392,13 @@ impl Effort {
         }
     }
 
-    /// Waits until it is time to try again, `received` bytes being there; the cause, when there is
-    /// no point.
+    /// Waits until it is time to try again, `received` bytes being there and `left` to wait; the
+    /// cause, when there is no point.
     async fn failed(
         &mut self,
         failure: Failure,
         received: u64,
-        timer: &mut Timer,
+        left: Duration,
     ) -> Result<(), Cause> {
         self.attempts += 1;
         if received.saturating_sub(self.reached) >= PROGRESS {
@@ -394,8 +413,9 @@ impl Effort {
             return Err(cause);
         }
         tracing::debug!(attempt = self.attempts, %cause, "an attempt failed");
-        let left = timer.left(received);
-        let pause = self.retry.next(self.failures, cause, retry_after, left)?;
+        let pause = self
+            .retry
+            .next(self.failures, cause, retry_after, left, &self.jitter)?;
         self.stats.source_retries.increment();
         tokio::time::sleep(pause).await;
         Ok(())
@@ -497,7 +517,9 @@ async fn probe(
                 .min(PREFIX_LEN);
             let len = part_len(&answer, (0, len))?;
             let mut prefix = vec![0; len];
-            let note = |len: usize| received.store(len as u64, Ordering::Relaxed);
+            let note = |len: usize| {
+                received.fetch_max(len as u64, Ordering::Relaxed);
+            };
             receive(&mut content, &mut prefix, &mut 0, stats, note).await?;
             Body::Prefix(prefix.into())
         }
@@ -635,23 +657,28 @@ struct Pour<'a> {
     given: u64,
     /// Bytes of this answer; what lies before `given` an earlier one has brought.
     seen: u64,
-    /// Bytes of all answers.
-    received: u64,
+    /// Bytes that are worth waiting for: those handed on, and of those that came again each once
+    /// until [`PROGRESS`] is made.
+    counted: u64,
+    /// How far an answer that began anew has come since there was progress.
+    again: u64,
+    /// Bytes handed on when there was.
+    reached: u64,
     effort: Effort,
     timer: Timer,
 }
 
 impl<'a> Pour<'a> {
     fn new(source: &'a Http, content: Content) -> Self {
-        let mut effort = Effort::new(source.retry, Arc::clone(&source.stats));
-        effort.is_open = true;
         Self {
             source,
             content,
             given: 0,
             seen: 0,
-            received: 0,
-            effort,
+            counted: 0,
+            again: 0,
+            reached: 0,
+            effort: source.effort(),
             timer: Timer::new(source.timeout, 0),
         }
     }
@@ -675,11 +702,11 @@ impl<'a> Pour<'a> {
     }
 
     async fn receive(&mut self) -> Result<Option<Bytes>, Cause> {
-        let received = self.received;
+        let counted = self.counted;
         tokio::select! {
             biased;
             piece = self.content.next() => piece,
-            late = self.timer.run_out(|| received) => {
+            late = self.timer.run_out(|| counted) => {
                 self.effort.stats.source_timeouts.increment();
                 Err(late)
             }
@@ -690,10 +717,17 @@ impl<'a> Pour<'a> {
     fn fresh(&mut self, mut piece: Bytes) -> Option<Bytes> {
         let len = piece.len() as u64;
         self.source.stats.source_read_bytes.add(len);
-        self.received += len;
-        let known = self.given.saturating_sub(self.seen);
+        let known = self.given.saturating_sub(self.seen).min(len);
+        if known > 0 {
+            let again = self.again.max(self.seen + known);
+            self.counted += again - self.again;
+            self.again = again;
+        }
         self.seen += len;
-        if known >= len {
+        self.counted += len - known;
+        // The time that passed was waited for this.
+        self.timer.left(self.counted);
+        if known == len {
             return None;
         }
         let fresh = piece.split_off(usize::try_from(known).unwrap_or(piece.len()));
@@ -712,13 +746,17 @@ impl<'a> Pour<'a> {
         if !self.source.fingerprint.is_strong() {
             return Err(failure.cause);
         }
+        if self.given - self.reached >= PROGRESS {
+            (self.reached, self.again) = (self.given, 0);
+        }
+        let counted = self.counted;
         loop {
-            let (given, received) = (self.given, self.received);
-            self.effort.failed(failure, given, &mut self.timer).await?;
+            let left = self.timer.left(counted);
+            self.effort.failed(failure, self.given, left).await?;
             let asked = tokio::select! {
                 biased;
                 asked = self.source.ask_again() => asked,
-                late = self.timer.run_out(|| received) => {
+                late = self.timer.run_out(|| counted) => {
                     self.effort.gave_up();
                     return Err(late);
                 }
