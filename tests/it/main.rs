@@ -26,3 +26,4 @@ mod stress;
 mod successor;
 mod support;
 mod user;
+mod verify;

@@ -10,5 +10,6 @@ pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod rounds;
 pub(crate) mod simulated;
+pub(crate) mod sums;
 pub(crate) mod tree;
 pub(crate) mod wait;
