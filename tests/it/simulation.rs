@@ -38,7 +38,8 @@ fn dice(dice: &mut Noise, end: usize) -> usize {
 
 /// One of `choices`, by chance.
 fn one<T: Copy>(noise: &mut Noise, choices: &[T]) -> T {
-    choices[dice(noise, choices.len())]
+    let number = dice(noise, choices.len());
+    *choices.get(number).expect("some")
 }
 
 /// An archive's bytes in one version, as a server has them that tells versions in its own way.
@@ -77,7 +78,7 @@ impl Schedule {
     fn next(&mut self) -> Option<Fault> {
         let strikes = self.dice.below(100) < self.often;
         let number = dice(&mut self.dice, self.faults.len());
-        strikes.then(|| self.faults[number].clone())
+        self.faults.get(number).filter(|_| strikes).cloned()
     }
 }
 

@@ -62,7 +62,8 @@ const COMINGS: [Errno; 5] = [
 ];
 
 fn content(number: usize) -> Vec<u8> {
-    Noise::new(number as u64 + 1).text(LENGTHS[number % LENGTHS.len()])
+    let len = LENGTHS.iter().cycle().nth(number).expect("endless");
+    Noise::new(number as u64 + 1).text(*len)
 }
 
 fn name(number: usize) -> String {
@@ -73,6 +74,12 @@ fn below(dice: &mut Noise, end: usize) -> usize {
     usize::try_from(dice.below(end as u64)).expect("small")
 }
 
+/// One of `choices`, by chance.
+fn one<T: Copy>(dice: &mut Noise, choices: &[T]) -> T {
+    let number = below(dice, choices.len());
+    *choices.get(number).expect("some")
+}
+
 /// What happens to a request of a server in trouble.
 fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault> {
     let place = below(dice, 300_000);
@@ -80,10 +87,10 @@ fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault>
     Some(match dice.below(30) {
         0 => Fault::Late(millis * 10),
         1 => Fault::Paced(place / 8 + 1, millis),
-        2 => Fault::Status([500, 502, 503][below(dice, 3)]),
-        3 => Fault::Status([401, 403, 404, 412][below(dice, 4)]),
+        2 => Fault::Status(one(dice, &[500, 502, 503])),
+        3 => Fault::Status(one(dice, &[401, 403, 404, 412])),
         4 => Fault::Busy(503, "0".to_owned()),
-        5 => Fault::Busy(429, ["1", "3600"][below(dice, 2)].to_owned()),
+        5 => Fault::Busy(429, one(dice, &["1", "3600"]).to_owned()),
         6 => Fault::HangUp,
         7 | 8 => Fault::Reset(place),
         9 | 10 => Fault::Short(place),
@@ -127,8 +134,9 @@ impl Shared {
 
     /// Does things by chance until it is over. What comes is right or an error that may be.
     fn read_on(&self, reader: usize, mut dice: Noise) {
+        let start = self.starts.get(reader).expect("one for each");
         while !self.is_over.load(Ordering::SeqCst) {
-            self.starts[reader].store(self.now(), Ordering::SeqCst);
+            start.store(self.now(), Ordering::SeqCst);
             let era = self.era.load(Ordering::SeqCst);
             let number = below(&mut dice, FILES);
             let done = match dice.below(8) {
@@ -154,26 +162,32 @@ impl Shared {
         }
     }
 
+    fn content(&self, number: usize) -> &[u8] {
+        self.contents.get(number).expect("known")
+    }
+
     /// Bytes are right whatever else happens.
     fn read(&self, number: usize, dice: &mut Noise) -> io::Result<bool> {
-        let all = &self.contents[number];
+        let all = self.content(number);
         let offset = below(dice, all.len());
         let len = 1 + below(dice, all.len() - offset);
         let mut bytes = vec![0; len];
         let file = File::open(self.mount.join(name(number)))?;
         let mut filled = 0;
         while filled < len {
-            let read = file.read_at(&mut bytes[filled..], (offset + filled) as u64)?;
+            let rest = bytes.get_mut(filled..).expect("inside");
+            let read = file.read_at(rest, (offset + filled) as u64)?;
             assert!(read > 0, "it ends too early: {number}");
             filled += read;
         }
-        assert!(bytes == all[offset..offset + len], "wrong bytes: {number}");
+        let right = all.get(offset..offset + len);
+        assert!(right == Some(&bytes[..]), "wrong bytes: {number}");
         Ok(true)
     }
 
     fn look(&self, number: usize) -> io::Result<bool> {
         let found = fs::metadata(self.mount.join(name(number)))?;
-        Ok(found.len() == self.contents[number].len() as u64)
+        Ok(found.len() == self.content(number).len() as u64)
     }
 
     fn list(&self, number: usize) -> io::Result<bool> {
@@ -421,7 +435,7 @@ impl Place {
         for number in 0..FILES {
             let path = self.path("mnt").join(name(number));
             let read = wait::ends(move || fs::read(path))?;
-            assert!(read == self.shared.contents[number], "wrong: {number}");
+            assert!(read == self.shared.content(number), "wrong: {number}");
         }
         Ok(())
     }
@@ -460,7 +474,7 @@ fn mounts_in_any_trouble_are_right_end_in_time_and_leave_nothing() {
     let mut dice = Noise::new(seed());
     let (mut reads, mut failures) = (0, 0);
     for round in 0..rounds(FEW) {
-        let packing = PACKINGS[below(&mut dice, 4)];
+        let packing = one(&mut dice, &PACKINGS);
         eprintln!("round {round}: {packing:?}");
         let shared = &place.shared;
         shared.is_over.store(false, Ordering::SeqCst);

@@ -60,6 +60,7 @@ impl Request {
             path: path.to_owned(),
             query: String::new(),
             headers,
+            client_port: 0,
         }
     }
 
