@@ -49,6 +49,12 @@ impl Client {
         })
     }
 
+    /// The same with `options`, and with nothing left of the requests before.
+    pub(super) fn afresh(&self, options: &Options) -> Result<Self, Cause> {
+        let transport = self.transport.afresh(&self.original, options)?;
+        Self::new(self.original.clone(), options, transport)
+    }
+
     /// The URL that the user gave.
     pub(super) fn original(&self) -> &Url {
         &self.original

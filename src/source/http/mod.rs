@@ -156,12 +156,11 @@ impl Http {
         options.connections = 0;
         let no_cache = ("Cache-Control".to_owned(), "no-cache".to_owned());
         options.headers.push(no_cache);
-        let original = self.client.original().clone();
-        let client = Client::new(original.clone(), &options)
-            .map_err(|cause| Error::new(self.location(), cause))?;
+        let client = self.client.afresh(&options);
+        let client = client.map_err(|cause| Error::new(self.location(), cause))?;
         let afresh = Self {
-            client,
             retry: self.retry,
+            jitter: Arc::clone(&self.jitter),
             timeout: self.timeout,
             gate: Gate::new(
                 self.options.connections,
@@ -171,7 +170,8 @@ impl Http {
             stats: Arc::clone(&self.stats),
             location: self.location.clone(),
             fingerprint: self.fingerprint.clone(),
-            resolved: Mutex::new(original),
+            resolved: Mutex::new(client.original().clone()),
+            client,
             body: Body::Prefix(Bytes::new()),
             options,
             afresh: OnceLock::new(),

@@ -25,6 +25,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// # Cancel safety
     /// Dropping the future abandons the request, and dropping the answer's content the rest of it.
     fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>>;
+
+    /// The same, for requests to `url` first of all, with nothing left of the requests before.
+    ///
+    /// # Errors
+    /// When no request can be sent.
+    fn afresh(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause>;
 }
 
 /// An answer whose content is still to come.
@@ -84,6 +90,10 @@ impl Transport for Network {
                 content: Content::new(pieces(response)),
             })
         })
+    }
+
+    fn afresh(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(Self::new(url, options)?))
     }
 }
 

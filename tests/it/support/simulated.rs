@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use tarfs::source::{Cause, Content, Message, Obstacle, Transport};
+use tarfs::source::{Cause, Content, Message, Obstacle, Options, Transport};
 use url::Url;
 
 use super::http::{End, Request, Response};
@@ -48,6 +48,10 @@ impl Transport for Net {
         });
         let response = (self.handler)(&Request::get(url.path(), headers.collect()));
         Box::pin(answer(response, self.idle))
+    }
+
+    fn afresh(&self, _url: &Url, _options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(self.clone()))
     }
 }
 
