@@ -21,9 +21,9 @@ use crate::support::simulated::Net;
 /// Rounds when nobody asks for more.
 const FEW: u64 = 600;
 
-/// Requests that one read may need: each brings something worth the name or counts as a failure, and
-/// an outage is asked about again after pauses.
-const MOST_REQUESTS: u64 = 2_000;
+/// Requests that a round may need, with two dozen reads: each brings something worth the name or counts
+/// as a failure, and in an outage there are pauses.
+const MOST_REQUESTS: u64 = 10_000;
 
 /// Bytes a second that every read is given on top of its deadline (docs/semantics.md).
 const SLOWEST: u64 = 4 << 10;
@@ -184,14 +184,12 @@ impl Round {
     }
 
     async fn run(mut self) -> Outcome {
-        let opened = self.open().await;
-        let source = match opened {
-            Some(source) => source,
-            None => {
-                self.is_disturbed.store(false, Ordering::SeqCst);
-                self.open().await.expect("the faults are over")
-            }
-        };
+        let mut opened = self.open().await;
+        if opened.is_none() {
+            self.is_disturbed.store(false, Ordering::SeqCst);
+            opened = self.open().await;
+        }
+        let source = opened.expect("the faults are over");
         self.is_open.store(true, Ordering::SeqCst);
         self.is_disturbed.store(true, Ordering::SeqCst);
         let mut outcome = match source.access() {
