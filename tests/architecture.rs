@@ -92,6 +92,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("bzip2", &["codec"]),
     ("xxhash_rust", &["codec", "index", "archive", "materialize"]),
     ("blake3", &["source", "index", "archive"]),
+    ("ring", &["archive"]),
     ("hashbrown", &["index"]),
     ("zerocopy", &["index"]),
     ("moka", &["cache"]),

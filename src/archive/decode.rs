@@ -11,9 +11,12 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use bytes::Bytes;
 
+use super::digest::Digester;
 use super::error::Error;
 use super::saved::Saved;
+use super::scan::Digest;
 use crate::base::extent::Packed;
+use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::ticket;
@@ -36,6 +39,8 @@ pub(super) struct Options {
     pub(super) context: Context,
     /// Whether to take a digest over the packed bytes.
     pub(super) content_id: bool,
+    /// Whether to take a SHA-256 over them.
+    pub(super) sha256: Digest,
     /// Where to begin, if not at the front; then the format is given.
     pub(super) resume: Option<SeekPoint>,
     /// An index that may be of this stream, to decode along.
@@ -63,6 +68,8 @@ pub(super) struct Finished {
     pub(super) compression: Compression,
     pub(super) packed_len: u64,
     pub(super) content_id: Option<[u8; 32]>,
+    /// Of all packed bytes, if it was asked for and they were read to their end.
+    pub(super) sha256: Option<Sha256>,
 }
 
 /// A job on its way: run by whoever comes first.
@@ -117,6 +124,9 @@ impl PlainStream {
     ) -> io::Result<Self> {
         let (sender, slots) = sync_channel(QUEUED_PIECES + 2 * options.context.workers);
         let workers = Workers::start("tarfs-job", options.context.workers)?;
+        let digester = (options.sha256 != Digest::Ignore)
+            .then(Digester::start)
+            .transpose()?;
         let progress = Arc::clone(stats);
         let control = chunks.control();
         let resume = options.resume;
@@ -127,12 +137,19 @@ impl PlainStream {
                 workers,
                 compression: options.compression,
                 hasher: options.content_id.then(blake3::Hasher::new),
+                digester,
+                is_at_end: false,
                 packed_len: resume.as_ref().map_or(0, |seek_point| seek_point.packed.0),
                 stats: progress,
             };
             let last = match walker.walk(options.context, options.saved, resume) {
                 Ok(()) => Slot::End(walker.finished()),
-                Err(Stop::Failed(error)) => Slot::Failed(error, walker.finished()),
+                Err(Stop::Failed(error)) => {
+                    if options.sha256 == Digest::Take {
+                        walker.read_out();
+                    }
+                    Slot::Failed(error, walker.finished())
+                }
                 Err(Stop::Deserted) => return,
             };
             // If no one listens any more, no one cares.
@@ -254,6 +271,9 @@ struct Walker {
     /// As given, or as recognised.
     compression: Option<Compression>,
     hasher: Option<blake3::Hasher>,
+    digester: Option<Digester>,
+    /// Whether the last packed byte has been seen.
+    is_at_end: bool,
     packed_len: u64,
     stats: Arc<Stats>,
 }
@@ -315,8 +335,15 @@ impl Walker {
         Ok(())
     }
 
-    fn finished(&self) -> Finished {
+    /// Reads what a stream that cannot be decoded leaves unread.
+    fn read_out(&mut self) {
+        while self.chunk().is_ok_and(|chunk| chunk.is_some()) {}
+    }
+
+    fn finished(&mut self) -> Finished {
+        let digester = self.digester.take().filter(|_| self.is_at_end);
         Finished {
+            sha256: digester.and_then(Digester::finish),
             compression: self.compression.unwrap_or(Compression::None),
             packed_len: self.packed_len,
             content_id: self
@@ -348,7 +375,11 @@ impl Walker {
             if let Some(hasher) = &mut self.hasher {
                 hasher.update(chunk);
             }
+            if let Some(digester) = &self.digester {
+                digester.update(chunk);
+            }
         }
+        self.is_at_end = chunk.is_none();
         Ok(chunk)
     }
 
@@ -420,6 +451,7 @@ mod tests {
             compression: Compression::Lz4,
             packed_len: 0,
             content_id: None,
+            sha256: None,
         })
     }
 

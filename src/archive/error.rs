@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::scan;
+use crate::base::sha256::Sha256;
 use crate::{codec, source, tar};
 
 /// What went wrong, by layer.
@@ -35,6 +36,14 @@ pub enum Error {
     /// A packed format that is recognised and not supported.
     #[error("{0} is not supported")]
     UnsupportedFormat(&'static str),
+    /// The packed bytes are not those that were asked for.
+    #[error("its SHA-256 is {found}, not {expected}")]
+    OtherDigest {
+        /// What was asked for.
+        expected: Sha256,
+        /// What is there.
+        found: Sha256,
+    },
     /// A thread of ours is gone.
     #[error("decoding was interrupted")]
     Interrupted,
@@ -48,6 +57,10 @@ const CUT: &str = "fetch it anew, or take its readable part with --allow-truncat
 
 /// What to do about a packing that nobody here can undo.
 const REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
+
+/// What to do about bytes that someone has vouched for in vain.
+const OTHER: &str = "what came of it must not be trusted: compare the digest with the one that was \
+                     published";
 
 /// What to do about something else in the archive's place.
 const CHECK: &str = "check what is stored there: an error page, perhaps";
@@ -90,6 +103,7 @@ impl Error {
             Self::NotAnArchive | Self::Empty => Some(CHECK),
             Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
             Self::UnsupportedFormat(_) => Some(REPACK),
+            Self::OtherDigest { .. } => Some(OTHER),
             Self::Interrupted => None,
         }
     }
@@ -104,6 +118,7 @@ impl Error {
             | Self::Empty
             | Self::TooManyEntries { .. }
             | Self::UnsupportedFormat(_)
+            | Self::OtherDigest { .. }
             | Self::Interrupted => false,
         }
     }

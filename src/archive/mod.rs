@@ -2,7 +2,9 @@
 
 mod ahead;
 mod catalog;
+mod check;
 mod decode;
+mod digest;
 mod error;
 mod flights;
 mod foreground;
@@ -38,6 +40,7 @@ use crate::source::Source;
 
 pub use crate::cache::SpoolUse;
 pub use catalog::{Awaited, Known, Then, Watcher};
+pub use check::Check;
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use prefetch::{Ahead, PageCache, Prefetch, PrefetchProgress, PrefetchState, Profile};

@@ -13,7 +13,7 @@ use super::foreground::Foreground;
 use super::keeper::{Keeper, Policy};
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
-use super::scan;
+use super::scan::{self, Digest};
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
@@ -163,15 +163,18 @@ impl Archive {
             stats: Arc::clone(stats),
             free_list: FreeList::new(options.scan.memory / RESTING_SHARE),
         };
-        if let Some(path) = &options.index_file {
-            return opening.with_index_file(path);
-        }
-        match opening.find_saved() {
-            Some(reader) => {
+        let found = if let Some(path) = &options.index_file {
+            opening.with_index_file(path)?
+        } else {
+            let found = opening.find_saved()?;
+            if let Some(reader) = &found {
                 opening.check_entries(&reader.catalog.known())?;
-                opening.mark_used(&reader);
-                archive(Arc::new(reader), None)
+                opening.mark_used(reader);
             }
+            found
+        };
+        match found {
+            Some(reader) => archive(Arc::new(reader), None),
             None => opening.by_scanning(),
         }
     }
@@ -224,18 +227,43 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
 
 impl Opening {
     /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
-    fn find_saved(&self) -> Option<Reader> {
-        let index = match self.store.as_ref()?.find(&self.locator) {
-            Ok(index) => index?,
+    fn find_saved(&self) -> Result<Option<Reader>, OpenError> {
+        let Some(store) = &self.store else {
+            return Ok(None);
+        };
+        let index = match store.find(&self.locator) {
+            Ok(Some(index)) => index,
+            Ok(None) => return Ok(None),
             Err(error) => {
                 // A damaged file is replaced by what the scan finds.
                 tracing::warn!(error = in_words(&error), "a saved index cannot be used");
-                return None;
+                return Ok(None);
             }
         };
+        if !self.is_vouched_for(&index)? {
+            return Ok(None);
+        }
         let spool = self.found_spool(&index);
         let reader = self.reader(Catalog::complete(index), spool);
-        self.fits(&reader).then_some(reader)
+        Ok(self.fits(&reader).then_some(reader))
+    }
+
+    /// Whether `index` was made from bytes with the digest that is wanted, if one is, and the source
+    /// still gives the same: only a strong validator says so, as nothing else speaks of all bytes.
+    ///
+    /// # Errors
+    /// When it says that the digest is another one.
+    fn is_vouched_for(&self, index: &Index) -> Result<bool, OpenError> {
+        let Digest::Expect(expected) = self.options.scan.sha256 else {
+            return Ok(true);
+        };
+        let origin = index.origin();
+        let is_ours = self.source.fingerprint().is_strong() && origin.locator == self.locator;
+        match origin.sha256.filter(|_| is_ours) {
+            None => Ok(false),
+            Some(found) if found == expected => Ok(true),
+            Some(found) => Err(self.failed(Error::OtherDigest { expected, found }, None)),
+        }
     }
 
     /// Whether the index belongs to the bytes and they can be had: by a strong validator, or by
@@ -256,8 +284,13 @@ impl Opening {
         self.source.access() == Access::Ranges
     }
 
-    fn with_index_file(&self, path: &Path) -> Result<Archive, OpenError> {
+    /// The index in the file at `path`; `None` when the archive must be read all the same, for its
+    /// digest.
+    fn with_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = index_file(path, &*self.source)?;
+        if !self.is_vouched_for(&index)? {
+            return Ok(None);
+        }
         self.check_entries(&index)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
         let spool = self.found_spool(&index);
@@ -276,7 +309,7 @@ impl Opening {
             reader.verify_source(span)
         };
         match verified {
-            Ok(()) => archive(Arc::new(reader), None),
+            Ok(()) => Ok(Some(reader)),
             Err(
                 ReadError::Damaged { .. }
                 | ReadError::Index

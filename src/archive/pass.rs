@@ -8,7 +8,7 @@ use super::indexing::{Indexing, Stop};
 use super::keeper::Keeper;
 use super::open::{OpenError, Opening, Spooling, content, in_words};
 use super::read::Reader;
-use super::scan::{self, ScanError, Summary};
+use super::scan::{self, Digest, ScanError, Summary};
 use crate::base::extent::{Extent, Plain};
 use crate::base::loan::{Lender, Loan, Loans};
 use crate::base::path::ArchivePath;
@@ -56,6 +56,10 @@ impl Pass {
             // Also when it panics: who waits must not wait for ever.
             let _end = End(&pass.reader);
             if let Err(error) = pass.run(keeper) {
+                // Who wants certain bytes wants none that nobody has vouched for.
+                if let Digest::Expect(_) = pass.opening.options.scan.sha256 {
+                    pass.reader.catalog.refuse();
+                }
                 pass.shared.outcome().failure = error.map(Arc::new);
             }
         })?;
@@ -155,7 +159,7 @@ impl Scanning {
         let summary =
             scan::scan(source, &scan_options, network, stats, &mut sink).map_err(|error| {
                 match error {
-                    ScanError::Archive { error, member } => {
+                    ScanError::Archive { error, member, .. } => {
                         Some(self.opening.failed(error, member))
                     }
                     ScanError::Sink(Stop::Abandoned) => None,
@@ -196,6 +200,7 @@ impl Scanning {
         Origin {
             locator: self.opening.locator.clone(),
             content_id: summary.content_id.unwrap_or_default(),
+            sha256: summary.sha256,
             compression: summary.compression,
             packed_bytes: summary.packed_len,
             plain_bytes: summary.plain_len,

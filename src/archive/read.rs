@@ -347,9 +347,10 @@ impl Reader {
                 cause: None,
             });
         }
-        // Bytes that are not the indexed ones may be a fault of the way: they get a second chance.
-        match self.decode(span) {
-            Err(ReadError::Damaged { .. }) => self.decode(span),
+        // Bytes that are not the indexed ones may be a fault of the way: they get a second chance,
+        // and another way.
+        match self.decode(span, Way::Usual) {
+            Err(ReadError::Damaged { .. }) => self.decode(span, Way::Afresh),
             result => result,
         }
     }
@@ -384,6 +385,7 @@ impl Reader {
         let spool = self.spool.as_ref()?;
         let bytes = spool.read(span.plain)?;
         if bytes.len() as u64 != span.plain.len() || xxh3_64(&bytes) != hash {
+            self.stats.spool_damaged_spans.increment();
             return None;
         }
         spool.used(span.plain);
@@ -393,7 +395,7 @@ impl Reader {
 
     /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
     /// kept too: whoever reads on will want them.
-    fn decode(&self, span: &Span) -> Result<Bytes, ReadError> {
+    fn decode(&self, span: &Span, way: Way) -> Result<Bytes, ReadError> {
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
@@ -406,7 +408,7 @@ impl Reader {
         );
         let failed = |error: Error| failed(span, error);
         let mut decoder = self.resumed(seek_point).map_err(failed)?;
-        let mut packed = PackedBytes::open(self, extent).map_err(failed)?;
+        let mut packed = PackedBytes::open(self, extent, way).map_err(failed)?;
         for number in first.number..span.number {
             let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
@@ -444,17 +446,26 @@ impl Reader {
         let len = span_len(span)?;
         let bytes = decoder
             .take(self.free_list.empty(len, span.plain.start().0), len, packed)
-            .map_err(|error| failed(span, error))?;
+            .map_err(|error| failed(span, error))
+            .inspect_err(|error| self.count_damage(error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         let is_other = |hash| xxh3_64(&bytes) != hash;
         if bytes.len() != len || span.hash.is_some_and(is_other) {
-            return Err(ReadError::Damaged {
+            let damaged = ReadError::Damaged {
                 extent: span.plain,
                 cause: None,
-            });
+            };
+            self.count_damage(&damaged);
+            return Err(damaged);
         }
         Ok(bytes)
+    }
+
+    fn count_damage(&self, error: &ReadError) {
+        if matches!(error, ReadError::Damaged { .. }) {
+            self.stats.damaged_spans.increment();
+        }
     }
 
     /// The last span at or before `span` that decoding can start at.
@@ -520,7 +531,8 @@ pub(super) fn failed(span: &Span, error: Error) -> ReadError {
         | Error::NotAnArchive
         | Error::Empty
         | Error::TooManyEntries { .. }
-        | Error::UnsupportedFormat(_) => ReadError::Damaged {
+        | Error::UnsupportedFormat(_)
+        | Error::OtherDigest { .. } => ReadError::Damaged {
             extent: span.plain,
             cause: Some(error),
         },
@@ -662,18 +674,63 @@ impl Resumed {
     }
 }
 
+/// How packed bytes are fetched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Usual,
+    /// What came by the usual one cannot be right.
+    Afresh,
+}
+
 /// The packed bytes to decode from: fetched at once, or as they are needed.
 pub(super) enum PackedBytes {
     Fetched(Option<Bytes>),
     Streamed(Box<fetch::Stream>),
+    /// Piece by piece, each only when it is needed.
+    Afresh(Afresh),
+}
+
+/// What is yet to be fetched afresh.
+pub(super) struct Afresh {
+    network: Handle,
+    source: Arc<dyn Source>,
+    rest: Extent<Packed>,
+    pool: Pool,
+}
+
+impl Afresh {
+    fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let start = self.rest.start();
+        let end = Packed(self.rest.end().0.min(start.0.saturating_add(STREAM_CHUNK)));
+        let (Some(piece), Some(rest)) = (
+            Extent::new(start, end).filter(|piece| !piece.is_empty()),
+            Extent::new(end, self.rest.end()),
+        ) else {
+            return Ok(None);
+        };
+        let bytes = fetch::read_afresh(&self.network, &self.source, piece, &self.pool)?;
+        self.rest = rest;
+        Ok(Some(bytes))
+    }
 }
 
 impl PackedBytes {
-    fn open(reader: &Reader, extent: Extent<Packed>) -> Result<Self, Error> {
+    fn open(reader: &Reader, extent: Extent<Packed>, way: Way) -> Result<Self, Error> {
         if extent.len() <= ONE_REQUEST {
             let pool = Pool::reusing(extent.len(), reader.free_list.clone());
-            let bytes = reader.reads.read(extent, &pool)?;
+            let bytes = match way {
+                Way::Usual => reader.reads.read(extent, &pool)?,
+                Way::Afresh => fetch::read_afresh(&reader.network, &reader.source, extent, &pool)?,
+            };
             return Ok(Self::Fetched(Some(bytes)));
+        }
+        if way == Way::Afresh {
+            return Ok(Self::Afresh(Afresh {
+                network: reader.network.clone(),
+                source: Arc::clone(&reader.source),
+                rest: extent,
+                pool: Pool::new(STREAM_BUFFERS),
+            }));
         }
         let config = fetch::Config {
             chunk_len: STREAM_CHUNK,
@@ -692,6 +749,7 @@ impl PackedBytes {
         match self {
             Self::Fetched(bytes) => Ok(bytes.take()),
             Self::Streamed(stream) => Ok(stream.next()?),
+            Self::Afresh(afresh) => afresh.next(),
         }
     }
 }
@@ -708,6 +766,7 @@ mod tests {
         let origin = Origin {
             locator: Locator::default(),
             content_id: [0; 32],
+            sha256: None,
             compression: Compression::None,
             packed_bytes: 512,
             plain_bytes: 1 << 50,

@@ -14,6 +14,7 @@ use super::spans::{Spans, here};
 use crate::base::buffer::{Enough, Pool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::loan::{Lender, Loans};
+use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
@@ -90,10 +91,24 @@ pub struct Options {
     /// bytes have no hashes and the source no content id; only with a source whose version is pinned
     /// by a strong validator.
     pub hops: bool,
+    /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then.
+    pub sha256: Digest,
     /// An index of this version of the source, if there is one: with it a stream that must
     /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
     /// wanted.
     pub saved: Option<Saved>,
+}
+
+/// What a scan does about the SHA-256 of the packed bytes, all of them to the source's end.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Digest {
+    /// Nothing: it takes as long as decoding.
+    #[default]
+    Ignore,
+    /// Takes it, also of what cannot be decoded to its end.
+    Take,
+    /// Takes it, and fails at the end when it is another one.
+    Expect(Sha256),
 }
 
 /// The least memory a scan works with, in bytes. In half of it there is room for all that a
@@ -118,6 +133,8 @@ pub struct Summary {
     pub plain_len: u64,
     /// Digest (BLAKE3) of the packed bytes, when asked for.
     pub content_id: Option<[u8; 32]>,
+    /// SHA-256 of the packed bytes, when asked for.
+    pub sha256: Option<Sha256>,
     /// The archive ends too early, which was allowed.
     pub truncated: bool,
     /// Places where headers were unreadable and members may have been lost; the scan cannot be
@@ -134,6 +151,8 @@ pub enum ScanError<E> {
         error: Error,
         /// The name of the member it happened in.
         member: Option<Vec<u8>>,
+        /// SHA-256 of the packed bytes, when [`Digest::Take`] asked for it and all of them came.
+        sha256: Option<Box<Sha256>>,
     },
     /// The sink had enough.
     Sink(E),
@@ -153,7 +172,8 @@ pub fn scan<S: Sink>(
 ) -> Result<Summary, ScanError<S::Error>> {
     stats.scans.increment();
     let len = source.fingerprint().len;
-    let may_hop = options.hops && source.access() == Access::Ranges;
+    let may_hop =
+        options.hops && options.sha256 == Digest::Ignore && source.access() == Access::Ranges;
     let mut scan = Scan {
         parser: Parser::new(options.tar.clone()),
         spans: options.spans.then(Spans::new),
@@ -174,10 +194,14 @@ pub fn scan<S: Sink>(
     let mut plain = scan.open(None).map_err(|error| scan.failed(error))?;
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
-        Err(ScanError::Archive { error, member }) => {
+        Err(ScanError::Archive { error, member, .. }) => {
             scan.cut()?;
             if !(options.allow_truncated && error.is_truncation()) {
-                return Err(ScanError::Archive { error, member });
+                return Err(ScanError::Archive {
+                    error,
+                    member,
+                    sha256: scan.digest_all_the_same(&mut plain).map(Box::new),
+                });
             }
             scan.sink
                 .warning("the archive is truncated; this is its readable part");
@@ -188,11 +212,20 @@ pub fn scan<S: Sink>(
     let finished = plain
         .finished()
         .ok_or_else(|| scan.failed(Error::Interrupted))?;
+    if let Digest::Expect(expected) = options.sha256 {
+        // There is none where the last byte was not seen: then nothing tells what was.
+        let found = finished.sha256.ok_or(Error::Interrupted);
+        let found = found.map_err(|error| scan.failed(error))?;
+        if found != expected {
+            return Err(scan.failed(Error::OtherDigest { expected, found }));
+        }
+    }
     Ok(Summary {
         compression: finished.compression,
         packed_len: finished.packed_len,
         plain_len: scan.plain_len,
         content_id: finished.content_id.filter(|_| !scan.hopped),
+        sha256: finished.sha256,
         truncated,
         damages: scan.damages,
     })
@@ -253,6 +286,7 @@ fn open_stream(
             workers: options.workers,
         },
         content_id: options.spans,
+        sha256: options.sha256,
         saved: options.saved.clone().filter(|_| !options.spans),
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
@@ -444,7 +478,22 @@ impl<S: Sink> Scan<'_, S> {
         ScanError::Archive {
             error,
             member: self.member.clone(),
+            sha256: None,
         }
+    }
+
+    /// The digest of a source whose archive cannot be read on, when it is wanted for itself.
+    fn digest_all_the_same(&self, plain: &mut PlainStream) -> Option<Sha256> {
+        if self.options.sha256 != Digest::Take {
+            return None;
+        }
+        // What is decoded has lost its meaning, and further errors tell nothing new.
+        while plain.finished().is_none() {
+            if let Err(Error::Interrupted) = plain.next() {
+                break;
+            }
+        }
+        plain.finished()?.sha256
     }
 
     /// Ends what is under way because nothing follows.

@@ -10,6 +10,7 @@ pub mod loan;
 pub mod path;
 pub mod private;
 pub mod resolve;
+pub mod sha256;
 pub mod stats;
 pub mod task;
 pub mod ticket;

@@ -106,6 +106,9 @@ stats! {
     decoder_shares,
     /// Spans decoded again after the scan, to answer reads.
     decoded_spans,
+    /// Spans that were made from the source and are not the indexed ones: fetched and made once more,
+    /// unless that was done already.
+    damaged_spans,
     /// Members seen by a scan.
     scanned_members,
     /// Scans that decoded along the seek points of a saved index.
@@ -126,6 +129,8 @@ stats! {
     ahead_spans,
     /// Packed bytes fetched ahead of reads.
     ahead_packed_bytes,
+    /// Spans read back from a spool that are not the indexed ones: not there, torn or damaged.
+    spool_damaged_spans,
     /// Plain bytes written to spools.
     spooled_bytes,
     /// Plain bytes read back from spools.

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::headers::HeaderArg;
+use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
 /// Where the archive is and how to read it.
@@ -81,6 +82,10 @@ pub(super) struct SourceArgs {
     /// The packed format, instead of recognising it: none, gzip, lz4, zstd, xz, bzip2
     #[arg(long, value_name = "FORMAT")]
     pub compression: Option<Compression>,
+
+    /// Fail unless all bytes of SOURCE have this SHA-256, as sha256sum prints it
+    #[arg(long, value_name = "HEX")]
+    pub expect_sha256: Option<Sha256>,
 
     /// Read on after zero records, as for concatenated archives
     #[arg(short = 'i', long)]

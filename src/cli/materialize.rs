@@ -296,7 +296,7 @@ impl Run<'_> {
         match scanned {
             Ok(summary) => summary.damages == 0,
             Err(ScanError::Sink(_)) => false,
-            Err(ScanError::Archive { error, member }) => {
+            Err(ScanError::Archive { error, member, .. }) => {
                 let location = self.source.location();
                 let place = match member {
                     Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),

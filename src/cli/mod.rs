@@ -25,6 +25,7 @@ mod status;
 mod telemetry;
 mod umount;
 mod undo;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -54,6 +55,8 @@ enum Verb {
     Ls(ls::LsArgs),
     /// Build an archive's index, or write it to a file
     Index(index::IndexArgs),
+    /// Read an archive to its end, and say whether it is good
+    Verify(verify::VerifyArgs),
     /// Show and bound what is kept on disk between mounts
     Cache(cache::CacheVerbArgs),
 }
@@ -78,6 +81,7 @@ pub fn run() -> ExitCode {
         Verb::Materialize(args) => materialize::run(&args),
         Verb::Ls(args) => ls::run(&args),
         Verb::Index(args) => index::run(&args),
+        Verb::Verify(args) => verify::run(&args),
         Verb::Cache(args) => cache::run(&args),
     };
     result.unwrap_or_else(|error| output::fail(&error))

@@ -217,6 +217,10 @@ fn serve(
         .is_none_or(|found| found.orphan.is_none())
     {
         Mount::check(&args.mountpoint)?;
+        if let Some(hidden) = Mount::hides(&args.mountpoint) {
+            let mountpoint = args.mountpoint.display();
+            tracing::warn!(%mountpoint, "until it is unmounted this hides {hidden}");
+        }
     }
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;

@@ -110,6 +110,9 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         lenders: Vec::new(),
         workers: settings::processors(),
         hops: false,
+        sha256: args
+            .expect_sha256
+            .map_or(scan::Digest::Ignore, scan::Digest::Expect),
         saved: None,
     }
 }

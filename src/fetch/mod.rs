@@ -75,6 +75,20 @@ pub fn read(
     handle.block_on(source.read_at(extent.start(), buffer))
 }
 
+/// As [`read`], for who got bytes there that cannot be right: see [`Source::read_afresh`].
+///
+/// # Errors
+/// As [`read`].
+pub fn read_afresh(
+    handle: &Handle,
+    source: &Arc<dyn Source>,
+    extent: Extent<Packed>,
+    pool: &Pool,
+) -> Result<Bytes, Error> {
+    let buffer = pool.take(whole_len(source, extent)?);
+    handle.block_on(source.read_afresh(extent.start(), buffer))
+}
+
 /// Bytes of `extent`, all of which `source` has.
 fn whole_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
     let truncated = || Error::new(source.location(), Cause::Truncated);

@@ -235,7 +235,15 @@ impl Tree {
     }
 
     fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
-        self.view.entry(index, inode).ok_or(Errno::ENOENT)
+        self.view.entry(index, inode).ok_or({
+            // The kernel asks only for what it was told of: then that was forgotten, because the archive
+            // is not the one that was wanted.
+            if index.is_complete() {
+                Errno::ENOENT
+            } else {
+                Errno::EIO
+            }
+        })
     }
 
     /// Whether there may be security labels. Where there are none ls(1) asks once and not for every

@@ -68,14 +68,21 @@ macro_rules! refusals {
 
 refusals!(ReplyDirectory, ReplyDirectoryPlus, ReplyEntry);
 
-/// A reply that whoever comes first may give: who knows the answer, or who gives up.
+/// A reply that whoever comes first may give: who knows the answer, or who gives up. Dropped, it says
+/// that nobody is left to answer.
 #[derive(Debug)]
-pub(super) struct Kept<R>(Arc<Mutex<Option<R>>>);
+pub(super) struct Kept<R: Refusal>(Arc<Mutex<Option<R>>>);
 
-impl<R> Kept<R> {
+impl<R: Refusal> Kept<R> {
     /// The reply, unless it was given already.
     pub(super) fn take(self) -> Option<R> {
         lock(&self.0).take()
+    }
+}
+
+impl<R: Refusal> Drop for Kept<R> {
+    fn drop(&mut self) {
+        self.0.refuse(Vain::Ended);
     }
 }
 
@@ -288,7 +295,8 @@ mod tests {
 
     impl Refusal for Reply {
         fn refuse(self, why: Vain) {
-            self.0.send(why).expect("someone listens");
+            // A test that is over listens no more.
+            drop(self.0.send(why));
         }
     }
 
@@ -329,6 +337,16 @@ mod tests {
         assert!(kept.take().is_some());
         patience.look(start + TIMEOUT * 10);
         assert!(told.try_recv().is_err(), "it was answered");
+    }
+
+    #[test]
+    fn who_is_forgotten_is_told_at_once() {
+        let patience = patience();
+        let (kept, told) = keep(&patience);
+        drop(kept);
+        assert_eq!(told.try_recv(), Ok(Vain::Ended));
+        patience.look(Instant::now());
+        assert!(lock(&patience.state).waiting.is_empty());
     }
 
     #[test]

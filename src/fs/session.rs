@@ -80,6 +80,17 @@ impl Mount {
         device::look()
     }
 
+    /// What a mount on `mountpoint` would hide, in words, if anything: another mount, or files.
+    pub fn hides(mountpoint: &Path) -> Option<String> {
+        let mountpoint = device::mountpoint(mountpoint).ok()?;
+        // Who is asked for a listing may not answer for long: a mount is not.
+        if let Some(kind) = table::file_system(&mountpoint).ok()? {
+            return Some(format!("a mount of the type {kind}"));
+        }
+        let is_empty = fs::read_dir(&mountpoint).ok()?.next().is_none();
+        (!is_empty).then(|| "what is in that directory".to_owned())
+    }
+
     /// Mounts `tree` on the directory `mountpoint` and returns when the mount answers. `source`
     /// is what mount(8) lists unless the options say otherwise. `ended` is called on the mount's
     /// own thread once nothing is mounted any more, whoever unmounted it.

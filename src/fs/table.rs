@@ -19,6 +19,15 @@ pub(super) fn is_mounted(mountpoint: &Path, file_system: &str) -> io::Result<boo
     Ok(top(&table, mountpoint) == Some(file_system.as_bytes()))
 }
 
+/// The type of what is mounted on `mountpoint`, as for [`is_mounted`].
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn file_system(mountpoint: &Path) -> io::Result<Option<String>> {
+    let table = fs::read(TABLE)?;
+    Ok(top(&table, mountpoint).map(|name| String::from_utf8_lossy(name).into_owned()))
+}
+
 /// Major and minor number of what lies on top at `mountpoint`, as for [`is_mounted`], if it is of the
 /// type `file_system`. Asks nothing of the mount itself.
 ///

@@ -10,15 +10,17 @@ use super::arrays::Arrays;
 use super::names::Arena;
 use super::{Index, Ino, Kind, Locator, Origin, Totals};
 use crate::base::private::Untrusted;
+use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 const SECTIONS: u32 = 12;
 const HAS_XATTRS: u32 = 1;
+const HAS_SHA256: u32 = 1;
 
 /// Longest texts of an index that [`read_origin`] looks at: locators are shorter by far.
 const MAX_SHOWN_BYTES: u64 = 1 << 20;
@@ -93,7 +95,8 @@ struct Layer {
     packed_bytes: U64,
     plain_bytes: U64,
     compression: U32,
-    reserved: U32,
+    flags: U32,
+    sha256: [u8; 32],
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -294,7 +297,8 @@ impl Layer {
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
             compression: code(origin.compression).into(),
-            reserved: 0.into(),
+            flags: origin.sha256.map_or(0, |_| HAS_SHA256).into(),
+            sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
         }
     }
 
@@ -302,6 +306,7 @@ impl Layer {
         Ok(Origin {
             locator,
             content_id: self.content_id,
+            sha256: (self.flags.get() & HAS_SHA256 != 0).then_some(Sha256(self.sha256)),
             compression: compression(self.compression.get())?,
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
@@ -464,6 +469,7 @@ mod tests {
         builder.finish(Origin {
             locator: locator(),
             content_id: [7; 32],
+            sha256: Some(Sha256([9; 32])),
             compression: Compression::Gzip,
             packed_bytes: 10,
             plain_bytes: 4100,

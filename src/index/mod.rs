@@ -24,6 +24,7 @@ use bytes::Bytes;
 
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
+use crate::base::sha256::Sha256;
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, Timestamp};
 
@@ -69,6 +70,8 @@ pub struct Origin {
     pub locator: Locator,
     /// blake3 of the packed bytes.
     pub content_id: [u8; 32],
+    /// SHA-256 of the packed bytes, if someone wanted to know.
+    pub sha256: Option<Sha256>,
     /// How they are packed.
     pub compression: Compression,
     /// How many they are.
@@ -83,6 +86,7 @@ impl Default for Origin {
         Self {
             locator: Locator::default(),
             content_id: [0; 32],
+            sha256: None,
             compression: Compression::None,
             packed_bytes: 0,
             plain_bytes: 0,

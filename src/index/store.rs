@@ -479,15 +479,17 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let long_ago = SystemTime::now() - BOUNDS.age - Duration::from_mins(1);
-        let mut marks = Vec::new();
-        for name in ["old", "used", "marked"] {
-            let path = store
+        let names = ["old", "used", "marked"];
+        for name in names {
+            store
                 .publish(&locator(name), &index(locator(name)))
                 .unwrap();
-            if name == "marked" {
-                marks.push(store.mark_used(&locator(name)).unwrap());
-            }
-            File::open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+        let _mark = store.mark_used(&locator("marked")).unwrap();
+        // Only now, or each would go when the next one is saved.
+        for name in names {
+            let file = File::open(store.path(&locator(name))).unwrap();
+            file.set_modified(long_ago).unwrap();
         }
         drop(store.mark_used(&locator("used")).unwrap());
         fs::write(store.directory().join("foreign"), b"").unwrap();

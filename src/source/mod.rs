@@ -83,6 +83,19 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.read_at(offset, buffer)
     }
 
+    /// As [`read_at`](Self::read_at) for who got bytes there that cannot be right: asked for again by
+    /// a way that shares as little as possible with the one before, neither what is in memory, nor a
+    /// connection, nor a cache on the way.
+    ///
+    /// # Errors
+    /// As `read_at`.
+    ///
+    /// # Cancel safety
+    /// As `read_at`.
+    fn read_afresh(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        self.read_at(offset, buffer)
+    }
+
     /// Reads at once that the source bears, however many are asked for: fewer after its server
     /// complained, and until it has proved to bear more.
     fn bearable_reads(&self) -> usize {

@@ -76,6 +76,7 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
         lenders: Vec::new(),
         workers: std::thread::available_parallelism().map_or(1, usize::from),
         hops: false,
+        sha256: scan::Digest::Ignore,
         saved: None,
     };
     let mut hashes = Hashes::default();

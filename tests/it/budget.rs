@@ -135,6 +135,7 @@ fn least() -> scan::Options {
         lenders: Vec::new(),
         workers: 2,
         hops: false,
+        sha256: scan::Digest::Ignore,
         saved: None,
     }
 }

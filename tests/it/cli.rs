@@ -565,6 +565,7 @@ fn the_command_line_is_explained_with_exit_code_64() {
         &["materialize", "a.tar", "--to-stdout", "--dry-run"],
         &["materialize", "a.tar", "--strip-components", "x"],
         &["materialize", "a.tar", "--sync", "--dry-run"],
+        &["ls", "a.tar", "--expect-sha256", "5a"],
         &["materialize", "a.tar", "--atomic"],
         &["materialize", "a.tar", "--atomic", "-C", "new", "-k"],
         &[

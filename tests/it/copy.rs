@@ -18,6 +18,7 @@ use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::program::{self, told};
 use crate::support::tree::Tree;
+use crate::support::wait;
 
 /// Where the archive is served.
 const ARCHIVE: &str = "/archive.tar";
@@ -433,7 +434,7 @@ fn a_killed_mount_goes_on_where_it_stopped_and_believes_nothing_that_was_touched
     };
     let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&deadline));
     assert_eq!(ended, Ok(1));
-    place.umount();
+    wait::until("its mount is taken out", || !is_mounted(&place.path("mnt")));
 
     // The first two files are whole; somebody writes to one and cuts the other.
     let [(one, _), (two, _)] = &tree.files[..2] else {

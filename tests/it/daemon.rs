@@ -217,10 +217,15 @@ fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
 fn of_two_on_top_of_each_other_the_upper_goes_first() {
     let place = Place::new();
     place.mount();
-    place.mount();
+    let output = place.mount_command().output().expect("started");
+    assert!(output.status.success());
+    let told = told(&output);
+    assert!(
+        told.contains("hides a mount of the type fuse.tarfs"),
+        "{told}"
+    );
     for is_left in [true, false] {
-        let output = place.umount(&[]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(place.umount(&[]).status.success());
         assert_eq!(place.path("mnt/file").exists(), is_left);
     }
     assert!(!place.is_mounted());
@@ -272,6 +277,21 @@ fn a_dead_mount_can_be_unmounted_and_is_in_no_mounts_way() {
     let output = place.umount(&[]);
     assert!(output.status.success(), "{}", told(&output));
     assert!(!place.is_mounted());
+}
+
+#[test]
+fn what_a_mount_hides_is_told() {
+    let place = Place::new();
+    fs::write(place.path("mnt/hidden"), "").expect("written");
+    let output = place.mount_command().output().expect("started");
+    assert!(output.status.success());
+    assert!(
+        told(&output).contains("hides what is in that directory"),
+        "{}",
+        told(&output)
+    );
+    assert!(place.umount(&[]).status.success());
+    assert!(place.path("mnt/hidden").exists());
 }
 
 #[test]

@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&[&str]; 9] = [
+const VERBS: [&[&str]; 10] = [
     &["mount"],
     &["umount"],
     &["status"],
     &["materialize"],
     &["ls"],
     &["index"],
+    &["verify"],
     &["cache", "list"],
     &["cache", "prune"],
     &["cache", "clear"],

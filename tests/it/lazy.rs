@@ -301,6 +301,52 @@ fn a_scan_that_fails_leaves_what_it_found() {
 }
 
 #[test]
+fn nothing_of_an_archive_with_another_digest_is_read_once_that_is_known() {
+    let content = Noise::new(1).bytes(300_000);
+    let front = Archive::new().directory("d").file("d/early", &content);
+    let wrong = "5a".repeat(32);
+    let more = |rest: Archive| rest.file("d/late", "late");
+    let place = Place::with(front, more, Rest::Comes, &["--expect-sha256", &wrong]);
+    assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
+    let (late, listed) = (place.path("mnt/missing"), place.path("mnt/d"));
+    let late = aside(move || fs::read(late));
+    let listed = aside(move || fs::read_dir(listed).map(Iterator::count));
+    place.gate.open();
+    let is_io = |error: std::io::Error| error.raw_os_error() == Some(5);
+    assert!(is_io(late.join().expect_err("refused")));
+    let listed = listed.join();
+    assert!(
+        listed.is_err() || listed.is_ok_and(|count| count == 1),
+        "an entry that is an error"
+    );
+    // Names are believed for a second.
+    wait::until("nothing is found", || {
+        let read = fs::read(place.path("mnt/d/early"));
+        let stat = fs::symlink_metadata(place.path("mnt/filler"));
+        read.is_err_and(is_io) && stat.is_err_and(is_io)
+    });
+    let status = place.status();
+    assert_eq!(status.pointer("/index/phase"), Some(&Value::from("failed")));
+    let failure = status.pointer("/index/failure").and_then(Value::as_str);
+    assert!(failure.expect("why").contains(&wrong), "{failure:?}");
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+    // Who waits for the end gets no mount.
+    let url = place.server.url(ARCHIVE);
+    let words = [
+        "mount",
+        "--wait-index",
+        &url,
+        "mnt",
+        "--expect-sha256",
+        &wrong,
+    ];
+    let output = place.tarfs(&words);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(program::told(&output).contains(&wrong));
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
 fn an_unmount_ends_a_scan_that_waits_for_its_server() {
     let front = Archive::new().file("early", "early");
     let place = Place::new(front, |rest| rest, Rest::Comes);

@@ -24,3 +24,4 @@ mod status;
 mod successor;
 mod support;
 mod user;
+mod verify;

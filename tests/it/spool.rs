@@ -77,12 +77,12 @@ impl Place {
         serde_json::from_slice(&text).expect("one mount")
     }
 
-    /// Ends the process of a mount at once, and takes the mount away.
+    /// Ends the process of a mount at once, and waits until the mount is taken out.
     fn kill(&self, mountpoint: &str) {
         let pid = self.status(mountpoint).get("pid").and_then(Value::as_i64);
         let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         kill_process(pid.expect("a number"), Signal::KILL).expect("running");
-        self.succeeds(&["umount", "--lazy", mountpoint]);
+        wait::until("it is taken out", || !is_mounted(&self.path(mountpoint)));
     }
 
     #[track_caller]
@@ -198,9 +198,7 @@ fn what_a_killed_scan_has_left_is_removed_by_the_next_one() {
     wait::until("something is spooled", || place.spooled_bytes() > 0);
     process.kill().expect("running");
     process.wait().expect("a child");
-    if is_mounted(&place.path("a")) {
-        place.succeeds(&["umount", "--lazy", "a"]);
-    }
+    wait::until("it is taken out", || !is_mounted(&place.path("a")));
     let [left] = &place.spools()[..] else {
         panic!("one file: {:?}", place.spools());
     };

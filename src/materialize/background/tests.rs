@@ -35,6 +35,7 @@ impl Archive {
         }
         let origin = Origin {
             content_id: [7; 32],
+            sha256: None,
             plain_bytes: plain.0,
             ..Origin::default()
         };

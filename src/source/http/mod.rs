@@ -11,7 +11,7 @@ mod client;
 mod gate;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -54,6 +54,9 @@ pub struct Http {
     /// Where the last redirects led.
     resolved: Mutex<Url>,
     body: Body,
+    options: Options,
+    /// The same for who got bytes that cannot be right, made when the first one did.
+    afresh: OnceLock<Box<Self>>,
 }
 
 /// What the first answer left us.
@@ -107,10 +110,46 @@ impl Http {
                 options.timeout,
                 Arc::clone(&options.stats),
             ),
-            stats: options.stats,
+            stats: Arc::clone(&options.stats),
             location,
             body,
+            options,
+            afresh: OnceLock::new(),
         })
+    }
+
+    /// The same version of the same file by connections that are used once, past caches on the way,
+    /// and with nothing in memory.
+    fn afresh(&self) -> Result<&Self, Error> {
+        if let Some(afresh) = self.afresh.get() {
+            return Ok(afresh);
+        }
+        let mut options = self.options.clone();
+        // A connection that may not rest is not used again.
+        options.connections = 0;
+        let no_cache = ("Cache-Control".to_owned(), "no-cache".to_owned());
+        options.headers.push(no_cache);
+        let original = self.client.original().clone();
+        let client = Client::new(original.clone(), &options)
+            .map_err(|cause| Error::new(self.location(), cause))?;
+        let afresh = Self {
+            client,
+            retry: self.retry,
+            timeout: self.timeout,
+            gate: Gate::new(
+                self.options.connections,
+                self.timeout,
+                Arc::clone(&self.stats),
+            ),
+            stats: Arc::clone(&self.stats),
+            location: self.location.clone(),
+            fingerprint: self.fingerprint.clone(),
+            resolved: Mutex::new(original),
+            body: Body::Prefix(Bytes::new()),
+            options,
+            afresh: OnceLock::new(),
+        };
+        Ok(self.afresh.get_or_init(|| Box::new(afresh)))
     }
 
     async fn fill(&self, offset: u64, buffer: &mut Buffer, watch: &Watch) -> Result<(), Error> {
@@ -565,6 +604,16 @@ impl Source for Http {
             Ok(buffer.freeze())
         }
         .boxed()
+    }
+
+    fn read_afresh(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        if let Body::Whole(_) = self.body {
+            return self.read_at(offset, buffer);
+        }
+        match self.afresh() {
+            Ok(afresh) => afresh.read_at(offset, buffer),
+            Err(error) => async move { Err(error) }.boxed(),
+        }
     }
 
     fn read_watched<'a>(

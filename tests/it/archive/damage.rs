@@ -1,11 +1,17 @@
 //! What is broken is said to be; what is not is read all the same.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use tarfs::archive::{Archive, Error, OpenError, ReadError};
 use tarfs::base::path::ArchivePath;
 use tarfs::codec::{self, Compression};
 
-use super::{Lab, assert_file, for_each_packing, index, packed, read};
+use super::{Lab, PATH, assert_file, assert_files, for_each_packing, index, packed, read};
+use crate::support::http::{Resource, Seen};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
@@ -59,6 +65,143 @@ fn damage_stays_in_its_span(packing: Packing) {
     assert!(damaged_files > 0);
 }
 for_each_packing!(damage_stays_in_its_span);
+
+/// A lab whose archive was indexed, and whose server then turns a bit in the middle of the first
+/// `times` answers that hold a certain byte; and a file that has that byte.
+fn lab_with_a_bad_way(packing: Packing, times: usize) -> (Lab, String, u64) {
+    let packed = packed(packing);
+    let lab = Lab::serving(packed.clone());
+    let archive = lab.open_with(&lab.without_spool());
+    let (place, extent) = {
+        let index = archive.index();
+        let number = index.span_count() / 2;
+        let seek = |number| index.seek_offset(number).expect("seekable").0;
+        let place = u64::midpoint(seek(number - 1), seek(number));
+        (place, index.span_extent(number - 1).expect("a span"))
+    };
+    let tree = Tree::mixed();
+    let (name, _) = tree
+        .files
+        .iter()
+        .find(|(name, _)| {
+            let path = ArchivePath::sanitize(name.as_bytes()).path;
+            let index = archive.index();
+            let entry = index.find(&path).expect("an entry");
+            let mut pieces = entry.pieces(0, entry.size());
+            pieces.any(|piece| {
+                piece
+                    .plain
+                    .intersection(&extent)
+                    .is_some_and(|it| !it.is_empty())
+            })
+        })
+        .expect("a file there");
+    let good = Resource::new(packed.clone()).etag("\"1\"");
+    let bad = Resource::new(flipped(&packed, index(place))).etag("\"1\"");
+    let left = Arc::new(AtomicUsize::new(times));
+    lab.server.route(PATH, move |request| {
+        let hits = request
+            .range()
+            .is_some_and(|(start, end)| (start..end).contains(&place));
+        let take = |left: usize| left.checked_sub(1);
+        let is_bad = hits
+            && left
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                .is_ok();
+        if is_bad { &bad } else { &good }.answer(request)
+    });
+    (lab, name.clone(), place)
+}
+
+fn requests_for(lab: &Lab, place: u64, from: usize) -> Vec<Seen> {
+    let seen = lab.server.seen(PATH).into_iter().skip(from);
+    seen.filter(|seen| {
+        let range = seen.request.range();
+        range.is_some_and(|(start, end)| (start..end).contains(&place))
+    })
+    .collect()
+}
+
+const SEEKABLE: [Packing; 3] = [Packing::Lz4, Packing::Gzip, Packing::ZstdFrames];
+
+#[test]
+fn what_is_damaged_on_the_way_is_fetched_once_more_by_another_one() {
+    for packing in SEEKABLE {
+        let (lab, name, place) = lab_with_a_bad_way(packing, 1);
+        let before = lab.server.seen(PATH).len();
+        let archive = lab.open_with(&lab.without_spool());
+        let tree = Tree::mixed();
+        let (_, content) = tree
+            .files
+            .iter()
+            .find(|(known, _)| *known == name)
+            .expect("known");
+        assert_file(&archive, &name, content);
+        assert_eq!(archive.stats().damaged_spans.get(), 1, "{packing:?}");
+        let requests = requests_for(&lab, place, before);
+        let [first, again] = requests.as_slice() else {
+            panic!("{packing:?}: {requests:?}");
+        };
+        assert_eq!(first.request.header("cache-control"), None);
+        assert_eq!(again.request.header("cache-control"), Some("no-cache"));
+        assert_ne!(first.request.client_port, again.request.client_port);
+        // All the others are as they were.
+        assert_files(&archive, &tree);
+        assert_eq!(archive.stats().damaged_spans.get(), 1, "{packing:?}");
+    }
+}
+
+#[test]
+fn what_stays_damaged_is_an_error_after_two_fetches() {
+    for packing in SEEKABLE {
+        let (lab, name, place) = lab_with_a_bad_way(packing, usize::MAX);
+        let before = lab.server.seen(PATH).len();
+        let archive = lab.open_with(&lab.without_spool());
+        let error = read(&archive, &name).err();
+        assert!(
+            matches!(error, Some(ReadError::Damaged { .. })),
+            "{error:?}"
+        );
+        assert_eq!(requests_for(&lab, place, before).len(), 2, "{packing:?}");
+        assert_eq!(archive.stats().damaged_spans.get(), 2, "{packing:?}");
+    }
+}
+
+#[test]
+fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
+    let lab = Lab::serving(packed(Packing::Lz4));
+    let archive = lab.open();
+    let extent = {
+        let index = archive.index();
+        assert!(index.span_count() >= 3);
+        index.span_extent(index.span_count() / 2).expect("a span")
+    };
+    drop(archive);
+    let spool = lab.the_cached("spool");
+    let file = OpenOptions::new().read(true).write(true).open(spool);
+    let file = file.expect("a spool");
+    let middle = u64::midpoint(extent.start().0, extent.end().0);
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, middle).expect("kept");
+    file.write_all_at(&[byte[0] ^ 0x20], middle)
+        .expect("written");
+
+    let archive = lab.open();
+    assert_files(&archive, &Tree::mixed());
+    let stats = archive.stats();
+    assert_eq!(stats.spool_damaged_spans.get(), 1);
+    assert_eq!(stats.decoded_spans.get(), 1, "only that one");
+    assert_eq!(stats.damaged_spans.get(), 0);
+    // And it is whole again.
+    drop(archive);
+    let archive = lab.open();
+    assert_files(&archive, &Tree::mixed());
+    let stats = archive.stats();
+    assert_eq!(
+        (stats.spool_damaged_spans.get(), stats.decoded_spans.get()),
+        (0, 0)
+    );
+}
 
 /// Why an archive in memory cannot be opened.
 fn failure(packed: &Bytes, allow_truncated: bool) -> Option<Error> {

@@ -3,12 +3,13 @@
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenError, OpenOptions};
+use tarfs::archive::{Archive, OpenError, OpenOptions, scan::Digest};
 use tarfs::index::{Index, Ino};
 
 use super::{Lab, PATH, ino};
 use crate::support::http::Resource;
 use crate::support::raw;
+use crate::support::sums::sha256;
 
 /// More than is passed over whatever the link is.
 const HUGE: usize = 70 << 20;
@@ -118,6 +119,18 @@ fn assert_disjoint(lab: &Lab) {
     for (before, after) in ranges.iter().zip(ranges.iter().skip(1)) {
         assert!(before.1 <= after.0, "{before:?} {after:?}");
     }
+}
+
+#[test]
+fn nothing_is_passed_over_that_a_digest_is_wanted_of() {
+    let packed = archive();
+    let lab = Lab::serving(packed.clone());
+    let mut options = hopping(&lab);
+    let digest = sha256(&packed).parse().expect("a digest");
+    options.scan.sha256 = Digest::Expect(digest);
+    let archive = lab.open_with(&options);
+    assert_eq!(archive.stats().hopped_bytes.get(), 0);
+    assert_eq!(archive.index().origin().sha256, Some(digest));
 }
 
 #[test]

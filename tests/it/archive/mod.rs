@@ -3,6 +3,7 @@
 mod ahead;
 mod concurrency;
 mod damage;
+mod digest;
 mod economy;
 mod figures;
 mod hops;
@@ -158,6 +159,7 @@ fn scan_options() -> scan::Options {
         lenders: Vec::new(),
         workers: 2,
         hops: false,
+        sha256: scan::Digest::Ignore,
         saved: None,
     }
 }

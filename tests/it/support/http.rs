@@ -46,6 +46,8 @@ pub(crate) struct Request {
     /// After the question mark.
     pub(crate) query: String,
     headers: Vec<(String, String)>,
+    /// The port at the client's end: another one is another connection.
+    pub(crate) client_port: u16,
 }
 
 impl Request {
@@ -477,7 +479,9 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream);
+    let client_port = stream.peer_addr()?.port();
     while let Some(mut request) = read_request(&mut reader)? {
+        request.client_port = client_port;
         let handler = lock(&shared.routes).get(&request.path).cloned();
         // Numbered and noted together: two connections never get the same number.
         let place = {
@@ -534,6 +538,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
         path: path.to_owned(),
         query: query.to_owned(),
         headers: Vec::new(),
+        client_port: 0,
     };
     loop {
         let mut line = String::new();

@@ -9,5 +9,6 @@ pub(crate) mod program;
 pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod rounds;
+pub(crate) mod sums;
 pub(crate) mod tree;
 pub(crate) mod wait;

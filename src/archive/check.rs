@@ -1,0 +1,220 @@
+//! The sink that keeps nothing: what a scan finds is counted, and held against an index.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::scan::{Sink, Summary};
+use crate::codec::Compression;
+use crate::index::Index;
+use crate::tar::Member;
+
+/// Findings that are kept in words; the others are counted.
+const MAX_FINDINGS: usize = 100;
+
+/// What a scan finds out about an archive when all that is wanted is to know whether it is good.
+#[derive(Debug, Default)]
+pub struct Check {
+    compression: Option<Compression>,
+    members: u64,
+    warnings: Findings,
+    against: Option<Against>,
+}
+
+/// Texts, as many as are of use.
+#[derive(Clone, Debug, Default)]
+struct Findings {
+    texts: Vec<String>,
+    more: u64,
+}
+
+impl Findings {
+    fn add(&mut self, text: impl FnOnce() -> String) {
+        if self.texts.len() < MAX_FINDINGS {
+            self.texts.push(text());
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn finish(mut self) -> Vec<String> {
+        if self.more > 0 {
+            self.texts.push(format!("and {} more", self.more));
+        }
+        self.texts
+    }
+}
+
+/// An index, and how far its spans have been seen.
+struct Against {
+    index: Arc<Index>,
+    span: u32,
+    seen: u64,
+    hasher: Xxh3Default,
+    wrong: Findings,
+}
+
+impl std::fmt::Debug for Against {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Against")
+            .field("span", &self.span)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Check {
+    /// Of an archive by itself.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// As [`Check::new`], and every span is held against its hash in `index`; for a scan with
+    /// [`spans`](super::scan::Options::spans), and without hops.
+    pub fn against(index: Arc<Index>) -> Self {
+        Self {
+            against: Some(Against {
+                index,
+                span: 0,
+                seen: 0,
+                hasher: Xxh3Default::new(),
+                wrong: Findings::default(),
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// The packed format, as soon as it was recognised.
+    pub fn compression(&self) -> Option<Compression> {
+        self.compression
+    }
+
+    /// Members seen so far.
+    pub fn members(&self) -> u64 {
+        self.members
+    }
+
+    /// What is odd and loses nothing.
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.clone().finish()
+    }
+
+    /// Where the index is not the archive's, of which a scan found out what `summary` says.
+    pub fn differences(self, summary: &Summary) -> Vec<String> {
+        self.against
+            .map(|against| against.differences(summary))
+            .unwrap_or_default()
+    }
+}
+
+impl Against {
+    /// Goes on with the next plain bytes.
+    fn plain(&mut self, mut bytes: &[u8]) {
+        // What comes behind the last span shows in the length.
+        while let Some(extent) = self.index.span_extent(self.span) {
+            let left = usize::try_from(extent.len() - self.seen).unwrap_or(usize::MAX);
+            let (piece, rest) = bytes.split_at(left.min(bytes.len()));
+            self.hasher.update(piece);
+            self.seen += piece.len() as u64;
+            bytes = rest;
+            if self.seen < extent.len() {
+                break;
+            }
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        let number = self.span;
+        let hash = self.index.span(number).map(|span| span.hash);
+        let is_right = match hash {
+            // The scan that made the index had passed over it.
+            Some(None) => true,
+            Some(Some(hash)) => hash == self.hasher.digest(),
+            None => false,
+        };
+        if !is_right {
+            let extent = self.index.span_extent(number);
+            self.wrong.add(|| match extent {
+                Some(extent) => format!(
+                    "the index has another hash for plain bytes {} to {}",
+                    extent.start().0,
+                    extent.end().0
+                ),
+                None => format!("span {number} of the index is damaged"),
+            });
+        }
+        self.hasher.reset();
+        self.seen = 0;
+        self.span += 1;
+    }
+
+    fn differences(mut self, summary: &Summary) -> Vec<String> {
+        let origin = self.index.origin().clone();
+        let mut differs = |what: &str, is_same: bool| {
+            if !is_same {
+                self.wrong
+                    .add(|| format!("the index is of an archive with {what}"));
+            }
+        };
+        differs(
+            "another packed format",
+            origin.compression == summary.compression,
+        );
+        differs(
+            "another packed length",
+            origin.packed_bytes == summary.packed_len,
+        );
+        differs(
+            "another plain length",
+            origin.plain_bytes == summary.plain_len,
+        );
+        let content_id = Some(origin.content_id).filter(|id| *id != [0; 32]);
+        differs(
+            "another content id",
+            content_id.is_none() || content_id == summary.content_id,
+        );
+        differs(
+            "another SHA-256",
+            origin.sha256.is_none() || origin.sha256 == summary.sha256,
+        );
+        if self.span < self.index.span_count() {
+            let (seen, count) = (self.span, self.index.span_count());
+            self.wrong
+                .add(|| format!("the archive ends in span {seen} of the {count} of the index"));
+        }
+        self.wrong.finish()
+    }
+}
+
+impl Sink for Check {
+    type Error = Infallible;
+
+    fn begin(&mut self, compression: Compression) {
+        self.compression = Some(compression);
+    }
+
+    fn member(&mut self, _member: Member) -> Result<(), Infallible> {
+        self.members += 1;
+        Ok(())
+    }
+
+    fn payload(&mut self, _bytes: Bytes) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn member_end(&mut self, _cut: bool) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.warnings.add(|| text.to_owned());
+    }
+
+    fn span_piece(&mut self, bytes: &Bytes) {
+        if let Some(against) = &mut self.against {
+            against.plain(bytes);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The digest that archives are published with.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// SHA-256 of some bytes, written as sha256sum(1) prints it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Sha256(pub [u8; 32]);
+
+impl fmt::Display for Sha256 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A text that is no SHA-256.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a SHA-256 has 64 hexadecimal digits, as sha256sum prints it")]
+pub struct NotSha256;
+
+impl FromStr for Sha256 {
+    type Err = NotSha256;
+
+    /// 64 hexadecimal digits; `sha256:` may stand before them.
+    fn from_str(text: &str) -> Result<Self, NotSha256> {
+        let digits = text.strip_prefix("sha256:").unwrap_or(text).as_bytes();
+        let (pairs, rest) = digits.as_chunks::<2>();
+        let mut bytes = [0; 32];
+        if pairs.len() != bytes.len() || !rest.is_empty() {
+            return Err(NotSha256);
+        }
+        for (byte, &[high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = nibble(high)? << 4 | nibble(low)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+fn nibble(digit: u8) -> Result<u8, NotSha256> {
+    let value = char::from(digit).to_digit(16).ok_or(NotSha256)?;
+    u8::try_from(value).map_err(|_| NotSha256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_read_as_it_is_written() {
+        let mut bytes = [0; 32];
+        for (number, byte) in (0..).zip(&mut bytes) {
+            *byte = number * 8 + 1;
+        }
+        let digest = Sha256(bytes);
+        let text = digest.to_string();
+        assert_eq!(text.len(), 64);
+        assert!(text.starts_with("01091119"), "{text}");
+        assert_eq!(text.parse(), Ok(digest));
+        assert_eq!(text.to_uppercase().parse(), Ok(digest));
+        assert_eq!(format!("sha256:{text}").parse(), Ok(digest));
+    }
+
+    #[test]
+    fn what_is_no_digest_is_refused() {
+        let good = Sha256([0xab; 32]).to_string();
+        let wrong = [
+            String::new(),
+            good[1..].to_owned(),
+            format!("{good}0"),
+            format!("{good}00"),
+            format!("g{}", &good[1..]),
+            format!("+{}", &good[1..]),
+            format!("md5:{good}"),
+            format!("é{}", &good[2..]),
+        ];
+        for text in wrong {
+            assert_eq!(text.parse::<Sha256>(), Err(NotSha256), "{text}");
+        }
+    }
+}

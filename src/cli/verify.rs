@@ -1,0 +1,208 @@
+//! `tarfs verify`: read an archive from front to end, and say whether it is good.
+
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::args::SourceArgs;
+use super::open;
+use super::output::{self, Progress, Task};
+use crate::archive::scan::{self, Digest, ScanError};
+use crate::archive::{Check, Error};
+use crate::base::stats::Stats;
+use crate::index::store;
+
+/// Arguments of `tarfs verify`.
+#[derive(clap::Args, Debug)]
+pub(super) struct VerifyArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// Hold this index against the archive too
+    #[arg(long, value_name = "FILE")]
+    index: Option<PathBuf>,
+
+    /// One JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// What was found. Programs read it: a name may be added; none may change or go.
+#[derive(Serialize, Debug)]
+struct Report {
+    /// Without secrets.
+    source: String,
+    is_good: bool,
+    /// None when it was not recognised.
+    format: Option<String>,
+    /// None when they were not all read.
+    packed_bytes: Option<u64>,
+    /// None when they could not all be decoded.
+    plain_bytes: Option<u64>,
+    /// As far as it could be read.
+    members: u64,
+    /// None when not all packed bytes could be read.
+    sha256: Option<String>,
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
+    let network = open::network()?;
+    let stats = Arc::new(Stats::default());
+    // Before anything is fetched for nothing.
+    let index = args.index.as_deref().map(store::read).transpose()?;
+    let source = open::source(&args.source, &network, &stats)?;
+    let options = scan::Options {
+        sha256: Digest::Take,
+        spans: index.is_some(),
+        ..open::scan_options(&args.source)
+    };
+    let mut check = index.map_or_else(Check::new, |index| Check::against(Arc::new(index)));
+    let scanned = {
+        let task = Task {
+            verb: "verifying",
+            total_bytes: source.fingerprint().len,
+            stats: Arc::clone(&stats),
+        };
+        let _progress = Progress::start(task, args.quiet);
+        scan::scan(&source, &options, network.handle(), &stats, &mut check)
+    };
+    let mut report = Report {
+        source: source.location().to_owned(),
+        is_good: false,
+        format: check.compression().map(|format| format.to_string()),
+        packed_bytes: None,
+        plain_bytes: None,
+        members: check.members(),
+        sha256: None,
+        problems: Vec::new(),
+        warnings: check.warnings(),
+    };
+    let sha256 = match scanned {
+        Ok(summary) => {
+            report.packed_bytes = Some(summary.packed_len);
+            report.plain_bytes = Some(summary.plain_len);
+            if summary.damages > 0 {
+                report.problems.push(format!(
+                    "members may be lost at {} damaged places",
+                    summary.damages
+                ));
+            }
+            report.problems.extend(check.differences(&summary));
+            summary.sha256
+        }
+        Err(ScanError::Archive {
+            error,
+            member,
+            sha256,
+        }) => {
+            let error = anyhow::Error::new(error);
+            report.problems.push(match member {
+                Some(name) => {
+                    let place = format!("in member '{}'", name.escape_ascii());
+                    output::with_hint(&error.context(place))
+                }
+                None => output::with_hint(&error),
+            });
+            if sha256.is_some() {
+                report.packed_bytes = Some(stats.scanned_packed_bytes.get());
+            }
+            sha256.map(|sha256| *sha256)
+        }
+        Err(ScanError::Sink(never)) => match never {},
+    };
+    if let (Some(expected), Some(found)) = (args.source.expect_sha256, sha256)
+        && expected != found
+    {
+        let error = Error::OtherDigest { expected, found };
+        report.problems.push(error.to_string());
+    }
+    report.sha256 = sha256.map(|digest| digest.to_string());
+    report.is_good = report.problems.is_empty();
+    tell(&report, args.json)?;
+    Ok(if report.is_good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(output::FAILURE)
+    })
+}
+
+fn tell(report: &Report, json: bool) -> anyhow::Result<()> {
+    let mut text = if json {
+        serde_json::to_string(report)?
+    } else {
+        in_words(report)
+    };
+    text.push('\n');
+    let written = stdout().write_all(text.as_bytes());
+    written.context("cannot write what was found")?;
+    if !json {
+        for problem in &report.problems {
+            output::complain(format_args!("{}: {problem}", report.source));
+        }
+        for warning in &report.warnings {
+            output::complain(format_args!("{}: warning: {warning}", report.source));
+        }
+    }
+    Ok(())
+}
+
+fn in_words(report: &Report) -> String {
+    let number = |known: Option<u64>| known.map(|number| number.to_string());
+    let unknown = || "unknown".to_owned();
+    let lines = [
+        ("format", report.format.clone()),
+        ("packed bytes", number(report.packed_bytes)),
+        ("plain bytes", number(report.plain_bytes)),
+        ("members", Some(report.members.to_string())),
+        ("sha256", report.sha256.clone()),
+    ];
+    let verdict = if report.is_good { "good" } else { "not good" };
+    let mut text = format!("{}: {verdict}", report.source);
+    for (name, value) in lines {
+        let value = value.unwrap_or_else(unknown);
+        text.extend(["\n", name, &" ".repeat(14 - name.len()), &value]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs read these. One may be added; none may change or go.
+    #[test]
+    fn the_names_of_a_report_stay() {
+        let report = Report {
+            source: "a.tar".to_owned(),
+            is_good: true,
+            format: Some("gzip".to_owned()),
+            packed_bytes: Some(1),
+            plain_bytes: None,
+            members: 3,
+            sha256: None,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        };
+        assert_eq!(
+            serde_json::to_string(&report).expect("a report"),
+            r#"{"source":"a.tar","is_good":true,"format":"gzip","packed_bytes":1,"#.to_owned()
+                + r#""plain_bytes":null,"members":3,"sha256":null,"problems":[],"warnings":[]}"#
+        );
+        let words = in_words(&report);
+        assert!(
+            words.starts_with("a.tar: good\nformat        gzip\n"),
+            "{words}"
+        );
+        assert!(words.ends_with("\nsha256        unknown"), "{words}");
+    }
+}

@@ -1,0 +1,220 @@
+//! `tarfs verify`, and runs that are told which digest to expect.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::support::http::{Resource, Server};
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::program::{tarfs, told};
+use crate::support::raw::Archive;
+use crate::support::sums::sha256;
+use crate::support::tree::Tree;
+
+/// A part of a report.
+#[track_caller]
+fn field<'a>(report: &'a Value, name: &str) -> &'a Value {
+    report.pointer(name).expect("a field")
+}
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().expect("a directory"));
+        fs::create_dir(place.path().join("out")).expect("made");
+        place
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> String {
+        fs::write(self.path().join(name), bytes).expect("space");
+        name.to_owned()
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        tarfs(self.path(), words)
+    }
+
+    /// What `verify --json` says, and whether it went well.
+    fn verify(&self, words: &[&str]) -> (Value, bool) {
+        let output = self.run(&[&["verify", "--json", "-q"], words].concat());
+        let report = serde_json::from_slice(&output.stdout);
+        let report: Value = report.unwrap_or_else(|_| panic!("{}", told(&output)));
+        let is_good = field(&report, "/is_good").as_bool().expect("a verdict");
+        assert_eq!(output.status.code(), Some(if is_good { 0 } else { 2 }));
+        let problems = field(&report, "/problems").as_array().expect("problems");
+        assert_eq!(problems.is_empty(), is_good, "{report}");
+        (report, is_good)
+    }
+}
+
+fn packings() -> impl Iterator<Item = (Packing, Vec<u8>)> {
+    let all = Packing::ALL.into_iter();
+    all.map(|packing| (packing, packing.pack(&Tree::mixed().tar).to_vec()))
+}
+
+#[test]
+fn an_archive_is_read_to_its_end_and_told_to_be_good() {
+    let place = Place::new();
+    for (packing, packed) in packings() {
+        let name = place.put("a", &packed);
+        let (report, is_good) = place.verify(&[&name, "--expect-sha256", &sha256(&packed)]);
+        assert!(is_good, "{packing:?}: {report}");
+        assert_eq!(*field(&report, "/sha256"), sha256(&packed).as_str());
+        assert_eq!(*field(&report, "/packed_bytes"), packed.len());
+        assert_eq!(*field(&report, "/plain_bytes"), Tree::mixed().tar.len());
+    }
+    let name = place.put("small.tar", &Archive::new().file("f", "f").end());
+    let output = place.run(&["verify", "-q", &name]);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.starts_with("small.tar: good\n"), "{text}");
+    assert!(text.contains("\nmembers       1\n"), "{text}");
+    assert!(
+        !place.path().join("cache/index").exists(),
+        "nothing is kept"
+    );
+}
+
+#[test]
+fn what_is_wrong_with_an_archive_is_told_with_the_digest_of_all_of_it() {
+    let place = Place::new();
+    for (packing, mut packed) in packings() {
+        let has_checksums = !matches!(packing, Packing::Plain | Packing::Lz4Legacy);
+        let middle = packed.len() / 2;
+        packed[middle] ^= 0x10;
+        let name = place.put("a", &packed);
+        let (report, is_good) = place.verify(&[&name]);
+        assert_eq!(is_good, !has_checksums, "{packing:?}: {report}");
+        assert_eq!(
+            *field(&report, "/sha256"),
+            sha256(&packed).as_str(),
+            "{packing:?}"
+        );
+        assert_eq!(
+            *field(&report, "/packed_bytes"),
+            packed.len(),
+            "{packing:?}"
+        );
+    }
+    // A header that is none, in the middle of what is all right otherwise.
+    let mut lost = Archive::new().file("a", "a").file("b", "b").end();
+    lost[1024 + 150] ^= 1;
+    let name = place.put("lost.tar", &lost);
+    let (report, is_good) = place.verify(&[&name]);
+    assert!(!is_good, "{report}");
+    assert_eq!(*field(&report, "/sha256"), sha256(&lost).as_str());
+    // One that is cut.
+    let cut = Archive::new()
+        .file("a", Noise::new(1).bytes(5000))
+        .unfinished();
+    let name = place.put("cut.tar", &cut[..4000]);
+    let (report, is_good) = place.verify(&[&name]);
+    assert!(!is_good, "{report}");
+    assert!(
+        field(&report, "/problems/0")
+            .as_str()
+            .expect("text")
+            .contains("'a'")
+    );
+    assert_eq!(*field(&report, "/sha256"), sha256(&cut[..4000]).as_str());
+    let output = place.run(&["verify", "-q", &name]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        told(&output).contains("cut.tar: in member 'a'"),
+        "{}",
+        told(&output)
+    );
+}
+
+#[test]
+fn an_index_is_held_against_its_archive() {
+    let place = Place::new();
+    for (packing, packed) in packings() {
+        let name = place.put("a", &packed);
+        let indexed = place.run(&["index", "-q", "-o", "a.idx", &name]);
+        assert!(indexed.status.success(), "{}", told(&indexed));
+        let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
+        assert!(is_good, "{packing:?}: {report}");
+    }
+    // Of the same length, with other bytes in the second of three spans.
+    let large = Noise::new(1).bytes(9 << 20);
+    let good = Archive::new().file("f", &large).end();
+    let name = place.put("b.tar", &good);
+    let indexed = place.run(&["index", "-q", "-o", "b.idx", &name]);
+    assert!(indexed.status.success(), "{}", told(&indexed));
+    let mut other = good.clone();
+    other[5 << 20] ^= 1;
+    let name = place.put("b.tar", &other);
+    let (report, is_good) = place.verify(&["--index", "b.idx", &name]);
+    assert!(!is_good);
+    let problems = field(&report, "/problems").as_array().expect("problems");
+    let hashes = problems.iter().filter(|problem| {
+        let text = problem.as_str().expect("text");
+        text.contains("another hash")
+    });
+    assert_eq!(hashes.count(), 1, "{report}");
+    let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
+    assert!(!is_good, "{report}");
+    let output = place.run(&["verify", "-q", "--index", "b.tar", &name]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn materialize_takes_the_expected_bytes_and_no_others() {
+    let place = Place::new();
+    for (packing, packed) in packings() {
+        let name = place.put("a", &packed);
+        let right = sha256(&packed);
+        let output = place.run(&[
+            "extract",
+            "-q",
+            "-C",
+            "out",
+            &name,
+            "--expect-sha256",
+            &right,
+        ]);
+        assert!(output.status.success(), "{packing:?}: {}", told(&output));
+        // Also decoded along an index.
+        let indexed = place.run(&["index", "-q", &name]);
+        assert!(indexed.status.success(), "{}", told(&indexed));
+        let output = place.run(&[
+            "extract",
+            "-q",
+            "-C",
+            "out",
+            &name,
+            "--expect-sha256",
+            &right,
+        ]);
+        assert!(output.status.success(), "{packing:?}: {}", told(&output));
+    }
+    let server = Server::start();
+    let packed = Packing::Gzip.pack(&Tree::mixed().tar);
+    let right = sha256(&packed);
+    server.serve("/a", Resource::new(packed).etag("\"1\""));
+    let url = server.url("/a");
+    let wrong = "5a".repeat(32);
+    for to in [&["-C", "out"][..], &["--atomic", "-C", "whole"]] {
+        let words = ["extract", "-q", &url, "--expect-sha256", &wrong];
+        let output = place.run(&[&words, to].concat());
+        assert_eq!(output.status.code(), Some(2));
+        let text = told(&output);
+        assert!(text.contains(&right) && text.contains(&wrong), "{text}");
+        assert!(text.contains("must not be trusted"), "{text}");
+    }
+    assert!(!place.path().join("whole").exists());
+    let listed = place.run(&["ls", &url, "--expect-sha256", &wrong]);
+    assert_eq!((listed.status.code(), listed.stdout), (Some(2), Vec::new()));
+    let listed = place.run(&["ls", &url, "--expect-sha256", &right]);
+    assert!(listed.status.success(), "{}", told(&listed));
+    let output = place.run(&["ls", &url, "--expect-sha256", "abc"]);
+    assert_eq!(output.status.code(), Some(64));
+}
