@@ -124,6 +124,8 @@ pub(super) struct Opened {
     pub location: String,
     /// Which version of it is pinned.
     pub version: String,
+    /// Whether that tells it from every other one.
+    pub is_strong: bool,
     /// What has been done so far.
     pub stats: Arc<Stats>,
     /// What is not as it could be, in words, e.g. that reads start again from the front because
@@ -312,7 +314,7 @@ fn serve_opened(
     // The session has its own.
     drop(orphan);
     if let Some(keeper) = &keeper {
-        keeper.ready(mount.capabilities(), &opened.version);
+        keeper.ready(mount.capabilities(), &opened.version, opened.is_strong);
     }
     if is_heir {
         // Until now paths could be relative.

@@ -157,6 +157,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     Ok(Opened {
         location: archive.source().location().to_owned(),
         version: archive.source().fingerprint().to_string(),
+        is_strong: archive.source().fingerprint().is_strong(),
         content: Arc::<Archive>::clone(&archive),
         stats,
         original: Original::of(&archive),

@@ -107,11 +107,12 @@ impl Keeper {
     }
 
     /// Tells it what there is to go on with.
-    pub(super) fn ready(&self, capabilities: u64, version: &str) {
+    pub(super) fn ready(&self, capabilities: u64, version: &str, is_strong: bool) {
         let version = version.to_owned();
         let state = State {
             capabilities,
             version,
+            is_strong,
         };
         self.tell(&Packet::Ready(state), None);
     }
@@ -188,8 +189,11 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
             && let Ok(directory) = &directory
             && let Some(state) = ward.state
         {
+            // The kernel keeps what it was told: of another version that looks the same it would show
+            // old bytes among new ones.
+            let may_adopt = state.is_strong && crate::fs::can_be_adopted(state.capabilities);
             let heir = match args.materialize {
-                None if crate::fs::can_be_adopted(state.capabilities) => Heir::Adopts,
+                None if may_adopt => Heir::Adopts,
                 _ => Heir::MountsAnew,
             };
             if let Some(next) = estate.hand_on(&state, heir, directory) {

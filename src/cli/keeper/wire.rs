@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) capabilities: u64,
     /// Which version of the archive is shown.
     pub(super) version: String,
+    /// Whether that tells it from every other one.
+    pub(super) is_strong: bool,
 }
 
 /// Two ends of a conversation; neither is inherited.
@@ -119,6 +121,7 @@ mod tests {
         let state = State {
             capabilities: u64::MAX,
             version: "etag".to_owned(),
+            is_strong: true,
         };
         let file = tempfile::tempfile().expect("a file");
         send(&here, &Packet::Mounted(place()), Some(file.as_fd())).expect("sent");
