@@ -288,7 +288,8 @@ impl Opening {
     /// digest.
     fn with_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = index_file(path, &*self.source)?;
-        if !self.is_vouched_for(&index)? {
+        // Whoever made the file may have written any digest into it.
+        if let Digest::Expect(_) = self.options.scan.sha256 {
             return Ok(None);
         }
         self.check_entries(&index)?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
+use super::error::Error;
 use super::indexing::{Indexing, Stop};
 use super::keeper::Keeper;
 use super::open::{OpenError, Opening, Spooling, content, in_words};
@@ -54,13 +55,9 @@ impl Pass {
         };
         let thread = Thread::spawn("tarfs-index", move || {
             // Also when it panics: who waits must not wait for ever.
-            let _end = End(&pass.reader);
+            let _end = End(&pass);
             if let Err(error) = pass.run(keeper) {
-                // Who wants certain bytes wants none that nobody has vouched for.
-                if let Digest::Expect(_) = pass.opening.options.scan.sha256 {
-                    pass.reader.catalog.refuse();
-                }
-                pass.shared.outcome().failure = error.map(Arc::new);
+                pass.fail(error);
             }
         })?;
         Ok(Self {
@@ -104,11 +101,15 @@ impl Shared {
 }
 
 /// Tells the catalog's waiters when dropped.
-struct End<'a>(&'a Reader);
+struct End<'a>(&'a Scanning);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.catalog.end();
+        if std::thread::panicking() {
+            self.0
+                .fail(Some(self.0.opening.failed(Error::Interrupted, None)));
+        }
+        self.0.reader.catalog.end();
     }
 }
 
@@ -120,6 +121,15 @@ struct Scanning {
 }
 
 impl Scanning {
+    /// Remembers why there will be no index; `None` when nobody wants to know.
+    fn fail(&self, error: Option<OpenError>) {
+        // Who wants certain bytes wants none that nobody has vouched for.
+        if let Digest::Expect(_) = self.opening.options.scan.sha256 {
+            self.reader.catalog.refuse();
+        }
+        self.shared.outcome().failure = error.map(Arc::new);
+    }
+
     /// Scans, completes the index and saves it; `None` as an error when nobody wants it any more.
     fn run(&self, keeper: Option<Keeper>) -> Result<(), Option<OpenError>> {
         let Opening {

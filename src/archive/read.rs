@@ -183,7 +183,12 @@ impl Reader {
     /// waited for: nobody waits with the index in hand.
     fn parts(&self, ino: Ino, offset: u64, len: u32) -> Result<(u64, Vec<Part>), ReadError> {
         let index = self.catalog.known();
-        let entry = file(&index, ino).ok_or(ReadError::NotAFile)?;
+        let entry = file(&index, ino).ok_or(if index.is_complete() {
+            ReadError::NotAFile
+        } else {
+            // A scan that ended badly may have taken back what was known.
+            ReadError::Unscanned
+        })?;
         let len = entry.size().saturating_sub(offset).min(len.into());
         let assembly = Assembly::new(offset, len);
         let mut parts = Vec::new();

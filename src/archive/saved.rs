@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::open::{OpenError, OpenOptions, index_file, locator};
+use super::scan::Digest;
 use super::spans::LONGEST_SPAN;
 use crate::base::extent::Packed;
+use crate::base::sha256::Sha256;
 use crate::codec::{Compression, Stretch, Sum};
 use crate::index::store::Store;
 use crate::index::{Index, Locator};
@@ -18,6 +20,8 @@ pub struct Saved {
     place: Place,
     /// How long the source is, as far as it says.
     packed_len: Option<u64>,
+    /// What the packed bytes must have, if anything.
+    digest: Option<Sha256>,
 }
 
 #[derive(Clone, Debug)]
@@ -42,7 +46,15 @@ impl Saved {
             (None, _) => None,
         };
         let packed_len = source.fingerprint().len;
-        Ok(place.map(|place| Self { place, packed_len }))
+        let digest = match options.scan.sha256 {
+            Digest::Expect(digest) => Some(digest),
+            Digest::Take | Digest::Ignore => None,
+        };
+        Ok(place.map(|place| Self {
+            place,
+            packed_len,
+            digest,
+        }))
     }
 
     /// What to decode a stream of `compression` along; `None` when that would gain nothing.
@@ -52,6 +64,7 @@ impl Saved {
             return None;
         }
         let packed_len = self.packed_len;
+        let is_given = matches!(self.place, Place::Given(_));
         let index = match self.place {
             Place::Given(index) => index,
             Place::Store(store, locator) => match store.find(&locator) {
@@ -63,6 +76,11 @@ impl Saved {
             },
         };
         let origin = index.origin();
+        // A digest of packed bytes says nothing of what is decoded along seek points that somebody else
+        // made, or that were made of other bytes.
+        if self.digest.is_some() && (is_given || origin.sha256 != self.digest) {
+            return None;
+        }
         let fits = origin.compression == compression
             && packed_len.is_none_or(|len| len == origin.packed_bytes)
             && index.has_windows()

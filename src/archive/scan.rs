@@ -460,8 +460,9 @@ impl<S: Sink> Scan<'_, S> {
                 Item::Plain(mut bytes) => {
                     let before = self.skipped_to.0.saturating_sub(self.plain_len);
                     let before = usize::try_from(before).unwrap_or(usize::MAX);
-                    self.plain_len += bytes.len() as u64;
+                    // Before these are counted, whose members have not been seen yet.
                     self.check_len()?;
+                    self.plain_len += bytes.len() as u64;
                     self.run.bytes += bytes.len() as u64;
                     self.run
                         .first
@@ -484,7 +485,10 @@ impl<S: Sink> Scan<'_, S> {
                     }
                 }
                 Item::Warning(text) => self.sink.warning(&text),
-                Item::End => self.end_spans(),
+                Item::End => {
+                    self.check_len()?;
+                    self.end_spans();
+                }
             }
         }
         Ok(None)

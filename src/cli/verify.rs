@@ -120,11 +120,16 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         }
         Err(ScanError::Sink(never)) => match never {},
     };
-    if let (Some(expected), Some(found)) = (args.source.expect_sha256, sha256)
-        && expected != found
-    {
-        let error = Error::OtherDigest { expected, found };
-        report.problems.push(error.to_string());
+    match (args.source.expect_sha256, sha256) {
+        (Some(expected), Some(found)) if expected != found => {
+            let error = Error::OtherDigest { expected, found };
+            report.problems.push(error.to_string());
+        }
+        (Some(_), None) => {
+            let why = "its SHA-256 could not be taken: not all bytes came";
+            report.problems.push(why.to_owned());
+        }
+        _ => {}
     }
     report.sha256 = sha256.map(|digest| digest.to_string());
     report.is_good = report.problems.is_empty();

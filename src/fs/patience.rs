@@ -296,7 +296,7 @@ mod tests {
     impl Refusal for Reply {
         fn refuse(self, why: Vain) {
             // A test that is over listens no more.
-            self.0.send(why).ok();
+            self.0.send(why).unwrap_or_default();
         }
     }
 

@@ -33,7 +33,7 @@ use crate::base::stats::Stats;
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Fingerprint, Validator};
-pub use http::Http;
+pub use http::{Content, Http, Message, Transport};
 pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;
@@ -142,6 +142,9 @@ pub struct Options {
     pub timeout: Duration,
     /// How often to try again.
     pub retry: Retry,
+    /// The pauses between attempts are the same again for the same number; without one they are
+    /// others each time.
+    pub chance: Option<u64>,
     /// What counts requests and bytes.
     pub stats: Arc<Stats>,
 }
@@ -155,6 +158,7 @@ impl Default for Options {
             idle_timeout: Duration::from_secs(30),
             timeout: TIMEOUT,
             retry: Retry::default(),
+            chance: None,
             stats: Arc::default(),
         }
     }

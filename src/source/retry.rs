@@ -1,6 +1,7 @@
 //! How often, and after which pauses, a request is repeated; pure but for the dice.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Cause;
@@ -52,6 +53,7 @@ impl Retry {
         cause: Cause,
         asked: Option<Duration>,
         left: Duration,
+        jitter: &Jitter,
     ) -> Result<Duration, Cause> {
         let goes_on = failures < self.attempts || (self.persists && cause.is_outage());
         if !goes_on {
@@ -60,16 +62,34 @@ impl Retry {
         if let Some(asked) = asked.filter(|&asked| asked >= left) {
             return Err(Cause::Busy(asked));
         }
-        let pause = asked.unwrap_or_default() + spread(self.pause(failures));
+        let pause = asked.unwrap_or_default() + jitter.spread(self.pause(failures));
         if pause < left { Ok(pause) } else { Err(cause) }
     }
 }
 
-/// Something between nothing and `pause`, so that requests that failed together do not come back
-/// together (full jitter).
-fn spread(pause: Duration) -> Duration {
-    let dice = RandomState::new().hash_one(pause);
-    pause.mul_f64(f64::from((dice & 0xffff) as u16) / 65_536.0)
+/// What spreads pauses, so that requests that failed together do not come back together (full
+/// jitter).
+#[derive(Debug)]
+pub(super) struct Jitter(AtomicU64);
+
+impl Jitter {
+    /// The same pauses for the same seed; others each time without one.
+    pub(super) fn new(seed: Option<u64>) -> Self {
+        Self(
+            seed.unwrap_or_else(|| RandomState::new().hash_one(()))
+                .into(),
+        )
+    }
+
+    /// Something between nothing and `pause`.
+    fn spread(&self, pause: Duration) -> Duration {
+        // SplitMix64: each number is used once, by whoever comes.
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mut dice = self.0.fetch_add(STEP, Ordering::Relaxed);
+        dice = (dice ^ (dice >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        dice = (dice ^ (dice >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        pause.mul_f64(f64::from((dice >> 48) as u16) / 65_536.0)
+    }
 }
 
 #[cfg(test)]
@@ -119,12 +139,20 @@ mod tests {
             (Cause::Http(429), false),
             (unreachable(), false),
         ] {
-            assert!(retry().next(2, cause.clone(), None, LEFT).is_ok());
-            assert!(retry().next(3, cause.clone(), None, LEFT).is_err());
-            let next = persistent.next(3, cause.clone(), None, LEFT);
+            assert!(
+                retry()
+                    .next(2, cause.clone(), None, LEFT, &Jitter::new(None))
+                    .is_ok()
+            );
+            assert!(
+                retry()
+                    .next(3, cause.clone(), None, LEFT, &Jitter::new(None))
+                    .is_err()
+            );
+            let next = persistent.next(3, cause.clone(), None, LEFT, &Jitter::new(None));
             assert_eq!(next.is_err(), ends, "{cause}");
         }
-        let next = persistent.next(3, unreachable(), None, Duration::ZERO);
+        let next = persistent.next(3, unreachable(), None, Duration::ZERO, &Jitter::new(None));
         assert!(next.is_err(), "the time is over");
     }
 
@@ -132,7 +160,7 @@ mod tests {
     fn a_server_may_ask_for_patience_as_long_as_there_is_time() {
         let next = |asked| {
             let asked = Some(Duration::from_secs(asked));
-            retry().next(1, Cause::Http(503), asked, LEFT)
+            retry().next(1, Cause::Http(503), asked, LEFT, &Jitter::new(None))
         };
         assert_eq!(next(59).ok(), Some(Duration::from_secs(59)));
         assert!(matches!(next(60), Err(Cause::Busy(asked)) if asked == LEFT));
@@ -142,7 +170,13 @@ mod tests {
     #[test]
     fn pauses_are_spread_over_all_the_time_and_never_longer() {
         let pause = Duration::from_millis(100);
-        let spreads: Vec<Duration> = (0..200).map(|_| spread(pause)).collect();
+        let spreads = |seed| -> Vec<Duration> {
+            let jitter = Jitter::new(seed);
+            (0..200).map(|_| jitter.spread(pause)).collect()
+        };
+        assert_eq!(spreads(Some(1)), spreads(Some(1)));
+        assert_ne!(spreads(Some(1)), spreads(Some(2)));
+        let spreads = spreads(None);
         assert!(spreads.iter().all(|&spread| spread < pause), "{spreads:?}");
         assert!(
             spreads.iter().any(|&spread| spread < pause / 4),

@@ -528,14 +528,6 @@ impl Parser {
             b'M' => self.lose(&draft, "it continues a file of another volume"),
             flag => {
                 self.note(at, notes);
-                if let Err(exceeded) = self.check_depth(&draft.member) {
-                    let why = format!("its path has {}", Cause::from(exceeded));
-                    // Links and the like have no payload to skip.
-                    let is_bare = draft.member.kind != Kind::File && flag != b'D';
-                    let stored = if is_bare { 0 } else { draft.stored };
-                    self.lose(&Draft { stored, ..draft }, &why);
-                    return Ok(());
-                }
                 match draft.member.kind {
                     Kind::File if flag == b'S' => self.file_with_header_map(draft, record)?,
                     Kind::File if sparse.is_map_in_payload() => {
@@ -654,6 +646,18 @@ impl Parser {
         payload: u64,
         rest: u64,
     ) -> Result<(), Error> {
+        // Here, where it is known what belongs to the member: a map behind its header is none of the
+        // bytes that it stores.
+        if let Err(exceeded) = self.check_depth(&member) {
+            let (name, cause) = (shown(&member.name), Cause::from(exceeded));
+            self.damaged(at, format!("{name}: skipped, as its path has {cause}"));
+            self.state = State::Content(Content {
+                payload: 0,
+                rest: payload + rest,
+                announced: false,
+            });
+            return Ok(());
+        }
         self.sums_before = self.sums;
         self.sums
             .add(&member, &self.options.limits)
@@ -1368,6 +1372,21 @@ mod tests {
             remark.starts_with("damaged") && remark.contains("more components in a name")
         });
         assert_eq!((told.count(), found.remarks.len()), (2, 3), "{found:?}");
+    }
+
+    #[test]
+    fn nothing_in_a_member_that_is_too_deep_is_taken_for_a_header() {
+        let limits = Limits {
+            path_depth: 3,
+            ..Limits::default()
+        };
+        let mut sparse = sparse_gnu();
+        let last = sparse.len() - RECORD_LEN;
+        sparse.truncate(last);
+        sparse.extend(file("smuggled", b""));
+        let deep = extension(b'x', &[("path", "a/b/c/d")]);
+        let found = read_limited(limits, &[deep, sparse, file("last", b"1"), zeros()]);
+        assert_eq!(found.names(), ["last"], "{found:?}");
     }
 
     #[test]

@@ -5,13 +5,12 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::process::Output;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use serde_json::Value;
-use tarfs::base::task::Thread;
 
 use crate::support::http::{Fault, Request, Resource, Server};
 use crate::support::mounts::is_mounted;
@@ -19,15 +18,13 @@ use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::wait::ends;
 
 const PATH: &str = "/archive";
 
 /// The archive's files, each a span or more.
 const FILES: [&str; 3] = ["first", "second", "third"];
 const FILE_LEN: usize = 2 << 20;
-
-/// Longer than anything takes unless it hangs.
-const LONG: Duration = Duration::from_secs(50);
 
 /// Seconds: what is expected to end by the deadline has not much time, everything else has plenty.
 const SHORT: &str = "1";
@@ -126,25 +123,6 @@ impl Drop for Place {
 trait Faults: Fn(usize, &Request) -> Option<Fault> + Send + Sync + 'static {}
 
 impl<F: Fn(usize, &Request) -> Option<Fault> + Send + Sync + 'static> Faults for F {}
-
-/// What `work` comes to, provided that it ends.
-#[track_caller]
-fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (done, result) = mpsc::channel();
-    let thread = Thread::spawn("worker", move || {
-        // Nobody waits any longer: then the test has failed.
-        drop(done.send(work()));
-    });
-    let thread = thread.expect("a thread");
-    match result.recv_timeout(LONG) {
-        Ok(result) => result,
-        Err(error) => {
-            // A hanging thread must not be waited for.
-            std::mem::forget(thread);
-            panic!("it hangs: {error}");
-        }
-    }
-}
 
 /// Reads a file of a mount, with an index that is there already, while requests meet with `faults`;
 /// afterwards the mount reads as ever.

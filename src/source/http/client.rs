@@ -1,18 +1,15 @@
 //! One request at a time: who is asked, with which headers, along which redirects.
 
-use std::error::Error as StdError;
-use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
-use reqwest::redirect::Policy;
-use reqwest::{ClientBuilder, Response};
 use url::Url;
 
+use super::transport::{Content, Message, Transport};
 use crate::base::stats::Stats;
 use crate::source::answer::Answer;
-use crate::source::{Cause, Obstacle, Options};
+use crate::source::{Cause, Options};
 
 /// Redirects followed for one request; browsers follow twenty, curl's own limit is fifty, and
 /// nobody needs more than a few.
@@ -21,11 +18,13 @@ const MAX_REDIRECTS: usize = 10;
 /// Asks servers on behalf of one URL.
 #[derive(Debug)]
 pub(super) struct Client {
-    inner: reqwest::Client,
+    transport: Box<dyn Transport>,
     /// The URL as the user gave it, with user and password.
     original: Url,
     /// The user's, for the original's origin only.
     headers: HeaderMap,
+    /// Whether caches on the way are to ask the server itself.
+    is_past_caches: bool,
     stats: Arc<Stats>,
 }
 
@@ -33,18 +32,33 @@ pub(super) struct Client {
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) answer: Answer,
-    pub(super) response: Response,
+    pub(super) content: Content,
     /// Where the redirects led.
     pub(super) url: Url,
 }
 
 impl Client {
-    pub(super) fn new(url: Url, options: &Options) -> Result<Self, Cause> {
+    pub(super) fn new(
+        url: Url,
+        options: &Options,
+        transport: Box<dyn Transport>,
+    ) -> Result<Self, Cause> {
         Ok(Self {
-            inner: connector(&url, options)?,
+            transport,
             headers: user_headers(&options.headers)?,
+            is_past_caches: false,
             stats: Arc::clone(&options.stats),
             original: url,
+        })
+    }
+
+    /// The same with `options`, with nothing left of the requests before, and past caches on the way,
+    /// which are to ask the server itself (RFC 9111, 5.2.1.4).
+    pub(super) fn afresh(&self, options: &Options) -> Result<Self, Cause> {
+        let transport = self.transport.afresh(&self.original, options)?;
+        Ok(Self {
+            is_past_caches: true,
+            ..Self::new(self.original.clone(), options, transport)?
         })
     }
 
@@ -78,12 +92,12 @@ impl Client {
         }
         let mut url = from.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.send(&url, &conditions).await?;
-            let answer = Answer::new(response.status(), response.headers(), now());
+            let message = self.send(&url, &conditions).await?;
+            let answer = Answer::new(message.status, &message.headers, now());
             let Some(target) = &answer.redirect else {
                 return Ok(Reply {
                     answer,
-                    response,
+                    content: message.content,
                     url,
                 });
             };
@@ -94,7 +108,7 @@ impl Client {
         )))
     }
 
-    async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<Response, Cause> {
+    async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<Message, Cause> {
         self.stats.source_requests.increment();
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
@@ -105,9 +119,12 @@ impl Client {
             url.set_password(self.original.password()).ok();
             headers.clone_from(&self.headers);
         }
+        if self.is_past_caches {
+            let no_cache = HeaderValue::from_static("no-cache");
+            headers.insert(header::CACHE_CONTROL, no_cache);
+        }
         headers.extend(conditions.clone());
-        let sent = self.inner.get(url).headers(headers).send().await;
-        sent.map_err(|error| cause_of(&error))
+        self.transport.get(url, headers).await
     }
 }
 
@@ -120,36 +137,6 @@ fn is_confidant(url: &Url, original: &Url) -> bool {
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-fn connector(url: &Url, options: &Options) -> Result<reqwest::Client, Cause> {
-    // An error says that the process has a provider already, which serves as well.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    match builder(options).build() {
-        Ok(client) => Ok(client),
-        // A machine without any trusted certificate can still speak plain HTTP.
-        Err(_) if url.scheme() == "http" => {
-            let built = builder(options).tls_certs_only([]).build();
-            built.map_err(|error| cause_of(&error))
-        }
-        Err(error) => Err(Cause::Unreachable {
-            obstacle: Obstacle::Tls,
-            detail: innermost(&error).to_string(),
-        }),
-    }
-}
-
-/// HTTP/1.1, which moves more bytes per CPU second than HTTP/2; bodies as they come, and
-/// redirects left to [`Client::get`], which knows whose headers are whose.
-fn builder(options: &Options) -> ClientBuilder {
-    reqwest::Client::builder()
-        .http1_only()
-        .redirect(Policy::none())
-        .referer(false)
-        .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(options.connect_timeout.min(options.timeout / 2))
-        .read_timeout(options.idle_timeout.min(options.timeout / 2))
-        .pool_max_idle_per_host(options.connections)
 }
 
 fn user_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
@@ -179,57 +166,6 @@ fn redirected(from: &Url, target: &str) -> Result<Url, Cause> {
         "http" | "https" if url.has_host() => Ok(url),
         _ => Err(nowhere()),
     }
-}
-
-/// What a failed request means; never with the URL, which may carry secrets.
-pub(super) fn cause_of(error: &reqwest::Error) -> Cause {
-    let obstacle = if error.is_timeout() {
-        Obstacle::Timeout
-    } else if error.is_dns() {
-        Obstacle::Dns
-    } else if chain(error).any(<dyn StdError>::is::<rustls::Error>) {
-        Obstacle::Tls
-    } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {
-        Obstacle::Refused
-    } else if error.is_body() || error.is_decode() {
-        // Whoever hangs up politely but too early leaves no error of the connection.
-        match io_kind(error) {
-            None | Some(io::ErrorKind::UnexpectedEof) => return Cause::Truncated,
-            Some(_) => Obstacle::Connection,
-        }
-    } else {
-        Obstacle::Connection
-    };
-    Cause::Unreachable {
-        obstacle,
-        detail: innermost(error).to_string(),
-    }
-}
-
-fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
-    chain(error)
-        .filter_map(|link| link.downcast_ref::<io::Error>())
-        .last()
-        .map(io::Error::kind)
-}
-
-fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
-    chain(error).last().unwrap_or(error)
-}
-
-/// The error and its causes, those included that an [`io::Error`] wraps and skips itself.
-fn chain<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&link| {
-        let wrapped = link
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::get_ref);
-        match wrapped {
-            Some(wrapped) => Some(wrapped as &(dyn StdError + 'static)),
-            None => link.source(),
-        }
-    })
 }
 
 #[cfg(test)]

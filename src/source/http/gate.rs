@@ -73,8 +73,14 @@ impl Gate {
                 Err(closed) => closed,
             };
             match closed {
-                Some(pause) if pause >= left => return Err(Cause::Busy(pause)),
-                Some(pause) => tokio::time::sleep(pause).await,
+                Some(pause) => {
+                    // Who was told that it is its turn, and does not take it, tells the next one.
+                    self.changed.notify_one();
+                    if pause >= left {
+                        return Err(Cause::Busy(pause));
+                    }
+                    tokio::time::sleep(pause).await;
+                }
                 None => self.changed.notified().await,
             }
         }

@@ -9,6 +9,7 @@
 
 mod client;
 mod gate;
+mod transport;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -17,15 +18,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
-use reqwest::Response;
 use tokio::time::Instant;
 use url::Url;
 
 use self::client::{Client, Reply};
-use self::gate::Gate;
+use self::gate::{Gate, Pass};
+use self::transport::Network;
 use super::answer::{Answer, ContentRange};
 use super::patience::Patience;
-use super::retry::Retry;
+use super::retry::{Jitter, Retry};
 use super::watch::Order;
 use super::{
     Access, Cause, Error, Fingerprint, Location, Obstacle, Options, Source, Validator, Watch,
@@ -34,9 +35,14 @@ use crate::base::buffer::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 
+pub use self::transport::{Content, Message, Transport};
+
 /// Bytes asked for by the first request: what detecting a format needs, and little enough to be
 /// sent with the answer's header.
 const PREFIX_LEN: u64 = 64 << 10;
+
+/// No server that asks to be left alone for longer is left alone for longer by who never gives up.
+const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
 /// Bytes that count as progress: a request that brought as many did not fail in vain.
 const PROGRESS: u64 = 64 << 10;
@@ -46,6 +52,7 @@ const PROGRESS: u64 = 64 << 10;
 pub struct Http {
     client: Client,
     retry: Retry,
+    jitter: Arc<Jitter>,
     timeout: Duration,
     gate: Gate,
     stats: Arc<Stats>,
@@ -65,7 +72,7 @@ enum Body {
     /// The first bytes of a source with ranges.
     Prefix(Bytes),
     /// All of a source without; taken by whoever streams it.
-    Whole(Mutex<Option<Response>>),
+    Whole(Mutex<Option<Content>>),
 }
 
 impl Http {
@@ -74,15 +81,36 @@ impl Http {
     /// # Errors
     /// When the server cannot be reached, refuses, or answers what cannot be used.
     pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
+        let failed = |cause| Error::new(Location::from_url(&url).as_str(), cause);
+        let network = Network::new(&url, &options).map_err(failed)?;
+        Self::open_through(Box::new(network), url, options).await
+    }
+
+    /// As [`open`](Self::open), with requests that travel through `transport`, whatever the options
+    /// say of connections.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub async fn open_through(
+        transport: Box<dyn Transport>,
+        url: Url,
+        options: Options,
+    ) -> Result<Self, Error> {
         let location = Location::from_url(&url);
-        let client =
-            Client::new(url, &options).map_err(|cause| Error::new(location.as_str(), cause))?;
-        let mut effort = Effort::new(options.retry, Arc::clone(&options.stats));
+        let client = Client::new(url, &options, transport)
+            .map_err(|cause| Error::new(location.as_str(), cause))?;
+        let jitter = Arc::new(Jitter::new(options.chance));
+        let mut effort = Effort::new(
+            options.retry,
+            Arc::clone(&jitter),
+            Arc::clone(&options.stats),
+        );
         let mut timer = Timer::new(options.timeout, 0);
         // Whoever is wrong about the address should hear of it soon.
         effort.retry.persists = false;
+        // What comes once more is no reason to wait longer.
+        let received = AtomicU64::new(0);
         let (fingerprint, resolved, body) = loop {
-            let received = AtomicU64::new(0);
             let found = tokio::select! {
                 biased;
                 found = probe(&client, &options.stats, &received) => found,
@@ -93,10 +121,11 @@ impl Http {
             };
             match found {
                 Ok(found) => break found,
-                Err(failure) => effort
-                    .failed(failure, 0, &mut timer)
-                    .await
-                    .map_err(|cause| effort.error(location.as_str(), cause))?,
+                Err(failure) => {
+                    let left = timer.left(received.load(Ordering::Relaxed));
+                    let next = effort.failed(failure, 0, left).await;
+                    next.map_err(|cause| effort.error(location.as_str(), cause))?;
+                }
             }
         };
         Ok(Self {
@@ -104,6 +133,7 @@ impl Http {
             resolved: Mutex::new(resolved),
             client,
             retry: options.retry,
+            jitter,
             timeout: options.timeout,
             gate: Gate::new(
                 options.connections,
@@ -127,14 +157,11 @@ impl Http {
         let mut options = self.options.clone();
         // A connection that may not rest is not used again.
         options.connections = 0;
-        let no_cache = ("Cache-Control".to_owned(), "no-cache".to_owned());
-        options.headers.push(no_cache);
-        let original = self.client.original().clone();
-        let client = Client::new(original.clone(), &options)
-            .map_err(|cause| Error::new(self.location(), cause))?;
+        let client = self.client.afresh(&options);
+        let client = client.map_err(|cause| Error::new(self.location(), cause))?;
         let afresh = Self {
-            client,
             retry: self.retry,
+            jitter: Arc::clone(&self.jitter),
             timeout: self.timeout,
             gate: Gate::new(
                 self.options.connections,
@@ -144,7 +171,8 @@ impl Http {
             stats: Arc::clone(&self.stats),
             location: self.location.clone(),
             fingerprint: self.fingerprint.clone(),
-            resolved: Mutex::new(original),
+            resolved: Mutex::new(client.original().clone()),
+            client,
             body: Body::Prefix(Bytes::new()),
             options,
             afresh: OnceLock::new(),
@@ -160,10 +188,27 @@ impl Http {
         watch.set_received(filled);
         while filled < buffer.len() {
             let left = timer.left(filled as u64);
+            let entered = tokio::select! {
+                biased;
+                // Nothing is there to be cut.
+                _ = watch.order() => {
+                    buffer.truncate(filled);
+                    continue;
+                }
+                entered = self.enter(left) => entered,
+            };
+            // The others have their own time, and all that came for them would count as silence here.
+            timer.skip();
+            let ask = async {
+                match entered {
+                    Ok(pass) => self.ask(offset, buffer, &mut filled, pass, watch).await,
+                    Err(cause) => Err(cause.into()),
+                }
+            };
             let asked = tokio::select! {
                 biased;
                 order = watch.order() => Err(order),
-                asked = self.ask(offset, buffer, &mut filled, left, watch) => Ok(asked),
+                asked = ask => Ok(asked),
                 late = timer.run_out(|| watch.received()) => {
                     effort.gave_up();
                     if !watch.persists() {
@@ -181,6 +226,7 @@ impl Http {
                 Ok(Err(failure)) => {
                     // The node that failed may be out of service: let the original choose anew.
                     self.remember(self.client.original().clone());
+                    let left = timer.left(filled as u64);
                     let next = tokio::select! {
                         biased;
                         // Nothing is there to be cut.
@@ -188,12 +234,20 @@ impl Http {
                             buffer.truncate(filled);
                             Ok(())
                         }
-                        next = effort.failed(failure, filled as u64, &mut timer) => next,
+                        next = effort.failed(failure, filled as u64, left) => next,
                     };
                     match next {
                         Err(cause) if watch.persists() && cause.is_transient() => {
+                            let pause = match cause {
+                                Cause::Busy(asked) => asked.min(LONGEST_PAUSE),
+                                _ => self.retry.longest_pause,
+                            };
+                            tokio::select! {
+                                biased;
+                                _ = watch.order() => buffer.truncate(filled),
+                                () = tokio::time::sleep(pause) => {}
+                            }
                             (effort, timer) = self.anew(filled);
-                            tokio::time::sleep(self.retry.longest_pause).await;
                         }
                         next => next.map_err(|cause| effort.error(self.location(), cause))?,
                     }
@@ -208,12 +262,37 @@ impl Http {
         Ok(())
     }
 
+    /// Waits for its turn, as long as anything comes for those before.
+    async fn enter(&self, left: Duration) -> Result<Pass<'_>, Cause> {
+        loop {
+            let came = self.stats.source_read_bytes.get();
+            tokio::select! {
+                biased;
+                entered = self.gate.enter(left) => return entered,
+                () = tokio::time::sleep(self.timeout) => {}
+            }
+            if self.stats.source_read_bytes.get() == came {
+                return Err(Cause::Unreachable {
+                    obstacle: Obstacle::Timeout,
+                    detail: String::new(),
+                });
+            }
+        }
+    }
+
     /// All the time there is, `filled` bytes being there already.
     fn anew(&self, filled: usize) -> (Effort, Timer) {
-        let mut effort = Effort::new(self.retry, Arc::clone(&self.stats));
-        effort.is_open = true;
+        let mut effort = self.effort();
         effort.reached = filled as u64;
         (effort, Timer::new(self.timeout, filled as u64))
+    }
+
+    /// To get something more of a server that was understood before.
+    fn effort(&self) -> Effort {
+        let (jitter, stats) = (Arc::clone(&self.jitter), Arc::clone(&self.stats));
+        let mut effort = Effort::new(self.retry, jitter, stats);
+        effort.is_open = true;
+        effort
     }
 
     /// Copies what the first answer brought and returns how many bytes that are.
@@ -243,17 +322,16 @@ impl Http {
         offset: u64,
         buffer: &mut Buffer,
         filled: &mut usize,
-        left: Duration,
+        pass: Pass<'_>,
         watch: &Watch,
     ) -> Result<Asked, Failure> {
         // Neither overflows: `copy_prefix` has added them up.
         let wanted = (offset + *filled as u64, offset + buffer.len() as u64);
-        let pass = self.gate.enter(left).await?;
         watch.begin();
         let sent = Instant::now();
         let Reply {
             answer,
-            mut response,
+            mut content,
             url,
         } = self.send(Some(wanted)).await?;
         watch.answered(sent.elapsed());
@@ -280,7 +358,7 @@ impl Http {
         let len = part_len(&answer, wanted)?;
         self.remember(url);
         let target = buffer.get_mut(..*filled + len).unwrap_or_default();
-        receive(&mut response, target, filled, &self.stats, |received| {
+        receive(&mut content, target, filled, &self.stats, |received| {
             watch.set_received(received);
         })
         .await?;
@@ -307,9 +385,9 @@ impl Http {
     }
 
     /// Asks a server without ranges for everything once more.
-    async fn ask_again(&self) -> Result<Response, Failure> {
+    async fn ask_again(&self) -> Result<Content, Failure> {
         let Reply {
-            answer, response, ..
+            answer, content, ..
         } = self.send(None).await?;
         if answer.status != 200 {
             return Err(Failure::refused(&answer));
@@ -318,7 +396,7 @@ impl Http {
         if !self.fingerprint.matches(&answer.fingerprint()) {
             return Err(Cause::Changed.into());
         }
-        Ok(response)
+        Ok(content)
     }
 
     fn remember(&self, url: Url) {
@@ -370,6 +448,7 @@ fn broken(how: &str) -> Failure {
 /// How hard something is being tried.
 struct Effort {
     retry: Retry,
+    jitter: Arc<Jitter>,
     /// Whether the server was understood before.
     is_open: bool,
     attempts: u32,
@@ -382,9 +461,10 @@ struct Effort {
 }
 
 impl Effort {
-    fn new(retry: Retry, stats: Arc<Stats>) -> Self {
+    fn new(retry: Retry, jitter: Arc<Jitter>, stats: Arc<Stats>) -> Self {
         Self {
             retry,
+            jitter,
             is_open: false,
             attempts: 0,
             failures: 0,
@@ -394,13 +474,13 @@ impl Effort {
         }
     }
 
-    /// Waits until it is time to try again, `received` bytes being there; the cause, when there is
-    /// no point.
+    /// Waits until it is time to try again, `received` bytes being there and `left` to wait; the
+    /// cause, when there is no point.
     async fn failed(
         &mut self,
         failure: Failure,
         received: u64,
-        timer: &mut Timer,
+        left: Duration,
     ) -> Result<(), Cause> {
         self.attempts += 1;
         if received.saturating_sub(self.reached) >= PROGRESS {
@@ -415,8 +495,9 @@ impl Effort {
             return Err(cause);
         }
         tracing::debug!(attempt = self.attempts, %cause, "an attempt failed");
-        let left = timer.left(received);
-        let pause = self.retry.next(self.failures, cause, retry_after, left)?;
+        let pause = self
+            .retry
+            .next(self.failures, cause, retry_after, left, &self.jitter)?;
         self.stats.source_retries.increment();
         tokio::time::sleep(pause).await;
         Ok(())
@@ -505,7 +586,7 @@ async fn probe(
     let wanted = (0, PREFIX_LEN);
     let Reply {
         answer,
-        mut response,
+        mut content,
         url,
     } = client.get(client.original(), Some(wanted), None).await?;
     let empty = Body::Prefix(Bytes::new());
@@ -518,14 +599,16 @@ async fn probe(
                 .min(PREFIX_LEN);
             let len = part_len(&answer, (0, len))?;
             let mut prefix = vec![0; len];
-            let note = |len: usize| received.store(len as u64, Ordering::Relaxed);
-            receive(&mut response, &mut prefix, &mut 0, stats, note).await?;
+            let note = |len: usize| {
+                received.fetch_max(len as u64, Ordering::Relaxed);
+            };
+            receive(&mut content, &mut prefix, &mut 0, stats, note).await?;
             Body::Prefix(prefix.into())
         }
         (200, _) if answer.content_len == Some(0) => empty,
         (200, _) => {
             answer.check_encoding()?;
-            Body::Whole(Mutex::new(Some(response)))
+            Body::Whole(Mutex::new(Some(content)))
         }
         (416, Some(ContentRange::Unsatisfied { total: Some(0) })) => empty,
         _ => return Err(Failure::refused(&answer)),
@@ -549,18 +632,14 @@ fn part_len(answer: &Answer, (start, end): (u64, u64)) -> Result<usize, Cause> {
 
 /// Receives until `target` is full; `received` counts, whatever happens, and `note` hears of it.
 async fn receive(
-    response: &mut Response,
+    content: &mut Content,
     target: &mut [u8],
     received: &mut usize,
     stats: &Stats,
     note: impl Fn(usize),
 ) -> Result<(), Cause> {
     while *received < target.len() {
-        let piece = response
-            .chunk()
-            .await
-            .map_err(|error| client::cause_of(&error))?;
-        let piece = piece.ok_or(Cause::Truncated)?;
+        let piece = content.next().await?.ok_or(Cause::Truncated)?;
         stats.source_read_bytes.add(piece.len() as u64);
         *received += copy(&piece, target.get_mut(*received..).unwrap_or_default());
         note(*received);
@@ -638,18 +717,18 @@ impl Source for Http {
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        let Body::Whole(response) = &self.body else {
+        let Body::Whole(content) = &self.body else {
             return super::pieces(self);
         };
-        let taken = response
+        let taken = content
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let Some(response) = taken else {
+        let Some(content) = taken else {
             let spent = Error::new(self.location(), Cause::Spent);
             return stream::iter([Err(spent)]).boxed();
         };
-        let pour = Pour::new(self, response);
+        let pour = Pour::new(self, content);
         stream::unfold(Some(pour), |pour| async {
             let mut pour = pour?;
             match pour.next().await {
@@ -665,28 +744,33 @@ impl Source for Http {
 /// Everything that a server without ranges sends, in as many answers as that takes.
 struct Pour<'a> {
     source: &'a Http,
-    response: Response,
+    content: Content,
     /// Bytes handed on.
     given: u64,
     /// Bytes of this answer; what lies before `given` an earlier one has brought.
     seen: u64,
-    /// Bytes of all answers.
-    received: u64,
+    /// Bytes that are worth waiting for: those handed on, and of those that came again each once
+    /// until [`PROGRESS`] is made.
+    counted: u64,
+    /// How far an answer that began anew has come since there was progress.
+    again: u64,
+    /// Bytes handed on when there was.
+    reached: u64,
     effort: Effort,
     timer: Timer,
 }
 
 impl<'a> Pour<'a> {
-    fn new(source: &'a Http, response: Response) -> Self {
-        let mut effort = Effort::new(source.retry, Arc::clone(&source.stats));
-        effort.is_open = true;
+    fn new(source: &'a Http, content: Content) -> Self {
         Self {
             source,
-            response,
+            content,
             given: 0,
             seen: 0,
-            received: 0,
-            effort,
+            counted: 0,
+            again: 0,
+            reached: 0,
+            effort: source.effort(),
             timer: Timer::new(source.timeout, 0),
         }
     }
@@ -710,11 +794,11 @@ impl<'a> Pour<'a> {
     }
 
     async fn receive(&mut self) -> Result<Option<Bytes>, Cause> {
-        let received = self.received;
+        let counted = self.counted;
         tokio::select! {
             biased;
-            piece = self.response.chunk() => piece.map_err(|error| client::cause_of(&error)),
-            late = self.timer.run_out(|| received) => {
+            piece = self.content.next() => piece,
+            late = self.timer.run_out(|| counted) => {
                 self.effort.stats.source_timeouts.increment();
                 Err(late)
             }
@@ -725,10 +809,17 @@ impl<'a> Pour<'a> {
     fn fresh(&mut self, mut piece: Bytes) -> Option<Bytes> {
         let len = piece.len() as u64;
         self.source.stats.source_read_bytes.add(len);
-        self.received += len;
-        let known = self.given.saturating_sub(self.seen);
+        let known = self.given.saturating_sub(self.seen).min(len);
+        if known > 0 {
+            let again = self.again.max(self.seen + known);
+            self.counted += again - self.again;
+            self.again = again;
+        }
         self.seen += len;
-        if known >= len {
+        self.counted += len - known;
+        // The time that passed was waited for this.
+        self.timer.left(self.counted);
+        if known == len {
             return None;
         }
         let fresh = piece.split_off(usize::try_from(known).unwrap_or(piece.len()));
@@ -747,20 +838,24 @@ impl<'a> Pour<'a> {
         if !self.source.fingerprint.is_strong() {
             return Err(failure.cause);
         }
+        if self.given - self.reached >= PROGRESS {
+            (self.reached, self.again) = (self.given, 0);
+        }
+        let counted = self.counted;
         loop {
-            let (given, received) = (self.given, self.received);
-            self.effort.failed(failure, given, &mut self.timer).await?;
+            let left = self.timer.left(counted);
+            self.effort.failed(failure, self.given, left).await?;
             let asked = tokio::select! {
                 biased;
                 asked = self.source.ask_again() => asked,
-                late = self.timer.run_out(|| received) => {
+                late = self.timer.run_out(|| counted) => {
                     self.effort.gave_up();
                     return Err(late);
                 }
             };
             match asked {
-                Ok(response) => {
-                    (self.response, self.seen) = (response, 0);
+                Ok(content) => {
+                    (self.content, self.seen) = (content, 0);
                     return Ok(());
                 }
                 Err(other) => failure = other,

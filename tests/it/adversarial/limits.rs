@@ -4,6 +4,7 @@ use std::fs;
 
 use super::{Place, TARFS, tree};
 use crate::support::measured::{Run, Supervisor};
+use crate::support::packing::Packing;
 use crate::support::raw::{Archive, Header};
 
 /// Runs `tarfs` with words behind which the archive is named, in a place where it may write.
@@ -140,12 +141,15 @@ fn what_is_not_in_files_counts_as_well() {
 #[test]
 fn the_headers_of_small_files_are_within_any_size() {
     let mut archive = Archive::new();
-    for number in 0..2000 {
+    for number in 0..3000 {
         let long = format!("{number}-{}", "n".repeat(150));
         archive = archive.pax(&[("path", &long)]).file("x", "1");
     }
-    let place = place(&archive.end());
-    well(&run(&place, "materialize", &["--max-size=2000"]));
+    let archive = archive.end();
+    well(&run(&place(&archive), "materialize", &["--max-size=3000"]));
+    // In pieces of 4 MiB, none of whose members is known when it comes.
+    let packed = Packing::Lz4.pack(&archive.into());
+    well(&run(&place(&packed), "materialize", &["--max-size=3000"]));
 }
 
 #[test]

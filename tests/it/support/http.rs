@@ -51,6 +51,19 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// A GET of `path`, the headers' names in lower case.
+    pub(crate) fn get(path: &str, headers: Vec<(String, String)>) -> Self {
+        Self {
+            number: 1,
+            under_way: 1,
+            method: "GET".to_owned(),
+            path: path.to_owned(),
+            query: String::new(),
+            headers,
+            client_port: 0,
+        }
+    }
+
     /// The value of a header, its name in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
@@ -87,23 +100,23 @@ pub(crate) struct Seen {
 /// What to answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Response {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: Bytes,
+    pub(super) status: u16,
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) body: Bytes,
     /// Wait before the first byte.
-    delay: Duration,
+    pub(super) delay: Duration,
     /// Send the body in pieces of so many bytes, with pauses.
-    pace: Option<(usize, Duration)>,
+    pub(super) pace: Option<(usize, Duration)>,
     /// Send the body in chunks, without telling its length before.
-    is_chunked: bool,
+    pub(super) is_chunked: bool,
     /// Send only that many bytes of the body.
-    cut: Option<usize>,
-    end: End,
+    pub(super) cut: Option<usize>,
+    pub(super) end: End,
 }
 
 /// What happens when all has been sent that is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+pub(super) enum End {
     /// The next request, if that was all; the connection's end if it was not.
     Decent,
     /// Silence, until the client hangs up.
@@ -152,7 +165,7 @@ impl Response {
         self
     }
 
-    fn sent_body(&self) -> Bytes {
+    pub(super) fn sent_body(&self) -> Bytes {
         self.body
             .slice(..self.body.len().min(self.cut.unwrap_or(usize::MAX)))
     }

@@ -9,6 +9,7 @@ pub(crate) mod program;
 pub(crate) mod raw;
 pub(crate) mod refusal;
 pub(crate) mod rounds;
+pub(crate) mod simulated;
 pub(crate) mod sums;
 pub(crate) mod tree;
 pub(crate) mod wait;

@@ -1,0 +1,190 @@
+//! How requests travel: through the network, or through what takes its place in a test.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use reqwest::header::HeaderMap;
+use reqwest::redirect::Policy;
+use reqwest::{ClientBuilder, Response, StatusCode};
+use url::Url;
+
+use crate::source::{Cause, Obstacle, Options};
+
+/// Sends requests and brings answers, without judging them.
+pub trait Transport: Send + Sync + fmt::Debug {
+    /// Asks for what is at `url`, and returns when the head of an answer is there, whatever it says;
+    /// a redirect is an answer.
+    ///
+    /// # Errors
+    /// When no answer comes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future abandons the request, and dropping the answer's content the rest of it.
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>>;
+
+    /// The same, for requests to `url` first of all, with nothing left of the requests before.
+    ///
+    /// # Errors
+    /// When no request can be sent.
+    fn afresh(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause>;
+}
+
+/// An answer whose content is still to come.
+#[derive(Debug)]
+pub struct Message {
+    /// Status code.
+    pub status: StatusCode,
+    /// Headers.
+    pub headers: HeaderMap,
+    /// Bytes behind them.
+    pub content: Content,
+}
+
+/// The bytes of an answer as they come.
+pub struct Content(BoxStream<'static, Result<Bytes, Cause>>);
+
+impl Content {
+    /// Ends with the first error.
+    pub fn new(pieces: impl Stream<Item = Result<Bytes, Cause>> + Send + 'static) -> Self {
+        Self(pieces.boxed())
+    }
+
+    /// The next bytes; `None` at the end.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
+        self.0.next().await.transpose()
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Content").finish_non_exhaustive()
+    }
+}
+
+/// The network.
+#[derive(Debug)]
+pub(super) struct Network(reqwest::Client);
+
+impl Network {
+    /// For requests to `url` first of all.
+    pub(super) fn new(url: &Url, options: &Options) -> Result<Self, Cause> {
+        connector(url, options).map(Self)
+    }
+}
+
+impl Transport for Network {
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>> {
+        Box::pin(async {
+            let sent = self.0.get(url).headers(headers).send().await;
+            let mut response = sent.map_err(|error| cause_of(&error))?;
+            Ok(Message {
+                status: response.status(),
+                headers: std::mem::take(response.headers_mut()),
+                content: Content::new(pieces(response)),
+            })
+        })
+    }
+
+    fn afresh(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(Self::new(url, options)?))
+    }
+}
+
+/// The body of `response`.
+fn pieces(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send {
+    stream::unfold(Some(response), |response| async {
+        let mut response = response?;
+        match response.chunk().await {
+            Ok(piece) => piece.map(|piece| (Ok(piece), Some(response))),
+            Err(error) => Some((Err(cause_of(&error)), None)),
+        }
+    })
+}
+
+fn connector(url: &Url, options: &Options) -> Result<reqwest::Client, Cause> {
+    // An error says that the process has a provider already, which serves as well.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    match builder(options).build() {
+        Ok(client) => Ok(client),
+        // A machine without any trusted certificate can still speak plain HTTP.
+        Err(_) if url.scheme() == "http" => {
+            let built = builder(options).tls_certs_only([]).build();
+            built.map_err(|error| cause_of(&error))
+        }
+        Err(error) => Err(Cause::Unreachable {
+            obstacle: Obstacle::Tls,
+            detail: innermost(&error).to_string(),
+        }),
+    }
+}
+
+/// HTTP/1.1, which moves more bytes per CPU second than HTTP/2; bodies as they come, and
+/// redirects left to the client, which knows whose headers are whose.
+fn builder(options: &Options) -> ClientBuilder {
+    reqwest::Client::builder()
+        .http1_only()
+        .redirect(Policy::none())
+        .referer(false)
+        .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(options.connect_timeout.min(options.timeout / 2))
+        .read_timeout(options.idle_timeout.min(options.timeout / 2))
+        .pool_max_idle_per_host(options.connections)
+}
+
+/// What a failed request means; never with the URL, which may carry secrets.
+fn cause_of(error: &reqwest::Error) -> Cause {
+    let obstacle = if error.is_timeout() {
+        Obstacle::Timeout
+    } else if error.is_dns() {
+        Obstacle::Dns
+    } else if chain(error).any(<dyn StdError>::is::<rustls::Error>) {
+        Obstacle::Tls
+    } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {
+        Obstacle::Refused
+    } else if error.is_body() || error.is_decode() {
+        // Whoever hangs up politely but too early leaves no error of the connection.
+        match io_kind(error) {
+            None | Some(io::ErrorKind::UnexpectedEof) => return Cause::Truncated,
+            Some(_) => Obstacle::Connection,
+        }
+    } else {
+        Obstacle::Connection
+    };
+    Cause::Unreachable {
+        obstacle,
+        detail: innermost(error).to_string(),
+    }
+}
+
+fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
+    chain(error)
+        .filter_map(|link| link.downcast_ref::<io::Error>())
+        .last()
+        .map(io::Error::kind)
+}
+
+fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
+    chain(error).last().unwrap_or(error)
+}
+
+/// The error and its causes, those included that an [`io::Error`] wraps and skips itself.
+fn chain<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&link| {
+        let wrapped = link
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        match wrapped {
+            Some(wrapped) => Some(wrapped as &(dyn StdError + 'static)),
+            None => link.source(),
+        }
+    })
+}

@@ -1,0 +1,421 @@
+//! Schedules of faults in a simulated network, by chance and on a clock that stands still while
+//! anyone works: right bytes or an error, by the deadline, and right bytes when the faults are over.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tarfs::base::buffer::Pool;
+use tarfs::base::extent::Packed;
+use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, Source, Watch};
+use tokio::time::Instant;
+use url::Url;
+
+use crate::support::http::{Fault, Resource, Response};
+use crate::support::noise::Noise;
+use crate::support::rounds::{rounds, seed};
+use crate::support::simulated::Net;
+
+/// Rounds when nobody asks for more.
+const FEW: u64 = 600;
+
+/// Requests that a round may need, with two dozen reads: each brings something worth the name or counts
+/// as a failure, and in an outage there are pauses.
+const MOST_REQUESTS: u64 = 10_000;
+
+/// Bytes a second that every read is given on top of its deadline (docs/semantics.md).
+const SLOWEST: u64 = 4 << 10;
+
+/// Clocks tick by the millisecond.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Below the number, by chance.
+fn dice(dice: &mut Noise, end: usize) -> usize {
+    usize::try_from(dice.below(end as u64)).expect("small")
+}
+
+/// One of `choices`, by chance.
+fn one<T: Copy>(noise: &mut Noise, choices: &[T]) -> T {
+    let number = dice(noise, choices.len());
+    *choices.get(number).expect("some")
+}
+
+/// An archive's bytes in one version, as a server has them that tells versions in its own way.
+fn resource(way: usize, version: u64, len: usize) -> Resource {
+    let bytes = Noise::new(version).bytes(len);
+    let resource = Resource::new(bytes);
+    match way {
+        0 | 1 => resource.etag(&format!("\"{version}\"")),
+        2 => resource.etag(&format!("W/\"{version}\"")),
+        3 => resource.last_modified(&format!("Fri, 31 Dec 1999 23:59:{version:02} GMT")),
+        // Only the length tells.
+        _ => Resource::new(Noise::new(version).bytes(len + usize::from(version > 1))),
+    }
+}
+
+/// What happens to requests of one round.
+struct Schedule {
+    dice: Noise,
+    /// Faults that occur, and how many requests in a hundred meet with one.
+    faults: Vec<Fault>,
+    often: u64,
+}
+
+impl Schedule {
+    fn new(mut noise: Noise, other: &Resource, len: usize) -> Self {
+        let often = one(&mut noise, &[5, 30, 60, 90, 100]);
+        let kinds = 1 + dice(&mut noise, 4);
+        let faults = (0..kinds).map(|_| fault(&mut noise, other, len));
+        Self {
+            faults: faults.collect(),
+            often,
+            dice: noise,
+        }
+    }
+
+    fn next(&mut self) -> Option<Fault> {
+        let strikes = self.dice.below(100) < self.often;
+        let number = dice(&mut self.dice, self.faults.len());
+        self.faults.get(number).filter(|_| strikes).cloned()
+    }
+}
+
+/// Something that goes wrong, by chance.
+fn fault(noise: &mut Noise, other: &Resource, len: usize) -> Fault {
+    let millis = |noise: &mut Noise, end| Duration::from_millis(noise.below(end));
+    match dice(noise, 17) {
+        0 => Fault::Late(millis(noise, 40_000)),
+        1 => Fault::Paced(1 + dice(noise, 64 << 10), millis(noise, 8_000)),
+        2 => Fault::Status(one(noise, &[500, 502, 503, 504, 429])),
+        3 => Fault::Status(one(noise, &[400, 401, 403, 404, 408, 410, 412, 416, 418])),
+        4 => {
+            let status = one(noise, &[429, 503]);
+            Fault::Busy(status, noise.below(90).to_string())
+        }
+        5 => Fault::HangUp,
+        6 => Fault::Reset(dice(noise, len)),
+        7 => Fault::Short(dice(noise, len)),
+        8 => Fault::Silence,
+        9 => Fault::Stall(dice(noise, len)),
+        10 => Fault::OtherRange,
+        11 => Fault::Whole,
+        12 => Fault::Unsatisfiable,
+        13 => Fault::Chunked,
+        14 => Fault::Gzip,
+        15 => Fault::Redirect(one(noise, &["http://elsewhere/a", "/a", "http://a b/"]).to_owned()),
+        _ => Fault::Other(other.clone()),
+    }
+}
+
+/// A round: a server with a schedule, and who reads from it.
+struct Round {
+    bytes: Bytes,
+    options: Options,
+    net: Net,
+    /// Whether anything goes wrong.
+    is_disturbed: Arc<AtomicBool>,
+    /// Whether the version may change.
+    is_open: Arc<AtomicBool>,
+    dice: Noise,
+}
+
+impl Round {
+    fn new(number: u64) -> Self {
+        let mut noise = Noise::new(seed().wrapping_mul(1_000_003).wrapping_add(number));
+        let way = dice(&mut noise, 5);
+        let len = 1 + dice(
+            &mut noise,
+            one(&mut Noise::new(number), &[1000, 100_000, 400_000]),
+        );
+        let has_ranges = noise.below(5) > 0;
+        let made = |version| match (resource(way, version, len), has_ranges) {
+            (resource, true) => resource,
+            (resource, false) => resource.without_ranges(),
+        };
+        let (good, other) = (made(1), made(2));
+        let options = Options {
+            timeout: Duration::from_secs(one(&mut noise, &[1, 4, 30, 60])),
+            connections: 1 + dice(&mut noise, 16),
+            chance: Some(noise.number()),
+            ..Options::default()
+        };
+        let is_disturbed = Arc::new(AtomicBool::new(noise.below(2) > 0));
+        let is_open = Arc::<AtomicBool>::default();
+        let schedule = Mutex::new(Schedule::new(Noise::new(noise.number()), &other, len));
+        let net = Net::new(options.idle_timeout.min(options.timeout / 2), {
+            let (is_disturbed, is_open) = (Arc::clone(&is_disturbed), Arc::clone(&is_open));
+            move |request| {
+                let fault = schedule.lock().expect("whole").next();
+                let fault = fault.filter(|fault| {
+                    let is_other = matches!(fault, Fault::Other(_));
+                    is_disturbed.load(Ordering::SeqCst)
+                        && (is_open.load(Ordering::SeqCst) || !is_other)
+                });
+                match fault {
+                    Some(fault) => fault.strike(&good, request),
+                    None => good.answer(request),
+                }
+            }
+        });
+        Self {
+            bytes: Noise::new(1).bytes(len).into(),
+            options,
+            net,
+            is_disturbed,
+            is_open,
+            dice: noise,
+        }
+    }
+
+    /// The longest that `len` bytes may take.
+    fn bound(&self, len: usize) -> Duration {
+        self.options.timeout + Duration::from_micros(len as u64 * 1_000_000 / SLOWEST) + TICK
+    }
+
+    async fn open(&self) -> Option<Http> {
+        let url = Url::parse("http://host/archive").expect("well-formed");
+        let net = Box::new(self.net.clone());
+        let began = Instant::now();
+        let opened = Http::open_through(net, url, self.options.clone()).await;
+        assert!(began.elapsed() <= self.bound(self.bytes.len()), "late");
+        opened.ok()
+    }
+
+    async fn run(mut self) -> Outcome {
+        let mut opened = self.open().await;
+        if opened.is_none() {
+            self.is_disturbed.store(false, Ordering::SeqCst);
+            opened = self.open().await;
+        }
+        let source = opened.expect("the faults are over");
+        self.is_open.store(true, Ordering::SeqCst);
+        self.is_disturbed.store(true, Ordering::SeqCst);
+        let mut outcome = match source.access() {
+            Access::Ranges => self.read_parts(&source).await,
+            Access::Stream => self.read_all(&source).await,
+        };
+        outcome.requests = self.options.stats.source_requests.get();
+        outcome
+    }
+
+    /// Several who read here and there, and then one when the faults are over.
+    async fn read_parts(&mut self, source: &Http) -> Outcome {
+        let readers = 1 + dice(&mut self.dice, 6);
+        let orders: Vec<Noise> = (0..readers)
+            .map(|_| Noise::new(self.dice.number()))
+            .collect();
+        let reads = orders.into_iter().map(|order| self.reader(source, order));
+        let outcomes = futures_util::future::join_all(reads).await;
+        let mut outcome = Outcome::default();
+        for one in outcomes {
+            outcome.right += one.right;
+            outcome.wrong += one.wrong;
+        }
+        self.is_disturbed.store(false, Ordering::SeqCst);
+        let last = self.read(source, 0, self.bytes.len()).await;
+        assert!(last.is_ok(), "the faults are over: {last:?}");
+        outcome
+    }
+
+    async fn reader(&self, source: &Http, mut order: Noise) -> Outcome {
+        let mut outcome = Outcome::default();
+        for _ in 0..4 {
+            let start = dice(&mut order, self.bytes.len());
+            let len = 1 + dice(&mut order, self.bytes.len() - start);
+            match self.read(source, start, len).await {
+                Ok(()) => outcome.right += 1,
+                Err(cause) => {
+                    assert!(!matches!(cause, Cause::Cancelled | Cause::Spent), "{cause}");
+                    outcome.wrong += 1;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(order.below(3_000))).await;
+        }
+        outcome
+    }
+
+    /// Right bytes or an error, in time.
+    async fn read(&self, source: &Http, start: usize, len: usize) -> Result<(), Cause> {
+        let pool = Pool::new(1 << 20);
+        let buffer = pool.take_async(len).await;
+        let (began, watch) = (Instant::now(), Watch::default());
+        let read = source.read_watched(Packed(start as u64), buffer, &watch);
+        let read = tokio::time::timeout(10 * self.bound(len), read).await;
+        let read = read.expect("it hangs");
+        let took = began.elapsed();
+        assert!(
+            took <= self.bound(len),
+            "{took:?} for {len} bytes: {read:?}"
+        );
+        match read {
+            Ok(read) => assert!(read == self.bytes.slice(start..start + len), "wrong bytes"),
+            Err(error) => return Err(error.cause),
+        }
+        assert!(pool.taken() == 0);
+        Ok(())
+    }
+
+    /// One who reads everything from the front.
+    async fn read_all(&self, source: &Http) -> Outcome {
+        let (mut pieces, mut read) = (source.stream(), 0);
+        let mut outcome = Outcome::default();
+        let all = self.bytes.len();
+        // Each byte may come again once for every 64 KiB of progress, and is waited for.
+        let longest = self.bound(all * (2 + all / (64 << 10)));
+        let opened = Instant::now();
+        loop {
+            assert!(opened.elapsed() <= longest, "{:?}", opened.elapsed());
+            let began = Instant::now();
+            // What came before may have to come once more.
+            let bound = self.bound(self.bytes.len());
+            let piece = tokio::time::timeout(10 * bound, pieces.next()).await;
+            let piece = piece.expect("it hangs");
+            let took = began.elapsed();
+            assert!(took <= bound, "{took:?} for {piece:?}");
+            match piece {
+                Some(Ok(piece)) => {
+                    let right = self.bytes.slice(read..read + piece.len());
+                    assert!(piece == right, "wrong bytes");
+                    read += piece.len();
+                }
+                Some(Err(_)) => {
+                    outcome.wrong += 1;
+                    return outcome;
+                }
+                None => break,
+            }
+        }
+        assert_eq!(read, self.bytes.len(), "a part is not the whole");
+        outcome.right += 1;
+        outcome
+    }
+}
+
+/// What rounds came to.
+#[derive(Debug, Default)]
+struct Outcome {
+    right: u64,
+    wrong: u64,
+    requests: u64,
+}
+
+#[test]
+#[expect(
+    clippy::print_stderr,
+    reason = "the round of a failure is shown with it, and what all came to"
+)]
+fn whatever_goes_wrong_a_read_is_right_or_an_error_by_its_deadline() {
+    let mut all = Outcome::default();
+    for number in 0..rounds(FEW) {
+        let round = Round::new(number);
+        eprintln!("round {number}");
+        let outcome = simulate(round.run());
+        assert!(outcome.requests < MOST_REQUESTS, "{outcome:?}");
+        all.right += outcome.right;
+        all.wrong += outcome.wrong;
+        all.requests = all.requests.max(outcome.requests);
+    }
+    let Outcome {
+        right,
+        wrong,
+        requests,
+    } = all;
+    let reads = right + wrong;
+    eprintln!("of {reads} reads {wrong} failed, with {requests} requests at the most in a round");
+    assert!(all.right > 0 && all.wrong > 0, "chance had no say");
+}
+
+/// What `work` comes to on a clock that stands still while anyone works.
+fn simulate<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let long = Duration::from_hours(24);
+    let done = runtime.block_on(async { tokio::time::timeout(long, work).await });
+    done.expect("it hangs")
+}
+
+async fn open(
+    resource: Resource,
+    change: impl Fn(Response) -> Response + Send + Sync + 'static,
+) -> Result<Http, Error> {
+    let options = Options::default();
+    let net = Net::new(options.idle_timeout, move |request| {
+        change(resource.answer(request))
+    });
+    let url = Url::parse("http://host/archive").expect("well-formed");
+    Http::open_through(Box::new(net), url, options).await
+}
+
+/// Reads everything from the front: how many bytes come, and what ends it.
+async fn pour(source: Http) -> (usize, Option<Cause>) {
+    let (mut pieces, mut read) = (source.stream(), 0);
+    while let Some(piece) = pieces.next().await {
+        match piece {
+            Ok(piece) => read += piece.len(),
+            Err(error) => return (read, Some(error.cause)),
+        }
+    }
+    (read, None)
+}
+
+fn strong(len: usize) -> Resource {
+    resource(0, 1, len)
+}
+
+#[test]
+fn drops_do_not_keep_a_source_without_ranges_waiting() {
+    let (read, cause) = simulate(async {
+        let drops = |response: Response| response.paced(1, Duration::from_secs(20));
+        pour(
+            open(strong(1000).without_ranges(), drops)
+                .await
+                .expect("open"),
+        )
+        .await
+    });
+    assert!(
+        matches!(
+            cause,
+            Some(Cause::Unreachable {
+                obstacle: Obstacle::Crawl,
+                ..
+            })
+        ),
+        "{cause:?} after {read} bytes"
+    );
+    assert_eq!(read, 3);
+}
+
+#[test]
+fn what_comes_once_more_for_ever_is_not_waited_for_for_ever() {
+    let (read, cause) = simulate(async {
+        let second = Duration::from_secs(1);
+        let cuts = move |response: Response| response.paced(16 << 10, second).reset_after(100_000);
+        pour(
+            open(strong(200_000).without_ranges(), cuts)
+                .await
+                .expect("open"),
+        )
+        .await
+    });
+    assert!(cause.is_some_and(|cause| cause.is_outage()));
+    assert_eq!(read, 100_000);
+}
+
+#[test]
+fn an_archive_that_never_comes_to_be_open_is_not_waited_for_by_each_attempt() {
+    let took = simulate(async {
+        let pause = Duration::from_millis(500);
+        let cuts = move |response: Response| response.paced(1 << 10, pause).reset_after(60_000);
+        let began = Instant::now();
+        assert!(open(strong(200_000), cuts).await.is_err());
+        began.elapsed()
+    });
+    // On the simulated clock: a minute, and what the bytes take that came once.
+    assert!(took < Duration::from_secs(76), "{took:?}");
+}

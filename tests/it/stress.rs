@@ -1,0 +1,499 @@
+//! Mounts in all the trouble there is, by chance: a faulty server, readers and servers of mounts that
+//! are killed, unmounts in the midst; again and again, and afterwards nothing is left.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tarfs::base::task::Thread;
+
+use crate::support::http::{Fault, Request, Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::program;
+use crate::support::raw::Archive;
+use crate::support::rounds::{rounds, seed};
+use crate::support::wait;
+
+/// Rounds when nobody asks for more.
+const FEW: u64 = 6;
+
+/// Files of the archive, and their lengths: some in many spans, many in one.
+const FILES: usize = 48;
+const LENGTHS: [usize; 4] = [1_000, 40_000, 120_000, 600_000];
+
+const PACKINGS: [Packing; 4] = [
+    Packing::Plain,
+    Packing::Gzip,
+    Packing::Lz4,
+    Packing::ZstdFrames,
+];
+
+/// Who reads at once.
+const READERS: u64 = 4;
+
+/// What the mounts have, and what they may take besides, the index included.
+const MEMORY_MIB: u64 = 32;
+const BESIDES_MIB: u64 = 64;
+
+/// An operation that takes so long hangs: their deadline is a second, and five more.
+const HANGS: Duration = Duration::from_secs(30);
+
+/// What a read may fail with when its server is in trouble.
+const TROUBLES: [Errno; 4] = [Errno::IO, Errno::TIMEDOUT, Errno::STALE, Errno::ACCESS];
+
+/// What anything may fail with while a mount comes and goes, besides.
+const COMINGS: [Errno; 5] = [
+    Errno::NOENT,
+    Errno::NOTCONN,
+    Errno::CONNABORTED,
+    Errno::NODEV,
+    Errno::INTR,
+];
+
+fn content(number: usize) -> Vec<u8> {
+    let len = LENGTHS.iter().cycle().nth(number).expect("endless");
+    Noise::new(number as u64 + 1).text(*len)
+}
+
+fn name(number: usize) -> String {
+    format!("d{}/f{number}", number / 16)
+}
+
+fn below(dice: &mut Noise, end: usize) -> usize {
+    usize::try_from(dice.below(end as u64)).expect("small")
+}
+
+/// One of `choices`, by chance.
+fn one<T: Copy>(dice: &mut Noise, choices: &[T]) -> T {
+    let number = below(dice, choices.len());
+    *choices.get(number).expect("some")
+}
+
+/// What happens to a request of a server in trouble.
+fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault> {
+    let place = below(dice, 300_000);
+    let millis = Duration::from_millis(dice.below(30));
+    Some(match dice.below(30) {
+        0 => Fault::Late(millis * 10),
+        1 => Fault::Paced(place / 8 + 1, millis),
+        2 => Fault::Status(one(dice, &[500, 502, 503])),
+        3 => Fault::Status(one(dice, &[401, 403, 404, 412])),
+        4 => Fault::Busy(503, "0".to_owned()),
+        5 => Fault::Busy(429, one(dice, &["1", "3600"]).to_owned()),
+        6 => Fault::HangUp,
+        7 | 8 => Fault::Reset(place),
+        9 | 10 => Fault::Short(place),
+        11 => Fault::Silence,
+        12 => Fault::Stall(place),
+        13 => Fault::OtherRange,
+        14 => Fault::Unsatisfiable,
+        15 => Fault::Gzip,
+        // Who opens the archive opens the first version, or readers could not tell what is right.
+        16 if request.header("if-match").is_some() => Fault::Other(other.clone()),
+        _ => return None,
+    })
+}
+
+/// What a server does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mood {
+    Well,
+    InTrouble,
+    Gone,
+}
+
+/// What readers and those who disturb them share.
+struct Shared {
+    mount: PathBuf,
+    contents: Vec<Vec<u8>>,
+    is_over: AtomicBool,
+    /// Odd while a mount is there for certain; another number each time.
+    era: AtomicU64,
+    began: Instant,
+    /// When each reader began what it does, in milliseconds.
+    starts: Vec<AtomicU64>,
+    reads: AtomicU64,
+    failures: AtomicU64,
+}
+
+impl Shared {
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).expect("soon")
+    }
+
+    /// Does things by chance until it is over. What comes is right or an error that may be.
+    fn read_on(&self, reader: usize, mut dice: Noise) {
+        let start = self.starts.get(reader).expect("one for each");
+        while !self.is_over.load(Ordering::SeqCst) {
+            start.store(self.now(), Ordering::SeqCst);
+            let era = self.era.load(Ordering::SeqCst);
+            let number = below(&mut dice, FILES);
+            let done = match dice.below(8) {
+                0 => self.list(number),
+                1 => self.look(number),
+                _ => self.read(number, &mut dice),
+            };
+            let is_steady = era % 2 == 1 && era == self.era.load(Ordering::SeqCst);
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            match done {
+                Ok(is_right) => assert!(is_right || !is_steady, "wrong: {number}"),
+                Err(error) => {
+                    self.failures.fetch_add(1, Ordering::SeqCst);
+                    let may_be = |errnos: &[Errno]| {
+                        let mut errnos = errnos.iter().map(|errno| Some(errno.raw_os_error()));
+                        errnos.any(|errno| errno == error.raw_os_error())
+                    };
+                    let may_be = may_be(&TROUBLES) || (!is_steady && may_be(&COMINGS));
+                    assert!(may_be, "{number}: {error}, steady: {is_steady}");
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            }
+        }
+    }
+
+    fn content(&self, number: usize) -> &[u8] {
+        self.contents.get(number).expect("known")
+    }
+
+    /// Bytes are right whatever else happens.
+    fn read(&self, number: usize, dice: &mut Noise) -> io::Result<bool> {
+        let all = self.content(number);
+        let offset = below(dice, all.len());
+        let len = 1 + below(dice, all.len() - offset);
+        let mut bytes = vec![0; len];
+        let file = File::open(self.mount.join(name(number)))?;
+        let mut filled = 0;
+        while filled < len {
+            let rest = bytes.get_mut(filled..).expect("inside");
+            let read = file.read_at(rest, (offset + filled) as u64)?;
+            assert!(read > 0, "it ends too early: {number}");
+            filled += read;
+        }
+        let right = all.get(offset..offset + len);
+        assert!(right == Some(&bytes[..]), "wrong bytes: {number}");
+        Ok(true)
+    }
+
+    fn look(&self, number: usize) -> io::Result<bool> {
+        let found = fs::metadata(self.mount.join(name(number)))?;
+        Ok(found.len() == self.content(number).len() as u64)
+    }
+
+    fn list(&self, number: usize) -> io::Result<bool> {
+        let directory = self.mount.join(format!("d{}", number / 16));
+        let names = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
+        Ok(names.len() == 16)
+    }
+
+    fn check_that_nobody_hangs(&self) {
+        let now = self.now();
+        for start in &self.starts {
+            let since = now.saturating_sub(start.load(Ordering::SeqCst));
+            assert!(u128::from(since) < HANGS.as_millis(), "a reader hangs");
+        }
+    }
+}
+
+/// A server, and a place with a cache that outlives all mounts.
+struct Place {
+    server: Server,
+    mood: Arc<Mutex<Mood>>,
+    directory: tempfile::TempDir,
+    shared: Arc<Shared>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let archive = |version: usize| {
+            let files = (0..FILES).fold(Archive::new(), |archive, number| {
+                archive.file(&name(number), content(number + version * FILES))
+            });
+            Bytes::from(files.end())
+        };
+        let [first, second] = [0, 1].map(archive);
+        let server = Server::start();
+        let mood = Arc::new(Mutex::new(Mood::Well));
+        for packing in PACKINGS {
+            let resource = Resource::new(packing.pack(&first)).etag("\"1\"");
+            let other = Resource::new(packing.pack(&second)).etag("\"2\"");
+            let (mood, dice) = (Arc::clone(&mood), Mutex::new(Noise::new(seed())));
+            let path = format!("/{packing:?}");
+            server.serve_badly(&path, resource, move |request| {
+                match *mood.lock().expect("whole") {
+                    Mood::Well => None,
+                    Mood::InTrouble => fault(&mut dice.lock().expect("whole"), request, &other),
+                    Mood::Gone => Some(Fault::HangUp),
+                }
+            });
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        let shared = Shared {
+            mount: directory.path().join("mnt"),
+            contents: (0..FILES).map(content).collect(),
+            is_over: AtomicBool::new(false),
+            era: AtomicU64::new(0),
+            began: Instant::now(),
+            starts: (0..READERS).map(|_| AtomicU64::new(0)).collect(),
+            reads: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        };
+        Self {
+            server,
+            mood,
+            directory,
+            shared: Arc::new(shared),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn is_mounted(&self) -> bool {
+        is_mounted(&self.path("mnt"))
+    }
+
+    fn set_mood(&self, mood: Mood) {
+        *self.mood.lock().expect("whole") = mood;
+    }
+
+    /// Runs the program, which has to end.
+    fn tarfs(&self, words: &[&str]) -> Output {
+        let directory = self.directory.path().to_owned();
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        wait::ends(move || {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            program::tarfs(&directory, &words)
+        })
+    }
+
+    /// Mounts; that may fail while the server is in trouble.
+    fn mount(&self, packing: Packing, flags: &[&str]) {
+        let url = self.server.url(&format!("/{packing:?}"));
+        let memory = format!("{MEMORY_MIB}MiB");
+        let words = ["mount", "--timeout", "1", "--memory", &memory, &url, "mnt"];
+        let output = self.tarfs(&[&words[..], flags].concat());
+        let is_well = *self.mood.lock().expect("whole") == Mood::Well;
+        let told = program::told(&output);
+        assert!(output.status.success() || !is_well, "{told}");
+        assert!(!told.contains("panicked"), "{told}");
+        if output.status.success() {
+            self.shared.era.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// From now on nobody relies on the mount.
+    fn unsettle(&self) {
+        self.shared
+            .era
+            .fetch_add(self.shared.era.load(Ordering::SeqCst) % 2, Ordering::SeqCst);
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = self.tarfs(&["status", "mnt", "--json"]);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    fn daemon(&self) -> Option<Pid> {
+        let pid = self.status()?.get("pid")?.as_i64()?;
+        Pid::from_raw(i32::try_from(pid).ok()?)
+    }
+
+    /// Takes the mount out, whoever uses it.
+    fn unmount(&self, is_lazy: bool) {
+        self.unsettle();
+        if !is_lazy {
+            // It may be in use.
+            self.tarfs(&["umount", "mnt"]);
+        }
+        if self.is_mounted() {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+        assert!(!self.is_mounted(), "it cannot be unmounted");
+    }
+
+    /// Kills who serves the mount; with another who goes on when it `restarts`.
+    fn kill(&self, restarts: bool) {
+        if restarts {
+            // Or it would have a minute to find the server.
+            self.set_mood(Mood::Well);
+        }
+        let Some(before) = self.daemon() else { return };
+        self.unsettle();
+        kill_process(before, Signal::KILL).expect("running");
+        if restarts {
+            wait::until("somebody goes on", || {
+                self.daemon().is_some_and(|now| now != before)
+            });
+            self.shared.era.fetch_add(1, Ordering::SeqCst);
+        } else {
+            wait::until("the mount is taken out", || !self.is_mounted());
+        }
+    }
+
+    /// Somebody else who reads, and is killed: then it is gone.
+    fn kill_a_reader(&self, dice: &mut Noise) {
+        let path = self.path("mnt").join(name(below(dice, FILES)));
+        let mut reader: Child = Command::new("cat")
+            .arg(path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("started");
+        std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+        reader.kill().expect("a child");
+        wait::until("a killed reader is gone", || {
+            reader.try_wait().expect("a child").is_some()
+        });
+    }
+
+    /// What is still in use when nobody reads any more, and what was most of it.
+    fn check_that_it_rests(&self) {
+        let used = || {
+            let status = self.status()?;
+            let of = |name: &str| status.pointer(&format!("/memory/{name}"))?.as_u64();
+            Some(of("reads_bytes")? + of("decoders_bytes")?)
+        };
+        wait::until("all memory is given back", || used() == Some(0));
+        let pid = self.daemon().expect("mounted").as_raw_nonzero();
+        let told = fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
+        let peak = told.lines().find_map(|line| {
+            let number = line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?;
+            number.parse::<u64>().ok()
+        });
+        let peak = peak.expect("known") >> 10;
+        assert!(peak <= MEMORY_MIB + BESIDES_MIB, "{peak} MiB of memory");
+    }
+
+    /// Processes of the program that belong here.
+    fn processes(&self) -> Vec<String> {
+        let place = self.directory.path().as_os_str().as_encoded_bytes();
+        let is_ours = |process: &Path| {
+            let environment = fs::read(process.join("environ")).unwrap_or_default();
+            environment
+                .windows(place.len())
+                .any(|window| window == place)
+        };
+        let all = fs::read_dir("/proc").expect("readable").flatten();
+        all.map(|entry| entry.path())
+            .filter(|process| is_ours(process))
+            .map(|process| process.display().to_string())
+            .collect()
+    }
+
+    fn round(&self, packing: Packing, dice: &mut Noise) {
+        let restarts = dice.below(2) == 0;
+        let mut flags = Vec::new();
+        flags.extend(restarts.then_some("--restart"));
+        flags.extend((dice.below(2) == 0).then_some("--no-spool"));
+        if dice.below(2) == 0 {
+            // Without what the rounds before have left.
+            drop(fs::remove_dir_all(self.path("cache")));
+        }
+        if dice.below(3) == 0 {
+            self.set_mood(Mood::InTrouble);
+        }
+        self.mount(packing, &flags);
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(dice.below(150)));
+            let action = dice.below(8);
+            match action {
+                0..3 => self.set_mood(Mood::InTrouble),
+                3 => self.set_mood(Mood::Well),
+                4 => self.set_mood(Mood::Gone),
+                5 => self.kill_a_reader(dice),
+                6 => self.kill(restarts),
+                _ => self.unmount(dice.below(2) == 0),
+            }
+            if !self.is_mounted() {
+                self.unsettle();
+                self.mount(packing, &flags);
+            }
+            self.shared.check_that_nobody_hangs();
+        }
+        self.set_mood(Mood::Well);
+        if !self.is_mounted() {
+            self.unsettle();
+            self.mount(packing, &flags);
+        }
+    }
+
+    /// Reads everything; what can be read must be right.
+    fn read_all(&self) -> io::Result<()> {
+        for number in 0..FILES {
+            let path = self.path("mnt").join(name(number));
+            let read = wait::ends(move || fs::read(path))?;
+            assert!(read == self.shared.content(number), "wrong: {number}");
+        }
+        Ok(())
+    }
+
+    /// When all is well again the mount rests, and it or the next one shows everything; then nothing
+    /// is left.
+    fn check_the_end(&self, packing: Packing) {
+        self.check_that_it_rests();
+        // A scan that failed for good has left a part.
+        if self.read_all().is_err() {
+            self.unmount(false);
+            self.mount(packing, &[]);
+            self.read_all().expect("all is well");
+            self.check_that_it_rests();
+        }
+        self.unmount(false);
+        wait::until("no process is left", || self.processes().is_empty());
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            program::tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+#[test]
+#[expect(
+    clippy::print_stderr,
+    reason = "the rounds of a failure are shown with it, and what all came to"
+)]
+fn mounts_in_any_trouble_are_right_end_in_time_and_leave_nothing() {
+    let place = Place::new();
+    let mut dice = Noise::new(seed());
+    let (mut reads, mut failures) = (0, 0);
+    for round in 0..rounds(FEW) {
+        let packing = one(&mut dice, &PACKINGS);
+        eprintln!("round {round}: {packing:?}");
+        let shared = &place.shared;
+        shared.is_over.store(false, Ordering::SeqCst);
+        let readers: Vec<Thread<()>> = (0..READERS)
+            .map(|reader| {
+                let order = Noise::new(dice.number());
+                let shared = Arc::clone(shared);
+                let number = usize::try_from(reader).expect("small");
+                let read = move || shared.read_on(number, order);
+                Thread::spawn("reader", read).expect("a thread")
+            })
+            .collect();
+        place.round(packing, &mut dice);
+        shared.is_over.store(true, Ordering::SeqCst);
+        wait::ends(move || readers.into_iter().for_each(Thread::join));
+        place.check_the_end(packing);
+        reads = shared.reads.load(Ordering::SeqCst);
+        failures = shared.failures.load(Ordering::SeqCst);
+    }
+    eprintln!("of {reads} operations {failures} failed as they may");
+    assert!(reads > failures && failures > 0, "chance had no say");
+}
