@@ -83,6 +83,7 @@ impl Log {
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
 pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
     detach(log, inherited)?;
+    std::env::set_current_dir("/")?;
     let mut stdout = io::stdout();
     stdout.write_all(READY.as_bytes())?;
     stdout.flush()?;
@@ -92,8 +93,8 @@ pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves terminal, session, directory and the files of who started this process, and sends events to
-/// `log`.
+/// Leaves terminal, session and the files of who started this process, and sends events to `log`. Its
+/// directory is still good for relative paths.
 ///
 /// # Errors
 /// When a system call fails.
@@ -102,7 +103,6 @@ pub(super) fn detach(log: Log, inherited: Inherited) -> io::Result<()> {
         tracing::debug!(%error, "this session is its own already");
     }
     inherited.close();
-    std::env::set_current_dir("/")?;
     let nowhere = nowhere()?;
     // Panics and the like are written to stderr by whoever they happen to.
     dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;

@@ -292,6 +292,7 @@ fn serve_opened(
     opened.content.when(Awaited::End, then);
     let ended = events.clone();
     let ended = move || tell(&ended, Event::Ended);
+    let is_heir = inheritance.is_some();
     let (keeper, orphan) = kept(opened, inheritance)?;
     let mount = match &orphan {
         Some(orphan) => Mount::adopt(tree, orphan, options, ended)?,
@@ -312,6 +313,10 @@ fn serve_opened(
     drop(orphan);
     if let Some(keeper) = &keeper {
         keeper.ready(mount.capabilities(), &opened.version);
+    }
+    if is_heir {
+        // Until now paths could be relative.
+        std::env::set_current_dir("/").context("cannot leave the directory")?;
     }
     if let Some(copy) = copy {
         copy.start(opened, view.root())?;

@@ -252,7 +252,8 @@ pub enum Cause {
 pub fn reading_bytes(compression: Compression) -> u64 {
     match compression {
         Compression::None => 0,
-        Compression::Gzip => 1 << 20,
+        // A piece; or members of BGZF until they make as much, of which the last has 64 KiB.
+        Compression::Gzip => (1 << 20) + (64 << 10),
         // A block of the legacy format; a block, a stream made of it, and libbz2's state.
         Compression::Lz4 | Compression::Bzip2 => 8 << 20,
         Compression::Xz => READING_POOL / 4,

@@ -46,7 +46,7 @@ impl Flight {
         Self {
             extent,
             began: Instant::now(),
-            watch: Watch::new(persistence),
+            watch: Watch::ahead(persistence),
             is_late: Notify::new(),
         }
     }

@@ -368,10 +368,14 @@ fn complaint(output: &Output) -> String {
 
 /// Whether what was mounted with `device` still lives.
 pub(super) fn is_connected(device: impl AsFd) -> bool {
-    let mut polled = [PollFd::new(&device, PollFlags::IN)];
-    let answered = poll(&mut polled, Some(&Timespec::default()));
-    let [polled] = polled;
-    answered.is_ok() && !polled.revents().contains(PollFlags::ERR)
+    loop {
+        let mut polled = [PollFd::new(&device, PollFlags::IN)];
+        let answered = poll(&mut polled, Some(&Timespec::default()));
+        let [polled] = polled;
+        if answered != Err(Errno::INTR) {
+            return !polled.revents().contains(PollFlags::ERR);
+        }
+    }
 }
 
 /// Takes out what is mounted on `mountpoint`, which must be canonical; `force` does it under the

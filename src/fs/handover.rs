@@ -17,7 +17,7 @@ use fuser::{Config, InitFlags, Session, SessionACL};
 use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::Tree;
+use super::{Tree, device, table};
 
 /// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
 const INIT: u32 = 26;
@@ -38,6 +38,15 @@ pub struct Site {
     pub mountpoint: PathBuf,
     /// Major and minor number of its file system.
     pub device: (u32, u32),
+}
+
+impl Site {
+    /// Whether what a path lookup finds there is this mount. Asks nothing of the mount itself; where
+    /// the kernel's table cannot be read it is not known, and nothing is done about it.
+    pub(super) fn is_on_top(&self) -> bool {
+        let found = table::device(&self.mountpoint, device::FILE_SYSTEM);
+        found.is_ok_and(|found| found == Some(self.device))
+    }
 }
 
 /// A mount that nobody serves at the moment.

@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, SystemTime};
 
 use fuser::{Config, Session, SessionACL};
-use rustix::fs::{major, minor};
+use rustix::fs::{major, makedev, minor};
 
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
@@ -53,7 +53,7 @@ pub enum Force {
 /// A tree in the filesystem. Dropping it unmounts, by force if need be.
 #[derive(Debug)]
 pub struct Mount {
-    mountpoint: PathBuf,
+    site: Site,
     /// `st_dev` of what is mounted, which tells it from whatever is there before or later; `None`
     /// until it has answered.
     device: Option<u64>,
@@ -125,12 +125,14 @@ impl Mount {
         let source = options.fsname.as_deref().unwrap_or(source);
         let descriptor = device::mount(&mountpoint, source, options)?;
         // Where the table cannot be read nobody can clear up by it either.
-        if let Ok(Some(device)) = table::device(&mountpoint, device::FILE_SYSTEM) {
-            let mountpoint = mountpoint.clone();
-            mounted(&Site { mountpoint, device }, descriptor.as_fd());
-        }
+        let found = table::device(&mountpoint, device::FILE_SYSTEM);
+        let Some(device) = found.map_err(MountError::System)? else {
+            return Err(MountError::NotReady);
+        };
+        let site = Site { mountpoint, device };
+        mounted(&site, descriptor.as_fd());
         let session = |tree| Session::from_fd(tree, descriptor, acl(options), config());
-        Self::serve(tree, mountpoint, session, ended)
+        Self::serve(tree, site, session, ended)
     }
 
     /// Goes on with a mount whose process has died, which was made of the same tree with the same
@@ -144,14 +146,17 @@ impl Mount {
         options: &MountOptions,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
+        if !is_there(&orphan.site, orphan.descriptor.as_fd()) {
+            return Err(MountError::NotReady);
+        }
         let tree = tree.watched().map_err(MountError::System)?;
         let session = |tree| handover::session(tree, orphan, acl(options), config());
-        Self::serve(tree, orphan.site.mountpoint.clone(), session, ended)
+        Self::serve(tree, orphan.site.clone(), session, ended)
     }
 
     fn serve(
         tree: Tree,
-        mountpoint: PathBuf,
+        site: Site,
         session: impl FnOnce(Tree) -> io::Result<Session<Tree>>,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
@@ -164,12 +169,12 @@ impl Mount {
         let session = match session(tree) {
             Ok(session) => session,
             Err(error) => {
-                take_out(&mountpoint);
+                take_out(&site);
                 return Err(MountError::System(error));
             }
         };
         pages.attach(session.notifier());
-        let news = news::start(&content, &pages).inspect_err(|_| take_out(&mountpoint))?;
+        let news = news::start(&content, &pages).inspect_err(|_| take_out(&site))?;
         let (alive, end) = mpsc::channel();
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
@@ -182,11 +187,11 @@ impl Mount {
         let session = thread.map_err(|error| {
             // Or the one with the news would not end.
             told.detach();
-            take_out(&mountpoint);
+            take_out(&site);
             MountError::System(error)
         })?;
         let mut mount = Self {
-            mountpoint,
+            site,
             device: None,
             capabilities: capabilities.get().copied().unwrap_or(0),
             since: SystemTime::now(),
@@ -199,7 +204,7 @@ impl Mount {
         };
         let device = mount.first_answer()?;
         mount.device = Some(device);
-        mount.pages.mounted(&mount.mountpoint, device);
+        mount.pages.mounted(&mount.site.mountpoint, device);
         content.push_into(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
         read_ahead(device);
         Ok(mount)
@@ -207,7 +212,7 @@ impl Mount {
 
     /// Where it is mounted: absolute, without symbolic links.
     pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
+        &self.site.mountpoint
     }
 
     /// What the kernel offered when it was mounted, a bit each, as an [`Orphan`] needs it.
@@ -238,9 +243,9 @@ impl Mount {
     /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
         if !self.is_on_top() {
-            return Err(UnmountError::NotMounted(self.mountpoint.clone()));
+            return Err(UnmountError::NotMounted(self.site.mountpoint.clone()));
         }
-        unmount_at(&self.mountpoint, force)
+        unmount_at(&self.site.mountpoint, force)
     }
 
     /// Waits until nothing is mounted any more.
@@ -252,30 +257,30 @@ impl Mount {
 
     /// Whether what a path lookup finds at the mountpoint is this mount.
     fn is_on_top(&self) -> bool {
-        match fs::symlink_metadata(&self.mountpoint) {
-            Ok(found) => Some(found.st_dev()) == self.device,
-            // A connection that has been cut no longer answers, but is still there.
-            Err(error) => error.kind() == io::ErrorKind::NotConnected,
-        }
+        self.site.is_on_top()
     }
 
     /// The device number that the mount's first answer carries. Asked from a thread of its own:
     /// a mount that does not answer must not take its owner with it.
     fn first_answer(&self) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
-        let path = self.mountpoint.clone();
+        let path = self.site.mountpoint.clone();
+        let (major, minor) = self.site.device;
+        let device = makedev(major, minor);
         let _asking = Thread::spawn("fuse-ready", move || {
             // Nobody listens any more when the deadline has passed.
             drop(sender.send(fs::symlink_metadata(path)));
         })
         .map_err(MountError::System)?;
         let error = match answer.recv_timeout(READY_DEADLINE) {
-            Ok(Ok(found)) if found.st_ino() == INodeNo::ROOT.0 => return Ok(found.st_dev()),
+            Ok(Ok(found)) if (found.st_dev(), found.st_ino()) == (device, INodeNo::ROOT.0) => {
+                return Ok(device);
+            }
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
         };
         // Cuts the connection, which ends the asking thread's wait.
-        take_out(&self.mountpoint);
+        take_out(&self.site);
         Err(error)
     }
 }
@@ -287,9 +292,7 @@ impl Drop for Mount {
         };
         self.pages.detach();
         if let Some(device) = self.device {
-            if self.is_on_top() {
-                take_out(&self.mountpoint);
-            }
+            take_out(&self.site);
             if self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT) {
                 cut(device);
             }
@@ -344,10 +347,7 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
 
 /// Whether the mount at `site`, whose connection `device` is, can be reached by its path.
 pub fn is_there(site: &Site, device: BorrowedFd<'_>) -> bool {
-    // Where the table cannot be read nothing can be cleared up either.
-    device::is_connected(device)
-        && table::device(&site.mountpoint, device::FILE_SYSTEM)
-            .is_ok_and(|found| found == Some(site.device))
+    device::is_connected(device) && site.is_on_top()
 }
 
 /// Unmounts what is at `mountpoint`. For the moment in which names are listed to the kernel the mount
@@ -365,7 +365,11 @@ fn unmount_at(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
 const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
 /// Unmounts, if need be by force; where nothing is mounted nothing happens.
-fn take_out(mountpoint: &Path) {
+fn take_out(site: &Site) {
+    if !site.is_on_top() {
+        return;
+    }
+    let mountpoint = &site.mountpoint;
     let result = device::unmount(mountpoint, false).or_else(|error| match error {
         UnmountError::NotMounted(_) => Ok(()),
         UnmountError::Busy(_) | UnmountError::System { .. } => device::unmount(mountpoint, true),

@@ -50,8 +50,15 @@ impl Arrays {
         self.dirents.get(usize::try_from(number).ok()?)
     }
 
+    /// As [`Self::named`], of a dirent that directory `parent` lists: only its own count. As a directory
+    /// has one dirent, and that one parent, no file can make a walk from the root go in circles.
+    pub(super) fn listed(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
+        let is_its_own = self.dirent(number)?.parent.get() == parent;
+        is_its_own.then(|| self.named(number)).flatten()
+    }
+
     /// What dirent `number` says: a name and the number of a live record. A directory counts only
-    /// under its own dirent, so that no file can make a walk go in circles.
+    /// under its own dirent.
     pub(super) fn named(&self, number: u32) -> Option<(&[u8], u32)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
@@ -81,17 +88,18 @@ impl Arrays {
         }
     }
 
-    /// As [`Self::named`], of the dirent whose name comes at place `number` of [`Self::by_name`];
+    /// As [`Self::listed`], of the dirent whose name comes at place `number` of [`Self::by_name`];
     /// it must be one of `siblings`.
-    pub(super) fn named_in_order(
+    pub(super) fn listed_in_order(
         &self,
+        parent: u32,
         number: u32,
         siblings: &std::ops::Range<u32>,
     ) -> Option<(&[u8], u32)> {
         let dirent = self.by_name.get(usize::try_from(number).ok()?)?.get();
         siblings
             .contains(&dirent)
-            .then(|| self.named(dirent))
+            .then(|| self.listed(parent, dirent))
             .flatten()
     }
 

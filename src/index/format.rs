@@ -610,6 +610,19 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_lists_where_it_lies_does_not_hold_itself() {
+        let mut index = sample();
+        let directory = index.lookup(Ino::ROOT, b"d").unwrap().ino();
+        let siblings = index.arrays.child_numbers(1);
+        let record = &mut index.arrays.records[directory.0 as usize];
+        record.data = u64::from(siblings.start).into();
+        record.children = (siblings.end - siblings.start).into();
+        assert_eq!(index.children(directory, 0).count(), 0);
+        assert_eq!(index.children_by_name(directory, 0).count(), 0);
+        assert!(index.lookup(directory, b"d").is_none());
+    }
+
+    #[test]
     fn a_name_out_of_place_is_not_found_and_leads_nowhere_else() {
         let mut index = sample();
         let all = index.arrays.dirents.len();

@@ -210,7 +210,7 @@ impl Index {
         let mut numbers = siblings.clone();
         while !numbers.is_empty() {
             let middle = numbers.start + (numbers.end - numbers.start) / 2;
-            let (found, ino) = arrays.named_in_order(middle, &siblings)?;
+            let (found, ino) = arrays.listed_in_order(parent.0, middle, &siblings)?;
             match name.cmp(found) {
                 Ordering::Less => numbers.end = middle,
                 Ordering::Greater => numbers.start = middle + 1,
@@ -235,7 +235,7 @@ impl Index {
         let numbers = self.child_numbers(parent);
         let first = numbers.start;
         (first.saturating_add(from)..numbers.end).filter_map(move |number| {
-            let (name, ino) = self.arrays.named(number)?;
+            let (name, ino) = self.arrays.listed(parent.0, number)?;
             Some(Child {
                 name,
                 ino: Ino(ino),
@@ -249,7 +249,7 @@ impl Index {
         let siblings = self.child_numbers(parent);
         let first = siblings.start;
         (first.saturating_add(from)..siblings.end).filter_map(move |number| {
-            let (name, ino) = self.arrays.named_in_order(number, &siblings)?;
+            let (name, ino) = self.arrays.listed_in_order(parent.0, number, &siblings)?;
             Some(Child {
                 name,
                 ino: Ino(ino),

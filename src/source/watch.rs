@@ -26,6 +26,8 @@ impl Persistence {
 /// How far a read is, and the means to interfere with it; for a single read.
 #[derive(Debug, Default)]
 pub struct Watch {
+    /// Whether it is one of many that were asked for ahead, and wait for each other.
+    is_ahead: bool,
     persistence: Persistence,
     received: AtomicU64,
     state: Mutex<State>,
@@ -50,12 +52,19 @@ pub(super) enum Order {
 }
 
 impl Watch {
-    /// Of a read that goes on beyond its deadline as `persistence` says.
-    pub fn new(persistence: Persistence) -> Self {
+    /// Of one of many reads that were asked for ahead, which goes on beyond its deadline as
+    /// `persistence` says.
+    pub fn ahead(persistence: Persistence) -> Self {
         Self {
+            is_ahead: true,
             persistence,
             ..Self::default()
         }
+    }
+
+    /// Whether it is one of many that were asked for ahead: then it has all its time when its turn comes.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
     }
 
     /// Whether the read goes on beyond its deadline.

@@ -203,6 +203,34 @@ fn a_process_that_is_killed_while_it_scans_is_gone_on_with_too() {
 }
 
 #[test]
+fn paths_mean_the_same_to_the_next_process() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("a.tar"), archive(false)).expect("written");
+    fs::create_dir(path("mnt")).expect("made");
+    let tarfs = |words: &[&str]| program::tarfs(directory.path(), words);
+    let pid = || {
+        let output = tarfs(&["status", "mnt", "--json"]);
+        let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
+        Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
+    };
+    // Gone on with on the same connection, and, as the kernel reads the copy itself, by a new mount.
+    for more in [&[][..], &["--materialize", "copy"]] {
+        let words = [&["mount", "--restart", "a.tar", "mnt"], more].concat();
+        let output = tarfs(&words);
+        assert!(output.status.success(), "{}", program::told(&output));
+        let before = pid().expect("mounted");
+        kill_process(before, Signal::KILL).expect("running");
+        wait::until("somebody goes on", || {
+            pid().is_some_and(|now| now != before)
+        });
+        assert!(fs::read(path("mnt").join(name(3))).expect("readable") == content(3));
+        let output = tarfs(&["umount", "mnt"]);
+        assert!(output.status.success(), "{}", program::told(&output));
+    }
+}
+
+#[test]
 fn another_version_is_never_gone_on_with() {
     let place = Place::new(&["--restart"]);
     place.settle();

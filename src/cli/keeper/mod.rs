@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{Pid, test_kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::background::{self, Log};
@@ -124,7 +125,8 @@ impl Keeper {
 
 /// Starts this program again with the same arguments, and `socket` to talk.
 fn start(role: Role, socket: OwnedFd, directory: Option<&Path>) -> io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
+    // Not by its name, which may be another version's by now, with other numbers for entries, or gone.
+    let mut command = Command::new("/proc/self/exe");
     command
         .args(std::env::args_os().skip(1))
         .env(settings::ROLE, role.name())
@@ -157,6 +159,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
     // It may be another user's, whom we can no longer overrule.
     let log = Log::open(args.log_file.as_deref()).or_else(|_| Log::open(None))?;
     background::detach(log, inherited)?;
+    std::env::set_current_dir("/")?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
     let mut ward = Ward {
         socket,
@@ -335,6 +338,8 @@ impl Estate {
                 device: self.device.try_clone()?,
             });
         }
+        // Opening is no part of its life.
+        ward.born = Instant::now();
         tracing::info!(pid = ward.pid, "another process goes on with the mount");
         Ok(Some(ward))
     }
@@ -342,10 +347,14 @@ impl Estate {
 
 /// Whether there is a process of that number whose main thread has not ended.
 fn is_alive(pid: i32) -> bool {
+    let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else {
+        // It may be hidden from us.
+        let pid = Pid::from_raw(pid);
+        return pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH));
+    };
     // Behind the name, which may hold anything, in parentheses.
-    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(|&byte| byte == b')').next().unwrap_or_default();
-    !matches!(state.trim_ascii_start().first(), None | Some(b'Z' | b'X'))
+    !matches!(state.trim_ascii_start().first(), Some(b'Z' | b'X'))
 }
 
 /// Whether a process that is dying still has threads that run. A zombie is listed as its main one.

@@ -195,10 +195,12 @@ impl Http {
                     buffer.truncate(filled);
                     continue;
                 }
-                entered = self.enter(left) => entered,
+                entered = self.enter(left, watch) => entered,
             };
-            // The others have their own time, and all that came for them would count as silence here.
-            timer.skip();
+            if watch.is_ahead() {
+                // What came for those before would count as silence here.
+                timer.skip();
+            }
             let ask = async {
                 match entered {
                     Ok(pass) => self.ask(offset, buffer, &mut filled, pass, watch).await,
@@ -262,16 +264,17 @@ impl Http {
         Ok(())
     }
 
-    /// Waits for its turn, as long as anything comes for those before.
-    async fn enter(&self, left: Duration) -> Result<Pass<'_>, Cause> {
+    /// Waits for its turn: `left`, or, if it was asked for ahead, as long as anything comes for those
+    /// before.
+    async fn enter(&self, left: Duration, watch: &Watch) -> Result<Pass<'_>, Cause> {
         loop {
             let came = self.stats.source_read_bytes.get();
             tokio::select! {
                 biased;
                 entered = self.gate.enter(left) => return entered,
-                () = tokio::time::sleep(self.timeout) => {}
+                () = tokio::time::sleep(left) => {}
             }
-            if self.stats.source_read_bytes.get() == came {
+            if !watch.is_ahead() || self.stats.source_read_bytes.get() == came {
                 return Err(Cause::Unreachable {
                     obstacle: Obstacle::Timeout,
                     detail: String::new(),

@@ -1,0 +1,92 @@
+//! Bytes that nobody meant: what every parser of tarfs makes of them.
+//!
+//! Each target takes any bytes at all and fails when a promise is not kept. Here they are run over
+//! seeds and some thousand mutations of them; `scripts/fuzz` runs the same targets for as long as one
+//! likes, guided by what they cover.
+
+#[path = "../it/support/noise.rs"]
+#[allow(dead_code, reason = "tests need more of it")]
+mod noise;
+#[path = "../it/support/packing.rs"]
+#[allow(dead_code, reason = "tests need more of it")]
+mod packing;
+#[path = "../it/support/raw.rs"]
+#[allow(dead_code, reason = "tests need more of it")]
+mod raw;
+#[path = "../it/support/rounds.rs"]
+mod rounds;
+
+mod mutations;
+mod seeds;
+mod targets;
+
+// As what is private in its layer names them (`targets/private.rs`).
+use tarfs::{archive, base, index, list, tar};
+
+use mutations::mutate;
+use noise::Noise;
+use targets::Target;
+
+/// More memory than any target may want, all tests at once: an allocation of what an input claims
+/// ends the tests.
+const MAX_MEMORY_BYTES: u64 = 4 << 30;
+
+/// Runs a target over its seeds, and over so many mutations of them.
+fn run(name: &str, mutations: u64) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Rlimit {
+        current: Some(MAX_MEMORY_BYTES),
+        maximum: None,
+    };
+    setrlimit(Resource::As, limit).expect("less is always allowed");
+
+    let target = Target::ALL.iter().find(|target| target.name == name);
+    let target = target.expect("a target");
+    let seeds = (target.seeds)();
+    for seed in &seeds {
+        (target.run)(seed);
+    }
+    for round in 0..rounds::rounds(mutations) {
+        let mut noise = Noise::new(rounds::seed().wrapping_mul(1 << 32) + round);
+        let mutation = mutate(&seeds, &mut noise);
+        let tried = std::panic::catch_unwind(|| (target.run)(&mutation));
+        if tried.is_err() {
+            let path = std::env::temp_dir().join(format!("tarfs-{name}-{round}"));
+            std::fs::write(&path, &mutation).expect("space");
+            panic!("round {round} fails with what is now {}", path.display());
+        }
+    }
+}
+
+macro_rules! tests {
+    ($($test:ident $target:literal $mutations:literal,)+) => {
+        $(
+            #[test]
+            fn $test() {
+                run($target, $mutations);
+            }
+        )+
+
+        #[test]
+        fn every_target_has_a_test() {
+            let tested = [$($target),+];
+            let names: Vec<_> = Target::ALL.iter().map(|target| target.name).collect();
+            assert_eq!(names, tested);
+        }
+    };
+}
+
+tests! {
+    any_bytes_as_tar "tar" 3000,
+    any_bytes_as_gzip "gzip" 400,
+    any_bytes_as_lz4 "lz4" 400,
+    any_bytes_as_zstd "zstd" 400,
+    any_bytes_as_xz "xz" 400,
+    any_bytes_as_bzip2 "bzip2" 200,
+    any_bytes_as_seek_points "resume" 400,
+    any_bytes_as_an_index "index" 3000,
+    any_bytes_as_a_profile "profile" 3000,
+    any_bytes_as_a_servers_answer "answer" 3000,
+    any_bytes_as_a_keepers_packet "packet" 3000,
+    any_bytes_as_texts "texts" 3000,
+}

@@ -1,0 +1,357 @@
+//! Packed bytes: whatever they are, decoding ends, within its memory, and says the same however they
+//! come.
+
+use std::io::Read;
+
+use bytes::Bytes;
+use tarfs::base::buffer::Pool;
+use tarfs::base::extent::{Packed, Plain};
+use tarfs::base::loan::Loans;
+use tarfs::codec::{
+    self, Cause, Compression, Context, Decoder, Error, Pull, READING_POOL, SeekPoint, Stretch, Sum,
+    UNCOUNTED,
+};
+
+use super::knobs::Knobs;
+
+/// Nobody decodes on after so many bytes.
+const MAX_PLAIN: usize = 3 << 20;
+
+/// Pulls that bring neither bytes nor the need of any, one after the other: there is no reason for
+/// many.
+const MAX_IDLE_PULLS: usize = 10_000;
+
+/// Decoder state that may be borrowed.
+const STATE_BYTES: u64 = 16 << 20;
+
+/// How a stream ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum End {
+    Complete,
+    Failed(Error),
+    /// By us: there is more.
+    Cut,
+}
+
+/// What a stream came to.
+#[derive(Debug)]
+struct Outcome {
+    plain: Vec<u8>,
+    seek_points: Vec<SeekPoint>,
+    end: End,
+    peak_bytes: u64,
+}
+
+/// Decodes `bytes` at once and in pieces, from its start and from seek points, and compares.
+pub(super) fn run(compression: Compression, bytes: &[u8]) {
+    let (packed, knobs) = Knobs::split(bytes);
+    let whole = decode(compression, packed, packed.len().max(1), 0);
+    assert!(
+        whole.peak_bytes <= codec::reading_bytes(compression),
+        "{} bytes of buffers",
+        whole.peak_bytes
+    );
+    let workers = if knobs.flag(0) { 4 } else { 0 };
+    let pieces = decode(compression, packed, knobs.push_len(), workers);
+    same(&whole, &pieces);
+    if whole.end == End::Complete {
+        same_as_reference(compression, packed, &whole.plain);
+    }
+    if whole.end != End::Cut {
+        for seek_point in whole.seek_points.iter().take(3) {
+            resumes(compression, packed, knobs, &whole, seek_point);
+        }
+    }
+}
+
+fn context(workers: usize) -> Context {
+    Context {
+        pool: Pool::new(READING_POOL),
+        seek_points: true,
+        loans: Loans::limited(STATE_BYTES),
+        workers,
+    }
+}
+
+fn decode(compression: Compression, packed: &[u8], push_len: usize, workers: usize) -> Outcome {
+    let context = context(workers);
+    let (pool, loans) = (context.pool.clone(), context.loans.clone());
+    let mut outcome = drive(codec::start(compression, context), packed, push_len, 0);
+    outcome.peak_bytes = pool.peak();
+    assert_eq!((pool.taken(), loans.lent_bytes()), (0, 0));
+    outcome
+}
+
+/// As the driver of a decoder does it, but on one thread.
+fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: usize) -> Outcome {
+    let mut pushes = packed.chunks(push_len);
+    let mut outcome = Outcome {
+        plain: Vec::new(),
+        seek_points: Vec::new(),
+        end: End::Complete,
+        peak_bytes: 0,
+    };
+    let mut hash = None;
+    let mut finished = false;
+    let mut idle_pulls = 0;
+    while outcome.plain.len() < MAX_PLAIN {
+        idle_pulls += 1;
+        assert!(idle_pulls < MAX_IDLE_PULLS, "it goes round in circles");
+        let made = match decoder.pull() {
+            Ok(Pull::NeedInput) => {
+                assert!(!finished, "there is no more");
+                idle_pulls = 0;
+                if let Some(bytes) = pushes.next() {
+                    decoder.push(Bytes::copy_from_slice(bytes));
+                } else {
+                    decoder.finish();
+                    finished = true;
+                }
+                continue;
+            }
+            Ok(Pull::SeekPoint(seek_point)) => {
+                let plain = Plain((offset + outcome.plain.len()) as u64);
+                assert!(seek_point.plain == UNCOUNTED || seek_point.plain == plain);
+                let seek_point = SeekPoint {
+                    plain,
+                    ..seek_point
+                };
+                outcome.seek_points.push(seek_point);
+                continue;
+            }
+            Ok(Pull::Plain(bytes)) => {
+                assert!(!bytes.is_empty(), "an empty piece");
+                Ok(vec![bytes])
+            }
+            Ok(Pull::Job(job) | Pull::Check(job)) => job.run(),
+            Ok(Pull::Ahead(ahead)) => {
+                ahead.run();
+                continue;
+            }
+            Ok(Pull::Await(ahead)) => {
+                ahead.wait();
+                continue;
+            }
+            Ok(Pull::HashStart(new)) => {
+                hash = Some((outcome.plain.len(), new));
+                continue;
+            }
+            Ok(Pull::HashEnd { expected, packed }) => {
+                let (start, mut hash) = hash.take().expect("begun");
+                hash.update(outcome.plain.get(start..).expect("decoded"));
+                if hash.digest() == expected {
+                    continue;
+                }
+                let cause = Cause::Checksum {
+                    what: "content",
+                    expected: expected.into(),
+                    computed: hash.digest().into(),
+                };
+                Err(Error {
+                    compression: hash.compression(),
+                    packed,
+                    cause,
+                })
+            }
+            Ok(Pull::Warning(_)) => continue,
+            Ok(Pull::End) => {
+                assert!(matches!(decoder.pull(), Ok(Pull::End)), "ends are fused");
+                return outcome;
+            }
+            Err(error) => {
+                let again = decoder.pull().expect_err("errors are fused");
+                assert_eq!(again, error, "errors are fused");
+                Err(error)
+            }
+        };
+        match made {
+            Ok(pieces) => {
+                for piece in pieces {
+                    idle_pulls = 0;
+                    outcome.plain.extend_from_slice(&piece);
+                }
+            }
+            Err(error) => {
+                outcome.end = End::Failed(error);
+                return outcome;
+            }
+        }
+    }
+    outcome.end = End::Cut;
+    outcome
+}
+
+/// Expects both to say the same, as far as both go. What was decoded before damage is noticed
+/// depends on how the bytes come.
+fn same(a: &Outcome, b: &Outcome) {
+    let both = a.plain.len().min(b.plain.len());
+    assert!(a.plain.get(..both) == b.plain.get(..both), "other bytes");
+    match (&a.end, &b.end) {
+        (End::Complete, End::Complete) => assert_eq!(a.plain.len(), b.plain.len()),
+        (End::Failed(_), End::Failed(_)) | (End::Cut, _) | (_, End::Cut) => {}
+        (a, b) => panic!("{a:?} at once, {b:?} in pieces"),
+    }
+}
+
+/// Expects what the format's own library makes of the bytes, if it makes anything of all of them.
+fn same_as_reference(compression: Compression, packed: &[u8], plain: &[u8]) {
+    match compression {
+        Compression::Gzip => compare(flate2::read::MultiGzDecoder::new(packed), plain),
+        Compression::Zstd => {
+            let decoder = zstd::stream::read::Decoder::new(packed);
+            compare(decoder.expect("memory"), plain);
+        }
+        Compression::Xz => {
+            let decoder = liblzma::read::XzDecoder::new_multi_decoder(packed);
+            compare(decoder, plain);
+        }
+        Compression::Bzip2 => compare(bzip2::read::MultiBzDecoder::new(packed), plain),
+        // No crate here reads frames of lz4.
+        Compression::Lz4 | Compression::None => {}
+    }
+}
+
+fn compare(reader: impl Read, plain: &[u8]) {
+    let mut reference = Vec::new();
+    let read = reader
+        .take(plain.len() as u64 + 1)
+        .read_to_end(&mut reference);
+    if read.is_ok() {
+        assert!(reference == plain, "the reference makes other bytes of it");
+    }
+}
+
+/// Expects a decoder that starts at a seek point to make the rest of what `whole` is.
+fn resumes(
+    compression: Compression,
+    packed: &[u8],
+    knobs: Knobs,
+    whole: &Outcome,
+    seek_point: &SeekPoint,
+) {
+    let start = index(seek_point.packed.0);
+    let rest = packed.get(start..).expect("a seek point inside");
+    let offset = index(seek_point.plain.0);
+    let expected = Outcome {
+        plain: whole.plain.get(offset..).expect("decoded").to_vec(),
+        seek_points: Vec::new(),
+        end: whole.end.clone(),
+        peak_bytes: 0,
+    };
+    let decoder = codec::resume(compression, context(0), seek_point).expect("its own");
+    let resumed = drive(decoder, rest, knobs.push_len(), offset);
+    let both = expected.plain.len().min(resumed.plain.len());
+    assert!(expected.plain.get(..both) == resumed.plain.get(..both));
+    // Checksums over what comes before are not checked.
+    if expected.end == End::Complete {
+        assert_eq!(resumed.end, End::Complete);
+        assert_eq!(resumed.plain.len(), expected.plain.len());
+    }
+}
+
+/// A seek point that no decoder may have made, and packed bytes behind it.
+pub(super) fn resume_anywhere(bytes: &[u8]) {
+    let (bytes, knobs) = Knobs::split(bytes);
+    let Some((head, rest)) = bytes.split_first_chunk::<17>() else {
+        return;
+    };
+    let [
+        kind,
+        bit,
+        s0,
+        s1,
+        s2,
+        s3,
+        p0,
+        p1,
+        p2,
+        p3,
+        l0,
+        l1,
+        l2,
+        l3,
+        w0,
+        w1,
+        own,
+    ] = *head;
+    let compression = match kind % 6 {
+        0 => Compression::None,
+        1 => Compression::Gzip,
+        2 => Compression::Lz4,
+        3 => Compression::Zstd,
+        4 => Compression::Xz,
+        _ => Compression::Bzip2,
+    };
+    let window_len = usize::from(u16::from_le_bytes([w0, w1])).min(rest.len());
+    let (window, packed) = rest.split_at(window_len);
+    // One that was packed by the program itself is taken apart without complaint.
+    let window = match own % 2 {
+        0 => Bytes::copy_from_slice(window),
+        _ => zstd::bulk::compress(window, 1).expect("memory").into(),
+    };
+    let plain = u64::from(u32::from_le_bytes([p0, p1, p2, p3]));
+    let seek_point = SeekPoint {
+        packed: Packed(if knobs.flag(1) {
+            u64::MAX - 5
+        } else {
+            plain / 2
+        }),
+        bit,
+        plain: Plain(if knobs.flag(2) { u64::MAX - 9 } else { plain }),
+        state: u32::from_le_bytes([s0, s1, s2, s3]),
+        window,
+    };
+    let len = u64::from(u32::from_le_bytes([l0, l1, l2, l3]));
+    if let Ok(decoder) = codec::resume(compression, context(0), &seek_point) {
+        drain(decoder, packed, knobs.push_len());
+    }
+    let (start, spans) = (seek_point.packed.0, usize::from(knobs.number() % 4));
+    let stretch = Stretch {
+        end: Packed(start.saturating_add(packed.len() as u64)),
+        seek_point,
+        spans: std::iter::repeat_n(Sum { len, hash: plain }, spans).collect(),
+    };
+    let decoder = codec::along(compression, context(4), [stretch].into_iter());
+    drain(decoder, packed, knobs.push_len());
+}
+
+/// Pulls until the end, an error or enough; what it brings is nobody's.
+fn drain(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize) {
+    let mut pushes = packed.chunks(push_len);
+    let mut plain_bytes = 0;
+    for _ in 0..MAX_IDLE_PULLS + packed.len() {
+        let pieces = match decoder.pull() {
+            Ok(Pull::NeedInput) => {
+                match pushes.next() {
+                    Some(bytes) => decoder.push(Bytes::copy_from_slice(bytes)),
+                    None => decoder.finish(),
+                }
+                continue;
+            }
+            Ok(Pull::Plain(bytes)) => vec![bytes],
+            Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
+                Ok(pieces) => pieces,
+                Err(_) => return,
+            },
+            Ok(Pull::Ahead(ahead)) => {
+                ahead.run();
+                continue;
+            }
+            Ok(Pull::Await(ahead)) => {
+                ahead.wait();
+                continue;
+            }
+            Ok(Pull::End) | Err(_) => return,
+            Ok(_) => continue,
+        };
+        plain_bytes += pieces.iter().map(Bytes::len).sum::<usize>();
+        if plain_bytes > MAX_PLAIN {
+            return;
+        }
+    }
+    panic!("it goes round in circles");
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).expect("inside the input")
+}

@@ -1,0 +1,186 @@
+//! An index file: whatever it says, it is an index or an error, and no way through it is endless.
+
+use tarfs::base::extent::Plain;
+use tarfs::index::{Index, Ino, Kind, format};
+use tarfs::list::{Columns, json, walk};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::knobs::Knobs;
+
+/// Bytes of an index file's header, and of what comes behind its sections.
+const HEADER_LEN: usize = 248;
+const FOOTER_LEN: usize = 16;
+
+/// Where the section table lies in the header.
+const TABLE_AT: usize = 56;
+
+/// Numbers and directories that are looked at: a file of a few bytes may claim that all directories
+/// have the same thousand children.
+const MAX_LOOKED_AT: usize = 300;
+
+/// What an index says, as far as one looks.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub(super) struct Description {
+    lines: Vec<String>,
+    /// Names in a listing that are not found by name.
+    pub(super) unnamed: usize,
+}
+
+/// Loads `bytes` as they are, and again with what makes them whole: lengths, offsets, checksum.
+pub(super) fn run(bytes: &[u8]) {
+    let (bytes, knobs) = Knobs::split(bytes);
+    load(bytes);
+    let mut healed = bytes.to_vec();
+    heal(&mut healed, knobs.flag(0));
+    load(&healed);
+}
+
+fn load(bytes: &[u8]) {
+    let len = bytes.len() as u64;
+    drop(format::read_origin(bytes, len));
+    // A file that is shorter or longer than it was when its length was asked for.
+    drop(format::read(bytes, len + 1));
+    let Ok(index) = format::read(bytes, len) else {
+        return;
+    };
+    // Rows in memory are as large as in the file.
+    assert!(index.memory_bytes() <= bytes.len() * 2 + 4096);
+    description(&index);
+}
+
+/// Makes offsets, length and checksum right, so that what the rows say is looked at; `fill` makes the
+/// last section as long as there are bytes.
+fn heal(file: &mut Vec<u8>, fill: bool) {
+    if file.len() < HEADER_LEN + FOOTER_LEN {
+        return;
+    }
+    let len = file.len() as u64;
+    write(file, 16, len);
+    let mut offset = HEADER_LEN as u64;
+    for section in 0..12 {
+        let at = TABLE_AT + 16 * section;
+        write(file, at, offset);
+        let section_len = read(file, at + 8);
+        let end = offset.saturating_add(section_len);
+        let is_last = section == 11;
+        if is_last && fill {
+            write(
+                file,
+                at + 8,
+                (len - FOOTER_LEN as u64).saturating_sub(offset),
+            );
+        }
+        offset = end;
+    }
+    let footer = file.len() - FOOTER_LEN;
+    let sum = xxh3_64(file.get(..footer).expect("long enough"));
+    write(file, footer, sum);
+    file.truncate(footer + 8);
+    file.extend_from_slice(b"XDISFRAT");
+}
+
+fn read(file: &[u8], at: usize) -> u64 {
+    let number = file.get(at..).and_then(<[u8]>::first_chunk);
+    u64::from_le_bytes(*number.expect("in the header"))
+}
+
+fn write(file: &mut [u8], at: usize, number: u64) {
+    let place = file.get_mut(at..at + 8).expect("inside");
+    place.copy_from_slice(&number.to_le_bytes());
+}
+
+/// Looks at everything an index has, in every way there is.
+pub(super) fn description(index: &Index) -> Description {
+    let mut said = Description::default();
+    said.lines.push(format!(
+        "{:?} {} {} {} {:?} {} {} {}",
+        index.origin(),
+        index.entry_count(),
+        index.stored_bytes(),
+        index.problem_count(),
+        index.last_ino(),
+        index.has_xattrs(),
+        index.is_hashed(),
+        index.has_windows(),
+    ));
+    let last = index.last_ino().0;
+    let some = u32::try_from(MAX_LOOKED_AT).expect("small");
+    let numbers = (0..last.min(some)).chain([last, last.wrapping_add(1), u32::MAX]);
+    for ino in numbers.map(Ino) {
+        describe_entry(index, ino, &mut said);
+    }
+    for number in (0..index.span_count().min(some)).chain([u32::MAX]) {
+        let span = index.span(number);
+        let ways = (index.span_extent(number), index.seek_offset(number));
+        said.lines.push(format!("{span:?} {ways:?}"));
+    }
+    for offset in [0, 1, 1 << 20, u64::MAX] {
+        said.lines
+            .push(format!("{:?}", index.span_at(Plain(offset))));
+    }
+    said.lines.push(format!("{}", index.has_xattr(b"user.a")));
+    list(index, &mut said);
+    said
+}
+
+fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
+    let path = index.path(ino);
+    let place = index.place(ino);
+    let Some(entry) = index.entry(ino) else {
+        said.lines.push(format!("{ino:?} {path:?} {place:?}"));
+        return;
+    };
+    let xattrs: Vec<_> = entry.xattrs().take(MAX_LOOKED_AT).collect();
+    said.lines.push(format!(
+        "{ino:?} {path:?} {place:?} {:?} {:o} {} {} {:?} {:?} {} {} {:?} {} {} {:?} {xattrs:?}",
+        entry.kind(),
+        entry.mode(),
+        entry.uid(),
+        entry.gid(),
+        entry.user(),
+        entry.group(),
+        entry.size(),
+        entry.stored_bytes(),
+        entry.mtime(),
+        entry.link_count(),
+        entry.child_count(),
+        entry.parent(),
+    ));
+    for (offset, len) in [(0, u64::MAX), (entry.size() / 2, 1), (u64::MAX, u64::MAX)] {
+        let mut end = 0;
+        for piece in entry.pieces(offset, len).take(MAX_LOOKED_AT) {
+            assert!(piece.offset >= end, "out of order");
+            end = piece.offset.checked_add(piece.plain.len()).expect("inside");
+            assert!(end <= entry.size(), "a piece behind the end");
+            said.lines.push(format!("{piece:?}"));
+        }
+    }
+    for from in [0, 1, u32::MAX] {
+        let by_name = index.children_by_name(ino, from).take(MAX_LOOKED_AT);
+        said.lines
+            .push(format!("{:?}", by_name.collect::<Vec<_>>()));
+        let children: Vec<_> = index.children(ino, from).take(MAX_LOOKED_AT).collect();
+        for child in &children {
+            assert_eq!(entry.kind(), Kind::Directory);
+            let found = index.lookup(ino, child.name);
+            said.unnamed += usize::from(found.map(|found| found.ino()) != Some(child.ino));
+        }
+        said.lines.push(format!("{children:?}"));
+    }
+}
+
+/// As `tarfs ls -lR` does it, which must come to an end.
+fn list(index: &Index, said: &mut Description) {
+    let mut columns = Columns::new(false, true);
+    // A dirent takes 16 bytes and is a name in one directory.
+    let most = index.memory_bytes() / 16;
+    for (number, (path, entry)) in walk(index, Ino::ROOT, true).enumerate() {
+        assert!(number < most, "the listing goes round in circles");
+        if number < MAX_LOOKED_AT {
+            columns.measure(&entry);
+            let line = columns.line(path.as_bytes(), &entry);
+            said.lines.push(String::from_utf8_lossy(&line).into_owned());
+            said.lines.push(json::object(&path, &entry));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Parsers that are private in their layers and stay so: their very files, compiled once more.
+
+use std::sync::LazyLock;
+
+use tarfs::base::extent::{Extent, Plain};
+use tarfs::index::{Builder, Index, Options, Origin};
+use tarfs::source::{Cause, Fingerprint, Validator};
+use tarfs::tar::{Kind, Member, Timestamp};
+
+#[path = "../../../src/cli/profile.rs"]
+#[allow(
+    dead_code,
+    clippy::pedantic,
+    reason = "the program's, and looked at there"
+)]
+mod profile_file;
+
+#[path = "../../../src/cli/keeper/wire.rs"]
+#[allow(
+    dead_code,
+    clippy::pedantic,
+    reason = "the program's, and looked at there"
+)]
+mod wire;
+
+#[path = "../../../src/source/answer.rs"]
+#[allow(
+    dead_code,
+    clippy::pedantic,
+    reason = "the program's, and looked at there"
+)]
+mod answer_head;
+
+#[path = "../../../src/source/date.rs"]
+#[allow(
+    dead_code,
+    clippy::pedantic,
+    reason = "the program's, and looked at there"
+)]
+mod date;
+
+/// Names in the archive that profiles are about.
+pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"];
+
+/// A profile: whatever it says, its ranges lie in files of the archive, and are found again when
+/// written.
+pub(super) fn profile(bytes: &[u8]) {
+    static INDEX: LazyLock<Index> = LazyLock::new(index);
+    let text = String::from_utf8_lossy(bytes);
+    let Ok(found) = profile_file::find(&text, &INDEX) else {
+        return;
+    };
+    assert!(found.ranges.len() + found.unknown <= bytes.len());
+    for range in &found.ranges {
+        let size = INDEX.entry(range.ino).expect("of the archive").size();
+        assert!(range.len <= size.saturating_sub(range.offset));
+    }
+    let again = profile_file::text(&INDEX, &found.ranges);
+    let again = profile_file::find(&again, &INDEX).expect("just written");
+    assert_eq!((again.unknown, again.ranges), (0, found.ranges));
+}
+
+fn index() -> Index {
+    let mut builder = Builder::new(Options::default());
+    for (number, name) in NAMES.iter().enumerate() {
+        let at = 1024 * number as u64;
+        let member = Member {
+            header: Plain(at),
+            payload: Extent::with_len(Plain(at + 512), 100),
+            name: name.to_vec(),
+            kind: Kind::File,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            user: Vec::new(),
+            group: Vec::new(),
+            mtime: Timestamp::default(),
+            size: 100,
+            sparse: None,
+            xattrs: Vec::new(),
+        };
+        builder.member(&member).expect("well-formed");
+    }
+    builder.finish(Origin::default())
+}
+
+/// A server's answer, lines of a status and of headers: what it says of its part makes sense.
+pub(super) fn answer(bytes: &[u8]) {
+    use reqwest::StatusCode;
+    use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+
+    let mut lines = bytes.split(|&byte| byte == b'\n');
+    let status = lines.next().unwrap_or_default();
+    let Ok(status) = StatusCode::from_bytes(status) else {
+        return;
+    };
+    let headers: HeaderMap = lines
+        .filter_map(|line| {
+            let (name, value) = line.split_at(line.iter().position(|&byte| byte == b':')?);
+            let value = value.get(1..)?.trim_ascii_start();
+            Some((
+                HeaderName::from_bytes(name).ok()?,
+                HeaderValue::from_bytes(value).ok()?,
+            ))
+        })
+        .collect();
+    let answer = answer_head::Answer::new(status, &headers, 1_000_000_000);
+    let len = answer.fingerprint().len;
+    if let Ok((start, end)) = answer.part() {
+        assert!(start < end);
+        assert!(len.is_none_or(|len| end <= len), "a part of nothing");
+    }
+    let fingerprint = answer.fingerprint();
+    // Who tells no version matches nothing but itself.
+    assert!(fingerprint.matches(&fingerprint));
+    drop((answer.check_encoding(), answer.refusal().to_string()));
+    assert!(status.is_redirection() || answer.redirect.is_none());
+}
+
+/// A packet between a mount and its keeper: it is one, or an error.
+pub(super) fn packet(bytes: &[u8]) {
+    let (here, there) = wire::pair().expect("sockets");
+    let sent = rustix::io::write(&here, bytes.get(..bytes.len().min(100_000)).expect("less"));
+    if sent.is_err() {
+        return;
+    }
+    drop(here);
+    let Ok(Some((packet, descriptor))) = wire::receive(&there) else {
+        return;
+    };
+    assert!(descriptor.is_none(), "none was sent");
+    let (here, there) = wire::pair().expect("sockets");
+    wire::send(&here, &packet, None).expect("it is no longer than it was");
+    let again = wire::receive(&there).expect("just sent").expect("sent");
+    assert_eq!(again.0, packet);
+}
+
+/// A date, of which days are those of the calendar.
+pub(super) fn a_date(text: &str) {
+    if let Some(seconds) = date::seconds(text) {
+        // The last second of the year 9999.
+        assert!(seconds <= 253_402_300_800);
+    }
+}

@@ -1,0 +1,60 @@
+//! Small texts that archives, machines and people give: names, ACLs, accounts, URLs, first bytes.
+
+use tarfs::base::accounts::Accounts;
+use tarfs::base::acl::{NoNames, xattr_from_text};
+use tarfs::base::path::ArchivePath;
+use tarfs::codec::{Detected, detect};
+use tarfs::list::escape;
+use tarfs::source::{self, Validator};
+
+use super::private;
+
+/// Passwords in URLs begin so in the seeds.
+const SECRET: &str = "s3cret";
+
+/// Reads `bytes` as each of them.
+pub(super) fn run(bytes: &[u8]) {
+    path(bytes);
+    acl(bytes);
+    if let Detected::Unsupported(format) = detect(bytes) {
+        assert!(!format.is_empty(), "nobody would know what to do");
+    }
+    let half = bytes.len() / 2;
+    let (passwd, group) = bytes.split_at(half);
+    drop(Accounts::parse(passwd, group));
+    let escaped = escape(bytes);
+    assert!(!escaped.chars().any(char::is_control), "{escaped:?}");
+    let text = String::from_utf8_lossy(bytes);
+    private::a_date(&text);
+    let (tag, date) = text.split_once('\n').unwrap_or((&text, &text));
+    drop(Validator::from_http(Some(tag), Some(date)));
+    let shown = source::shown(&text);
+    if text.starts_with("https://user:s3cret@example.org/") {
+        let (_, rest) = text.split_once('@').expect("there");
+        assert!(
+            rest.contains(SECRET) || !shown.contains(SECRET),
+            "{shown} tells a secret"
+        );
+    }
+}
+
+fn path(bytes: &[u8]) {
+    let path = ArchivePath::sanitize(bytes).path;
+    for component in path.components() {
+        let is_plain = !matches!(component, b"" | b"." | b"..") && !component.contains(&b'/');
+        assert!(is_plain, "{path} leads elsewhere");
+    }
+    assert!(path.as_bytes().len() <= bytes.len());
+    assert_eq!(ArchivePath::sanitize(path.as_bytes()).path, path);
+    for count in [0, 1, usize::MAX] {
+        drop(path.strip_components(count));
+    }
+}
+
+fn acl(bytes: &[u8]) {
+    if let Some(attribute) = xattr_from_text(bytes, &NoNames) {
+        // A header of 4 bytes and entries of 8.
+        assert_eq!(attribute.len() % 8, 4);
+        assert!(attribute.len() <= 4 + 8 * bytes.len());
+    }
+}
