@@ -1,6 +1,7 @@
 //! The library's front door: one archive, opened, scanned and read.
 
 mod ahead;
+mod bookmark;
 mod catalog;
 mod check;
 mod decode;
@@ -39,6 +40,7 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::SpoolUse;
+pub use bookmark::Bookmark;
 pub use catalog::{Awaited, Known, Then, Watcher};
 pub use check::Check;
 pub use error::Error;

@@ -1,11 +1,13 @@
 //! One pass over an archive: fetch → decode → parse, and every sink together.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 
+use super::bookmark::Bookmark;
 use super::decode::{self, Item, PlainStream};
 use super::error::Error;
 use super::hops::Hops;
@@ -60,10 +62,14 @@ pub trait Sink {
 
     /// All bytes of the span have gone by.
     fn span_end(&mut self, _span: Span) {}
+
+    /// A later scan can go on at the member that comes next; where it cannot, this is not called.
+    fn bookmark(&mut self, _bookmark: Bookmark) {}
 }
 
 /// How to scan.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct Options {
     /// The packed format; found by magic bytes when `None`.
     pub compression: Option<Compression>,
@@ -91,6 +97,11 @@ pub struct Options {
     /// bytes have no hashes and the source no content id; only with a source whose version is pinned
     /// by a strong validator.
     pub hops: bool,
+    /// Whether the sink is to hear of [bookmarks](Sink::bookmark). A saved index is not used then.
+    pub bookmarks: bool,
+    /// Where to go on, if not at the front; then neither `spans` nor a digest can be had, and what was
+    /// stored to check an earlier part of the stream together with what follows is not verified.
+    pub resume: Option<Bookmark>,
     /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then.
     pub sha256: Digest,
     /// An index of this version of the source, if there is one: with it a stream that must
@@ -174,10 +185,31 @@ pub fn scan<S: Sink>(
     let len = source.fingerprint().len;
     let may_hop =
         options.hops && options.sha256 == Digest::Ignore && source.access() == Access::Ranges;
+    let resume = options.resume.as_ref();
+    let parser = match resume {
+        None => Ok(Parser::new(options.tar.clone())),
+        Some(place) => Parser::resume(
+            options.tar.clone(),
+            place.member,
+            place.sums,
+            &place.globals,
+        ),
+    };
+    let parser = parser.map_err(|error| ScanError::Archive {
+        error: error.into(),
+        member: None,
+        sha256: None,
+    })?;
     let mut scan = Scan {
-        parser: Parser::new(options.tar.clone()),
+        parser,
         spans: options.spans.then(Spans::new),
-        plain_len: 0,
+        compression: resume.map_or(Compression::None, |place| place.compression),
+        seek_points: resume
+            .map(|place| place.seek_point.clone())
+            .into_iter()
+            .collect(),
+        plain_len: resume.map_or(0, |place| place.seek_point.plain.0),
+        skipped_to: resume.map_or(Plain(0), |place| place.member),
         damages: 0,
         member: None,
         source,
@@ -191,7 +223,11 @@ pub fn scan<S: Sink>(
         stats,
         sink,
     };
-    let mut plain = scan.open(None).map_err(|error| scan.failed(error))?;
+    let start = resume.map(|place| (place.compression, place.seek_point.clone()));
+    if let Some((_, seek_point)) = &start {
+        stats.scanned_packed_bytes.add(seek_point.packed.0);
+    }
+    let mut plain = scan.open(start).map_err(|error| scan.failed(error))?;
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
         Err(ScanError::Archive { error, member, .. }) => {
@@ -249,7 +285,7 @@ fn open_stream(
     options: &Options,
     network: &Handle,
     stats: &Arc<Stats>,
-    resume: Option<SeekPoint>,
+    resume: Option<(Compression, SeekPoint)>,
 ) -> Result<PlainStream, Error> {
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
@@ -271,23 +307,25 @@ fn open_stream(
     };
     let start = resume
         .as_ref()
-        .map_or(Packed(0), |seek_point| seek_point.packed);
+        .map_or(Packed(0), |(_, seek_point)| seek_point.packed);
     let chunks = fetch::Stream::start(network, Arc::clone(source), start, fetch);
     let decode = decode::Options {
-        // What is resumed is not packed.
         compression: resume
             .as_ref()
-            .map_or(options.compression, |_| Some(Compression::None)),
-        resume,
+            .map_or(options.compression, |(compression, _)| Some(*compression)),
+        resume: resume.map(|(_, seek_point)| seek_point),
         context: Context {
             pool: plain,
-            seek_points: options.spans,
+            seek_points: options.spans || options.bookmarks,
             loans: Loans::new(lenders),
             workers: options.workers,
         },
         content_id: options.spans,
         sha256: options.sha256,
-        saved: options.saved.clone().filter(|_| !options.spans),
+        saved: options
+            .saved
+            .clone()
+            .filter(|_| !options.spans && !options.bookmarks),
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }
@@ -315,7 +353,13 @@ impl Run {
 struct Scan<'a, S> {
     parser: Parser,
     spans: Option<Spans>,
+    compression: Compression,
+    /// The last two; for bookmarks. Between them and the next member lies at most a header with its
+    /// extensions.
+    seek_points: VecDeque<SeekPoint>,
     plain_len: u64,
+    /// What comes before this is decoded only for what follows.
+    skipped_to: Plain,
     damages: u64,
     /// The name of the member whose payload is going by.
     member: Option<Vec<u8>>,
@@ -359,7 +403,7 @@ impl<S: Sink> Scan<'_, S> {
         Ok(())
     }
 
-    fn open(&self, resume: Option<SeekPoint>) -> Result<PlainStream, Error> {
+    fn open(&self, resume: Option<(Compression, SeekPoint)>) -> Result<PlainStream, Error> {
         open_stream(self.source, self.options, self.network, self.stats, resume)
     }
 
@@ -398,7 +442,7 @@ impl<S: Sink> Scan<'_, S> {
         self.stats.scanned_packed_bytes.add(lacking);
         self.run = Run::new();
         self.hopped = true;
-        self.open(Some(here(Plain(self.plain_len))))
+        self.open(Some((Compression::None, here(Plain(self.plain_len)))))
     }
 
     /// The next plain bytes; `None` at the end of the stream.
@@ -410,9 +454,12 @@ impl<S: Sink> Scan<'_, S> {
             match plain.next().map_err(|error| self.failed(error))? {
                 Item::Begin(compression) => {
                     self.is_plain = compression == Compression::None;
+                    self.compression = compression;
                     self.sink.begin(compression);
                 }
-                Item::Plain(bytes) => {
+                Item::Plain(mut bytes) => {
+                    let before = self.skipped_to.0.saturating_sub(self.plain_len);
+                    let before = usize::try_from(before).unwrap_or(usize::MAX);
                     // Before these are counted, whose members have not been seen yet.
                     self.check_len()?;
                     self.plain_len += bytes.len() as u64;
@@ -423,9 +470,16 @@ impl<S: Sink> Scan<'_, S> {
                     if let Some(spans) = &mut self.spans {
                         spans.plain(&bytes, self.sink);
                     }
+                    bytes.advance(before.min(bytes.len()));
+                    if bytes.is_empty() {
+                        continue;
+                    }
                     return Ok(Some(bytes));
                 }
                 Item::SeekPoint(seek_point) => {
+                    if self.options.bookmarks {
+                        self.keep(&seek_point);
+                    }
                     if let Some(spans) = &mut self.spans {
                         spans.seek_point(seek_point, self.sink);
                     }
@@ -458,6 +512,9 @@ impl<S: Sink> Scan<'_, S> {
             Event::Member(member) => {
                 self.stats.scanned_members.increment();
                 self.member = Some(member.name.clone());
+                if self.options.bookmarks {
+                    self.mark(member.header);
+                }
                 self.sink.member(*member)
             }
             Event::Payload(bytes) => self.sink.payload(bytes),
@@ -475,6 +532,34 @@ impl<S: Sink> Scan<'_, S> {
                 Ok(())
             }
             Event::NeedInput | Event::End => Ok(()),
+        }
+    }
+
+    /// Keeps a seek point for bookmarks.
+    fn keep(&mut self, seek_point: &SeekPoint) {
+        if self.seek_points.len() > 1 {
+            self.seek_points.pop_front();
+        }
+        self.seek_points.push_back(SeekPoint {
+            plain: Plain(self.plain_len),
+            ..seek_point.clone()
+        });
+    }
+
+    /// Tells the sink where the member that begins at `member` can be found again.
+    fn mark(&mut self, member: Plain) {
+        let mut latest = self.seek_points.iter().rev();
+        let seek_point = latest.find(|seek_point| seek_point.plain <= member);
+        if let Some(seek_point) = seek_point
+            && let Some(globals) = self.parser.globals()
+        {
+            self.sink.bookmark(Bookmark {
+                compression: self.compression,
+                seek_point: seek_point.clone(),
+                member,
+                sums: self.parser.sums_before(),
+                globals: Arc::clone(globals),
+            });
         }
     }
 

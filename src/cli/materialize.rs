@@ -14,14 +14,16 @@ use super::open;
 use super::output::{self, Progress, Task};
 use super::undo::Undo;
 use crate::archive::scan::{self, ScanError, Sink};
-use crate::archive::{Saved, Spooling};
+use crate::archive::{Error, Saved, Spooling};
+use crate::base::extent::Plain;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
+use crate::codec::Compression;
 use crate::materialize::{
     self, Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
     Selection, Staging, Summary, Wanted,
 };
-use crate::source::Source;
+use crate::source::{Access, Source};
 
 /// Arguments of `tarfs materialize`.
 #[derive(clap::Args, Debug)]
@@ -103,6 +105,11 @@ pub(super) struct MaterializeArgs {
     #[arg(long, value_name = "SIZE")]
     max_size: Option<Size>,
 
+    /// Write down beside DIR how far the run has come, and go on from there when it was interrupted
+    #[arg(long, conflicts_with_all = ["atomic", "keep_old_files", "skip_old_files", "allow_truncated",
+        "expect_sha256", "to_stdout", "dry_run"])]
+    resume: bool,
+
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long)]
     to_stdout: bool,
@@ -158,6 +165,8 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         Ok(run.rehearse())
     } else if let Some(staging) = staging {
         run.to_new_tree(&Arc::new(staging))
+    } else if args.resume {
+        run.resume()
     } else {
         run.to_disk()
     };
@@ -227,6 +236,76 @@ impl Run<'_> {
         let finished = sink.finish();
         let complete = self.report(scanned);
         Ok(exit_code(complete, &finished?))
+    }
+
+    /// As [`Run::to_disk`], but goes on where an earlier run was interrupted, and lets a later one do so.
+    fn resume(mut self) -> anyhow::Result<ExitCode> {
+        let is_pinned = self.source.fingerprint().is_strong();
+        if !is_pinned || self.source.access() == Access::Stream {
+            output::complain(format_args!(
+                "{}: nothing tells whether it is the same later, or it comes only once: an \
+                 interrupted run begins at the front",
+                self.source.location()
+            ));
+            return self.to_disk();
+        }
+        let options = self.args.options(Arc::clone(&self.reporter));
+        let owner = self.owner(&options);
+        let stats = Arc::clone(self.stats);
+        let directory = &self.args.directory;
+        let (mut sink, bookmark) = Materializer::resuming(directory, options, stats, &owner)?;
+        self.scan_options.bookmarks = true;
+        let has_checksums = bookmark
+            .as_ref()
+            .is_some_and(|place| place.compression != Compression::None && place.member > Plain(0));
+        self.scan_options.resume = bookmark;
+        let scanned = self.scan(&mut sink);
+        let is_interrupted = match &scanned {
+            Ok(_) => false,
+            Err(ScanError::Sink(_)) => true,
+            Err(ScanError::Archive { error, .. }) => {
+                matches!(error, Error::Source(_) | Error::Interrupted)
+            }
+        };
+        let finished = if is_interrupted {
+            sink.suspend()
+        } else {
+            sink.finish()
+        };
+        let complete = self.report(scanned);
+        let code = exit_code(complete, &finished?);
+        if has_checksums && !is_interrupted {
+            output::complain(format_args!(
+                "{}: checksums over bytes from before and after an interruption were not verified",
+                self.source.location()
+            ));
+        }
+        if is_interrupted {
+            output::complain(format_args!(
+                "{}: the same run goes on from here with --resume",
+                directory.display()
+            ));
+        }
+        Ok(code)
+    }
+
+    /// What must be the same for one run to go on with another's work.
+    fn owner(&self, options: &Options) -> String {
+        let source = self.source;
+        let scan = &self.scan_options;
+        format!(
+            "{} {} {} {:?} {:?} {:?}",
+            env!("CARGO_PKG_VERSION"),
+            source.locator(),
+            source.fingerprint(),
+            (scan.compression, scan.tar.ignore_zeros),
+            options.selection,
+            (
+                options.same_owner,
+                options.same_permissions,
+                options.numeric_owner
+            ),
+        )
     }
 
     /// As [`Run::to_disk`], but what is not whole goes again, also when a signal ends it all.

@@ -113,6 +113,8 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         sha256: args
             .expect_sha256
             .map_or(scan::Digest::Ignore, scan::Digest::Expect),
+        bookmarks: false,
+        resume: None,
         saved: None,
     }
 }

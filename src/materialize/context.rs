@@ -1,12 +1,15 @@
 //! What the scan's thread and the writers share.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
 use super::Existing;
+use super::file::Job;
+use super::journal::Journal;
 use super::policy::Policy;
 use super::problem::{Error, Problems, Trouble};
 use super::root::{Directory, status};
@@ -24,6 +27,8 @@ pub(super) struct Context {
     pub(super) existing: Existing,
     pub(super) stats: Arc<Stats>,
     pub(super) problems: Problems,
+    /// Where it is written down what is whole, if this run is to be taken up again.
+    pub(super) journal: OnceLock<Arc<Journal>>,
     /// Links and directories removed to make room; paths through them may lead elsewhere now.
     pub(super) replacements: AtomicUsize,
     pub(super) claims: Claims,
@@ -53,6 +58,16 @@ impl Claims {
         Ok(())
     }
 
+    /// How many were taken.
+    pub(super) fn count(&self) -> u64 {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Counts those that an earlier run has made.
+    pub(super) fn add_earlier(&self, count: u64) {
+        self.made.fetch_add(count, Ordering::Relaxed);
+    }
+
     fn are_exceeded(&self) -> bool {
         self.made.load(Ordering::Relaxed) > self.most
     }
@@ -68,6 +83,26 @@ pub(super) enum Made<T> {
 }
 
 impl Context {
+    /// Has it written down in `journal` what is whole.
+    pub(super) fn keep(&self, journal: &Arc<Journal>) {
+        // There is one for a run.
+        drop(self.journal.set(Arc::clone(journal)));
+    }
+
+    /// Whether this run is to be taken up again.
+    pub(super) fn is_kept(&self) -> bool {
+        self.journal.get().is_some()
+    }
+
+    /// Writes down that the file of `job`, open as `fd`, is whole.
+    pub(super) fn journal_file(&self, job: &Job, fd: &OwnedFd) {
+        if let Some(journal) = self.journal.get()
+            && let Ok(stat) = rustix::fs::fstat(fd)
+        {
+            journal.entry(job.number, &job.directory, &job.path, &stat);
+        }
+    }
+
     /// Makes `name` by `attempt`; what is in the way is removed, kept, or an error, as
     /// [`Existing`] says. Directories go only when they are empty, and `settle` sees to it that
     /// all files from earlier members are there before that is found out.

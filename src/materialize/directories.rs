@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::attributes::{Subject, Xattrs};
 use super::context::Context;
+use super::journal::{Fields, Reader};
 use super::policy::Policy;
 use super::problem::{Trouble, While};
 use super::root::{Directory, Identity, Missing, Root, name_of, parent_of, status};
@@ -24,8 +25,9 @@ const LOOK: &str = "look at the directory";
 #[derive(Debug, Default)]
 pub(super) struct Directories(Vec<Pending>);
 
+/// A directory that is to get its attributes.
 #[derive(Debug)]
-struct Pending {
+pub(super) struct Pending {
     path: ArchivePath,
     /// Which directory it was; another one in its place is left alone.
     identity: Identity,
@@ -71,6 +73,16 @@ impl Directories {
         });
     }
 
+    /// The one remembered last.
+    pub(super) fn last(&self) -> Option<&Pending> {
+        self.0.last()
+    }
+
+    /// Those that an earlier run remembered.
+    pub(super) fn earlier(pending: Vec<Pending>) -> Self {
+        Self(pending)
+    }
+
     /// Sets it all, what lies deeper first; of several members for one directory the last counts.
     pub(super) fn restore(self, root: &mut Root, writers: &mut Writers, context: &Context) {
         let mut made = HashSet::new();
@@ -101,6 +113,62 @@ impl Directories {
 }
 
 impl Pending {
+    /// Where it is, and which one.
+    pub(super) fn place(&self) -> (&ArchivePath, Identity) {
+        (&self.path, self.identity)
+    }
+
+    /// Writes it down, for [`Pending::get`].
+    pub(super) fn put(&self, fields: &mut Fields) {
+        fields.bytes(self.path.as_bytes());
+        for number in self.identity.numbers() {
+            fields.number(number);
+        }
+        fields.number(self.new.into());
+        fields.number(self.mode.into());
+        let owner = self
+            .owner
+            .map(|(user, group)| [u64::from(user), u64::from(group)]);
+        fields.number(owner.is_some().into());
+        for number in owner.unwrap_or_default() {
+            fields.number(number);
+        }
+        fields.number(self.mtime.seconds.cast_unsigned());
+        fields.number(self.mtime.nanoseconds.into());
+        fields.number(self.xattrs.len() as u64);
+        for (name, value) in &self.xattrs {
+            fields.bytes(name);
+            fields.bytes(value);
+        }
+    }
+
+    /// What [`Pending::put`] wrote; `None` when it makes no sense.
+    pub(super) fn get(fields: &mut Reader<'_>) -> Option<Self> {
+        let small = |number: u64| u32::try_from(number).ok();
+        Some(Self {
+            path: fields.path()?,
+            identity: Identity::from_numbers([fields.number()?, fields.number()?]),
+            new: fields.number()? != 0,
+            mode: small(fields.number()?)?,
+            owner: {
+                let is_some = fields.number()? != 0;
+                let owner = (small(fields.number()?)?, small(fields.number()?)?);
+                is_some.then_some(owner)
+            },
+            mtime: Timestamp {
+                seconds: fields.number()?.cast_signed(),
+                nanoseconds: small(fields.number()?)?,
+            },
+            xattrs: {
+                let mut xattrs = Vec::new();
+                for _ in 0..fields.number()? {
+                    xattrs.push((fields.bytes()?.to_vec(), fields.bytes()?.to_vec()));
+                }
+                xattrs
+            },
+        })
+    }
+
     /// Finds the directory again and gives it all that it lacks.
     fn restore(
         &self,

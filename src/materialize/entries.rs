@@ -21,10 +21,27 @@ const LATE_LINK_PASSES: usize = 40;
 #[derive(Debug, Default)]
 pub(super) struct Links(Vec<LateLink>);
 
+/// A hard link that is made at the end.
 #[derive(Debug)]
-struct LateLink {
-    path: ArchivePath,
-    target: ArchivePath,
+pub(super) struct LateLink {
+    pub(super) path: ArchivePath,
+    pub(super) target: ArchivePath,
+}
+
+impl Links {
+    /// Those that an earlier run put off.
+    pub(super) fn earlier(links: Vec<LateLink>) -> Self {
+        Self(links)
+    }
+
+    /// The one put off last.
+    pub(super) fn last(&self) -> Option<&LateLink> {
+        self.0.last()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// Why a link is not there.
@@ -85,7 +102,10 @@ impl Materializer {
             Kind::File => return,
         };
         match made {
-            Ok(Made::New(())) => self.context.stats.written_entries.increment(),
+            Ok(Made::New(())) => {
+                self.context.stats.written_entries.increment();
+                self.journal_entry(&job);
+            }
             Ok(Made::Kept) => {}
             Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
         }
@@ -185,6 +205,7 @@ impl Materializer {
                 let policy: &Policy = &self.context.policy;
                 self.directories
                     .add(job.path, identity, new, *job.member, policy);
+                self.journal_directory(&job.directory);
             }
             Ok(None) => {}
             Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
@@ -214,6 +235,7 @@ impl Materializer {
         } else {
             self.root.open_child(parent, name, &mut self.writers)
         };
+        let new = new || self.was_made(job);
         Ok(Some((directory.while_trying_to(OPEN)?, new)))
     }
 
@@ -243,7 +265,10 @@ impl Materializer {
             return;
         };
         match self.try_make_link(&job.directory, &job.path, &target) {
-            Ok(()) => {}
+            Ok(()) => {
+                self.journal_entry(job);
+                self.leave_link(&job.path, &target);
+            }
             Err(LinkFailure::NoTarget) => self.put_off(job, target),
             Err(failure) => self.report_link(&job.path, &job.directory, target, failure),
         }
@@ -253,10 +278,13 @@ impl Materializer {
     /// given up for a link that can be made.
     fn put_off(&mut self, job: &Job, target: ArchivePath) {
         match status(&job.directory, name_of(&job.path)) {
-            Err(Errno::NOENT) => self.links.0.push(LateLink {
-                path: job.path.clone(),
-                target,
-            }),
+            Err(Errno::NOENT) => {
+                self.links.0.push(LateLink {
+                    path: job.path.clone(),
+                    target,
+                });
+                self.journal_link();
+            }
             Ok(_) if self.context.existing == Existing::Skip => {}
             Ok(_) => self
                 .context
@@ -284,6 +312,7 @@ impl Materializer {
         let target_name = name_of(target);
         self.writers
             .settle(target_directory.identity(), target_name);
+        self.come_to_link(&target_directory, target_name);
         let link = || {
             let flags = AtFlags::empty();
             rustix::fs::linkat(&target_directory, target_name, directory, name, flags)
@@ -353,7 +382,12 @@ impl Materializer {
             .directory(parent, Missing::Make, &mut self.writers)
         {
             Ok(directory) if status(&directory, name_of(&link.path)).is_ok() => Ok(()),
-            Ok(directory) => self.try_make_link(&directory, &link.path, &link.target),
+            Ok(directory) => {
+                let made = self.try_make_link(&directory, &link.path, &link.target);
+                // Of no member that is still to come.
+                self.journal_name(0, &directory, &link.path);
+                made
+            }
             Err(error) => Err(error.into()),
         };
         match result {

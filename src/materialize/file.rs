@@ -19,6 +19,8 @@ pub(super) struct Job {
     /// Where the archive puts it; the last component is its name in `directory`.
     pub(super) path: ArchivePath,
     pub(super) member: Box<Member>,
+    /// How many members came before it.
+    pub(super) number: u64,
 }
 
 /// A file being written.
@@ -159,11 +161,15 @@ impl OpenFile {
     /// Sets size and attributes; a file that was `cut` keeps what it got. Gives back the file, to
     /// be closed, unless something failed, which is noted.
     pub(super) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
-        if cut {
+        // A run that is taken up again makes it anew.
+        if cut && !context.is_kept() {
             context.problems.add(&self.job.path, Cause::Cut);
         }
         match self.try_finish(cut, context) {
             Ok(()) => {
+                if !cut {
+                    context.journal_file(&self.job, &self.fd);
+                }
                 context.stats.written_entries.increment();
                 Some(self.fd)
             }

@@ -10,6 +10,7 @@
 
 mod attributes;
 mod background;
+mod beside;
 mod contents;
 mod context;
 mod directories;
@@ -17,12 +18,14 @@ mod durable;
 mod entries;
 mod file;
 mod glob;
+mod journal;
 mod medium;
 mod plan;
 mod policy;
 mod problem;
 mod rehearsal;
 mod removal;
+mod resume;
 mod root;
 mod staging;
 mod writers;
@@ -32,8 +35,8 @@ mod testing;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
@@ -45,8 +48,10 @@ use self::file::Job;
 use self::plan::{Climbs, Placed};
 use self::policy::Policy;
 use self::problem::{Problems, Trouble, While};
+use self::resume::Keeping;
 use self::root::{Missing, Root, parent_of};
 use self::writers::Writers;
+use crate::archive::Bookmark;
 use crate::archive::scan::Sink;
 use crate::base::accounts::Accounts;
 use crate::base::path::ArchivePath;
@@ -153,6 +158,8 @@ pub struct Materializer {
     directories: Directories,
     links: Links,
     told_prefixes: Vec<Vec<u8>>,
+    /// Of a run that is to be taken up again.
+    keeping: Option<Keeping>,
 }
 
 /// What the next piece of payload belongs to.
@@ -213,6 +220,7 @@ impl Materializer {
             problems,
             replacements: AtomicUsize::new(0),
             claims: Claims::new(options.max_entries),
+            journal: OnceLock::new(),
         });
         let count = options
             .writers
@@ -230,6 +238,7 @@ impl Materializer {
             directories: Directories::default(),
             links: Links::default(),
             told_prefixes: Vec::new(),
+            keeping: None,
         })
     }
 
@@ -248,7 +257,9 @@ impl Materializer {
             self.end_of_file(true);
         }
         self.writers.settle_all();
+        self.come_to_end();
         self.make_late_links();
+        self.come_to_end();
         if let Some(mode) = self.root_mode {
             let root = Subject::Open(self.root.top().as_fd());
             if let Err(trouble) = root.chmod(mode) {
@@ -266,6 +277,9 @@ impl Materializer {
         }
         if let Some(path) = &self.sync {
             durable::sync_file_system(self.root.top(), path, &self.context.stats)?;
+        }
+        if let Some(keeping) = &self.keeping {
+            keeping.journal().remove();
         }
         Ok(Summary {
             entries: self.context.stats.written_entries.get(),
@@ -317,13 +331,18 @@ impl Materializer {
             directory,
             path,
             member: Box::new(member),
+            number: self.number(),
         };
+        let shared = self.come_to_place(&job);
         match job.member.kind {
             Kind::File => {
                 self.root.forget(job.path.as_bytes());
                 self.current = Current::Waiting(job);
             }
             _ => self.make_entry(job),
+        }
+        if let Some(inode) = shared {
+            self.leave_place(inode);
         }
     }
 
@@ -348,6 +367,8 @@ impl Materializer {
             if self.context.existing == Existing::Replace {
                 self.directories
                     .add(path, identity, false, member, &self.context.policy);
+                let top = self.root.top().clone();
+                self.journal_directory(&top);
             }
         } else {
             self.context.problems.add(&path, Cause::IsTheRoot);
@@ -379,6 +400,9 @@ impl Sink for Materializer {
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
         self.check()?;
+        if !self.come_to_member() {
+            return Ok(());
+        }
         match self.selection.take(&mut member) {
             Ok(Some(placed)) => self.begin(member, placed),
             Ok(None) => {}
@@ -411,7 +435,12 @@ impl Sink for Materializer {
 
     fn member_end(&mut self, cut: bool) -> Result<(), Error> {
         self.end_of_file(cut);
+        self.leave_member();
         self.check()
+    }
+
+    fn bookmark(&mut self, bookmark: Bookmark) {
+        self.place(bookmark);
     }
 
     fn warning(&mut self, text: &str) {

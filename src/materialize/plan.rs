@@ -95,6 +95,19 @@ impl Selection {
         }))
     }
 
+    /// Which paths were found, for [`Selection::set_found`].
+    pub(super) fn found(&self) -> Vec<u8> {
+        let found = self.paths.iter().map(|wanted| wanted.found.into());
+        found.collect()
+    }
+
+    /// Notes which paths an earlier run has found.
+    pub(super) fn set_found(&mut self, found: &[u8]) {
+        for (wanted, found) in self.paths.iter_mut().zip(found) {
+            wanted.found |= *found != 0;
+        }
+    }
+
     /// The paths that were asked for and never met.
     pub fn missing(&self) -> impl Iterator<Item = &ArchivePath> {
         self.paths

@@ -144,6 +144,15 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// The file beside the tree that says how far a run has come cannot be used.
+    #[error("{}: cannot write down there how far the run has come", path.display())]
+    Journal {
+        /// Which file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
     /// The run was ended from outside.
     #[error("interrupted")]
     Interrupted,
@@ -245,6 +254,13 @@ impl Error {
             Self::Foreign { .. } => Some("name an empty directory; what is there is left alone"),
             Self::Taken { .. } => Some("name another directory, or unmount that one first"),
             Self::Ledger { .. } => Some("name a directory in a directory that is yours"),
+            Self::Journal {
+                errno: Errno::WOULDBLOCK,
+                ..
+            } => Some("another run writes there: wait for its end"),
+            Self::Journal { .. } => {
+                Some("name a directory in a directory that is yours, or do without --resume")
+            }
             Self::Sync { .. } => Some("look at the disk, and write it again"),
             Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }
@@ -333,6 +349,11 @@ impl Problems {
         if kept.len() < KEPT_PROBLEMS {
             kept.push(problem);
         }
+    }
+
+    /// Counts what an earlier run has told of.
+    pub(super) fn add_earlier(&self, count: u64) {
+        self.count.fetch_add(count, Ordering::Relaxed);
     }
 
     pub(super) fn warn(&self, text: &str) {

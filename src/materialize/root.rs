@@ -62,6 +62,16 @@ impl Identity {
             inode: stat.st_ino,
         }
     }
+
+    /// As it is written down.
+    pub(super) fn numbers(self) -> [u64; 2] {
+        [self.device, self.inode]
+    }
+
+    /// As it was written down.
+    pub(super) fn from_numbers([device, inode]: [u64; 2]) -> Self {
+        Self { device, inode }
+    }
 }
 
 /// Who owns what we make in a directory: not always ourselves (set-group-id directories, `grpid`

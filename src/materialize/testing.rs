@@ -16,6 +16,7 @@ use crate::tar::{Kind, Member, Timestamp};
 /// Default rules, and problems that nobody hears of.
 pub(super) fn context() -> Context {
     Context {
+        journal: std::sync::OnceLock::new(),
         policy: Policy::default(),
         existing: Existing::default(),
         stats: Arc::default(),

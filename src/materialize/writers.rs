@@ -102,6 +102,10 @@ enum Rest {
     Asleep,
 }
 
+/// The files that were queued last at some moment, one for each writer.
+#[derive(Debug)]
+pub(super) struct Mark(Vec<u64>);
+
 #[derive(Debug)]
 enum Item {
     /// A file with all its content.
@@ -191,6 +195,23 @@ impl Writers {
             let queued = shard.lock().queued;
             shard.wait_for(queued);
         }
+    }
+
+    /// What is queued so far, for [`Writers::has_done`].
+    pub(super) fn mark(&self) -> Mark {
+        Mark(
+            self.shards
+                .0
+                .iter()
+                .map(|shard| shard.lock().queued)
+                .collect(),
+        )
+    }
+
+    /// Whether everything is done that was queued at `mark`.
+    pub(super) fn has_done(&self, mark: &Mark) -> bool {
+        let mut shards = self.shards.0.iter().zip(&mark.0);
+        shards.all(|(shard, &queued)| shard.is_done(queued))
     }
 
     /// Links and directories that made room for something else so far.
@@ -515,6 +536,7 @@ mod tests {
         let job = move |name: &[u8]| Job {
             directory: root.top().clone(),
             path: ArchivePath::sanitize(name).path,
+            number: 0,
             member: Box::new(testing::file(name, b"").0),
         };
         let context = Arc::new(testing::context());

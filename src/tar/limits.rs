@@ -92,8 +92,8 @@ impl Limits {
 }
 
 /// What the members so far come to.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sums {
     pub(super) members: u64,
     /// Bytes of files, with holes.
     size: u64,
@@ -102,6 +102,20 @@ pub(super) struct Sums {
 }
 
 impl Sums {
+    /// As they are written down.
+    pub fn numbers(self) -> [u64; 3] {
+        [self.members, self.size, self.kept_bytes]
+    }
+
+    /// As they were written down.
+    pub fn from_numbers([members, size, kept_bytes]: [u64; 3]) -> Self {
+        Self {
+            members,
+            size,
+            kept_bytes,
+        }
+    }
+
     /// Adds a member, if it stays within the limits.
     pub(super) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
         let sums = Self {

@@ -54,7 +54,7 @@ mod sparse;
 use crate::base::extent::{Extent, Plain};
 
 pub use error::{Cause, Error, Part, Warning};
-pub use limits::{Limit, Limits};
+pub use limits::{Limit, Limits, Sums};
 pub use parser::{Event, Options, Parser};
 
 /// Bytes in a tar record (POSIX calls it that; GNU tar says "block").

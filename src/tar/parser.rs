@@ -1,6 +1,7 @@
 //! Push bytes, pull: need more · member · payload · end.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
@@ -62,13 +63,21 @@ pub struct Parser {
     extensions: Extensions,
     /// What global pax headers left in force.
     global: pax::Keywords,
+    /// The bodies of these headers; `None` when they are too many to be repeated elsewhere, or in part
+    /// malformed.
+    globals: Option<Arc<Vec<Vec<u8>>>>,
     /// Whether a header was ever found.
     is_tar: bool,
     /// What the last record was that could have been a header.
     last: Last,
     /// What the members so far come to.
     sums: Sums,
+    /// The same without the last one.
+    sums_before: Sums,
 }
+
+/// Bytes of global pax headers that are kept for [`Parser::globals`].
+const GLOBALS_BYTES: usize = 64 << 10;
 
 /// What a record was that could have been a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,10 +167,47 @@ impl Parser {
             failure: None,
             extensions: Extensions::default(),
             global: pax::Keywords::default(),
+            globals: Some(Arc::default()),
             is_tar: false,
             last: Last::Header,
             sums: Sums::default(),
+            sums_before: Sums::default(),
         }
+    }
+
+    /// A parser in front of the header of a member at `at`, behind members that come to `sums` and
+    /// global pax headers with the bodies `globals`.
+    ///
+    /// # Errors
+    /// When the bodies exceed a limit.
+    pub fn resume(
+        options: Options,
+        at: Plain,
+        sums: Sums,
+        globals: &[Vec<u8>],
+    ) -> Result<Self, Error> {
+        let mut parser = Self::new(options);
+        for body in globals {
+            parser.global(at, body)?;
+        }
+        // They were told of where they were found.
+        parser.events.clear();
+        parser.offset = at.0;
+        parser.sums = sums;
+        parser.sums_before = sums;
+        parser.is_tar = true;
+        Ok(parser)
+    }
+
+    /// The bodies of the global pax headers so far, for [`Parser::resume`]; `None` when they are too
+    /// long for that, or malformed.
+    pub fn globals(&self) -> Option<&Arc<Vec<Vec<u8>>>> {
+        self.globals.as_ref()
+    }
+
+    /// What the members before the last one come to, for [`Parser::resume`].
+    pub fn sums_before(&self) -> Sums {
+        self.sums_before
     }
 
     /// Takes the next plain bytes; called only after [`Event::NeedInput`].
@@ -407,7 +453,8 @@ impl Parser {
 
     fn global(&mut self, at: Plain, body: &[u8]) -> Result<(), Error> {
         let mut keywords = std::mem::take(&mut self.global);
-        self.read_keywords(&mut keywords, at, body)?;
+        let is_clean = self.read_keywords(&mut keywords, at, body)?;
+        self.keep_global(body, is_clean);
         // A map belongs to one file.
         keywords.sparse = super::sparse::Keywords::default();
         Limit::GlobalBytes
@@ -432,16 +479,31 @@ impl Parser {
         Ok(Some(keywords))
     }
 
+    fn keep_global(&mut self, body: &[u8], is_clean: bool) {
+        let Some(globals) = &mut self.globals else {
+            return;
+        };
+        let bytes = globals.iter().map(Vec::len).sum::<usize>() + body.len();
+        if is_clean && bytes <= GLOBALS_BYTES {
+            Arc::make_mut(globals).push(body.to_vec());
+        } else {
+            self.globals = None;
+        }
+    }
+
+    /// Applies the body of a pax header; whether all of it made sense.
     fn read_keywords(
         &mut self,
         keywords: &mut pax::Keywords,
         at: Plain,
         body: &[u8],
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let mut notes = Vec::new();
         let read = keywords.read(body, &self.options.limits, &mut notes);
+        let is_clean = notes.is_empty();
         self.note(at, notes);
-        read.map_err(|exceeded| error(at, exceeded.into()))
+        read.map_err(|exceeded| error(at, exceeded.into()))?;
+        Ok(is_clean)
     }
 
     fn member_header(&mut self, record: &Record, at: Plain, size: u64) -> Result<(), Error> {
@@ -596,6 +658,7 @@ impl Parser {
             });
             return Ok(());
         }
+        self.sums_before = self.sums;
         self.sums
             .add(&member, &self.options.limits)
             .map_err(|cause| error(at, cause))?;

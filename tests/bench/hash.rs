@@ -77,6 +77,8 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
         workers: std::thread::available_parallelism().map_or(1, usize::from),
         hops: false,
         sha256: scan::Digest::Ignore,
+        bookmarks: false,
+        resume: None,
         saved: None,
     };
     let mut hashes = Hashes::default();

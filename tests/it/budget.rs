@@ -136,6 +136,8 @@ fn least() -> scan::Options {
         workers: 2,
         hops: false,
         sha256: scan::Digest::Ignore,
+        bookmarks: false,
+        resume: None,
         saved: None,
     }
 }

@@ -17,6 +17,7 @@ mod materialize;
 mod mount;
 mod network;
 mod remote;
+mod resume;
 mod secrets;
 mod semantics;
 mod simulation;

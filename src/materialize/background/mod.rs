@@ -602,6 +602,7 @@ impl Background {
     ) -> Result<(OwnedFd, u64), Failure> {
         let directory = work.directory(path)?;
         let job = Job {
+            number: 0,
             directory: directory.clone(),
             path: path.clone(),
             member: Box::new(member(entry)),
@@ -864,7 +865,7 @@ fn identity(index: &Index, root: Ino) -> u128 {
 /// A number that is another one after each start of the system; where nobody tells, each process
 /// is a start.
 fn this_boot() -> u64 {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = super::beside::boot();
     if boot.is_empty() {
         use std::hash::BuildHasher;
         return std::hash::RandomState::new().hash_one(std::process::id());

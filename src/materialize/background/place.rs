@@ -3,24 +3,20 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, ResolveFlags, Stat, fstat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
+use super::super::beside;
 use super::super::problem::Error;
 use super::super::root::Root;
 use super::super::staging::is_empty;
 use super::ledger::{Ledger, Owner};
 use crate::base::path::ArchivePath;
 
-/// The longest name that Linux's file systems take.
-const NAME_BYTES: usize = 255;
 /// What the ledger of `tree` is called: `.tree.tarfs-state`.
 const MARK: &[u8] = b".tarfs-state";
-/// Who else may write to a file.
-const OTHERS_WRITE: u32 = 0o022;
 
 /// An open directory whose ledger nobody else uses.
 #[derive(Debug)]
@@ -58,12 +54,12 @@ impl Place {
             errno,
         };
         let top = open.map_err(failed)?;
-        let ledger_path = ledger_path(&directory).ok_or_else(|| Error::Unmovable {
+        let ledger_path = beside::path(&directory, MARK).ok_or_else(|| Error::Unmovable {
             path: directory.clone(),
             why: "has no name to give to a file beside it",
         })?;
         let is_new = is_empty(&top).map_err(failed)?;
-        let ledger = match open_ledger(&ledger_path, is_new) {
+        let ledger = match beside::open(&ledger_path, is_new) {
             Ok(ledger) => ledger,
             Err(Errno::NOENT) => return Err(Error::Foreign { path: directory }),
             Err(Errno::WOULDBLOCK) => return Err(Error::Taken { path: directory }),
@@ -143,30 +139,6 @@ impl Place {
     }
 }
 
-/// Opens the ledger at `path` for this process alone; makes it when `is_new`.
-fn open_ledger(path: &Path, is_new: bool) -> Result<File, Errno> {
-    let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    flags.set(OFlags::CREATE, is_new);
-    let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(0o600))?;
-    let stat = fstat(&file)?;
-    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && stat.st_uid == rustix::process::geteuid().as_raw()
-        && stat.st_mode & OTHERS_WRITE == 0;
-    if !is_ours {
-        return Err(Errno::ACCESS);
-    }
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(file.into())
-}
-
-/// Beside `directory`, hidden; `None` when it has no name.
-fn ledger_path(directory: &Path) -> Option<PathBuf> {
-    let name = directory.file_name()?.as_bytes();
-    let name = name.get(..NAME_BYTES - 1 - MARK.len()).unwrap_or(name);
-    let name = [b".", name, MARK].concat();
-    Some(directory.with_file_name(std::ffi::OsString::from_vec(name)))
-}
-
 /// The system's number for `error`.
 pub(super) fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
@@ -235,9 +207,9 @@ mod tests {
 
     #[test]
     fn the_longest_name_has_a_ledger_too() {
-        let name = "n".repeat(NAME_BYTES);
-        let path = ledger_path(&Path::new("/x").join(name)).expect("a name");
-        assert_eq!(path.file_name().map(OsStr::len), Some(NAME_BYTES));
-        assert_eq!(ledger_path(Path::new("/")), None);
+        let name = "n".repeat(beside::NAME_BYTES);
+        let path = beside::path(&Path::new("/x").join(name), MARK).expect("a name");
+        assert_eq!(path.file_name().map(OsStr::len), Some(beside::NAME_BYTES));
+        assert_eq!(beside::path(Path::new("/"), MARK), None);
     }
 }

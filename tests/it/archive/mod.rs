@@ -160,6 +160,8 @@ fn scan_options() -> scan::Options {
         workers: 2,
         hops: false,
         sha256: scan::Digest::Ignore,
+        bookmarks: false,
+        resume: None,
         saved: None,
     }
 }

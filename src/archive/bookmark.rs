@@ -1,0 +1,147 @@
+//! Where a scan can go on in a later run; as bytes, too.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::base::extent::{Packed, Plain};
+use crate::codec::{Compression, SeekPoint};
+use crate::tar::Sums;
+
+/// A place in front of a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bookmark {
+    /// The packed format.
+    pub compression: Compression,
+    /// Where decoding starts: at the member, or before it.
+    pub seek_point: SeekPoint,
+    /// Where the first of the member's headers begins.
+    pub member: Plain,
+    /// What the members before it come to.
+    pub sums: Sums,
+    /// The bodies of the global pax headers before it.
+    pub globals: Arc<Vec<Vec<u8>>>,
+}
+
+/// The formats by their codes.
+const FORMATS: [Compression; 6] = [
+    Compression::None,
+    Compression::Gzip,
+    Compression::Lz4,
+    Compression::Zstd,
+    Compression::Xz,
+    Compression::Bzip2,
+];
+
+impl Bookmark {
+    /// As [`Bookmark::decode`] takes it: numbers of eight bytes, strings behind their lengths.
+    pub fn encode(&self) -> Vec<u8> {
+        let point = &self.seek_point;
+        let format = FORMATS
+            .iter()
+            .position(|&format| format == self.compression);
+        let [members, size, kept_bytes] = self.sums.numbers();
+        let numbers = [
+            format.unwrap_or(FORMATS.len()) as u64,
+            self.member.0,
+            point.packed.0,
+            point.bit.into(),
+            point.plain.0,
+            point.state.into(),
+            members,
+            size,
+            kept_bytes,
+        ];
+        let mut bytes: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
+        let globals = self.globals.iter().map(Vec::as_slice);
+        for text in [&point.window[..]].into_iter().chain(globals) {
+            bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(text);
+        }
+        bytes
+    }
+
+    /// What [`Bookmark::encode`] made; `None` when it makes no sense.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (numbers, mut rest) = bytes.split_first_chunk::<72>()?;
+        let (numbers, _) = numbers.as_chunks::<8>();
+        let mut numbers = numbers.iter().map(|number| u64::from_le_bytes(*number));
+        let compression = *FORMATS.get(usize::try_from(numbers.next()?).ok()?)?;
+        let member = Plain(numbers.next()?);
+        let mut seek_point = SeekPoint {
+            packed: Packed(numbers.next()?),
+            bit: u8::try_from(numbers.next()?).ok()?,
+            plain: Plain(numbers.next()?),
+            state: u32::try_from(numbers.next()?).ok()?,
+            window: Bytes::new(),
+        };
+        let sums = Sums::from_numbers([numbers.next()?, numbers.next()?, numbers.next()?]);
+        let mut texts = Vec::new();
+        while let Some((len, behind)) = rest.split_first_chunk::<8>() {
+            let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+            let (text, behind) = behind.split_at_checked(len)?;
+            texts.push(text.to_vec());
+            rest = behind;
+        }
+        let mut texts = texts.into_iter();
+        seek_point.window = texts.next()?.into();
+        (rest.is_empty() && seek_point.plain <= member).then_some(Self {
+            compression,
+            seek_point,
+            member,
+            sums,
+            globals: Arc::new(texts.collect()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bookmark() -> Bookmark {
+        Bookmark {
+            compression: Compression::Bzip2,
+            seek_point: SeekPoint {
+                packed: Packed(1 << 40),
+                bit: 7,
+                plain: Plain(512),
+                state: u32::MAX,
+                window: Bytes::from_static(b"window"),
+            },
+            member: Plain(1024),
+            sums: Sums::from_numbers([3, 1 << 50, 99]),
+            globals: Arc::new(vec![b"11 a=bcdef\n".to_vec(), Vec::new()]),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let bookmark = bookmark();
+        assert_eq!(Bookmark::decode(&bookmark.encode()), Some(bookmark.clone()));
+        let bare = Bookmark {
+            globals: Arc::default(),
+            ..bookmark
+        };
+        assert_eq!(Bookmark::decode(&bare.encode()), Some(bare));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_none() {
+        let bytes = bookmark().encode();
+        let whole = Bookmark::decode(&bytes);
+        for len in 0..bytes.len() {
+            assert_ne!(Bookmark::decode(&bytes[..len]), whole, "{len}");
+        }
+        for (place, byte) in [(0, 6), (31, 1), (47, 1), (79, 255)] {
+            let mut bytes = bytes.clone();
+            bytes[place] = byte;
+            assert_eq!(Bookmark::decode(&bytes), None, "{place}");
+        }
+        let behind = Bookmark {
+            member: Plain(511),
+            ..bookmark()
+        };
+        assert_eq!(Bookmark::decode(&behind.encode()), None);
+    }
+}

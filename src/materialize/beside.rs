@@ -1,0 +1,47 @@
+//! A file beside a destination that belongs to it: hidden, its owner's alone, used by one process.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, fstat};
+use rustix::io::Errno;
+
+/// The longest name that Linux's file systems take.
+pub(super) const NAME_BYTES: usize = 255;
+/// Who else may write to a file.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Opens the file at `path` for this process alone; makes it when `is_new`.
+///
+/// # Errors
+/// [`Errno::ACCESS`] when it is a link, no file, or another user could have written it,
+/// [`Errno::WOULDBLOCK`] when another process has it, and what the system says.
+pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
+    let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    flags.set(OFlags::CREATE, is_new);
+    let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(0o600))?;
+    let stat = fstat(&file)?;
+    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && stat.st_uid == rustix::process::geteuid().as_raw()
+        && stat.st_mode & OTHERS_WRITE == 0;
+    if !is_ours {
+        return Err(Errno::ACCESS);
+    }
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file.into())
+}
+
+/// `.NAME` and `mark`, where NAME is `directory`'s; `None` when it has no name.
+pub(super) fn path(directory: &Path, mark: &[u8]) -> Option<PathBuf> {
+    let name = directory.file_name()?.as_bytes();
+    let name = name.get(..NAME_BYTES - 1 - mark.len()).unwrap_or(name);
+    let name = [b".", name, mark].concat();
+    Some(directory.with_file_name(OsString::from_vec(name)))
+}
+
+/// Which start of the system this is.
+pub(super) fn boot() -> Vec<u8> {
+    std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}

@@ -1,0 +1,779 @@
+//! How far a run has come, in a file beside the tree: where `--resume` goes on.
+//!
+//! Records are appended: entries that are whole, directories and links that are finished at the end
+//! of a run, and now and then a checkpoint, which says that everything before a member is done and
+//! where that member is found in the source. Each carries a checksum over itself and all before it,
+//! so a torn end, and whatever lies behind it, is simply not there. What comes behind the last
+//! checkpoint is forgotten: the members there are made again.
+//!
+//! It is believed as long as the system runs, for the same source in the same version, the same
+//! directory and the same options, and only if every entry still is what was written down.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
+use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::beside;
+use super::directories::Pending;
+use super::entries::LateLink;
+use super::problem::Error;
+use super::root::{Directory, Identity, name_of, parent_of};
+use crate::archive::Bookmark;
+use crate::base::path::ArchivePath;
+
+/// What the journal of `tree` is called: `.tree.tarfs-journal`.
+const MARK: &[u8] = b".tarfs-journal";
+const MAGIC: &[u8] = b"TARFSRUN 1";
+/// The longest record; an entry has a path, a directory extended attributes too.
+const LONGEST: usize = 4 << 20;
+/// The longest journal; a longer one is given up.
+const LONGEST_FILE: u64 = 4 << 30;
+/// Directories whose places are remembered.
+const PLACES: usize = 4096;
+/// Bytes that wait to be written, at the most, between two checkpoints.
+const BUFFER: usize = 1 << 20;
+
+/// What a record is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Owner = 1,
+    Entry = 2,
+    Directory = 3,
+    Link = 4,
+    Checkpoint = 5,
+    Touch = 6,
+    Replace = 7,
+    Make = 8,
+}
+
+/// The journal of a run that goes on.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    path: PathBuf,
+    /// The destination, without symbolic links.
+    top: PathBuf,
+    /// Where directories are, however they were reached.
+    places: Mutex<HashMap<Identity, ArchivePath>>,
+    owner: Vec<u8>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Records that are not written yet.
+    buffer: Vec<u8>,
+    /// Where they go.
+    end: u64,
+    /// The checksum of the last record.
+    chain: u64,
+    /// Nothing is written any more, and nothing of it can be believed.
+    given_up: bool,
+}
+
+/// What an earlier run has left.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) bookmark: Bookmark,
+    /// Members before that.
+    pub(super) before: u64,
+    /// Members that are done: at least those.
+    pub(super) members: u64,
+    /// Entries that were made.
+    pub(super) claims: u64,
+    /// Problems that were told.
+    pub(super) errors: u64,
+    /// Which of the paths that were asked for have been found.
+    pub(super) found: Vec<u8>,
+    /// What was there, in the order in which it was written down.
+    pub(super) was: Vec<Was>,
+    pub(super) directories: Vec<Pending>,
+    pub(super) links: Vec<LateLink>,
+    /// Directories that may have been made by members that are not done, and by nobody else.
+    pub(super) made: HashSet<ArchivePath>,
+}
+
+/// What is known of the tree. Paths lead through no link.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Was {
+    /// An entry was whole.
+    Whole(ArchivePath, Known),
+    /// A directory was there.
+    Directory(ArchivePath),
+    /// The names of this inode were about to become more or fewer, which changes its ctime.
+    Touched(u64),
+    /// What is there was about to make room.
+    Replaced(ArchivePath),
+}
+
+/// An entry as it was when it was whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Known {
+    pub(super) inode: u64,
+    size: i64,
+    mtime: (i64, u64),
+    ctime: (i64, u64),
+}
+
+impl Known {
+    /// Whether `stat` tells of the same, but for its ctime.
+    pub(super) fn fits_but_for_ctime(&self, stat: &Stat) -> bool {
+        let ctime = self.ctime;
+        *self
+            == Self {
+                ctime,
+                ..Self::of(stat)
+            }
+    }
+
+    pub(super) fn of(stat: &Stat) -> Self {
+        Self {
+            inode: stat.st_ino,
+            size: stat.st_size,
+            mtime: (stat.st_mtime, stat.st_mtime_nsec),
+            ctime: (stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
+}
+
+/// What a checkpoint says besides where it is.
+#[derive(Debug)]
+pub(super) struct Progress<'a> {
+    /// Members before the bookmark.
+    pub(super) before: u64,
+    /// Members that are done: at least those.
+    pub(super) members: u64,
+    /// Entries made by the members that are done.
+    pub(super) claims: u64,
+    pub(super) errors: u64,
+    pub(super) found: &'a [u8],
+}
+
+impl Journal {
+    /// Opens the journal of `directory`, and what it says, if it is of a run that `owner` describes.
+    ///
+    /// # Errors
+    /// When it cannot be made, is another user's, or another run has it.
+    pub(super) fn open(directory: &Path, owner: &str) -> Result<(Self, Option<Past>), Error> {
+        let failed = |error: &io::Error| Error::Destination {
+            path: directory.to_owned(),
+            errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
+        };
+        let directory = std::fs::canonicalize(directory).map_err(|error| failed(&error))?;
+        let path = beside::path(&directory, MARK).ok_or_else(|| Error::Journal {
+            path: directory.clone(),
+            errno: Errno::INVAL,
+        })?;
+        let broken = |errno| Error::Journal {
+            path: path.clone(),
+            errno,
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let top = rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(broken)?;
+        let stat = fstat(&top).map_err(broken)?;
+        let file = beside::open(&path, true).map_err(broken)?;
+        let mut text = Fields::default();
+        text.bytes(MAGIC);
+        text.bytes(owner.as_bytes());
+        text.number(stat.st_dev);
+        text.number(stat.st_ino);
+        text.bytes(&beside::boot());
+        let journal = Self {
+            file,
+            path: path.clone(),
+            top: directory,
+            places: Mutex::default(),
+            owner: text.0,
+            state: Mutex::default(),
+        };
+        let past = journal.load().unwrap_or_default();
+        if past.is_none() {
+            let restarted = journal.restart();
+            restarted.map_err(|error| journal.broken(&error))?;
+        }
+        Ok((journal, past))
+    }
+
+    /// Begins anew: nothing of what was there counts.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(super) fn restart(&self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        let mut state = self.state();
+        *state = State::default();
+        state.add(Kind::Owner, &self.owner);
+        self.write(&mut state)
+    }
+
+    /// The path of `path`'s last component in `directory`, without the links that it was reached by,
+    /// which may lead elsewhere later.
+    pub(super) fn place(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
+        if path.is_root() {
+            return path.clone();
+        }
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        if places.len() >= PLACES {
+            places.clear();
+        }
+        let place = places.entry(directory.identity()).or_insert_with(|| {
+            let fd = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+            let place = std::fs::read_link(fd).ok();
+            let below = place
+                .as_deref()
+                .and_then(|place| place.strip_prefix(&self.top).ok());
+            below.map_or_else(
+                || ArchivePath::sanitize(parent_of(path)).path,
+                |below| ArchivePath::sanitize(below.as_os_str().as_bytes()).path,
+            )
+        });
+        let mut place = place.clone();
+        place.push(name_of(path));
+        place
+    }
+
+    /// What member `number` has made at `path`, in `directory`, is whole.
+    pub(super) fn entry(
+        &self,
+        number: u64,
+        directory: &Directory,
+        path: &ArchivePath,
+        stat: &Stat,
+    ) {
+        self.entry_at(number, &self.place(directory, path), stat);
+    }
+
+    /// As [`Journal::entry`], at a path without links.
+    pub(super) fn entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
+        let mut fields = Fields::default();
+        let known = Known::of(stat);
+        fields.number(number);
+        fields.number(known.inode);
+        fields.number(known.size.cast_unsigned());
+        fields.number(known.mtime.0.cast_unsigned());
+        fields.number(known.mtime.1);
+        fields.number(known.ctime.0.cast_unsigned());
+        fields.number(known.ctime.1);
+        fields.bytes(path.as_bytes());
+        self.add(Kind::Entry, &fields);
+    }
+
+    /// Member `number` is a directory in `parent` that gets its attributes at the end.
+    pub(super) fn directory(&self, number: u64, parent: &Directory, pending: &Pending) {
+        let mut fields = Fields::default();
+        fields.number(number);
+        let (path, _) = pending.place();
+        fields.bytes(self.place(parent, path).as_bytes());
+        pending.put(&mut fields);
+        self.add(Kind::Directory, &fields);
+    }
+
+    /// Member `number` is a link that is made at the end.
+    pub(super) fn link(&self, number: u64, link: &LateLink) {
+        let mut fields = Fields::default();
+        fields.number(number);
+        fields.bytes(link.path.as_bytes());
+        fields.bytes(link.target.as_bytes());
+        self.add(Kind::Link, &fields);
+    }
+
+    /// The names of `inode` are about to become more or fewer, which changes its ctime. Written at
+    /// once.
+    pub(super) fn touch(&self, inode: u64) {
+        let mut fields = Fields::default();
+        fields.number(inode);
+        self.add_at_once(Kind::Touch, &fields);
+    }
+
+    /// What is at `path`, in `directory`, is about to make room. Written at once.
+    pub(super) fn replace(&self, directory: &Directory, path: &ArchivePath) {
+        let mut fields = Fields::default();
+        fields.bytes(self.place(directory, path).as_bytes());
+        self.add_at_once(Kind::Replace, &fields);
+    }
+
+    /// Member `number` is about to make a directory at `path`, in `directory`, where there is none.
+    /// Written at once.
+    pub(super) fn make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
+        let mut fields = Fields::default();
+        fields.number(number);
+        fields.bytes(self.place(directory, path).as_bytes());
+        self.add_at_once(Kind::Make, &fields);
+    }
+
+    fn add_at_once(&self, kind: Kind, fields: &Fields) {
+        let mut state = self.state();
+        state.add(kind, &fields.0);
+        if self.write(&mut state).is_err() {
+            self.abandon(&mut state);
+        }
+    }
+
+    fn add(&self, kind: Kind, fields: &Fields) {
+        let mut state = self.state();
+        state.add(kind, &fields.0);
+        let is_full = state.buffer.len() >= BUFFER;
+        if fields.0.len() > LONGEST || is_full && self.write(&mut state).is_err() {
+            self.abandon(&mut state);
+        }
+    }
+
+    /// All members before the bookmark are done, on disk or told of as problems; and so says the
+    /// file when this returns true.
+    pub(super) fn checkpoint(&self, bookmark: &Bookmark, progress: &Progress<'_>) -> bool {
+        let mut fields = Fields::default();
+        fields.number(progress.before);
+        fields.number(progress.members);
+        fields.number(progress.claims);
+        fields.number(progress.errors);
+        fields.bytes(progress.found);
+        fields.bytes(&bookmark.encode());
+        let mut state = self.state();
+        state.add(Kind::Checkpoint, &fields.0);
+        self.write(&mut state).is_ok() && !state.given_up
+    }
+
+    /// Nothing of the journal can be believed any more, whatever comes.
+    pub(super) fn give_up(&self) {
+        self.abandon(&mut self.state());
+    }
+
+    fn abandon(&self, state: &mut State) {
+        state.given_up = true;
+        state.buffer = Vec::new();
+        // Shorter is possible on a full disk, too; else there is no journal at all.
+        if self.file.set_len(0).is_err() {
+            self.remove();
+        }
+    }
+
+    /// The error that it cannot be written.
+    pub(super) fn broken(&self, error: &io::Error) -> Error {
+        Error::Journal {
+            path: self.path.clone(),
+            errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
+        }
+    }
+
+    /// Removes it: the run is over.
+    pub(super) fn remove(&self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%error, "the journal stays");
+        }
+    }
+
+    fn write(&self, state: &mut State) -> io::Result<()> {
+        if state.given_up {
+            return Ok(());
+        }
+        if state.end.saturating_add(state.buffer.len() as u64) > LONGEST_FILE {
+            self.abandon(state);
+            return Ok(());
+        }
+        // What was written in part has no checksum, and stays in the buffer for another try.
+        self.file.write_all_at(&state.buffer, state.end)?;
+        state.end += state.buffer.len() as u64;
+        state.buffer.clear();
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the file says up to its last checkpoint, which is where it goes on; `None` when it is
+    /// another run's, or says nothing yet.
+    fn load(&self) -> io::Result<Option<Past>> {
+        if self.file.metadata()?.len() > LONGEST_FILE {
+            return Ok(None);
+        }
+        let mut records = Records {
+            input: BufReader::new(&self.file),
+            chain: 0,
+            end: 0,
+        };
+        if records.next()? != Some((Kind::Owner, self.owner.clone())) {
+            return Ok(None);
+        }
+        let mut loading = Loading::default();
+        let mut last = None;
+        // What says that less is known stays, also from behind the last checkpoint; and what was new.
+        let mut tail = Vec::new();
+        while let Some((kind, body)) = records.next()? {
+            if loading.take(kind, &body).is_none() {
+                break;
+            }
+            match kind {
+                Kind::Checkpoint => {
+                    last = Some((records.end, records.chain));
+                    tail.clear();
+                }
+                Kind::Touch | Kind::Replace | Kind::Make => tail.push((kind, body)),
+                Kind::Owner | Kind::Entry | Kind::Directory | Kind::Link => {}
+            }
+        }
+        let Some((end, chain)) = last else {
+            return Ok(None);
+        };
+        let mut state = self.state();
+        state.end = end;
+        state.chain = chain;
+        for (kind, body) in tail {
+            state.add(kind, &body);
+        }
+        self.write(&mut state)?;
+        self.file.set_len(state.end)?;
+        Ok(loading.finish())
+    }
+}
+
+impl State {
+    fn add(&mut self, kind: Kind, body: &[u8]) {
+        if self.given_up || body.len() > LONGEST {
+            return;
+        }
+        let mut record = Vec::with_capacity(body.len() + 5);
+        let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        record.extend_from_slice(&len.to_le_bytes());
+        record.push(kind as u8);
+        record.extend_from_slice(body);
+        self.chain = xxh3_64_with_seed(&record, self.chain);
+        self.buffer.extend_from_slice(&record);
+        self.buffer.extend_from_slice(&self.chain.to_le_bytes());
+    }
+}
+
+/// Reads record after record, as long as they are right.
+struct Records<'a> {
+    input: BufReader<&'a File>,
+    chain: u64,
+    end: u64,
+}
+
+impl Records<'_> {
+    fn next(&mut self) -> io::Result<Option<(Kind, Vec<u8>)>> {
+        let mut head = [0; 5];
+        if !self.fill(&mut head)? {
+            return Ok(None);
+        }
+        let [first, second, third, fourth, kind] = head;
+        let len = u32::from_le_bytes([first, second, third, fourth]) as usize;
+        let kinds = [
+            Kind::Owner,
+            Kind::Entry,
+            Kind::Directory,
+            Kind::Link,
+            Kind::Checkpoint,
+            Kind::Touch,
+            Kind::Replace,
+            Kind::Make,
+        ];
+        let kind = kinds.into_iter().find(|known| *known as u8 == kind);
+        let Some(kind) = kind.filter(|_| len <= LONGEST) else {
+            return Ok(None);
+        };
+        // Not by what the record claims, but by what there is.
+        let mut record = head.to_vec();
+        (&mut self.input)
+            .take(len as u64)
+            .read_to_end(&mut record)?;
+        let mut sum = [0; 8];
+        if record.len() != head.len() + len || !self.fill(&mut sum)? {
+            return Ok(None);
+        }
+        let chain = xxh3_64_with_seed(&record, self.chain);
+        if chain != u64::from_le_bytes(sum) {
+            return Ok(None);
+        }
+        self.chain = chain;
+        self.end += (record.len() + sum.len()) as u64;
+        Ok(Some((kind, record.split_off(head.len()))))
+    }
+
+    /// Fills `buffer`; false at the end of the file.
+    fn fill(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+        match self.input.read_exact(buffer) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What has been read, with the numbers of the members it is of.
+#[derive(Debug, Default)]
+struct Loading {
+    /// Each for the member of that number, or for any.
+    was: Vec<(Option<u64>, Was)>,
+    directories: Vec<(u64, Pending)>,
+    links: Vec<(u64, LateLink)>,
+    made: Vec<(u64, ArchivePath)>,
+    checkpoint: Option<Past>,
+}
+
+impl Loading {
+    /// `None` when it makes no sense.
+    fn take(&mut self, kind: Kind, body: &[u8]) -> Option<()> {
+        let mut fields = Reader(body);
+        match kind {
+            Kind::Owner => return None,
+            Kind::Entry => {
+                let number = fields.number()?;
+                let known = Known {
+                    inode: fields.number()?,
+                    size: fields.number()?.cast_signed(),
+                    mtime: (fields.number()?.cast_signed(), fields.number()?),
+                    ctime: (fields.number()?.cast_signed(), fields.number()?),
+                };
+                let whole = Was::Whole(fields.path()?, known);
+                self.was.push((Some(number), whole));
+            }
+            Kind::Directory => {
+                let number = fields.number()?;
+                self.was
+                    .push((Some(number), Was::Directory(fields.path()?)));
+                self.directories.push((number, Pending::get(&mut fields)?));
+            }
+            Kind::Link => {
+                let number = fields.number()?;
+                let (path, target) = (fields.path()?, fields.path()?);
+                self.links.push((number, LateLink { path, target }));
+            }
+            Kind::Checkpoint => self.checkpoint = Some(checkpoint(&mut fields)?),
+            // These say that less is known, not more: also behind the last checkpoint.
+            Kind::Touch => self.was.push((None, Was::Touched(fields.number()?))),
+            Kind::Replace => self.was.push((None, Was::Replaced(fields.path()?))),
+            Kind::Make => self.made.push((fields.number()?, fields.path()?)),
+        }
+        Some(())
+    }
+
+    fn finish(self) -> Option<Past> {
+        let mut past = self.checkpoint?;
+        let done = past.members;
+        let was = self.was.into_iter();
+        let was = was.filter(|(number, _)| number.is_none_or(|number| number < done));
+        past.was = was.map(|(_, was)| was).collect();
+        past.directories = before(self.directories, done);
+        past.links = before(self.links, done);
+        let made = self.made.into_iter();
+        let made = made.filter(|(number, _)| *number >= done);
+        past.made = made.map(|(_, path)| path).collect();
+        Some(past)
+    }
+}
+
+/// What was written for members before number `end`.
+fn before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
+    let before = records.into_iter().filter(|(number, _)| *number < end);
+    before.map(|(_, record)| record).collect()
+}
+
+fn checkpoint(fields: &mut Reader<'_>) -> Option<Past> {
+    let (before, members) = (fields.number()?, fields.number()?);
+    let (claims, errors) = (fields.number()?, fields.number()?);
+    let found = fields.bytes()?.to_vec();
+    Some(Past {
+        bookmark: Bookmark::decode(fields.bytes()?)?,
+        before,
+        members: members.max(before),
+        claims,
+        errors,
+        found,
+        was: Vec::new(),
+        directories: Vec::new(),
+        links: Vec::new(),
+        made: HashSet::new(),
+    })
+}
+
+/// The body of a record: numbers of eight bytes, and strings behind their lengths.
+#[derive(Debug, Default)]
+pub(super) struct Fields(Vec<u8>);
+
+impl Fields {
+    pub(super) fn number(&mut self, number: u64) {
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+}
+
+/// Takes such a body apart again.
+#[derive(Debug)]
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn number(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
+    }
+
+    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = usize::try_from(self.number()?).ok()?;
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    /// A path, kept below the root whatever it says.
+    pub(super) fn path(&mut self) -> Option<ArchivePath> {
+        let path = ArchivePath::sanitize(self.bytes()?);
+        (!path.climbs).then_some(path.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn bookmark(member: u64) -> Bookmark {
+        let mut bytes = vec![0; 80];
+        bytes[8..16].copy_from_slice(&member.to_le_bytes());
+        Bookmark {
+            globals: Arc::new(vec![b"12 uname=me\n".to_vec()]),
+            ..Bookmark::decode(&bytes).expect("a plain one at the front")
+        }
+    }
+
+    fn path(name: &str) -> ArchivePath {
+        ArchivePath::sanitize(name.as_bytes()).path
+    }
+
+    fn progress(members: u64) -> Progress<'static> {
+        Progress {
+            before: members,
+            members,
+            claims: 5,
+            errors: 3,
+            found: &[1, 0],
+        }
+    }
+
+    /// A directory with an entry of member 0, a link of member 1, and checkpoints behind both.
+    fn written() -> (tempfile::TempDir, PathBuf) {
+        let base = tempfile::tempdir().expect("a directory");
+        let out = base.path().join("out");
+        std::fs::create_dir(&out).expect("made");
+        let (journal, past) = Journal::open(&out, "owner").expect("new");
+        assert!(past.is_none());
+        let stat = rustix::fs::stat(&out).expect("there");
+        journal.entry_at(0, &path("a"), &stat);
+        assert!(journal.checkpoint(&bookmark(1024), &progress(1)));
+        let link = LateLink {
+            path: path("b"),
+            target: path("../a"),
+        };
+        journal.link(1, &link);
+        // Of a member that is made again.
+        journal.entry_at(7, &path("z"), &stat);
+        assert!(journal.checkpoint(&bookmark(4096), &progress(2)));
+        journal.touch(99);
+        (base, out)
+    }
+
+    fn reopened(out: &Path) -> Option<Past> {
+        Journal::open(out, "owner").expect("a journal").1
+    }
+
+    #[test]
+    fn what_is_before_the_last_checkpoint_is_found_again() {
+        let (_base, out) = written();
+        for _ in 0..2 {
+            let past = reopened(&out).expect("a past");
+            assert_eq!((past.before, past.members), (2, 2));
+            assert_eq!((past.claims, past.errors), (5, 3));
+            assert_eq!(past.bookmark, bookmark(4096));
+            assert_eq!(past.found, [1, 0]);
+            // That less is known stays known, however often it is read.
+            let [Was::Whole(whole, _), Was::Touched(99)] = past.was.as_slice() else {
+                panic!("{:?}", past.was);
+            };
+            assert_eq!(*whole, path("a"));
+            assert_eq!(past.links.len(), 1);
+        }
+    }
+
+    #[test]
+    fn another_run_finds_nothing_and_begins_anew() {
+        let (_base, out) = written();
+        assert!(Journal::open(&out, "other").expect("ours").1.is_none());
+        assert!(reopened(&out).is_none());
+    }
+
+    #[test]
+    fn two_runs_do_not_share_a_journal() {
+        let (_base, out) = written();
+        let _first = Journal::open(&out, "owner").expect("ours");
+        let second = Journal::open(&out, "owner");
+        assert!(matches!(
+            second,
+            Err(Error::Journal {
+                errno: Errno::WOULDBLOCK,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn what_is_given_up_is_never_believed() {
+        let (_base, out) = written();
+        let (journal, past) = Journal::open(&out, "owner").expect("ours");
+        assert!(past.is_some());
+        journal.give_up();
+        assert!(!journal.checkpoint(&bookmark(8192), &progress(3)));
+        drop(journal);
+        assert!(reopened(&out).is_none());
+    }
+
+    #[test]
+    fn any_damage_costs_only_what_comes_behind_it() {
+        let (base, out) = written();
+        let file = base.path().join(".out.tarfs-journal");
+        let whole = std::fs::read(&file).expect("there");
+        let ends: Vec<usize> = {
+            let file = File::open(&file).expect("there");
+            let mut records = Records {
+                input: BufReader::new(&file),
+                chain: 0,
+                end: 0,
+            };
+            let ends = std::iter::from_fn(|| {
+                records.next().expect("readable")?;
+                usize::try_from(records.end).ok()
+            });
+            ends.collect()
+        };
+        // Behind the owner and an entry a checkpoint, behind a link and an entry another one.
+        let (first, second) = (ends[2], ends[5]);
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x40;
+            for bytes in [damaged, whole[..at].to_vec()] {
+                std::fs::write(&file, bytes).expect("written");
+                let members = reopened(&out).map(|past| past.members);
+                let expected = if at >= second {
+                    Some(2)
+                } else {
+                    (at >= first).then_some(1)
+                };
+                assert_eq!(members, expected, "{at}");
+            }
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! `tarfs materialize --resume`: interrupted at any moment, a run goes on, and the tree is the same.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::support::http::{Resource, Response, Server};
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::program::{tarfs, told};
+use crate::support::raw::Archive;
+use crate::support::rounds::{rounds, seed};
+use crate::support::wait;
+
+const PATH: &str = "/archive";
+
+/// Where decoding can start again in the middle.
+const PACKINGS: [Packing; 8] = [
+    Packing::Plain,
+    Packing::Gzip,
+    Packing::Bgzf,
+    Packing::Lz4,
+    Packing::Lz4Linked,
+    Packing::ZstdFrames,
+    Packing::XzBlocks,
+    Packing::Bzip2,
+];
+
+/// Entries that replace, link to and lead through each other, with a megabyte between any two, so
+/// that a run may be interrupted anywhere between them.
+fn tangled() -> Vec<u8> {
+    let mut archive = Archive::new().global(&[("uname", "somebody"), ("mtime", "1234567.25")]);
+    let mut number = 0_u64;
+    let mut filler = |archive: Archive| {
+        number += 1;
+        let noise =
+            Noise::new(number).bytes(700_000 + 40_000 * usize::try_from(number).expect("few"));
+        archive.file(&format!("filler/{number}"), noise)
+    };
+    archive = archive.directory("filler").directory("a").directory("b");
+    archive = filler(archive.symlink("l", "a").file("l/one", "in a"));
+    archive = filler(archive.symlink("l", "b").file("l/one", "in b"));
+    archive = filler(archive.directory("l").file("l/two", "in l"));
+    archive = filler(archive.file("x", "first").hard_link("y", "x"));
+    archive = filler(archive.file("x", "second").hard_link("z", "x"));
+    archive = filler(archive.hard_link("early", "late"));
+    archive = filler(archive.file("late", "late").hard_link("later", "late"));
+    archive = filler(archive.file("f", "file").file("f/in", "refused"));
+    archive = filler(archive.directory("f").file("f/in", "in f"));
+    archive = filler(archive.directory("d").fifo("d/fifo"));
+    archive = filler(
+        archive
+            .symlink("dangling", "nowhere")
+            .file("dangling", "no link"),
+    );
+    archive = filler(archive.file("late", "replaced"));
+    archive.file("end", "end").end()
+}
+
+/// All there is to see of a tree; inodes as the first name that leads to each.
+fn facts(top: &Path) -> BTreeMap<PathBuf, String> {
+    let mut facts = BTreeMap::new();
+    let mut paths = vec![top.to_owned()];
+    let mut pending = vec![top.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if fs::symlink_metadata(&path).expect("there").is_dir() {
+                pending.push(path.clone());
+            }
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let mut inodes = BTreeMap::new();
+    for path in paths {
+        let stat = fs::symlink_metadata(&path).expect("there");
+        let name = path.strip_prefix(top).expect("below").to_owned();
+        let content = if stat.is_file() {
+            format!("{:x}", xxh3_64(&fs::read(&path).expect("readable")))
+        } else if stat.is_symlink() {
+            format!("{}", fs::read_link(&path).expect("a link").display())
+        } else {
+            format!("fifo {}", stat.file_type().is_fifo())
+        };
+        let first = inodes.entry(stat.ino()).or_insert_with(|| name.clone());
+        let size = if stat.is_dir() { 0 } else { stat.size() };
+        // The top has the time of its last entry.
+        let time = (name != Path::new("")).then(|| (stat.mtime(), stat.mtime_nsec()));
+        let fact = format!(
+            "{:o} {}:{} {} {size} {time:?} {} {content}",
+            stat.mode(),
+            stat.uid(),
+            stat.gid(),
+            stat.nlink(),
+            first.display(),
+        );
+        facts.insert(name, fact);
+    }
+    facts
+}
+
+#[track_caller]
+fn assert_same(
+    found: &BTreeMap<PathBuf, String>,
+    expected: &BTreeMap<PathBuf, String>,
+    what: &str,
+) {
+    for (name, fact) in expected {
+        assert_eq!(found.get(name), Some(fact), "{what}: {}", name.display());
+    }
+    assert_eq!(found.len(), expected.len(), "{what}");
+}
+
+/// A server that hands out only so much, and a directory.
+struct Place {
+    server: Server,
+    directory: tempfile::TempDir,
+    /// What lies behind this is not found.
+    until: Arc<AtomicU64>,
+    packed_len: u64,
+}
+
+impl Place {
+    fn new(packed: Bytes) -> Self {
+        let place = Self {
+            server: Server::start(),
+            directory: tempfile::tempdir().expect("a directory"),
+            until: Arc::new(AtomicU64::new(u64::MAX)),
+            packed_len: packed.len() as u64,
+        };
+        place.serve(packed, "\"1\"");
+        place.anew();
+        place
+    }
+
+    fn serve(&self, packed: Bytes, etag: &str) {
+        let until = Arc::clone(&self.until);
+        let resource = Resource::new(packed).etag(etag);
+        self.server.route(PATH, move |request| {
+            let end = request.range().map_or(u64::MAX, |(_, end)| end);
+            if end > until.load(Ordering::SeqCst) {
+                return Response::new(404);
+            }
+            resource.answer(request)
+        });
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.path(".out.tarfs-journal")
+    }
+
+    /// An empty destination, and no journal.
+    fn anew(&self) {
+        drop(fs::remove_dir_all(self.path("out")));
+        drop(fs::remove_file(self.journal()));
+        fs::create_dir(self.path("out")).expect("made");
+        // New directories in it are told from those that were there: they keep its bit.
+        let heir = fs::Permissions::from_mode(0o2755);
+        fs::set_permissions(self.path("out"), heir).expect("ours");
+    }
+
+    fn words<'a>(url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let words = ["extract", "-q", "-C", "out", "--chunk-size", "128KiB"];
+        let modes = ["--no-same-permissions", url];
+        [&words[..], &modes, more].concat()
+    }
+
+    /// A run that takes up what there is; what was sent for it.
+    fn run(&self, more: &[&str]) -> (Output, u64) {
+        let before = self.server.sent_bytes(PATH);
+        let url = self.server.url(PATH);
+        let words = Self::words(&url, &[&["--resume"], more].concat());
+        let output = tarfs(self.directory.path(), &words);
+        (output, self.server.sent_bytes(PATH) - before)
+    }
+
+    /// A run that comes to the end of what is served.
+    fn interrupted(&self, until: u64) {
+        self.until.store(until, Ordering::SeqCst);
+        let (output, _) = self.run(&[]);
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert!(told(&output).contains("not found"), "{}", told(&output));
+        self.until.store(u64::MAX, Ordering::SeqCst);
+    }
+
+    /// What a run without interruption leaves.
+    fn expected(&self, code: i32) -> BTreeMap<PathBuf, String> {
+        self.anew();
+        let url = self.server.url(PATH);
+        let output = tarfs(self.directory.path(), &Self::words(&url, &[]));
+        assert_eq!(output.status.code(), Some(code), "{}", told(&output));
+        let facts = facts(&self.path("out"));
+        self.anew();
+        facts
+    }
+
+    /// Starts a run and kills it when so many requests have come; whether it had come to its end.
+    fn killed_after(&self, requests: usize) -> bool {
+        let before = self.server.seen(PATH).len();
+        let url = self.server.url(PATH);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tarfs"))
+            .args(Self::words(&url, &["--resume"]))
+            .current_dir(self.directory.path())
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("no_proxy", "*")
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("started");
+        wait::until("it has asked, or is done", || {
+            let has_ended = child.try_wait().expect("ours").is_some();
+            has_ended || self.server.seen(PATH).len() - before >= requests
+        });
+        // It may have ended.
+        drop(child.kill());
+        child.wait().expect("an end");
+        self.path("out/end").exists() && !self.journal().exists()
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_and_fetches_no_more_than_it_needs() {
+    let plain = Bytes::from(tangled());
+    for packing in PACKINGS {
+        let place = Place::new(packing.pack(&plain));
+        let expected = place.expected(2);
+        let cut = place.packed_len * 3 / 4;
+        place.interrupted(cut);
+        let mode = fs::metadata(place.journal()).expect("a journal").mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let (output, sent) = place.run(&[]);
+        // One member is refused in the first run already.
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert_same(
+            &facts(&place.path("out")),
+            &expected,
+            &format!("{packing:?}"),
+        );
+        // What a checksum says of all is not told by half.
+        let is_told = told(&output).contains("were not verified");
+        assert_eq!(is_told, packing != Packing::Plain, "{}", told(&output));
+        // A seek point may be four megabytes of plain bytes before the cut, and a checkpoint two.
+        let most = place.packed_len - cut + (7 << 20);
+        assert!(
+            sent <= most,
+            "{packing:?}: {sent} of {}, {most}",
+            place.packed_len
+        );
+        assert!(sent < place.packed_len * 7 / 8, "{packing:?}: {sent}");
+        assert!(!place.journal().exists(), "{packing:?}");
+    }
+}
+
+#[test]
+fn a_run_that_is_killed_at_any_moment_ends_with_the_same_tree() {
+    let plain = Bytes::from(tangled());
+    let mut noise = Noise::new(seed());
+    for packing in PACKINGS {
+        let place = Place::new(packing.pack(&plain));
+        let expected = place.expected(2);
+        for round in 0..rounds(1) {
+            place.anew();
+            let mut what = format!("{packing:?}, {round}");
+            let mut requests = || usize::try_from(noise.below(60)).expect("few");
+            // One that has come to its end has nothing to go on with.
+            if !(0..3).any(|_| place.killed_after(requests())) {
+                let (output, _) = place.run(&[]);
+                assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+                what += &told(&output);
+            }
+            assert_same(&facts(&place.path("out")), &expected, &what);
+            assert!(!place.journal().exists(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_believed_that_was_touched_since() {
+    let place = Place::new(tangled().into());
+    let expected = place.expected(2);
+    let touches: [fn(&Path); 3] = [
+        |out| fs::write(out.join("filler/1"), "other").expect("written"),
+        |out| fs::remove_file(out.join("y")).expect("removed"),
+        |out| {
+            let mode = fs::Permissions::from_mode(0o600);
+            fs::set_permissions(out.join("filler/2"), mode).expect("ours");
+        },
+    ];
+    for touch in touches {
+        place.anew();
+        place.interrupted(place.packed_len * 3 / 4);
+        touch(&place.path("out"));
+        let (output, sent) = place.run(&[]);
+        assert!(told(&output).contains("changed since"), "{}", told(&output));
+        assert!(sent >= place.packed_len, "{sent}");
+        let found = facts(&place.path("out"));
+        for name in ["filler/1", "filler/2", "end"] {
+            let name = Path::new(name);
+            assert_eq!(found.get(name), expected.get(name));
+        }
+    }
+}
+
+#[test]
+fn a_journal_counts_only_for_the_same_run_and_as_far_as_it_is_whole() {
+    let plain = Bytes::from(tangled());
+    let place = Place::new(plain.clone());
+    let expected = place.expected(2);
+    let cut = place.packed_len * 3 / 4;
+    // Another selection, and another version of the source.
+    place.interrupted(cut);
+    let (_, sent) = place.run(&["--exclude", "end"]);
+    assert!(sent >= place.packed_len, "{sent}");
+    place.anew();
+    place.interrupted(cut);
+    place.serve(plain, "\"2\"");
+    let (_, sent) = place.run(&[]);
+    assert!(sent >= place.packed_len, "{sent}");
+    // Torn or damaged anywhere: the part before counts.
+    let mut noise = Noise::new(3);
+    for number in 0..12 {
+        place.anew();
+        place.interrupted(cut);
+        let mut journal = fs::read(place.journal()).expect("a journal");
+        let at = usize::try_from(noise.below(journal.len() as u64)).expect("small");
+        if number % 2 == 0 {
+            journal.truncate(at);
+        } else {
+            journal[at] ^= 1 << noise.below(8);
+        }
+        fs::write(place.journal(), journal).expect("written");
+        let (output, _) = place.run(&[]);
+        let found = facts(&place.path("out"));
+        for name in ["filler/1", "filler/9", "end", "x", "f/in"] {
+            let name = Path::new(name);
+            assert_eq!(
+                found.contains_key(name),
+                expected.contains_key(name),
+                "{}",
+                told(&output)
+            );
+        }
+    }
+    // What another user could have put there.
+    place.anew();
+    fs::write(place.path("victim"), "kept").expect("written");
+    symlink("victim", place.journal()).expect("made");
+    let (output, sent) = place.run(&[]);
+    assert_eq!((output.status.code(), sent < 1 << 20), (Some(2), true));
+    assert_eq!(fs::read(place.path("victim")).expect("there"), b"kept");
+    fs::remove_file(place.journal()).expect("ours");
+    fs::write(place.journal(), "").expect("written");
+    let open = fs::Permissions::from_mode(0o622);
+    fs::set_permissions(place.journal(), open).expect("ours");
+    let (output, _) = place.run(&[]);
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+}
+
+#[test]
+fn limits_hold_for_all_runs_together() {
+    let place = Place::new(tangled().into());
+    // Of 38 members and eleven megabytes, far less is left.
+    let limits = [
+        (["--max-entries", "30"], "30"),
+        (["--max-size", "7MiB"], "brings the sizes of all files to"),
+    ];
+    for (limit, word) in limits {
+        place.anew();
+        place.interrupted(place.packed_len * 3 / 4);
+        let (output, sent) = place.run(&limit);
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert!(told(&output).contains(word), "{}", told(&output));
+        assert!(sent < place.packed_len / 2, "{sent}");
+        assert!(!place.path("out/end").exists());
+    }
+}
+
+#[test]
+fn without_a_version_nothing_is_taken_up_and_that_is_said() {
+    let place = Place::new(tangled().into());
+    let resource = Resource::new(tangled());
+    place.server.serve(PATH, resource);
+    let (output, _) = place.run(&[]);
+    assert!(
+        told(&output).contains("begins at the front"),
+        "{}",
+        told(&output)
+    );
+    assert!(place.path("out/end").exists() && !place.journal().exists());
+}
