@@ -153,8 +153,9 @@ pub(super) fn mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Takes out what a process of ours that died has left at `path`, if it has.
-fn clear_dead(path: &Path) {
+/// Takes out what a process of ours that died has left at `path`, if it has: a mount that nobody serves
+/// and nobody can.
+pub fn clear_dead(path: &Path) {
     let Ok(place) = table::canonical(path) else {
         return;
     };

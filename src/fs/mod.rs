@@ -58,7 +58,7 @@ use seek::Whence;
 
 pub use attr::Ownership;
 pub use copies::Copies;
-pub use device::{MountError, UnmountError};
+pub use device::{MountError, UnmountError, clear_dead};
 pub use failures::Failure;
 pub use handover::{Orphan, Site, can_be_adopted};
 pub use options::{MountOptions, OptionError};

@@ -174,6 +174,11 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
     loop {
         while ward.listen() {}
         let Some(estate) = ward.estate() else {
+            if let Ok(directory) = &directory {
+                // It may have died between mounting and telling of it.
+                ward.bury();
+                crate::fs::clear_dead(&directory.join(&args.mountpoint));
+            }
             return Ok(ExitCode::SUCCESS);
         };
         ward.bury();
