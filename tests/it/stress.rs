@@ -205,6 +205,15 @@ impl Shared {
     }
 }
 
+/// Ends what readers do when dropped, also when a round fails: they are waited for.
+struct Over<'a>(&'a Shared);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
 /// A server, and a place with a cache that outlives all mounts.
 struct Place {
     server: Server,
@@ -487,8 +496,9 @@ fn mounts_in_any_trouble_are_right_end_in_time_and_leave_nothing() {
                 Thread::spawn("reader", read).expect("a thread")
             })
             .collect();
+        let over = Over(shared);
         place.round(packing, &mut dice);
-        shared.is_over.store(true, Ordering::SeqCst);
+        drop(over);
         wait::ends(move || readers.into_iter().for_each(Thread::join));
         place.check_the_end(packing);
         reads = shared.reads.load(Ordering::SeqCst);
