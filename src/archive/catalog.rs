@@ -1,7 +1,8 @@
 //! The index that everyone reads while the scan still makes it, and who waits for what of it.
 //!
 //! Whoever looks holds no lock across a wait: what is not there yet is asked for with something
-//! to do [when it comes](Catalog::when), on the scan's thread, or when the scan is over.
+//! to do [when it comes](Catalog::when), on the scan's thread, or when the scan is over. Who gives up
+//! meanwhile is forgotten before such are more than all others (see [`Waiting::sweep`]).
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +11,53 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc
 use crate::base::extent::Plain;
 use crate::index::{Builder, Index, Ino, Options, Origin};
 
+/// Whether somebody still waits.
+pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// What is to be done when something is known.
-pub type Then = Box<dyn FnOnce() + Send>;
+pub struct Then {
+    work: Box<dyn FnOnce() + Send>,
+    wanted: Option<Wanted>,
+}
+
+impl std::fmt::Debug for Then {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Then")
+            .field("is_wanted", &self.is_wanted())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Then {
+    /// `work`, whatever comes.
+    pub fn new(work: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            work: Box::new(work),
+            wanted: None,
+        }
+    }
+
+    /// `work` for somebody who may give up: once it is not `wanted` any more, which must be cheap to
+    /// tell and waits for nobody, it may be dropped instead of done.
+    pub fn while_wanted(wanted: Wanted, work: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            work: Box::new(work),
+            wanted: Some(wanted),
+        }
+    }
+
+    /// Does it.
+    pub fn run(self) {
+        (self.work)();
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted())
+    }
+}
+
+/// So many may wait before it is asked who of them has given up.
+const FEW: usize = 64;
 
 /// Who is told whose attributes members have changed.
 pub type Watcher = Box<dyn Fn(Vec<Ino>) + Send + Sync>;
@@ -54,6 +100,25 @@ struct Waiting {
     /// The scan is over: complete, or failed.
     is_over: bool,
     thens: Vec<(Awaited, Then)>,
+    /// How many were left when it was asked last who has given up, or fewer if they are.
+    swept: usize,
+}
+
+impl Waiting {
+    /// Takes out those who have given up, once there are twice as many as were left the last time: so
+    /// each is asked about a few times on average, and those who have given up, of whom a reader who is
+    /// killed again and again makes as many as it likes, are never more than the others or [`FEW`].
+    fn sweep(&mut self) -> Vec<(Awaited, Then)> {
+        if self.thens.len() < FEW.max(2 * self.swept) {
+            return Vec::new();
+        }
+        let given_up = self
+            .thens
+            .extract_if(.., |(_, then)| !then.is_wanted())
+            .collect();
+        self.swept = self.thens.len();
+        given_up
+    }
 }
 
 impl std::fmt::Debug for Waiting {
@@ -61,7 +126,7 @@ impl std::fmt::Debug for Waiting {
         f.debug_struct("Waiting")
             .field("is_over", &self.is_over)
             .field("count", &self.thens.len())
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,7 +162,7 @@ impl Catalog {
             growing: RwLock::new(None),
             waiting: Mutex::new(Waiting {
                 is_over: true,
-                thens: Vec::new(),
+                ..Waiting::default()
             }),
             waiting_count: AtomicUsize::new(0),
             watcher: OnceLock::new(),
@@ -140,24 +205,30 @@ impl Catalog {
     }
 
     /// Does `then` as soon as what is `awaited` is there or the scan is over: at once, on this
-    /// thread, or later on the scan's. `then` looks again: it may have been the end.
+    /// thread, or later on the scan's. `then` looks again: it may have been the end. Once it is not
+    /// wanted any more it may never be done.
     pub(super) fn when(&self, awaited: Awaited, then: Then) {
         let mut waiting = self.waiting();
         // Counted before it looks, so that the scan, which looks after it builds, misses no one.
         self.waiting_count.fetch_add(1, Ordering::SeqCst);
         if !waiting.is_over && !is_there(&self.known(), &awaited) {
             waiting.thens.push((awaited, then));
+            let given_up = waiting.sweep();
+            self.waiting_count
+                .fetch_sub(given_up.len(), Ordering::SeqCst);
+            // They are dropped without the lock: nobody knows what else they hold.
+            drop(waiting);
             return;
         }
         self.waiting_count.fetch_sub(1, Ordering::SeqCst);
         drop(waiting);
-        then();
+        then.run();
     }
 
     /// Waits, on this thread, for what is `awaited` or the end of the scan.
     pub(super) fn wait_for(&self, awaited: Awaited) {
         let (sender, closed) = mpsc::channel::<()>();
-        self.when(awaited, Box::new(move || drop(sender)));
+        self.when(awaited, Then::new(move || drop(sender)));
         // Nothing is ever sent.
         closed.recv().unwrap_or_default();
     }
@@ -195,6 +266,7 @@ impl Catalog {
             .thens
             .extract_if(.., |(awaited, _)| is_there(&known, awaited))
             .collect();
+        waiting.swept = waiting.swept.min(waiting.thens.len());
         drop(known);
         drop(waiting);
         self.run(due);
@@ -237,7 +309,7 @@ impl Catalog {
     fn run(&self, due: Vec<(Awaited, Then)>) {
         self.waiting_count.fetch_sub(due.len(), Ordering::SeqCst);
         for (_, then) in due {
-            then();
+            then.run();
         }
     }
 
@@ -268,7 +340,7 @@ mod tests {
     /// Says when it was done.
     fn then(done: &Arc<AtomicUsize>) -> Then {
         let done = Arc::clone(done);
-        Box::new(move || {
+        Then::new(move || {
             done.fetch_add(1, Ordering::SeqCst);
         })
     }
@@ -347,6 +419,46 @@ mod tests {
         assert!(catalog.known().lookup(Ino::ROOT, b"a").is_some());
         // Returns.
         catalog.wait_for(Awaited::End);
+    }
+
+    #[test]
+    fn who_gives_up_is_forgotten_and_nobody_else() {
+        let (catalog, done) = (catalog(), Arc::<AtomicUsize>::default());
+        let name = |number: usize| Awaited::Name(Ino::ROOT, number.to_string().into_bytes());
+        let patient = 3 * FEW;
+        for number in 0..patient {
+            catalog.when(name(number), then(&done));
+        }
+        let held = Arc::new(());
+        let most = 2 * patient;
+        for round in 0..10 * patient {
+            let held = Arc::clone(&held);
+            let given_up = Then::while_wanted(Arc::new(|| false), move || drop(held));
+            catalog.when(name(round), given_up);
+            assert!(catalog.waiting().thens.len() <= most, "round {round}");
+        }
+        assert!(Arc::strong_count(&held) <= most - patient + 1);
+        let left = catalog.waiting().thens.len();
+        assert_eq!(catalog.waiting_count.load(Ordering::SeqCst), left);
+        catalog.end();
+        assert_eq!(done.load(Ordering::SeqCst), patient);
+        assert_eq!(catalog.waiting_count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn many_who_waited_once_let_no_more_wait_who_have_given_up() {
+        let (catalog, done) = (catalog(), Arc::<AtomicUsize>::default());
+        for _ in 0..10 * FEW {
+            let awaited = Awaited::Name(Ino::ROOT, b"a".to_vec());
+            catalog.when(awaited, then(&done));
+        }
+        grow(&catalog, "a");
+        assert_eq!(done.load(Ordering::SeqCst), 10 * FEW);
+        for _ in 0..10 * FEW {
+            let given_up = Then::while_wanted(Arc::new(|| false), || ());
+            catalog.when(Awaited::End, given_up);
+        }
+        assert!(catalog.waiting().thens.len() <= FEW);
     }
 
     #[test]

@@ -41,7 +41,7 @@ use crate::source::Source;
 
 pub use crate::cache::SpoolUse;
 pub use bookmark::Bookmark;
-pub use catalog::{Awaited, Known, Then, Watcher};
+pub use catalog::{Awaited, Known, Then, Wanted, Watcher};
 pub use check::Check;
 pub use error::Error;
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
@@ -106,7 +106,8 @@ impl Archive {
     }
 
     /// Does `then` when what is `awaited` is there or the scan is over: at once, or later on the
-    /// scan's thread, which must not be made to wait. Whoever calls holds no [`Known`].
+    /// scan's thread, which must not be made to wait; perhaps never, once it is not wanted any more.
+    /// Whoever calls holds no [`Known`].
     pub fn when(&self, awaited: Awaited, then: Then) {
         self.reader.catalog.when(awaited, then);
     }
@@ -237,22 +238,30 @@ impl Archive {
     }
 
     /// As [`Archive::try_read`], but never gives up: `done` gets the bytes on one of the
-    /// archive's own threads.
+    /// archive's own threads; or is dropped, once it is not `wanted` any more.
     pub fn read(
         &self,
         ino: Ino,
         offset: u64,
         len: u32,
+        wanted: Wanted,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
         let (workers, reader) = (Arc::clone(&self.workers), Arc::clone(&self.reader));
-        if reader.catalog.completed().is_some() {
-            return workers.submit(move || done(reader.read(ino, offset, len)));
+        let is_wanted = Arc::clone(&wanted);
+        let work = move || {
+            // The queue may have been long.
+            if is_wanted() {
+                done(reader.read(ino, offset, len));
+            }
+        };
+        if self.reader.catalog.completed().is_some() {
+            return workers.submit(work);
         }
-        let needs = reader.needs(ino, offset, len);
+        let needs = self.reader.needs(ino, offset, len);
         // A worker never waits for the scan, as the next one in the queue may not need to.
-        let then = move || workers.submit(move || done(reader.read(ino, offset, len)));
-        self.when(Awaited::Plain(needs), Box::new(then));
+        let then = Then::while_wanted(wanted, move || workers.submit(work));
+        self.when(Awaited::Plain(needs), then);
     }
 
     /// As [`Archive::read`], on the calling thread, which must not be one of the runtime's.

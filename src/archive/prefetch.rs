@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ahead::{Limits, Make, Push, Runs, Touch};
-use super::catalog::Awaited;
+use super::catalog::{Awaited, Then};
 use super::passing::{Passed, Passing};
 use super::rate::Rate;
 use super::read::Reader;
@@ -296,7 +296,7 @@ impl Engine {
         if reader.catalog.completed().is_none() {
             let (shared, wake) = (Arc::clone(&shared), sender.clone());
             let then = move || shared.tell(&wake, Message::Look);
-            reader.catalog.when(Awaited::End, Box::new(then));
+            reader.catalog.when(Awaited::End, Then::new(then));
         }
         let is_over = Arc::<AtomicBool>::default();
         let ends = Arc::clone(&is_over);
@@ -778,7 +778,7 @@ impl Follower {
                         shared.tell(&wake, Message::Look);
                     };
                     let awaited = Awaited::Plain(offset);
-                    self.reader.catalog.when(awaited, Box::new(then));
+                    self.reader.catalog.when(awaited, Then::new(then));
                 }
             }
         }

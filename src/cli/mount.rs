@@ -28,7 +28,7 @@ use super::metrics::Metrics;
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
 use super::{control, open, privileges};
-use crate::archive::Awaited;
+use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
 use crate::base::stats::Stats;
@@ -290,7 +290,7 @@ fn serve_opened(
         tree = tree.with_copies(copies).context("cannot start a thread")?;
     }
     let scanned = events.clone();
-    let then = Box::new(move || tell(&scanned, Event::Scanned));
+    let then = Then::new(move || tell(&scanned, Event::Scanned));
     opened.content.when(Awaited::End, then);
     let ended = events.clone();
     let ended = move || tell(&ended, Event::Ended);

@@ -15,7 +15,7 @@ use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::prefetch::Mode;
 use super::{privileges, settings};
-use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, scan};
+use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, Then, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::source::{self, Retry, Source};
@@ -148,7 +148,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         options.scan.persistence.begin();
         archive
     };
-    archive.when(Awaited::End, Box::new(move || drop(progress)));
+    archive.when(Awaited::End, Then::new(move || drop(progress)));
     let archive = Arc::new(archive);
     let (background, said) =
         super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;

@@ -44,7 +44,7 @@ use fuser::{
 };
 use tracing::trace_span;
 
-use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Watcher};
+use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted, Watcher};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -106,7 +106,7 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
     /// As [`Archive::read`].
-    fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply);
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: Wanted, done: ReadReply);
 
     /// As [`Archive::saw_read`].
     fn saw_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
@@ -139,8 +139,8 @@ impl Content for Archive {
         Self::try_read(self, ino, offset, len)
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: u32, done: ReadReply) {
-        Self::read(self, ino, offset, len, done);
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: Wanted, done: ReadReply) {
+        Self::read(self, ino, offset, len, wanted, done);
     }
 
     fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
@@ -290,13 +290,14 @@ impl Tree {
         let later = self.later();
         let awaited = Awaited::Name(directory, name.clone());
         let kept = self.patience.keep(reply, caller);
+        let wanted = kept.wanted();
         let then = move || match (kept.take(), later()) {
             (Some(reply), Some(tree)) => tree.answer_lookup(caller, parent, name, reply),
             (Some(reply), None) => reply.refuse(Vain::Ended),
             // Given up.
             (None, _) => {}
         };
-        self.content.when(awaited, Box::new(then));
+        self.content.when(awaited, Then::while_wanted(wanted, then));
     }
 
     /// Has `answer` given with `reply` to `caller` when listings are whole.
@@ -313,13 +314,15 @@ impl Tree {
         drop(index);
         let later = self.later();
         let kept = self.patience.keep(reply, caller);
+        let wanted = kept.wanted();
         let then = move || match (kept.take(), later()) {
             (Some(reply), Some(tree)) => answer(&tree, &tree.content.index(), reply),
             (Some(reply), None) => reply.refuse(Vain::Ended),
             // Given up.
             (None, _) => {}
         };
-        self.content.when(Awaited::End, Box::new(then));
+        let then = Then::while_wanted(wanted, then);
+        self.content.when(Awaited::End, then);
     }
 
     /// This tree for an answer that comes later, if its archive still lives then: who waits for the
@@ -454,17 +457,29 @@ impl Answer {
         }
         let (patience, caller) = (Arc::clone(&self.patience), self.caller);
         let kept = patience.keep(self, caller);
+        let wanted = kept.wanted();
         let done = move |result| {
             // Unless it was given up.
             if let Some(answer) = kept.take() {
                 answer.give(result);
             }
         };
-        content.read(ino, offset, len, Box::new(done));
+        content.read(ino, offset, len, wanted, Box::new(done));
+    }
+
+    /// Whether its file is still one: not if the archive turned out to be another one than was wanted
+    /// while it was read.
+    fn is_vouched_for(&self) -> bool {
+        let content = self.content.upgrade();
+        content.is_none_or(|content| content.index().entry(self.ino).is_some())
     }
 
     fn give(self, result: Result<Bytes, ReadError>) {
         match result {
+            Ok(_) if !self.is_vouched_for() => {
+                let error = ReadError::Unscanned;
+                self.fail(&error, errno::of_read(&error));
+            }
             Ok(bytes) => {
                 self.stats.served_bytes.add(bytes.len() as u64);
                 self.reply.data(&bytes);

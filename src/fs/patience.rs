@@ -12,6 +12,7 @@ use std::{fs, io};
 
 use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 
+use crate::archive::Wanted;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 
@@ -77,6 +78,12 @@ impl<R: Refusal> Kept<R> {
     /// The reply, unless it was given already.
     pub(super) fn take(self) -> Option<R> {
         lock(&self.0).take()
+    }
+
+    /// Whether the reply is still to be given.
+    pub(super) fn wanted(&self) -> Wanted {
+        let slot = Arc::clone(&self.0);
+        Arc::new(move || !slot.is_answered())
     }
 }
 
@@ -316,8 +323,11 @@ mod tests {
         let start = Instant::now();
         patience.look(start + TIMEOUT / 2);
         assert!(told.try_recv().is_err());
+        let wanted = kept.wanted();
+        assert!(wanted());
         patience.look(start + TIMEOUT * 2);
         assert_eq!(told.try_recv(), Ok(Vain::Late));
+        assert!(!wanted());
         assert!(kept.take().is_none(), "it was given");
         patience.look(start + TIMEOUT * 3);
         assert_eq!(patience.stats.late_requests.get(), 1);

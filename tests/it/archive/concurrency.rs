@@ -1,7 +1,7 @@
 //! Many readers at once: nothing is made twice, and nobody waits for ever.
 
-use std::sync::Barrier;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use tarfs::base::task::Thread;
@@ -119,9 +119,15 @@ fn queued_reads_are_all_answered() {
     let (sender, answers) = channel();
     for (number, (name, _)) in tree.files.iter().enumerate() {
         let sender = sender.clone();
-        archive.read(ino(&archive, name), 0, 4096, move |read| {
-            drop(sender.send((number, read)));
-        });
+        archive.read(
+            ino(&archive, name),
+            0,
+            4096,
+            Arc::new(|| true),
+            move |read| {
+                drop(sender.send((number, read)));
+            },
+        );
     }
     drop(sender);
     let mut answered = 0;

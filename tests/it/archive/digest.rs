@@ -1,6 +1,6 @@
 //! Who wants bytes with a certain digest gets these, or none.
 
-use tarfs::archive::{Error, OpenError, OpenOptions, ReadError, scan::Digest};
+use tarfs::archive::{Awaited, Error, OpenError, OpenOptions, ReadError, Then, scan::Digest};
 use tarfs::base::sha256::Sha256;
 
 use super::{Lab, PATH, assert_files, for_each_packing, ino, packed};
@@ -125,7 +125,7 @@ fn nothing_is_left_of_an_archive_that_turns_out_to_be_another_one() {
         return;
     };
     let (sender, end) = std::sync::mpsc::channel::<()>();
-    archive.when(tarfs::archive::Awaited::End, Box::new(move || drop(sender)));
+    archive.when(Awaited::End, Then::new(move || drop(sender)));
     assert!(end.recv().is_err(), "the scan is over");
     assert!(archive.failure().is_some());
     let index = archive.index();

@@ -1,8 +1,8 @@
 //! The counters of reads and the use of memory are what they say, to the byte.
 
 use std::fs;
-use std::sync::Mutex;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 
 use tarfs::archive::{Archive, scan};
 use tarfs::base::extent::{Extent, Plain};
@@ -141,9 +141,15 @@ fn the_use_of_memory_is_told_while_a_read_is_under_way_too() {
     let (name, content) = &tree.files[100];
     let span = sum(&spans(&archive, name));
     let (done, is_done) = sync_channel(1);
-    archive.read(ino(&archive, name), 0, 4096, move |read| {
-        drop(done.send(read));
-    });
+    archive.read(
+        ino(&archive, name),
+        0,
+        4096,
+        Arc::new(|| true),
+        move |read| {
+            drop(done.send(read));
+        },
+    );
     is_asked.recv().expect("a request");
     let busy = archive.memory_use();
     assert!(
