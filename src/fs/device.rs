@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::makedev;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
@@ -21,6 +21,7 @@ use rustix::net::{
 use rustix::process::{getgid, getuid};
 
 use super::options::{MountOptions, escape};
+use super::pin::{Pinned, Place};
 use super::table;
 
 const DEVICE: &str = "/dev/fuse";
@@ -159,21 +160,14 @@ pub fn clear_dead(path: &Path) {
     let Ok(place) = table::canonical(path) else {
         return;
     };
-    if table::is_mounted(&place, FILE_SYSTEM).unwrap_or(false) && is_dead(&place) {
-        match unmount(&place, true) {
+    if let Ok(Some(mount)) = Pinned::at(&place, FILE_SYSTEM)
+        && mount.is_dead()
+    {
+        match take_out(mount, &place, true) {
             Ok(()) => tracing::info!(mountpoint = %place.display(), "a dead mount was taken out"),
             Err(error) => tracing::debug!(%error, "a dead mount cannot be taken out"),
         }
     }
-}
-
-/// Whether nobody serves the mount at `place` any more. Its attributes may still be known, so that is
-/// asked which is known to nobody else.
-fn is_dead(place: &Path) -> bool {
-    matches!(
-        rustix::fs::statfs(place),
-        Err(Errno::NOTCONN | Errno::CONNABORTED)
-    )
 }
 
 /// Whether there is something to mount with, as far as can be told without mounting.
@@ -379,25 +373,47 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
-/// Takes out what is mounted on `mountpoint`, which must be canonical; `force` does it under the
-/// feet of those who use it.
-pub(super) fn unmount(mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
-    let mut flags = UnmountFlags::NOFOLLOW;
-    // FORCE ends the connection, so that nobody keeps waiting for an answer.
-    flags.set(UnmountFlags::FORCE | UnmountFlags::DETACH, force);
-    match rustix::mount::unmount(mountpoint, flags) {
+/// Takes out the archive that is mounted on `mountpoint`, which must be canonical, if it is that with
+/// the number `device`, or whichever; `force` does it under the feet of those who use it.
+pub(super) fn unmount(
+    mountpoint: &Path,
+    device: Option<(u32, u32)>,
+    force: bool,
+) -> Result<(), UnmountError> {
+    let found = match Pinned::at(mountpoint, FILE_SYSTEM) {
+        Ok(found) => found.filter(|mount| device.is_none_or(|device| mount.device == device)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(cause) => {
+            return Err(UnmountError::System {
+                mountpoint: mountpoint.to_owned(),
+                cause,
+            });
+        }
+    };
+    match found {
+        Some(mount) => take_out(mount, mountpoint, force),
+        None => Err(UnmountError::NotMounted(mountpoint.to_owned())),
+    }
+}
+
+/// Takes out `mount`, which is known as that on `mountpoint`.
+fn take_out(mount: Pinned, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+    match mount.unmount(force) {
         Ok(()) => Ok(()),
-        Err(Errno::BUSY) => Err(UnmountError::Busy(mountpoint.to_owned())),
-        Err(Errno::INVAL | Errno::NOENT) => Err(UnmountError::NotMounted(mountpoint.to_owned())),
-        Err(Errno::PERM) => unmount_with_helper(mountpoint, force),
-        Err(errno) => Err(UnmountError::System {
+        Err((Errno::BUSY, _)) => Err(UnmountError::Busy(mountpoint.to_owned())),
+        Err((Errno::INVAL | Errno::NOENT, _)) => {
+            Err(UnmountError::NotMounted(mountpoint.to_owned()))
+        }
+        Err((Errno::PERM, place)) => unmount_with_helper(&place, mountpoint, force),
+        Err((errno, _)) => Err(UnmountError::System {
             mountpoint: mountpoint.to_owned(),
             cause: errno.into(),
         }),
     }
 }
 
-fn unmount_with_helper(mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+/// The helper finds out where it stands, and looks for a mount of that name there.
+fn unmount_with_helper(place: &Place, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
     let system = |cause| UnmountError::System {
         mountpoint: mountpoint.to_owned(),
         cause,
@@ -405,7 +421,8 @@ fn unmount_with_helper(mountpoint: &Path, force: bool) -> Result<(), UnmountErro
     let output = Command::new(HELPER)
         .arg(if force { "-uz" } else { "-u" })
         .arg("--")
-        .arg(mountpoint)
+        .arg(&place.name)
+        .current_dir(place.directory())
         .stdin(Stdio::null())
         .output()
         .map_err(system)?;
@@ -425,6 +442,40 @@ fn unmount_with_helper(mountpoint: &Path, force: bool) -> Result<(), UnmountErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A mount that nobody serves; what can be asked of one is asked without it.
+    fn mounted(on: &Path) -> OwnedFd {
+        fs::create_dir_all(on).expect("made");
+        mount(on, "sample.tar", &MountOptions::default()).expect("root and FUSE run the tests")
+    }
+
+    #[test]
+    fn what_was_looked_at_is_unmounted_wherever_it_is_moved_and_nothing_else() {
+        for force in [true, false] {
+            let place = tempfile::tempdir().expect("a directory");
+            let top = fs::canonicalize(place.path()).expect("there");
+            let (before, after) = (top.join("before"), top.join("after"));
+            let device = mounted(&before.join("mnt"));
+            let held = Pinned::at(&before.join("mnt"), FILE_SYSTEM);
+            let held = held.expect("readable").expect("mounted");
+            fs::rename(&before, &after).expect("renamed");
+            let other = mounted(&before.join("mnt"));
+            take_out(held, &before.join("mnt"), force).expect("unmounted");
+            let left = |path: &Path| table::device(&path.join("mnt"), FILE_SYSTEM);
+            assert_eq!(left(&after).expect("readable"), None, "{force}");
+            let number = left(&before).expect("readable");
+            assert!(number.is_some() && is_connected(&other), "{force}");
+            // Nor is what only has the same place.
+            let wrong = number.map(|(major, minor)| (major, minor + 1));
+            assert!(matches!(
+                unmount(&before.join("mnt"), wrong, force),
+                Err(UnmountError::NotMounted(_))
+            ));
+            unmount(&before.join("mnt"), number, force).expect("unmounted");
+            assert_eq!(left(&before).expect("readable"), None, "{force}");
+            drop((device, other));
+        }
+    }
 
     #[test]
     fn the_helper_is_told_what_the_kernel_would_be() {

@@ -22,6 +22,7 @@ mod news;
 mod options;
 mod pages;
 mod patience;
+mod pin;
 mod roster;
 mod seek;
 mod session;

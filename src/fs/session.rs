@@ -242,10 +242,7 @@ impl Mount {
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
     /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
-        if !self.is_on_top() {
-            return Err(UnmountError::NotMounted(self.site.mountpoint.clone()));
-        }
-        unmount_at(&self.site.mountpoint, force)
+        unmount_at(&self.site.mountpoint, Some(self.site.device), force)
     }
 
     /// Waits until nothing is mounted any more.
@@ -253,11 +250,6 @@ impl Mount {
         if let Some(session) = self.session.take() {
             session.join();
         }
-    }
-
-    /// Whether what a path lookup finds at the mountpoint is this mount.
-    fn is_on_top(&self) -> bool {
-        self.site.is_on_top()
     }
 
     /// The device number that the mount's first answer carries. Asked from a thread of its own:
@@ -322,14 +314,7 @@ pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
 /// # Errors
 /// As [`Mount::unmount`].
 pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
-    match table::is_mounted(mountpoint, device::FILE_SYSTEM) {
-        Ok(true) => unmount_at(mountpoint, force),
-        Ok(false) => Err(UnmountError::NotMounted(mountpoint.to_owned())),
-        Err(cause) => Err(UnmountError::System {
-            mountpoint: mountpoint.to_owned(),
-            cause,
-        }),
-    }
+    unmount_at(mountpoint, None, force)
 }
 
 /// Takes out the mount at `site` that nobody serves any more, under the feet of those who use it.
@@ -338,10 +323,12 @@ pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
 /// # Errors
 /// As [`Mount::unmount`].
 pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
-    if is_there(site, device) {
-        device::unmount(&site.mountpoint, true)
-    } else {
-        Ok(())
+    if !device::is_connected(device) {
+        return Ok(());
+    }
+    match device::unmount(&site.mountpoint, Some(site.device), true) {
+        Err(UnmountError::NotMounted(_)) => Ok(()),
+        result => result,
     }
 }
 
@@ -350,32 +337,35 @@ pub fn is_there(site: &Site, device: BorrowedFd<'_>) -> bool {
     device::is_connected(device) && site.is_on_top()
 }
 
-/// Unmounts what is at `mountpoint`. For the moment in which names are listed to the kernel the mount
+/// Unmounts the archive at `mountpoint`, that of the number `device` only if one is given. For the moment in which names are listed to the kernel the mount
 /// is in use by itself (see [`super::names`]), so who comes first does not give up at once.
-fn unmount_at(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
+fn unmount_at(
+    mountpoint: &Path,
+    device: Option<(u32, u32)>,
+    force: Force,
+) -> Result<(), UnmountError> {
+    let once = || device::unmount(mountpoint, device, force == Force::Yes);
     for _ in 0..UNMOUNT_TRIES {
-        match device::unmount(mountpoint, force == Force::Yes) {
+        match once() {
             Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
             result => return result,
         }
     }
-    device::unmount(mountpoint, force == Force::Yes)
+    once()
 }
 
 const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
 /// Unmounts, if need be by force; where nothing is mounted nothing happens.
 fn take_out(site: &Site) {
-    if !site.is_on_top() {
-        return;
-    }
-    let mountpoint = &site.mountpoint;
-    let result = device::unmount(mountpoint, false).or_else(|error| match error {
-        UnmountError::NotMounted(_) => Ok(()),
-        UnmountError::Busy(_) | UnmountError::System { .. } => device::unmount(mountpoint, true),
+    let unmount = |force| device::unmount(&site.mountpoint, Some(site.device), force);
+    let result = unmount(false).or_else(|error| match error {
+        UnmountError::NotMounted(_) => Err(error),
+        UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),
     });
-    if let Err(error) = result {
-        tracing::warn!(%error, "cannot unmount");
+    match result {
+        Ok(()) | Err(UnmountError::NotMounted(_)) => {}
+        Err(error) => tracing::warn!(%error, "cannot unmount"),
     }
 }
 

@@ -9,17 +9,7 @@ use std::path::{Path, PathBuf};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// Whether what lies on top at `mountpoint`, an absolute path without symbolic links, is a mount
-/// of the type `file_system`.
-///
-/// # Errors
-/// When the table cannot be read.
-pub(super) fn is_mounted(mountpoint: &Path, file_system: &str) -> io::Result<bool> {
-    let table = fs::read(TABLE)?;
-    Ok(top(&table, mountpoint) == Some(file_system.as_bytes()))
-}
-
-/// The type of what is mounted on `mountpoint`, as for [`is_mounted`].
+/// The type of what lies on top at `mountpoint`, an absolute path without symbolic links.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -28,7 +18,7 @@ pub(super) fn file_system(mountpoint: &Path) -> io::Result<Option<String>> {
     Ok(top(&table, mountpoint).map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
-/// Major and minor number of what lies on top at `mountpoint`, as for [`is_mounted`], if it is of the
+/// Major and minor number of what lies on top at `mountpoint`, as for [`file_system`], if it is of the
 /// type `file_system`. Asks nothing of the mount itself.
 ///
 /// # Errors
@@ -38,6 +28,22 @@ pub(super) fn device(mountpoint: &Path, file_system: &str) -> io::Result<Option<
     let found =
         last(&table, mountpoint).filter(|found| found.file_system == file_system.as_bytes());
     Ok(found.map(|found| found.device))
+}
+
+/// Major and minor number of mount `id` if it is of the type `file_system`.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn device_of(id: u32, file_system: &str) -> io::Result<Option<(u32, u32)>> {
+    let table = fs::read(TABLE)?;
+    Ok(with_id(&table, id)
+        .filter(|found| found.file_system == file_system.as_bytes())
+        .map(|found| found.device))
+}
+
+fn with_id(table: &[u8], id: u32) -> Option<Mounted<'_>> {
+    let mut lines = table.split(|&byte| byte == b'\n');
+    lines.find_map(|line| mount(line).filter(|found| found.id == id))
 }
 
 /// The type of the last mount on `mountpoint`, which hides those before it.
@@ -54,18 +60,21 @@ fn last<'a>(table: &'a [u8], mountpoint: &Path) -> Option<Mounted<'a>> {
 
 /// A line of the table.
 struct Mounted<'a> {
+    id: u32,
     device: (u32, u32),
     place: PathBuf,
     file_system: &'a [u8],
 }
 
-/// The third and the fifth word, and the first behind the lone hyphen.
+/// The first, the third and the fifth word, and the first behind the lone hyphen.
 fn mount(line: &[u8]) -> Option<Mounted<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
-    let device = numbers(words.nth(2)?)?;
+    let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+    let device = numbers(words.nth(1)?)?;
     let place = unescaped(words.nth(1)?);
     let file_system = words.skip_while(|&word| word != b"-").nth(1)?;
     Some(Mounted {
+        id,
         device,
         place: PathBuf::from(OsString::from_vec(place)),
         file_system,
@@ -136,6 +145,9 @@ broken
         assert_eq!(top("/mnt"), None);
         let found = last(TABLE, Path::new("/mnt/with blank"));
         assert_eq!(found.map(|found| found.device), Some((0, 25)));
+        let below = with_id(TABLE, 31).map(|found| found.device);
+        assert_eq!(below, Some((0, 26)));
+        assert!(with_id(TABLE, 3).is_none());
     }
 
     #[test]

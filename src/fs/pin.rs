@@ -1,0 +1,116 @@
+//! A mount held by descriptors between the look at it and its unmount: were it named by its path both
+//! times, somebody who renames a directory on the way in between would have another one taken out.
+//!
+//! umount(2) knows no other names than paths, but takes one through a descriptor in `/proc`. It always
+//! takes what lies on top of where that leads; so if somebody mounts over the very same place in
+//! between, which only who may mount there can, it is that mount which goes. Linux has no call that
+//! would rule that out.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, fstatfs, open, openat};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use super::table;
+
+/// An archive's mount that can be reached by its path.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    /// The directory that holds the mountpoint. A mountpoint itself cannot be renamed or removed.
+    parent: OwnedFd,
+    /// What the mountpoint is called there.
+    name: OsString,
+    /// Its root.
+    mount: OwnedFd,
+    /// Major and minor number of its file system.
+    pub(super) device: (u32, u32),
+}
+
+impl Pinned {
+    /// What lies on top at `mountpoint`, an absolute path without symbolic links, if that is a mount of
+    /// the type `file_system`. Asks nothing of the mount itself, which may be dead or slow.
+    ///
+    /// # Errors
+    /// When the kernel's table cannot be read, or the path leads nowhere.
+    pub(super) fn at(mountpoint: &Path, file_system: &str) -> io::Result<Option<Self>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let parent = mountpoint.parent().unwrap_or(mountpoint);
+        let name = mountpoint.file_name().unwrap_or(".".as_ref()).to_owned();
+        let parent = open(parent, flags, Mode::empty())?;
+        let mount = openat(&parent, &name, flags, Mode::empty())?;
+        let found = match mount_id(&mount)? {
+            Some(id) => table::device_of(id, file_system)?,
+            None => None,
+        };
+        Ok(found.map(|device| Self {
+            parent,
+            name,
+            mount,
+            device,
+        }))
+    }
+
+    /// Whether nobody serves it any more. Its attributes may still be known, so that is asked which is
+    /// known to nobody else.
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(
+            fstatfs(&self.mount),
+            Err(Errno::NOTCONN | Errno::CONNABORTED)
+        )
+    }
+
+    /// Takes it out; `force` does it under the feet of those who use it. The place comes back with the
+    /// error.
+    pub(super) fn unmount(self, force: bool) -> Result<(), (Errno, Place)> {
+        let place = Place {
+            parent: self.parent,
+            name: self.name,
+        };
+        let result = if force {
+            // By itself: if somebody else has taken it out there is nothing left to do.
+            // FORCE ends the connection, so that nobody keeps waiting for an answer.
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+            rustix::mount::unmount(path_of(&self.mount), flags)
+        } else {
+            // Or it would be in use, by us.
+            drop(self.mount);
+            let path = place.directory().join(&place.name);
+            rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
+        };
+        result.map_err(|errno| (errno, place))
+    }
+}
+
+/// Where a mount is, or was.
+#[derive(Debug)]
+pub(super) struct Place {
+    parent: OwnedFd,
+    /// What it is called in its [directory](Self::directory).
+    pub(super) name: OsString,
+}
+
+impl Place {
+    /// The directory that holds it, as a path for this process.
+    pub(super) fn directory(&self) -> PathBuf {
+        path_of(&self.parent)
+    }
+}
+
+/// Where `descriptor` leads, as a path for this process.
+fn path_of(descriptor: impl AsFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
+}
+
+/// The number of the mount that `descriptor` is on. statx(2) tells it too, but asks the file system
+/// whether its caller may know.
+fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
+    let number = descriptor.as_fd().as_raw_fd();
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let id = told.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    Ok(id.and_then(|id| id.trim().parse().ok()))
+}
