@@ -5,7 +5,8 @@
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_ambient_set, set_capabilities,
+    set_no_new_privs,
 };
 
 use super::args::SourceArgs;
@@ -44,7 +45,7 @@ pub(super) fn give_up(args: &MountArgs) {
 
 fn try_give_up(needed: CapabilitySet) -> rustix::io::Result<()> {
     let had = capabilities(None)?;
-    let has = left(had, needed);
+    let has = left(had, ambient(), needed);
     set_capabilities(None, has)?;
     if has.effective.contains(CapabilitySet::SYS_ADMIN) {
         set_no_new_privs(true)?;
@@ -66,12 +67,23 @@ fn needed(args: &MountArgs) -> CapabilitySet {
     needed
 }
 
-/// What is left of `had` for who needs `needed`; programs that are started inherit nothing.
-fn left(had: CapabilitySets, needed: CapabilitySet) -> CapabilitySets {
+/// What programs that are started have at once.
+fn ambient() -> CapabilitySet {
+    // What the kernel does not know is in no set.
+    let is_ambient = |one: &CapabilitySet| capability_is_in_ambient_set(*one).unwrap_or(false);
+    CapabilitySet::all().iter().filter(is_ambient).collect()
+}
+
+/// What is left of `had` for who needs `needed`. Programs that are started inherit nothing, unless
+/// that is how this one came by it: who is not root, and was given capabilities of which `ambient` are
+/// for its children too, as services are, would have a keeper and successors without any. There is no
+/// other program that a mount starts then. (What is not inheritable the kernel takes out of the ambient
+/// set by itself.)
+fn left(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
     CapabilitySets {
         effective: had.effective & needed,
         permitted: had.permitted & needed,
-        inheritable: CapabilitySet::empty(),
+        inheritable: had.inheritable & ambient & needed,
     }
 }
 
@@ -100,9 +112,16 @@ mod tests {
             permitted: MOUNT | CapabilitySet::SYS_BOOT,
             inheritable: CapabilitySet::SYS_ADMIN,
         };
-        let has = left(had, MOUNT | COPY);
+        let has = left(had, CapabilitySet::empty(), MOUNT | COPY);
         assert_eq!(has.effective, CapabilitySet::SYS_ADMIN);
         assert_eq!(has.permitted, MOUNT);
         assert_eq!(has.inheritable, CapabilitySet::empty());
+        let had = CapabilitySets {
+            inheritable: CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_BOOT,
+            ..had
+        };
+        let ambient = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_BOOT;
+        let has = left(had, ambient, MOUNT | COPY);
+        assert_eq!(has.inheritable, CapabilitySet::SYS_ADMIN);
     }
 }

@@ -138,6 +138,28 @@ fn others_are_let_in_only_where_fuse_conf_says_so_and_then_by_permissions() {
 }
 
 #[test]
+fn a_service_that_has_its_capability_from_who_started_it_leaves_no_dead_mount() {
+    let place = Place::new();
+    let said = place.says(
+        "service() {
+             setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all,+sys_admin,+kill \\
+                 --ambient-caps=-all,+sys_admin,+kill env PATH=/nowhere TARFS_CACHE_DIR=$PWD/cache \\
+                 XDG_RUNTIME_DIR=$PWD/run ./tarfs \"$@\"
+         }
+         service mount a.tar mnt
+         as_user cat mnt/open
+         server=$(pid)
+         keeper=$(grep -l '^PPid:.'$server'$' /proc/[0-9]*/status | tr -dc '0-9\\n')
+         grep -h CapAmb /proc/$server/status /proc/$keeper/status
+         kill -9 $server
+         while kill -0 $keeper 2>/dev/null; do sleep 0.05; done
+         grep -c \"$PWD/mnt \" /proc/self/mounts || ls mnt",
+    );
+    let ambient = format!("CapAmb:\t{:016x}\n", 1 << 21);
+    assert_eq!(said, format!("open\n{ambient}{ambient}0\n"));
+}
+
+#[test]
 fn a_runtime_directory_that_somebody_else_has_put_there_is_not_used() {
     for trap in [
         "ln -s /tmp/victim /tmp/tarfs-65534; chown -h 1 /tmp/tarfs-65534",
