@@ -65,6 +65,14 @@ const OTHER: &str = "what came of it must not be trusted: compare the digest wit
 /// What to do about something else in the archive's place.
 const CHECK: &str = "check what is stored there: an error page, perhaps";
 
+/// What to do about an archive of which more has to be kept in memory than is allowed.
+const MORE_KEPT: &str = "if that is to be expected, allow it with a larger --memory: as much may be \
+                         kept as is twice that";
+
+/// What to do about an archive that holds more of something than any that was meant well.
+const EXCESSIVE: &str = "ordinary archives stay far below it, and no flag raises it: this one is \
+                         damaged, or was made to do harm";
+
 /// What to do about an archive with more entries than the user allowed.
 const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
 
@@ -96,7 +104,11 @@ impl Error {
             Self::Tar(error) => match error.cause {
                 tar::Cause::Truncated(_) => Some(CUT),
                 tar::Cause::NotTar => Some(CHECK),
-                tar::Cause::LimitExceeded { .. } => None,
+                tar::Cause::LimitExceeded {
+                    which: tar::Limit::KeptBytes,
+                    ..
+                } => Some(MORE_KEPT),
+                tar::Cause::LimitExceeded { .. } => Some(EXCESSIVE),
                 tar::Cause::TooManyEntries { .. } => Some(MORE_ENTRIES),
                 tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => Some(MORE_BYTES),
             },
@@ -121,5 +133,23 @@ impl Error {
             | Self::OtherDigest { .. }
             | Self::Interrupted => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_meets_a_limit_is_told_what_raises_it_or_that_nothing_does() {
+        let hint = |which| {
+            let error = Error::Tar(tar::Error {
+                offset: crate::base::extent::Plain(0),
+                cause: tar::Cause::LimitExceeded { which, limit: 1 },
+            });
+            error.hint().expect("something to do").into_owned()
+        };
+        assert!(hint(tar::Limit::KeptBytes).contains("a larger --memory"));
+        assert!(hint(tar::Limit::PaxBytes).contains("no flag raises it"));
     }
 }

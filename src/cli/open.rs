@@ -94,6 +94,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             ignore_zeros: args.ignore_zeros,
             limits: tar::Limits {
                 entries: args.max_entries.unwrap_or(u64::MAX),
+                kept_bytes: tar::Limits::kept_bytes_with(args.memory.0),
                 ..tar::Limits::default()
             },
         },
@@ -319,5 +320,28 @@ pub(super) fn open_options(
         cache_dir: cache_dir(saved),
         index_file: saved.index.clone(),
         spooling,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        source: SourceArgs,
+    }
+
+    #[test]
+    fn what_an_archive_may_keep_grows_with_the_memory() {
+        let kept = |flags: &[&str]| {
+            let line = Line::parse_from([&["tarfs"], flags, &["a.tar"]].concat());
+            scan_options(&line.source).tar.limits.kept_bytes
+        };
+        assert_eq!(kept(&[]), tar::Limits::default().kept_bytes);
+        assert_eq!(kept(&["--memory=1GiB"]), 2 << 30);
     }
 }

@@ -15,6 +15,9 @@ const STREAM_ALLOWANCE: u64 = 1 << 20;
 /// Bytes of each member that may be kept on top of [`Limits::kept_bytes`].
 const KEPT_ALLOWANCE: u64 = 4 << 10;
 
+/// What may be kept in any case.
+const LEAST_KEPT_BYTES: u64 = 256 << 20;
+
 /// Explicit limits, each with the attack it stops. The defaults lie far above anything that an
 /// honest archive holds; `entries` and `size` have none, because honest archives are as large as
 /// they are, and whoever does not trust one says how much it may be.
@@ -23,7 +26,7 @@ const KEPT_ALLOWANCE: u64 = 4 << 10;
 /// to run, lists them sorted, and keeps as much for each as for names in directories of their own.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Members. Stops millions of empty members, which pack to nothing, from filling memory with an
+    /// Members, but for those that are the root, which is there in any case. Stops millions of empty members, which pack to nothing, from filling memory with an
     /// index, or a disk with inodes.
     pub entries: u64,
     /// Bytes of all files' sizes added up, holes included. Stops a decompression bomb, before the
@@ -64,7 +67,7 @@ impl Default for Limits {
             entries: u64::MAX,
             size: u64::MAX,
             path_depth: 2 << 10,
-            kept_bytes: 256 << 20,
+            kept_bytes: LEAST_KEPT_BYTES,
             pax_bytes: 16 << 20,
             global_bytes: 64 << 10,
             xattrs: 1 << 10,
@@ -76,6 +79,12 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// What may be [kept](Self::kept_bytes) of all members by who gives `memory` bytes to everything
+    /// else: twice as much, since what is kept comes on top, or 256 MiB.
+    pub fn kept_bytes_with(memory: u64) -> u64 {
+        memory.saturating_mul(2).max(LEAST_KEPT_BYTES)
+    }
+
     /// Bytes that the plain stream may have, up to any point before which there are `members`.
     pub fn stream_bytes(&self, members: u64) -> u64 {
         let headers = members.saturating_mul(HEADER_ALLOWANCE);
@@ -94,6 +103,7 @@ impl Limits {
 /// What the members so far come to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sums {
+    /// But for those that are the root.
     pub(super) members: u64,
     /// Bytes of files, with holes.
     size: u64,
@@ -119,7 +129,7 @@ impl Sums {
     /// Adds a member, if it stays within the limits.
     pub(super) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
         let sums = Self {
-            members: self.members + 1,
+            members: self.members + u64::from(!is_root(&member.name)),
             size: self.size.saturating_add(member.size),
             kept_bytes: self.kept_bytes.saturating_add(kept_bytes(member)),
         };
@@ -142,6 +152,12 @@ impl Sums {
         *self = sums;
         Ok(())
     }
+}
+
+/// Whether the name is that of the directory in which everything is, as `.` and `./` are.
+fn is_root(name: &[u8]) -> bool {
+    let mut components = name.split(|&byte| byte == b'/');
+    components.all(|component| matches!(component, b"" | b"."))
 }
 
 /// What has to be kept of a member until all are known, besides what is the same for each.
@@ -232,6 +248,25 @@ mod tests {
         assert_eq!(limits.stream_bytes(0), (1 << 30) + (1 << 20));
         assert_eq!(limits.stream_bytes(3), limits.stream_bytes(0) + 3 * 4096);
         assert_eq!(Limits::default().stream_bytes(7), u64::MAX);
+    }
+
+    #[test]
+    fn who_gives_more_memory_may_keep_more() {
+        let usual = Limits::default().kept_bytes;
+        assert_eq!(Limits::kept_bytes_with(0), usual);
+        assert_eq!(Limits::kept_bytes_with(128 << 20), usual);
+        assert_eq!(Limits::kept_bytes_with(129 << 20), usual + (2 << 20));
+        assert_eq!(Limits::kept_bytes_with(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn the_root_has_many_names() {
+        for name in [".", "./", "", "/", "././/."] {
+            assert!(is_root(name.as_bytes()), "{name}");
+        }
+        for name in ["..", "./a", ".a/", "a/."] {
+            assert!(!is_root(name.as_bytes()), "{name}");
+        }
     }
 
     #[test]

@@ -286,7 +286,7 @@ impl Parser {
         }
     }
 
-    /// Members so far.
+    /// Members so far, but for those that are the root.
     pub fn members(&self) -> u64 {
         self.sums.members
     }
