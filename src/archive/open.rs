@@ -23,7 +23,7 @@ use crate::base::workers::Workers;
 use crate::cache::{Memory, Shelf, Spool, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
-use crate::index::store::{self, Store};
+use crate::index::store::{self, InUse, Store};
 use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
 use crate::tar;
@@ -169,7 +169,9 @@ impl Archive {
             let found = opening.find_saved()?;
             if let Some(reader) = &found {
                 opening.check_entries(&reader.catalog.known())?;
-                opening.mark_used(reader);
+                if let Some(in_use) = reader.in_use.get() {
+                    in_use.note();
+                }
             }
             found
         };
@@ -225,14 +227,22 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     }
 }
 
+/// Says as long as `reader` lives that the saved index is in use.
+pub(super) fn keep(reader: &Reader, in_use: Option<InUse>) {
+    if let Some(in_use) = in_use {
+        // It has none: it has read its index, or made it, once.
+        drop(reader.in_use.set(in_use));
+    }
+}
+
 impl Opening {
     /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
     fn find_saved(&self) -> Result<Option<Reader>, OpenError> {
         let Some(store) = &self.store else {
             return Ok(None);
         };
-        let index = match store.find(&self.locator) {
-            Ok(Some(index)) => index,
+        let (index, in_use) = match store.find_held(&self.locator) {
+            Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) => {
                 // A damaged file is replaced by what the scan finds.
@@ -245,6 +255,7 @@ impl Opening {
         }
         let spool = self.found_spool(&index);
         let reader = self.reader(Catalog::complete(index), spool);
+        keep(&reader, in_use);
         Ok(self.fits(&reader).then_some(reader))
     }
 
@@ -491,15 +502,6 @@ impl Opening {
             memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
             stats: Arc::clone(&self.stats),
             in_use: OnceLock::new(),
-        }
-    }
-
-    /// Says as long as `reader` lives that the saved index is in use.
-    pub(super) fn mark_used(&self, reader: &Reader) {
-        let store = self.store.as_ref();
-        if let Some(mark) = store.and_then(|store| store.mark_used(&self.locator)) {
-            // There is one already.
-            drop(reader.in_use.set(mark));
         }
     }
 

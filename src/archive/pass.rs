@@ -7,7 +7,7 @@ use std::{io, mem};
 use super::error::Error;
 use super::indexing::{Indexing, Stop};
 use super::keeper::Keeper;
-use super::open::{OpenError, Opening, Spooling, content, in_words};
+use super::open::{OpenError, Opening, Spooling, content, in_words, keep};
 use super::read::Reader;
 use super::scan::{self, Digest, ScanError, Summary};
 use crate::base::extent::{Extent, Plain};
@@ -195,7 +195,7 @@ impl Scanning {
             && let Some(index) = reader.catalog.completed()
         {
             match store.publish(&self.opening.locator, index) {
-                Ok(_) => self.opening.mark_used(reader),
+                Ok(in_use) => keep(reader, in_use),
                 Err(error) => {
                     let error = in_words(&error);
                     notes.push(format!("the index could not be saved: {error}"));

@@ -1,15 +1,21 @@
 //! Index files: found by locator, published by rename. The only file here that does more than
 //! compute.
+//!
+//! Processes agree by flock(2). Who uses a file, or writes one that has no name yet, holds it shared;
+//! who removes it holds it alone meanwhile. A name may lead to another file by the time that a lock is
+//! there, so who has locked one looks whether it still has its name; and nobody renames while somebody
+//! who has looked is about to remove, for which both hold the directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
@@ -19,6 +25,18 @@ use crate::base::private::{Directory, Untrusted};
 
 /// How old a temporary file must be to be someone's who died.
 const ABANDONED: Duration = Duration::from_hours(24);
+
+/// How long to wait for who looks whether a file is in use, or removes one, and how often to try;
+/// neither takes long, unless it was stopped in the midst of it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// See [`PATIENCE`].
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The lock of who uses a file.
+const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
+
+/// How often a file may be replaced between its opening and its lock.
+const REPLACEMENTS: usize = 8;
 
 /// How temporary files begin.
 const TEMPORARY: &str = ".tmp-";
@@ -56,7 +74,15 @@ pub const BOUNDS: Bounds = Bounds {
 /// Says to other processes that an index is in use, until dropped.
 #[derive(Debug)]
 pub struct InUse {
-    _locked: File,
+    locked: File,
+}
+
+impl InUse {
+    /// Notes that it is used now.
+    pub fn note(&self) {
+        // It goes somewhat too early at the worst.
+        self.locked.set_modified(SystemTime::now()).ok();
+    }
 }
 
 impl Store {
@@ -83,12 +109,25 @@ impl Store {
     /// user or another source. Publishing replaces it. Or when the directory is not this user's
     /// alone.
     pub fn find(&self, locator: &Locator) -> Result<Option<Index>, Error> {
+        Ok(self.find_held(locator)?.map(|(index, _)| index))
+    }
+
+    /// As [`find`](Self::find), and its file stays as long as what comes with it lives. Without that
+    /// it is good all the same: somebody who was stopped has it.
+    ///
+    /// # Errors
+    /// As `find`.
+    pub fn find_held(&self, locator: &Locator) -> Result<Option<(Index, Option<InUse>)>, Error> {
         let path = self.path(locator);
-        let opened = self
+        let held = self
             .found()
-            .and_then(|directory| directory.file(&locator.file_name(), OFlags::RDONLY));
-        let index = match opened.map_err(cause).and_then(load) {
-            Ok(index) => index,
+            .and_then(|directory| hold(&directory, &locator.file_name()));
+        let loaded = held.map_err(cause).and_then(|(file, in_use)| {
+            let index = load(file)?;
+            Ok((index, in_use))
+        });
+        let (index, in_use) = match loaded {
+            Ok(found) => found,
             Err(Cause::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(cause) => return Err(Error { path, cause }),
         };
@@ -96,43 +135,37 @@ impl Store {
             let cause = Cause::Mismatch;
             return Err(Error { path, cause });
         }
-        Ok(Some(index))
-    }
-
-    /// Notes that the index for `locator` is used now, and says so as long as what is returned
-    /// lives; `None` when there is none, or it cannot be said.
-    pub fn mark_used(&self, locator: &Locator) -> Option<InUse> {
-        let directory = self.found().ok()?;
-        let file = directory.file(&locator.file_name(), OFlags::RDWR).ok()?;
-        flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
-        file.set_modified(SystemTime::now()).ok()?;
-        Some(InUse { _locked: file })
+        Ok(Some((index, in_use)))
     }
 
     /// Makes `index` the one that is found by `locator`, at once and whole. Directories that are
     /// missing are made for this user only. What others no one has used for long, or is too much,
-    /// goes.
+    /// goes. The file stays as long as what is returned lives, unless somebody replaces it; without
+    /// that, until somebody removes it.
     ///
     /// Nothing is forced to disk: what a power failure leaves is noticed and made again.
     ///
     /// # Errors
     /// When the file cannot be written, or the directory is not this user's alone; whatever was
     /// found before is still found then.
-    pub fn publish(&self, locator: &Locator, index: &Index) -> Result<PathBuf, Error> {
-        let path = self.path(locator);
-        match self.try_publish(locator, index) {
-            Ok(()) => Ok(path),
-            Err(error) => Err(failed(&path, error)),
-        }
+    pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<InUse>, Error> {
+        let published = self.try_publish(locator, index);
+        published.map_err(|error| failed(&self.path(locator), error))
     }
 
-    fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<()> {
+    fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<Option<InUse>> {
         let directory = Directory::make(&self.cache_dir)?.make_inner(DIRECTORY)?;
         let directory = Arc::new(directory);
         let temporary = temporary_name();
         let file = directory.file(&temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        // Until then, and if it cannot be said, its age speaks for it.
+        let locked = file.try_clone().ok();
+        let locked = locked.filter(|file| lock_soon(file, SHARED).is_ok());
         let written = format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
-            .and_then(|()| directory.rename(&temporary, &locator.file_name()));
+            .and_then(|()| {
+                let _order = order(&directory);
+                directory.rename(&temporary, &locator.file_name())
+            });
         if written.is_err() {
             directory.remove(&temporary).ok();
         }
@@ -143,7 +176,7 @@ impl Store {
                 surplus.remove().ok();
             }
         }
-        written
+        written.map(|()| locked.map(|locked| InUse { locked }))
     }
 
     /// All index files, also of other versions of the program and such that are not finished.
@@ -189,11 +222,28 @@ impl Stored {
 
     /// Whether some process uses it, or may still be writing it.
     pub fn is_in_use(&self) -> bool {
-        if !self.is_finished {
-            return self.used.elapsed().is_ok_and(|age| age < ABANDONED);
+        self.is_young() || self.alone().is_err()
+    }
+
+    /// Whether somebody may have begun to write it, and not said so yet; others than this version do
+    /// not say so at all.
+    fn is_young(&self) -> bool {
+        !self.is_finished && self.used.elapsed().is_ok_and(|age| age < ABANDONED)
+    }
+
+    /// The lock that nobody else has, or nothing of a file that nobody uses because it is not fit to
+    /// be.
+    ///
+    /// # Errors
+    /// [`Errno::WOULDBLOCK`] while somebody uses it.
+    fn alone(&self) -> Result<Option<File>, Errno> {
+        let Ok(file) = self.directory.file(&self.name, OFlags::RDONLY) else {
+            return Ok(None);
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK),
+            Ok(()) | Err(_) => Ok(Some(file)),
         }
-        let file = self.directory.file(&self.name, OFlags::RDONLY);
-        file.is_ok_and(|file| is_locked(&file))
     }
 
     /// Removes it, unless it is in use or another one by now; whether it did.
@@ -201,7 +251,15 @@ impl Stored {
     /// # Errors
     /// When it cannot be removed.
     pub fn remove(&self) -> io::Result<bool> {
-        if self.is_in_use() || self.directory.look(&self.name)?.identity != self.identity {
+        // First, or it might get another name while it is looked at.
+        let Some(_order) = order(&self.directory) else {
+            return Ok(false);
+        };
+        // Until it is gone: who opens it meanwhile waits, and finds it without a name.
+        let Ok(_alone) = self.alone() else {
+            return Ok(false);
+        };
+        if self.is_young() || self.directory.look(&self.name)?.identity != self.identity {
             return Ok(false);
         }
         self.directory.remove(&self.name)?;
@@ -209,9 +267,49 @@ impl Stored {
     }
 }
 
-/// Whether somebody has said that this file is in use.
-fn is_locked(file: &File) -> bool {
-    flock(file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
+/// Opens the file `name`, and says that it is in use; if that cannot be said, it is not.
+///
+/// # Errors
+/// As [`Directory::file`].
+fn hold(directory: &Directory, name: &str) -> io::Result<(File, Option<InUse>)> {
+    for _ in 0..REPLACEMENTS {
+        let file = directory.file(name, OFlags::RDONLY)?;
+        let locked = file.try_clone()?;
+        if lock_soon(&locked, SHARED).is_err() {
+            return Ok((file, None));
+        }
+        let stat = fstat(&locked)?;
+        if directory.look(name)?.identity == (stat.st_dev, stat.st_ino) {
+            return Ok((file, Some(InUse { locked })));
+        }
+    }
+    directory
+        .file(name, OFlags::RDONLY)
+        .map(|file| (file, None))
+}
+
+/// Keeps others that ask for the same from giving a file of `directory` its name or removing one, as
+/// long as it lives; `None` when they take too long. Where there are no locks for directories, as on
+/// some network file systems, nobody is kept from anything.
+fn order(directory: &Directory) -> Option<OwnedFd> {
+    // A descriptor of its own, or the lock would be that of everyone with the same.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let own = openat(directory, ".", flags, Mode::empty()).ok()?;
+    let locked = lock_soon(&own, FlockOperation::NonBlockingLockExclusive);
+    (locked != Err(Errno::WOULDBLOCK)).then_some(own)
+}
+
+/// Takes a lock, perhaps after a moment. `operation` must not wait by itself.
+fn lock_soon(file: impl AsFd, operation: FlockOperation) -> rustix::io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&file, operation) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
 }
 
 fn files(directory: &Arc<Directory>) -> io::Result<Vec<Stored>> {
@@ -364,6 +462,18 @@ mod tests {
         })
     }
 
+    /// Publishes an index, and uses it no longer.
+    fn publish(store: &Store, options: &str) -> PathBuf {
+        let locator = locator(options);
+        drop(store.publish(&locator, &index(locator.clone())).unwrap());
+        store.path(&locator)
+    }
+
+    fn held(store: &Store, options: &str) -> InUse {
+        let found = store.find_held(&locator(options)).unwrap();
+        found.expect("published").1.expect("nobody else")
+    }
+
     fn cause(found: Result<Option<Index>, Error>) -> Cause {
         found.expect_err("nothing usable").cause
     }
@@ -373,7 +483,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         assert!(store.find(&locator("")).unwrap().is_none());
-        let path = store.publish(&locator(""), &index(locator(""))).unwrap();
+        let path = publish(&store, "");
         assert_eq!(store.find(&locator("")).unwrap().unwrap().entry_count(), 2);
         assert!(store.find(&locator("x")).unwrap().is_none());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
@@ -388,9 +498,11 @@ mod tests {
     fn an_index_can_be_published_under_another_locator() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        store
-            .publish(&locator("new"), &index(locator("old")))
-            .unwrap();
+        drop(
+            store
+                .publish(&locator("new"), &index(locator("old")))
+                .unwrap(),
+        );
         let found = store.find(&locator("new")).unwrap().unwrap();
         assert_eq!(found.origin().locator, locator("new"));
     }
@@ -399,7 +511,7 @@ mod tests {
     fn a_file_for_another_source_is_not_used() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let path = store.publish(&locator("a"), &index(locator("a"))).unwrap();
+        let path = publish(&store, "a");
         fs::rename(path, store.path(&locator("b"))).unwrap();
         assert!(matches!(cause(store.find(&locator("b"))), Cause::Mismatch));
     }
@@ -408,10 +520,10 @@ mod tests {
     fn a_damaged_file_is_noticed_and_replaced() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let path = store.publish(&locator(""), &index(locator(""))).unwrap();
+        let path = publish(&store, "");
         fs::write(&path, b"").unwrap();
         assert!(matches!(cause(store.find(&locator(""))), Cause::Foreign));
-        store.publish(&locator(""), &index(locator(""))).unwrap();
+        publish(&store, "");
         assert!(store.find(&locator("")).unwrap().is_some());
     }
 
@@ -429,7 +541,7 @@ mod tests {
             cause(store.find(&locator(""))),
             Cause::Untrusted(_)
         ));
-        store.publish(&locator(""), &index(locator(""))).unwrap();
+        publish(&store, "");
         assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
         assert_eq!(fs::read(&elsewhere).unwrap(), before);
     }
@@ -438,7 +550,7 @@ mod tests {
     fn a_file_that_others_can_write_is_not_used() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let path = store.publish(&locator(""), &index(locator(""))).unwrap();
+        let path = publish(&store, "");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
         assert!(matches!(
             cause(store.find(&locator(""))),
@@ -462,14 +574,14 @@ mod tests {
     fn files_of_dead_writers_are_removed() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let path = store.publish(&locator(""), &index(locator(""))).unwrap();
+        let path = publish(&store, "");
         let temporary = |name: &str| path.with_file_name(format!("{TEMPORARY}{name}"));
         for (name, age) in [("old", ABANDONED * 2), ("new", Duration::ZERO)] {
             let file = File::create(temporary(name)).unwrap();
             file.set_modified(std::time::SystemTime::now() - age)
                 .unwrap();
         }
-        store.publish(&locator(""), &index(locator(""))).unwrap();
+        publish(&store, "");
         assert!(!temporary("old").exists());
         assert!(temporary("new").exists());
     }
@@ -481,25 +593,21 @@ mod tests {
         let long_ago = SystemTime::now() - BOUNDS.age - Duration::from_mins(1);
         let names = ["old", "used", "marked"];
         for name in names {
-            store
-                .publish(&locator(name), &index(locator(name)))
-                .unwrap();
+            publish(&store, name);
         }
-        let _mark = store.mark_used(&locator("marked")).unwrap();
+        let _mark = held(&store, "marked");
         // Only now, or each would go when the next one is saved.
         for name in names {
             let file = File::open(store.path(&locator(name))).unwrap();
             file.set_modified(long_ago).unwrap();
         }
-        drop(store.mark_used(&locator("used")).unwrap());
+        held(&store, "used").note();
         fs::write(store.directory().join("foreign"), b"").unwrap();
         File::open(store.directory().join("foreign"))
             .unwrap()
             .set_modified(long_ago)
             .unwrap();
-        store
-            .publish(&locator("new"), &index(locator("new")))
-            .unwrap();
+        publish(&store, "new");
         let left = |name: &str| store.path(&locator(name)).exists();
         assert!(!left("old"));
         assert!(left("used") && left("marked") && left("new"));
@@ -511,20 +619,126 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         assert!(store.files().unwrap().is_empty());
-        store.publish(&locator("a"), &index(locator("a"))).unwrap();
+        publish(&store, "a");
         let files = store.files().unwrap();
         let [file] = &files[..] else { panic!("one") };
         assert_eq!(file.origin().unwrap().locator, locator("a"));
-        let mark = store.mark_used(&locator("a")).unwrap();
+        let mark = held(&store, "a");
         assert!(file.is_in_use());
         assert!(!file.remove().unwrap());
         drop(mark);
         assert!(!file.is_in_use());
         // Another one under its name is not what was meant.
-        store.publish(&locator("a"), &index(locator("a"))).unwrap();
+        publish(&store, "a");
         assert!(!file.remove().unwrap());
         assert!(store.files().unwrap()[0].remove().unwrap());
         assert!(store.find(&locator("a")).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_published_is_in_use_from_the_beginning() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let in_use = store.publish(&locator(""), &index(locator(""))).unwrap();
+        let files = store.files().unwrap();
+        assert!(files[0].is_in_use() && !files[0].remove().unwrap());
+        drop(in_use.expect("nobody else"));
+        assert!(files[0].remove().unwrap());
+    }
+
+    #[test]
+    fn what_is_being_written_stays_however_old_it_is() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let path = publish(&store, "").with_file_name(format!("{TEMPORARY}old"));
+        let written = File::create(&path).unwrap();
+        written
+            .set_permissions(fs::Permissions::from_mode(0o600))
+            .unwrap();
+        written
+            .set_modified(SystemTime::now() - ABANDONED * 2)
+            .unwrap();
+        lock_soon(&written, SHARED).unwrap();
+        let files = store.files().unwrap();
+        let file = files.iter().find(|file| !file.is_finished).unwrap();
+        assert!(file.is_in_use() && !file.remove().unwrap());
+        publish(&store, "");
+        assert!(path.exists());
+        drop(written);
+        assert!(!file.is_in_use() && file.remove().unwrap());
+    }
+
+    #[test]
+    fn who_is_looked_at_while_it_takes_an_index_gets_it() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let path = publish(&store, "");
+        let looking = File::open(path).unwrap();
+        flock(&looking, FlockOperation::NonBlockingLockExclusive).unwrap();
+        std::thread::scope(|scope| {
+            let taking = scope.spawn(|| held(&store, ""));
+            std::thread::sleep(10 * PAUSE);
+            drop(looking);
+            taking.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn an_index_that_goes_while_it_is_taken_is_none_and_a_new_one_is_taken() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        for is_replaced in [false, true] {
+            let path = publish(&store, "");
+            // As one that is about to remove it.
+            let removing = File::open(&path).unwrap();
+            flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
+            let found = std::thread::scope(|scope| {
+                let taking = scope.spawn(|| store.find_held(&locator("")).unwrap());
+                std::thread::sleep(10 * PAUSE);
+                fs::remove_file(&path).unwrap();
+                if is_replaced {
+                    publish(&store, "");
+                }
+                drop(removing);
+                taking.join().unwrap()
+            });
+            assert_eq!(found.is_some(), is_replaced);
+            if let Some((_, in_use)) = found {
+                let _in_use = in_use.expect("nobody else");
+                let files = store.files().unwrap();
+                assert!(files[0].is_in_use(), "the new one");
+            }
+        }
+    }
+
+    #[test]
+    fn an_index_is_there_while_it_is_used_however_use_and_removal_meet() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        for round in 0..200 {
+            publish(&store, "");
+            let files = store.files().unwrap();
+            std::thread::scope(|scope| {
+                let removing = scope.spawn(|| files[0].remove().unwrap());
+                let taken = store.find_held(&locator("")).unwrap();
+                let is_removed = removing.join().unwrap();
+                let is_there = store.path(&locator("")).exists();
+                let is_held = taken.is_some_and(|(_, in_use)| in_use.is_some());
+                assert_eq!((is_held, is_there), (!is_removed, !is_removed), "{round}");
+            });
+        }
+    }
+
+    #[test]
+    fn nothing_is_removed_while_somebody_gives_a_name() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        publish(&store, "");
+        let files = store.files().unwrap();
+        let naming = order(&store.found().unwrap()).expect("nobody else");
+        assert!(!files[0].remove().unwrap());
+        drop(naming);
+        assert!(files[0].remove().unwrap());
     }
 
     #[test]
