@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::base::extent::{Extent, Plain};
     use crate::index::{Builder, Ino, Options, Origin};
-    use crate::tar::{Kind, Member, Timestamp};
+    use crate::tar::{Kind, Member};
     use proptest::prelude::*;
 
     /// An index of files of 100 bytes.
@@ -136,17 +136,8 @@ mod tests {
             let member = Member {
                 header: Plain(number as u64 * 1024),
                 payload: Extent::with_len(Plain(number as u64 * 1024 + 512), 100),
-                name: name.to_vec(),
-                kind: Kind::File,
-                mode: 0o644,
-                uid: 0,
-                gid: 0,
-                user: Vec::new(),
-                group: Vec::new(),
-                mtime: Timestamp::default(),
                 size: 100,
-                sparse: None,
-                xattrs: Vec::new(),
+                ..Member::new(*name, Kind::File)
             };
             builder.member(&member).expect("well-formed");
         }

@@ -2,25 +2,11 @@
 
 use super::{Builder, Index, Options, Origin};
 use crate::base::extent::{Extent, Plain};
-use crate::tar::{Kind, Member, Timestamp};
+use crate::tar::{Kind, Member};
 
 /// A member called `name`, mode 0644, without content.
 pub(crate) fn member(name: &str, kind: Kind) -> Member {
-    Member {
-        header: Plain(0),
-        payload: Extent::default(),
-        name: name.as_bytes().to_vec(),
-        kind,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        user: Vec::new(),
-        group: Vec::new(),
-        mtime: Timestamp::default(),
-        size: 0,
-        sparse: None,
-        xattrs: Vec::new(),
-    }
+    Member::new(name, kind)
 }
 
 /// A file whose payload is `payload`.

@@ -11,7 +11,7 @@ use super::policy::Policy;
 use super::problem::Problems;
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
-use crate::tar::{Kind, Member, Timestamp};
+use crate::tar::{Kind, Member};
 
 /// Default rules, and problems that nobody hears of.
 pub(super) fn context() -> Context {
@@ -28,21 +28,7 @@ pub(super) fn context() -> Context {
 
 /// A member with plain attributes.
 pub(super) fn member(name: &[u8], kind: Kind) -> Member {
-    Member {
-        header: Plain(0),
-        payload: Extent::default(),
-        name: name.to_vec(),
-        kind,
-        mode: 0o644,
-        uid: 0,
-        gid: 0,
-        user: Vec::new(),
-        group: Vec::new(),
-        mtime: Timestamp::default(),
-        size: 0,
-        sparse: None,
-        xattrs: Vec::new(),
-    }
+    Member::new(name, kind)
 }
 
 /// A regular file.

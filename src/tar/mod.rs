@@ -95,6 +95,28 @@ pub struct Member {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+impl Member {
+    /// A member of which nothing is said but its name and what it is: mode 0644, root's, of 1970,
+    /// without payload and attributes, at the archive's very front.
+    pub fn new(name: impl Into<Vec<u8>>, kind: Kind) -> Self {
+        Self {
+            header: Plain(0),
+            payload: Extent::default(),
+            name: name.into(),
+            kind,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            user: Vec::new(),
+            group: Vec::new(),
+            mtime: Timestamp::default(),
+            size: 0,
+            sparse: None,
+            xattrs: Vec::new(),
+        }
+    }
+}
+
 /// What a member is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {

@@ -18,22 +18,15 @@ use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
 
+use crate::support::noise::Noise;
+
 const MIB: usize = 1 << 20;
 /// What takes longer never ends.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Bytes that no format packs (xorshift).
 fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
+    Noise::new(1).bytes(len)
 }
 
 /// An archive of one file.

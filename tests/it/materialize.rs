@@ -29,22 +29,12 @@ fn member(name: impl AsRef<[u8]>, kind: Kind) -> Entry {
         0o644
     };
     let member = Member {
-        header: Plain(0),
-        payload: Extent::default(),
-        name: name.as_ref().to_vec(),
-        kind,
         mode,
-        uid: 0,
-        gid: 0,
-        user: Vec::new(),
-        group: Vec::new(),
         mtime: Timestamp {
             seconds: 1_000_000_000,
             nanoseconds: 123_456_789,
         },
-        size: 0,
-        sparse: None,
-        xattrs: Vec::new(),
+        ..Member::new(name.as_ref(), kind)
     };
     (member, Vec::new())
 }

@@ -134,21 +134,12 @@ impl Sample {
         self.members.push(Member {
             header: Plain(self.members.len() as u64 * 512),
             payload: Extent::with_len(Plain(self.plain.len() as u64), 0),
-            name: name.as_bytes().to_vec(),
             mode: if kind == Kind::Directory {
                 0o755
             } else {
                 0o644
             },
-            kind,
-            uid: 0,
-            gid: 0,
-            user: Vec::new(),
-            group: Vec::new(),
-            mtime: Timestamp::default(),
-            size: 0,
-            sparse: None,
-            xattrs: Vec::new(),
+            ..Member::new(name, kind)
         });
         self.members.last_mut().expect("just pushed")
     }

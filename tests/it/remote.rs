@@ -14,6 +14,7 @@ use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::http::{Fault, Resource, Response, Server};
+use crate::support::noise::Noise;
 use crate::support::wait;
 
 /// The first request's.
@@ -112,16 +113,7 @@ fn collect(mut stream: fetch::Stream) -> Result<Vec<u8>, Error> {
 
 /// Bytes that do not repeat for a while.
 fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
+    Noise::new(1).bytes(len)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use tarfs::base::extent::{Extent, Plain};
 use tarfs::index::{Builder, Index, Options, Origin};
 use tarfs::source::{Cause, Fingerprint, Validator};
-use tarfs::tar::{Kind, Member, Timestamp};
+use tarfs::tar::{Kind, Member};
 
 #[path = "../../../src/cli/profile.rs"]
 #[allow(
@@ -67,17 +67,8 @@ fn index() -> Index {
         let member = Member {
             header: Plain(at),
             payload: Extent::with_len(Plain(at + 512), 100),
-            name: name.to_vec(),
-            kind: Kind::File,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            user: Vec::new(),
-            group: Vec::new(),
-            mtime: Timestamp::default(),
             size: 100,
-            sparse: None,
-            xattrs: Vec::new(),
+            ..Member::new(*name, Kind::File)
         };
         builder.member(&member).expect("well-formed");
     }

@@ -1,7 +1,6 @@
 //! A long gzip member, decoded ahead by several threads, is what it is when one decodes it.
 
 use tarfs::archive::{Spooling, scan};
-use tarfs::materialize::{Materializer, Options};
 
 use super::{Lab, assert_files, assert_files_backwards, assert_random_reads, packed, scan_options};
 use crate::support::packing::Packing;
@@ -12,23 +11,12 @@ use crate::support::tree::Tree;
 fn materialized(workers: usize, memory: u64) -> (u64, u64) {
     let tree = Tree::mixed();
     let lab = Lab::serving(packed(Packing::Gzip));
-    let (source, stats) = lab.source();
     let options = scan::Options {
         workers,
         memory,
         ..scan_options()
     };
-    let root = tempfile::tempdir().expect("a directory");
-    let mut sink = Materializer::new(root.path(), Options::for_this_user(), stats.clone())
-        .expect("a destination");
-    let scanned = scan::scan(&source, &options, lab.network.handle(), &stats, &mut sink);
-    scanned.expect("scanned");
-    let summary = sink.finish().expect("written");
-    assert_eq!(summary.errors, 0, "{:?}", summary.problems);
-    for (name, content) in &tree.files {
-        let written = std::fs::read(root.path().join(name)).expect("a file");
-        assert!(written == *content, "{name} is wrong");
-    }
+    let stats = lab.assert_materializes(&options, &tree);
     (stats.decoder_shares.get(), stats.decoder_jobs.get())
 }
 

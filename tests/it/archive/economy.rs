@@ -9,7 +9,6 @@ use crate::support::tree::Tree;
 
 use tarfs::archive::scan;
 use tarfs::index::{Index, Ino, Kind};
-use tarfs::materialize::{Materializer, Options};
 
 use super::PATH;
 
@@ -74,26 +73,15 @@ fn materializing_fetches_every_byte_once() {
 fn materialize_once(packing: Packing, chunk_len: u64, connections: usize) {
     let (tree, packed) = (Tree::mixed(), packed(packing));
     let lab = Lab::serving(packed.clone());
-    let (source, stats) = lab.source();
     let options = scan::Options {
         chunk_len,
         connections,
         ..scan_options()
     };
-    let root = tempfile::tempdir().expect("a directory");
-    let mut sink = Materializer::new(root.path(), Options::for_this_user(), stats.clone())
-        .expect("a destination");
-    let scanned = scan::scan(&source, &options, lab.network.handle(), &stats, &mut sink);
-    scanned.expect("scanned");
-    let summary = sink.finish().expect("written");
-    assert_eq!(summary.errors, 0, "{:?}", summary.problems);
+    let stats = lab.assert_materializes(&options, &tree);
     assert_eq!(stats.source_cuts.get() + stats.source_hedges.get(), 0);
     assert_eq!(stats.source_read_bytes.get(), packed.len() as u64);
     assert_eq!(lab.server.sent_bytes(PATH), packed.len() as u64);
-    for (name, content) in &tree.files {
-        let written = std::fs::read(root.path().join(name)).expect("a file");
-        assert!(written == *content, "{name} is wrong");
-    }
 }
 
 #[test]

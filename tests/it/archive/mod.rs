@@ -24,6 +24,7 @@ use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::fetch;
 use tarfs::index::Ino;
+use tarfs::materialize::{self, Materializer};
 use tarfs::source::{self, Retry, Source};
 use tarfs::tar;
 use tempfile::TempDir;
@@ -66,6 +67,28 @@ impl Lab {
 
     fn serve(&self, resource: Resource) {
         self.server.serve(PATH, resource);
+    }
+
+    /// Materializes what is served, which must become `tree`.
+    #[track_caller]
+    fn assert_materializes(&self, options: &scan::Options, tree: &Tree) -> Arc<Stats> {
+        let (source, stats) = self.source();
+        let root = tempfile::tempdir().expect("a directory");
+        let mut sink = Materializer::new(
+            root.path(),
+            materialize::Options::for_this_user(),
+            stats.clone(),
+        )
+        .expect("a destination");
+        let scanned = scan::scan(&source, options, self.network.handle(), &stats, &mut sink);
+        scanned.expect("scanned");
+        let summary = sink.finish().expect("written");
+        assert_eq!(summary.errors, 0, "{:?}", summary.problems);
+        for (name, content) in &tree.files {
+            let written = std::fs::read(root.path().join(name)).expect("a file");
+            assert!(written == *content, "{name} is wrong");
+        }
+        stats
     }
 
     fn options(&self) -> OpenOptions {
