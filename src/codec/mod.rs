@@ -254,8 +254,10 @@ pub fn reading_bytes(compression: Compression) -> u64 {
         Compression::None => 0,
         // A piece; or members of BGZF until they make as much, of which the last has 64 KiB.
         Compression::Gzip => (1 << 20) + (64 << 10),
-        // A block of the legacy format; a block, a stream made of it, and libbz2's state.
-        Compression::Lz4 | Compression::Bzip2 => 8 << 20,
+        // A block of the legacy format, behind smaller ones that make almost a piece.
+        Compression::Lz4 => (8 << 20) + (1 << 20),
+        // A block, a stream made of it, and libbz2's state.
+        Compression::Bzip2 => 8 << 20,
         Compression::Xz => READING_POOL / 4,
         Compression::Zstd => READING_POOL,
     }

@@ -530,9 +530,12 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use super::super::walk::tests::{
-        Outcome, check, check_flips, check_truncation, decode, decode_from, noise, text,
+        Outcome, check, check_flips, check_truncation, context, decode, decode_from, drive, noise,
+        text,
     };
     use super::*;
+    use crate::base::buffer::Pool;
+    use crate::codec::{self, READING_POOL, reading_bytes};
     use lz4_flex::block::{compress, compress_with_dict};
     use proptest::prelude::*;
     use xxhash_rust::xxh32::xxh32;
@@ -620,6 +623,21 @@ mod tests {
             frame.extend(packed);
         }
         frame
+    }
+
+    #[test]
+    fn what_is_set_aside_for_it_is_enough_when_legacy_blocks_differ() {
+        let mut packed = legacy(&text(3256));
+        packed.extend(legacy(&vec![0; 8 << 20]).split_off(MAGIC_LEN));
+        let pool = Pool::new(READING_POOL);
+        let context = Context {
+            pool: pool.clone(),
+            ..context()
+        };
+        let found = drive(codec::start(Compression::Lz4, context), &packed, 1000, 0);
+        assert_eq!(found.plain.len(), 3256 + (8 << 20));
+        let peak = pool.peak();
+        assert!(peak <= reading_bytes(Compression::Lz4), "{peak} bytes");
     }
 
     fn skippable(len: u32) -> Vec<u8> {
