@@ -85,6 +85,7 @@ tests! {
     any_bytes_as_bzip2 "bzip2" 200,
     any_bytes_as_seek_points "resume" 400,
     any_bytes_as_an_index "index" 3000,
+    any_bytes_as_a_spool "spool" 300,
     any_bytes_as_a_profile "profile" 3000,
     any_bytes_as_a_servers_answer "answer" 3000,
     any_bytes_as_a_keepers_packet "packet" 3000,

@@ -4,6 +4,7 @@ mod codec;
 mod index;
 mod knobs;
 mod private;
+mod spool;
 mod tar;
 mod texts;
 
@@ -50,6 +51,7 @@ impl Target {
         ),
         Self::new("resume", codec::resume_anywhere, seeds::seek_points),
         Self::new("index", index::run, seeds::indexes),
+        Self::new("spool", spool::run, spool::seeds),
         Self::new("profile", private::profile, seeds::profiles),
         Self::new("answer", private::answer, seeds::answers),
         Self::new("packet", private::packet, seeds::packets),

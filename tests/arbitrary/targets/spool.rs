@@ -1,0 +1,434 @@
+//! A spool: whatever lies where one is looked for, readers get the archive's own bytes, what is whole
+//! in it is not made again, and nothing outside of it is touched.
+
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use flate2::write::GzEncoder;
+use rustix::fs::{CWD, Mode, mkfifoat};
+use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, scan};
+use tarfs::base::extent::{Extent, Packed, Plain};
+use tarfs::base::free_list::FreeList;
+use tarfs::base::stats::Stats;
+use tarfs::cache::{Patience, Shelf, Spool, SpoolOptions};
+use tarfs::codec::{Compression, SeekPoint};
+use tarfs::index::{Builder, Ino, Locator, Options, Origin, format};
+use tarfs::tar::{self, Kind, Member, Timestamp};
+use tarfs::{fetch, source};
+use tokio::runtime::Runtime;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::knobs::Knobs;
+use crate::noise::Noise;
+
+/// The spans of the archive that the spool is of: some in one block of a disk, some in many.
+const SPAN_LENS: [usize; 7] = [5000, 1, 4096, 700, 9000, 8192, 3000];
+
+/// Which of them is looked at first, to see whether an index belongs to the source.
+const SAMPLE: usize = 3;
+
+/// As much as no input takes, and as little as spools may not have.
+const MUCH_DISK: u64 = 1 << 30;
+
+/// Nothing takes longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Bytes of an input that name something which lies beside the spool.
+const NAME_LEN: usize = 12;
+
+/// An archive of one file, which is all that there is: each span is a gzip member.
+struct Known {
+    plain: Vec<u8>,
+    packed: Bytes,
+    spans: Vec<Extent<Plain>>,
+    seek_points: Vec<SeekPoint>,
+}
+
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    let plain = Noise::new(3).bytes(SPAN_LENS.iter().sum());
+    let (mut packed, mut spans, mut seek_points) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rest = &plain[..];
+    for len in SPAN_LENS {
+        let (span, behind) = rest.split_at(len);
+        let start = Plain((plain.len() - rest.len()) as u64);
+        spans.push(Extent::with_len(start, len as u64));
+        seek_points.push(SeekPoint {
+            packed: Packed(packed.len() as u64),
+            bit: 0,
+            plain: start,
+            state: 0,
+            window: Bytes::new(),
+        });
+        let mut member = GzEncoder::new(&mut packed, flate2::Compression::fast());
+        member.write_all(span).expect("memory");
+        member.finish().expect("memory");
+        rest = behind;
+    }
+    Known {
+        plain,
+        packed: packed.into(),
+        spans,
+        seek_points,
+    }
+});
+
+impl Known {
+    /// The bytes of a span.
+    fn span(&self, extent: Extent<Plain>) -> &[u8] {
+        part(&self.plain, extent).expect("inside")
+    }
+
+    /// An index of it. Of a `liar` the last span, of which nothing is there, is longer than any may
+    /// be.
+    fn index(&self, liar: Option<u64>) -> Vec<u8> {
+        let len = self.plain.len() as u64;
+        let mut builder = Builder::new(Options::default());
+        let file = Member {
+            header: Plain(0),
+            payload: Extent::with_len(Plain(0), len),
+            name: b"a".to_vec(),
+            kind: Kind::File,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            user: Vec::new(),
+            group: Vec::new(),
+            mtime: Timestamp::default(),
+            size: len,
+            sparse: None,
+            xattrs: Vec::new(),
+        };
+        builder.member(&file).expect("the first");
+        for (&span, seek_point) in self.spans.iter().zip(&self.seek_points) {
+            builder.span(span, xxh3_64(self.span(span)), Some(seek_point));
+        }
+        let mut plain_bytes = len;
+        if let Some(longer) = liar {
+            let span = Extent::with_len(Plain(len), longer);
+            builder.span(span, 7, None);
+            plain_bytes = span.end().0;
+        }
+        let index = builder.finish(Origin {
+            content_id: CONTENT_ID,
+            compression: Compression::Gzip,
+            packed_bytes: self.packed.len() as u64,
+            plain_bytes,
+            ..Origin::default()
+        });
+        let mut file = Vec::new();
+        format::write(&index, &Locator::default(), &mut file).expect("memory");
+        file
+    }
+}
+
+/// What the spool is found by.
+const CONTENT_ID: [u8; 32] = [0xab; 32];
+
+fn content() -> String {
+    "ab".repeat(32)
+}
+
+fn part(bytes: &[u8], extent: Extent<Plain>) -> Option<&[u8]> {
+    let at = |plain: Plain| usize::try_from(plain.0).ok();
+    bytes.get(at(extent.start())?..at(extent.end())?)
+}
+
+/// What lies where the spool is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    /// A file of ours.
+    File,
+    /// One that anyone may write to.
+    Open,
+    /// A symbolic link to a file outside.
+    Link,
+    /// A directory, or a FIFO.
+    Other,
+}
+
+/// A cache, and files outside of it.
+struct Place {
+    directory: tempfile::TempDir,
+    found: Found,
+    /// What the file began with, and how long it was.
+    len: u64,
+}
+
+impl Place {
+    fn new(bytes: &[u8], knobs: Knobs) -> Self {
+        // Memory, as a disk would make an input take milliseconds.
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let found = match (knobs.flag(0), knobs.flag(1), knobs.flag(2)) {
+            (false, ..) => Found::File,
+            (true, false, false) => Found::Open,
+            (true, false, true) => Found::Link,
+            (true, true, _) => Found::Other,
+        };
+        let longer = if knobs.flag(3) { 1 << 43 } else { 0 };
+        let place = Self {
+            directory,
+            found,
+            len: bytes.len() as u64 + longer,
+        };
+        fs::create_dir(place.path("outside")).expect("fresh");
+        fs::create_dir_all(place.path("cache/spool")).expect("fresh");
+        fs::write(place.path("outside/a"), "outside").expect("space");
+        place.put(&content(), found, bytes, longer);
+        let kinds = [Found::File, Found::Link, Found::Other, Found::Open];
+        let names = bytes
+            .rchunks_exact(NAME_LEN)
+            .take(usize::from(knobs.number() % 8));
+        for (name, kind) in names.zip(kinds.into_iter().cycle()) {
+            let name: String = name.iter().map(|&byte| letter(byte)).collect();
+            place.put(&name, kind, bytes, 0);
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn spool(&self) -> PathBuf {
+        self.path("cache/spool").join(content() + ".spool")
+    }
+
+    /// Puts something among the spools, unless there is something of that name.
+    fn put(&self, name: &str, kind: Found, bytes: &[u8], longer: u64) {
+        let path = self.path("cache/spool").join(format!("{name}.spool"));
+        if path.symlink_metadata().is_ok() {
+            return;
+        }
+        match kind {
+            Found::Link => symlink("../../outside/a", &path).expect("fresh"),
+            Found::Other if bytes.len() % 2 == 0 => fs::create_dir(&path).expect("fresh"),
+            Found::Other => mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).expect("fresh"),
+            Found::File | Found::Open => {
+                fs::write(&path, bytes).expect("space");
+                let file = fs::File::options().write(true).open(&path).expect("ours");
+                file.set_len(bytes.len() as u64 + longer).expect("a hole");
+                let mode = if kind == Found::Open { 0o666 } else { 0o600 };
+                fs::set_permissions(&path, Permissions::from_mode(mode)).expect("ours");
+            }
+        }
+    }
+
+    /// Whether a span that is there is found.
+    fn is_usable(&self) -> bool {
+        self.found == Found::File
+    }
+
+    /// Everything that is not in the cache: names, contents, modes, times and names of each.
+    fn outside(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for directory in ["", "outside", "cache"] {
+            for entry in fs::read_dir(self.path(directory)).expect("there") {
+                let path = entry.expect("an entry").path();
+                let found = fs::symlink_metadata(&path).expect("there");
+                lines.push(format!("{} {:o}", path.display(), found.mode()));
+                if found.is_file() {
+                    let content = fs::read(&path).expect("readable");
+                    let links = found.nlink();
+                    lines.push(format!("{content:?} {:?} {links}", found.modified().ok()));
+                }
+            }
+        }
+        lines.sort();
+        lines
+    }
+
+    fn open(&self, disk_bytes: u64, index: &Path) -> Archive {
+        static NETWORK: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
+        let source = source::Memory::new("a", KNOWN.packed.clone());
+        let options = OpenOptions {
+            scan: scan_options(),
+            cache_dir: Some(self.path("cache")),
+            index_file: Some(index.to_owned()),
+            spooling: Spooling::ToDisk {
+                limit_bytes: Some(disk_bytes),
+            },
+        };
+        let stats = Arc::<Stats>::default();
+        let opened = Archive::open(Arc::new(source), &options, NETWORK.handle(), &stats);
+        opened.expect("the index is right, whatever the spool is")
+    }
+
+    /// Reads everything, and says how many spans were decoded for that.
+    fn read(&self, disk_bytes: u64) -> u64 {
+        let archive = self.open(disk_bytes, &self.path("index"));
+        let len = u32::try_from(KNOWN.plain.len()).expect("small");
+        let bytes = archive.read_here(FILE, 0, len).expect("it is in memory");
+        assert!(bytes == KNOWN.plain, "other bytes than the archive's");
+        archive.stats().decoded_spans.get()
+    }
+}
+
+/// The only file.
+const FILE: Ino = Ino(2);
+
+/// A byte of a name, often one that means something in those of spools.
+fn letter(byte: u8) -> char {
+    match byte {
+        b'/' | 0 => '.',
+        b'0'..=b'9' | b'a'..=b'z' | b'-' | b'.' => char::from(byte),
+        _ => char::from(b'a' + byte % 16),
+    }
+}
+
+fn scan_options() -> scan::Options {
+    scan::Options {
+        compression: None,
+        tar: tar::Options::default(),
+        allow_truncated: false,
+        spans: false,
+        connections: 1,
+        chunk_len: 1 << 20,
+        min_speed: fetch::MinSpeed::default(),
+        persistence: source::Persistence::default(),
+        memory: 1 << 20,
+        lenders: Vec::new(),
+        workers: 0,
+        hops: false,
+        sha256: scan::Digest::Ignore,
+        bookmarks: false,
+        resume: None,
+        saved: None,
+    }
+}
+
+/// Spools as they may be: of an archive, and of other ones beside it.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let whole = KNOWN.plain.clone();
+    let torn = {
+        let (front, rest) = whole.split_at(4000);
+        let (_, back) = rest.split_at(3000);
+        [front, &[0; 3000], back].concat()
+    };
+    let behind = [&whole[..], &whole].concat();
+    let beside = [&whole[..], b".12345-0....abababababab........-..."].concat();
+    let cut = whole.iter().copied().take(9000).collect();
+    let files = [whole, torn, behind, beside, cut, vec![0; 30_000]];
+    let knobs = [0, 1, 3, 5, 0b1_1000, 0b10_0000, 0b100_0000, 0b1110_1000];
+    files
+        .iter()
+        .enumerate()
+        .flat_map(|(number, file)| {
+            let others = u8::try_from(number).expect("six");
+            knobs.map(|knobs| [&file[..], &[9, 0, knobs, others]].concat())
+        })
+        .collect()
+}
+
+/// Takes `bytes` for a spool.
+pub(super) fn run(bytes: &[u8]) {
+    let (bytes, knobs) = Knobs::split(bytes);
+    let place = Place::new(bytes, knobs);
+    fs::write(place.path("index"), KNOWN.index(None)).expect("space");
+    if knobs.flag(4) {
+        let liar = KNOWN.index(Some(1 << (bytes.len() % 43)));
+        fs::write(place.path("liar"), liar).expect("space");
+    }
+    let before = place.outside();
+    if knobs.flag(5) {
+        // What was there may go, or some of it.
+        place.read(0);
+    } else {
+        is_used_and_mended(&place, bytes);
+    }
+    if knobs.flag(4) {
+        prepare_all(&place);
+    }
+    directly(&place, knobs);
+    assert_eq!(place.outside(), before);
+}
+
+/// Spans that are whole are found, all others are made again, and found the next time.
+fn is_used_and_mended(place: &Place, bytes: &[u8]) {
+    let others = KNOWN.spans.iter().enumerate();
+    let others = others.filter(|&(number, _)| number != SAMPLE);
+    let is_damaged = |span: Extent<Plain>| part(bytes, span) != Some(KNOWN.span(span));
+    let damaged = others.filter(|&(_, &span)| !place.is_usable() || is_damaged(span));
+    let damaged = damaged.count() as u64;
+    assert_eq!(place.read(MUCH_DISK), 1 + damaged);
+    let left = if place.is_usable() { 0 } else { damaged };
+    assert_eq!(place.read(MUCH_DISK), 1 + left);
+    if place.is_usable() {
+        let spool = fs::File::open(place.spool()).expect("there");
+        let mut spooled = vec![0; KNOWN.plain.len()];
+        spool.read_exact_at(&mut spooled, 0).expect("as long");
+        assert!(spooled == KNOWN.plain);
+        let len = spool.metadata().expect("open").len();
+        assert_eq!(len, place.len.max(spooled.len() as u64), "nothing is cut");
+    }
+}
+
+/// Has all spans made ahead, of an index that claims one which cannot be.
+fn prepare_all(place: &Place) {
+    let archive = place.open(MUCH_DISK, &place.path("liar"));
+    let all = Prefetch {
+        ahead: Ahead::All,
+        ..Prefetch::default()
+    };
+    archive.start_prefetch(all).expect("threads");
+    let start = Instant::now();
+    let state = || archive.prefetch_progress().map(|progress| progress.state);
+    while state() == Some(PrefetchState::Running) {
+        assert!(start.elapsed() < PATIENCE, "it does not end");
+        std::thread::yield_now();
+    }
+    // What no spool takes must fit into memory.
+    let may_be_full = !place.is_usable() && state() == Some(PrefetchState::Full);
+    assert!(may_be_full || state() == Some(PrefetchState::Incomplete));
+}
+
+/// Reads and writes a spool as nobody does who knows what is in there.
+fn directly(place: &Place, knobs: Knobs) {
+    let shelf = Shelf::new(place.path("cache"), Some(MUCH_DISK));
+    for spool in shelf.spools() {
+        assert!(!spool.is_in_use(), "all who used one are gone");
+    }
+    let options = SpoolOptions {
+        queue_bytes: 1 << 20,
+        is_only_copy: knobs.flag(6),
+        free_list: FreeList::new(0),
+        stats: Arc::default(),
+    };
+    let is_whole = options.is_only_copy;
+    let Ok(spool) = Spool::open(shelf.clone(), &content(), options) else {
+        assert!(!place.is_usable() && !is_whole, "nothing is in its way");
+        return;
+    };
+    let len = knobs.push_len() as u64;
+    for start in [0, 1, len, 1 << 20, 1 << 42, u64::MAX - len, u64::MAX] {
+        let extent = Extent::with_len(Plain(start), len);
+        if let Some(bytes) = spool.read(extent) {
+            assert_eq!(bytes.len() as u64, extent.len());
+        }
+    }
+    for &span in &KNOWN.spans {
+        let bytes = Bytes::copy_from_slice(KNOWN.span(span));
+        spool.keep_wanted(span, bytes.clone(), Patience::Endless);
+        assert_eq!(spool.read(span), Some(bytes));
+    }
+    spool.flush();
+    for &span in &KNOWN.spans {
+        let found = spool.read(span);
+        assert!(found.is_some_and(|found| found == KNOWN.span(span)));
+        spool.used(span);
+    }
+    assert_eq!(spool.trouble(), None);
+    if knobs.flag(7) {
+        // Something may be in its place.
+        drop(spool.publish("published"));
+    }
+    drop(spool);
+    let content = content();
+    let found = shelf.spools();
+    let is_ours = |name: Option<&str>| name == Some(&content) || name == Some("published");
+    assert!(found.iter().any(|spool| is_ours(spool.content())));
+}
