@@ -14,6 +14,7 @@ mod faults;
 mod kills;
 mod lazy;
 mod materialize;
+mod model;
 mod mount;
 mod network;
 mod remote;

@@ -1,0 +1,526 @@
+//! Members by chance, and the bytes of an archive that says so.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+use super::tree::{Content, Tree};
+use crate::support::noise::Noise;
+use crate::support::raw::{Archive, GNU, Header, USTAR};
+
+/// A member, as whoever made the archive meant it.
+#[derive(Clone)]
+pub(super) struct Member {
+    /// Components of its path, none of which is special; none at all is the root.
+    pub(super) path: Vec<Vec<u8>>,
+    pub(super) what: What,
+    pub(super) attributes: Attributes,
+}
+
+/// What a member is.
+#[derive(Clone)]
+pub(super) enum What {
+    File(Rc<Content>),
+    Directory,
+    Symlink(Vec<u8>),
+    /// To what has this path.
+    HardLink(Vec<Vec<u8>>),
+    Fifo,
+}
+
+/// What an entry has besides its content.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Attributes {
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: Time,
+    pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// Seconds since 1970, and nanoseconds after that second.
+pub(super) type Time = (i64, u32);
+
+/// How a program writes what a header has no room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Dialect {
+    Ustar,
+    Gnu,
+    Pax,
+}
+
+/// How a sparse file is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sparse {
+    OldGnu,
+    Pax00,
+    Pax01,
+    Pax10,
+}
+
+/// Parts of file names: few, so that paths meet.
+const NAMES: [&[u8]; 9] = [
+    b"a",
+    b"b",
+    b"dir",
+    b"two words",
+    b"gr\xfcn",
+    "é漢字".as_bytes(),
+    b"new\nline\\",
+    b"\x01\xff\xfe",
+    b".hidden",
+];
+
+const MODES: [u32; 9] = [
+    0o644, 0o644, 0o755, 0o600, 0o4755, 0o2711, 0o1777, 0, 0o7777,
+];
+
+/// Entries of a sparse map that the header of the old GNU format holds, and a record behind it.
+const MAP_IN_HEADER: usize = 4;
+const MAP_IN_RECORD: usize = 21;
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = joined(&self.path);
+        write!(f, "{:?} '{}'", self.what, path.escape_ascii())?;
+        let Attributes {
+            mode,
+            uid,
+            gid,
+            mtime,
+            xattrs,
+        } = &self.attributes;
+        write!(f, " {mode:o} {uid}:{gid} {mtime:?}")?;
+        xattrs
+            .keys()
+            .try_for_each(|name| write!(f, " {}", name.escape_ascii()))
+    }
+}
+
+impl fmt::Debug for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(content) => write!(f, "file of {} bytes", content.size),
+            Self::Directory => write!(f, "directory"),
+            Self::Symlink(target) => write!(f, "symlink to '{}'", target.escape_ascii()),
+            Self::HardLink(target) => write!(f, "link to '{}'", joined(target).escape_ascii()),
+            Self::Fifo => write!(f, "fifo"),
+        }
+    }
+}
+
+/// A path as bytes.
+pub(super) fn joined(path: &[Vec<u8>]) -> Vec<u8> {
+    path.join(&b'/')
+}
+
+fn index(dice: &mut Noise, end: usize) -> usize {
+    usize::try_from(dice.below(end as u64)).expect("small")
+}
+
+/// One of `choices`.
+pub(super) fn one<T: Clone>(dice: &mut Noise, choices: &[T]) -> T {
+    let number = index(dice, choices.len());
+    choices.get(number).expect("some").clone()
+}
+
+/// Whether something happens that does so once in `times`.
+pub(super) fn once_in(dice: &mut Noise, times: u64) -> bool {
+    dice.below(times) == 0
+}
+
+/// An archive by chance: its members, and its bytes.
+pub(super) fn archive(dice: &mut Noise) -> (Vec<Member>, Vec<u8>) {
+    let mut tree = Tree::default();
+    let (mut members, mut archive) = (Vec::new(), Archive::new());
+    if once_in(dice, 2) {
+        let root = Member {
+            path: Vec::new(),
+            what: What::Directory,
+            attributes: attributes(dice, Dialect::Pax, true),
+        };
+        archive = written(archive, &root, Dialect::Pax, dice);
+        tree.apply(&root);
+        members.push(root);
+    }
+    for _ in 0..=dice.below(50) {
+        let dialect = one(dice, &[Dialect::Ustar, Dialect::Gnu, Dialect::Pax]);
+        let member = member(dice, dialect, &tree);
+        archive = written(archive, &member, dialect, dice);
+        tree.apply(&member);
+        members.push(member);
+    }
+    (members, archive.end())
+}
+
+/// A member that may follow those of which there is `tree`.
+fn member(dice: &mut Noise, dialect: Dialect, tree: &Tree) -> Member {
+    let what = match dice.below(16) {
+        0..7 => What::File(Rc::new(content(dice))),
+        7..11 => What::Directory,
+        11..13 => What::Symlink(target(dice)),
+        13..15 => What::HardLink(one(dice, &tree.paths())),
+        _ => What::Fifo,
+    };
+    let has_xattrs = matches!(what, What::File(_) | What::Directory);
+    let mut path = path(dice, tree);
+    if path.is_empty() && !matches!(what, What::Directory) {
+        path.push(name(dice));
+    }
+    Member {
+        path,
+        what,
+        attributes: attributes(dice, dialect, has_xattrs),
+    }
+}
+
+/// A path below a directory, or of something that is there already, or of any kind.
+fn path(dice: &mut Noise, tree: &Tree) -> Vec<Vec<u8>> {
+    match dice.below(6) {
+        0 => one(dice, &tree.paths()),
+        1 => (0..=dice.below(4)).map(|_| name(dice)).collect(),
+        _ => {
+            let mut path = one(dice, &tree.directories());
+            path.push(name(dice));
+            path
+        }
+    }
+}
+
+fn name(dice: &mut Noise) -> Vec<u8> {
+    let mut name = one(dice, &NAMES).to_vec();
+    if once_in(dice, 12) {
+        let len = 90 + index(dice, 160);
+        name.resize(len, b'l');
+    }
+    name
+}
+
+/// What a symbolic link says: mostly something that may be there.
+fn target(dice: &mut Noise) -> Vec<u8> {
+    let names: Vec<_> = (0..=dice.below(3)).map(|_| name(dice)).collect();
+    let path = joined(&names);
+    match dice.below(8) {
+        0 => [b"/", &path[..]].concat(),
+        1 => [b"../", &path[..]].concat(),
+        2 => b"..".to_vec(),
+        3 => [&path[..], b"/./"].concat(),
+        _ => path,
+    }
+}
+
+fn attributes(dice: &mut Noise, dialect: Dialect, has_xattrs: bool) -> Attributes {
+    let owners = [0, 0, 1000, 65534, 3_000_000_000];
+    let owner = |dice: &mut Noise| match dialect {
+        Dialect::Ustar => one(dice, owners.get(..4).expect("five")),
+        Dialect::Gnu | Dialect::Pax => one(dice, &owners),
+    };
+    let recent = i64::try_from(dice.below(4_000_000_000)).expect("small");
+    let nanos = u32::try_from(dice.below(1_000_000_000)).expect("small");
+    let mtime = match dialect {
+        Dialect::Ustar => (recent, 0),
+        Dialect::Gnu => (recent - 2_000_000_000, 0),
+        Dialect::Pax if once_in(dice, 8) => (-1, nanos),
+        Dialect::Pax => (recent - 2_000_000_000, nanos),
+    };
+    let mut xattrs = BTreeMap::new();
+    if dialect == Dialect::Pax && has_xattrs && once_in(dice, 3) {
+        for _ in 0..=dice.below(3) {
+            let name = one(dice, &["user.a", "user.b.c", "user.\u{e9}", "trusted.t"]);
+            let len = index(dice, 200);
+            xattrs.insert(name.as_bytes().to_vec(), dice.bytes(len));
+        }
+    }
+    Attributes {
+        mode: one(dice, &MODES),
+        uid: owner(dice),
+        gid: owner(dice),
+        mtime,
+        xattrs,
+    }
+}
+
+fn content(dice: &mut Noise) -> Content {
+    let len = match dice.below(24) {
+        0..4 => 0,
+        4..16 => index(dice, 3000),
+        16..19 => 512 * index(dice, 40),
+        19..23 => index(dice, 120_000),
+        _ => index(dice, 2_000_000),
+    };
+    if len > 0 && once_in(dice, 4) {
+        return sparse_content(dice, len);
+    }
+    let bytes = if once_in(dice, 2) {
+        dice.bytes(len)
+    } else {
+        dice.text(len)
+    };
+    Content {
+        size: len as u64,
+        pieces: vec![(0, bytes)],
+        is_sparse: false,
+    }
+}
+
+/// Pieces of whole records, but for the last.
+fn sparse_content(dice: &mut Noise, most: usize) -> Content {
+    let mut pieces = Vec::new();
+    let mut end = 0;
+    let most_pieces = if once_in(dice, 3) { 40 } else { 5 };
+    let count = 1 + dice.below(most_pieces);
+    for number in 0..count {
+        let offset = end + 512 * dice.below(100);
+        let records = 1 + index(dice, most / 512 + 1).min(20);
+        let cut = if number + 1 == count {
+            index(dice, 512)
+        } else {
+            0
+        };
+        let bytes = dice.bytes(512 * records - cut);
+        end = offset + bytes.len() as u64;
+        pieces.push((offset, bytes));
+    }
+    Content {
+        size: end + dice.below(3) * 10_000,
+        pieces,
+        is_sparse: true,
+    }
+}
+
+/// `archive` with `member` behind what is there.
+fn written(archive: Archive, member: &Member, dialect: Dialect, dice: &mut Noise) -> Archive {
+    let mut name = joined(&member.path);
+    let is_directory = matches!(member.what, What::Directory);
+    if name.is_empty() || once_in(dice, 10) {
+        name = [b"./", &name[..]].concat();
+    }
+    if is_directory && !name.ends_with(b"/") && !once_in(dice, 4) {
+        name.push(b'/');
+    }
+    let link = match &member.what {
+        What::Symlink(target) => target.clone(),
+        What::HardLink(target) => joined(target),
+        What::File(_) | What::Directory | What::Fifo => Vec::new(),
+    };
+    let kind = match &member.what {
+        What::File(_) => b'0',
+        What::HardLink(_) => b'1',
+        What::Symlink(_) => b'2',
+        What::Directory => b'5',
+        What::Fifo => b'6',
+    };
+    let writing = Writing {
+        archive,
+        header: Header::new("", kind),
+        records: Vec::new(),
+    };
+    let sparse = match &member.what {
+        What::File(content) if content.is_sparse => Some(Rc::clone(content)),
+        _ => None,
+    };
+    // Only these two have a way to say so.
+    let dialect = match (dialect, &sparse) {
+        (Dialect::Ustar, Some(_)) => Dialect::Pax,
+        (dialect, _) => dialect,
+    };
+    let writing = writing.names(dialect, &name, &link, dice);
+    let writing = writing.attributes(dialect, &member.attributes);
+    match (&member.what, sparse) {
+        (_, Some(content)) => {
+            let format = match dialect {
+                Dialect::Gnu => Sparse::OldGnu,
+                _ => one(dice, &[Sparse::Pax00, Sparse::Pax01, Sparse::Pax10]),
+            };
+            writing.sparse(format, &content, &name)
+        }
+        (What::File(content), None) => writing.end(&content.stored()),
+        _ => writing.end(&[]),
+    }
+}
+
+/// A member that is being written.
+struct Writing {
+    archive: Archive,
+    header: Header,
+    /// For a pax header before it.
+    records: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// The bytes of a header's fields for names.
+const NAME_LEN: usize = 100;
+
+impl Writing {
+    fn record(&mut self, key: &str, value: impl AsRef<[u8]>) {
+        let record = (key.as_bytes().to_vec(), value.as_ref().to_vec());
+        self.records.push(record);
+    }
+
+    fn names(mut self, dialect: Dialect, name: &[u8], link: &[u8], dice: &mut Noise) -> Self {
+        let split = split(name);
+        let magic = if dialect == Dialect::Gnu { GNU } else { USTAR };
+        self.header = self.header.magic(magic);
+        match dialect {
+            Dialect::Gnu => {
+                for (kind, text) in [(b'K', link), (b'L', name)] {
+                    if text.len() > NAME_LEN || once_in(dice, 10) && !text.is_empty() {
+                        self.archive = self.archive.long(kind, text);
+                    }
+                }
+            }
+            Dialect::Ustar | Dialect::Pax => {
+                if let Some((prefix, rest)) = split.filter(|_| dialect == Dialect::Ustar) {
+                    self.header = self.header.put(345, prefix).put(0, rest);
+                } else if name.len() > NAME_LEN || once_in(dice, 10) {
+                    self.record("path", name);
+                }
+                if link.len() > NAME_LEN {
+                    self.record("linkpath", link);
+                }
+            }
+        }
+        if split.is_none() || dialect != Dialect::Ustar {
+            let cut = name.get(..NAME_LEN).unwrap_or(name);
+            self.header = self.header.put(0, cut);
+        }
+        let cut = link.get(..NAME_LEN).unwrap_or(link);
+        self.header = self.header.link(cut);
+        self
+    }
+
+    fn attributes(mut self, dialect: Dialect, attributes: &Attributes) -> Self {
+        let Attributes {
+            mode,
+            uid,
+            gid,
+            mtime: (seconds, nanos),
+            xattrs,
+        } = attributes;
+        let header = self.header.clone().mode(u64::from(*mode));
+        self.header = match dialect {
+            Dialect::Gnu => {
+                let header = header.binary(136, 12, *seconds);
+                let header = header.binary(108, 8, i64::from(*uid));
+                header.binary(116, 8, i64::from(*gid))
+            }
+            Dialect::Ustar => header
+                .owner(u64::from(*uid), u64::from(*gid))
+                .mtime(u64::try_from(*seconds).expect("since 1970")),
+            Dialect::Pax => {
+                self.record("mtime", decimal(*seconds, *nanos));
+                self.record("uid", uid.to_string());
+                self.record("gid", gid.to_string());
+                for (name, value) in xattrs {
+                    let key = [b"SCHILY.xattr.", &name[..]].concat();
+                    self.records.push((key, value.clone()));
+                }
+                header
+            }
+        };
+        self
+    }
+
+    /// The member with `payload`.
+    fn end(self, payload: &[u8]) -> Archive {
+        let archive = if self.records.is_empty() {
+            self.archive
+        } else {
+            self.archive.pax(&self.records)
+        };
+        archive.add(self.header, payload)
+    }
+
+    fn sparse(mut self, format: Sparse, content: &Content, name: &[u8]) -> Archive {
+        let mut map: Vec<(u64, u64)> = content
+            .pieces
+            .iter()
+            .map(|(offset, bytes)| (*offset, bytes.len() as u64))
+            .collect();
+        let last_end = map.last().map_or(0, |(offset, len)| offset + len);
+        if last_end < content.size {
+            map.push((content.size, 0));
+        }
+        let stored = content.stored();
+        match format {
+            Sparse::OldGnu => {
+                let (front, records) = old_map(&map);
+                let header = self.header.put(156, "S").put(386, front);
+                let header = header.octal(483, 12, content.size);
+                self.header = header.size(stored.len() as u64);
+                return self.end(&[records, stored].concat());
+            }
+            Sparse::Pax00 => {
+                self.record("GNU.sparse.size", content.size.to_string());
+                self.record("GNU.sparse.numblocks", map.len().to_string());
+                for (offset, len) in map {
+                    self.record("GNU.sparse.offset", offset.to_string());
+                    self.record("GNU.sparse.numbytes", len.to_string());
+                }
+            }
+            Sparse::Pax01 => {
+                self.record("GNU.sparse.size", content.size.to_string());
+                self.record("GNU.sparse.numblocks", map.len().to_string());
+                let numbers = map.iter().map(|(offset, len)| format!("{offset},{len}"));
+                self.record("GNU.sparse.map", numbers.collect::<Vec<_>>().join(","));
+            }
+            Sparse::Pax10 => {
+                self.record("GNU.sparse.major", "1");
+                self.record("GNU.sparse.minor", "0");
+                self.record("GNU.sparse.name", name);
+                self.record("GNU.sparse.realsize", content.size.to_string());
+                let lines = map.iter().map(|(offset, len)| format!("{offset}\n{len}\n"));
+                let mut front = format!("{}\n{}", map.len(), lines.collect::<String>());
+                let padded = front.len().next_multiple_of(512);
+                front.extend(std::iter::repeat_n('\0', padded - front.len()));
+                return self.end(&[front.as_bytes(), &stored].concat());
+            }
+        }
+        self.end(&stored)
+    }
+}
+
+/// The map of the old GNU format: what is in the header from its place on, and in records behind it.
+fn old_map(map: &[(u64, u64)]) -> (Vec<u8>, Vec<u8>) {
+    let entries = |map: &[(u64, u64)], room: usize| -> Vec<u8> {
+        let entries = map
+            .iter()
+            .map(|(offset, len)| format!("{offset:011o}\0{len:011o}\0"));
+        let mut bytes = entries.collect::<String>().into_bytes();
+        bytes.resize(24 * room, 0);
+        bytes
+    };
+    let (first, rest) = map.split_at(map.len().min(MAP_IN_HEADER));
+    let mut front = entries(first, MAP_IN_HEADER);
+    front.push(u8::from(!rest.is_empty()));
+    let mut records = Vec::new();
+    for (number, part) in rest.chunks(MAP_IN_RECORD).enumerate() {
+        records.extend(entries(part, MAP_IN_RECORD));
+        let is_last = (number + 1) * MAP_IN_RECORD >= rest.len();
+        records.push(u8::from(!is_last));
+        records.resize(records.len().next_multiple_of(512), 0);
+    }
+    (front, records)
+}
+
+/// A name as ustar's two fields hold it, if they do and one does not.
+fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    if name.len() <= NAME_LEN {
+        return None;
+    }
+    let slashes = name.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
+    let mut places = slashes.map(|(place, _)| place);
+    let place = places.find(|&place| {
+        (1..=155).contains(&place) && (1..=NAME_LEN).contains(&(name.len() - place - 1))
+    })?;
+    let (prefix, rest) = name.split_at(place);
+    Some((prefix, rest.get(1..)?))
+}
+
+/// A time as pax writes it.
+fn decimal(seconds: i64, nanos: u32) -> String {
+    match (seconds, nanos) {
+        (_, 0) => seconds.to_string(),
+        (0.., _) => format!("{seconds}.{nanos:09}"),
+        _ => format!("-{}.{:09}", -(seconds + 1), 1_000_000_000 - nanos),
+    }
+}

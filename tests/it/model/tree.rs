@@ -1,0 +1,340 @@
+//! A tree that members are put into one after the other, as GNU tar does it; and nothing else: no
+//! bytes of headers, no index, no files.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::member::{Attributes, Member, Time, What, joined};
+use super::seen::{Sight, Sum, Thing, sum};
+
+/// The content of a file.
+pub(super) struct Content {
+    pub(super) size: u64,
+    /// What is not a hole, ascending and apart.
+    pub(super) pieces: Vec<(u64, Vec<u8>)>,
+    pub(super) is_sparse: bool,
+}
+
+impl Content {
+    /// All pieces, one after the other.
+    pub(super) fn stored(&self) -> Vec<u8> {
+        self.pieces
+            .iter()
+            .flat_map(|(_, bytes)| bytes.iter().copied())
+            .collect()
+    }
+
+    /// What a reader gets.
+    fn sum(&self) -> Sum {
+        let mut all = Vec::new();
+        for (offset, bytes) in &self.pieces {
+            all.resize(usize::try_from(*offset).expect("small"), 0);
+            all.extend_from_slice(bytes);
+        }
+        all.resize(usize::try_from(self.size).expect("small"), 0);
+        sum(&all)
+    }
+}
+
+/// Symbolic links on one path.
+const MAX_LINKS: usize = 40;
+
+const ROOT: usize = 0;
+
+/// The tree so far.
+pub(super) struct Tree {
+    nodes: Vec<Node>,
+    /// Members that found no place.
+    pub(super) lost: u64,
+}
+
+struct Node {
+    kind: Kind,
+    attributes: Attributes,
+    /// No member says what it is, only paths do.
+    is_implied: bool,
+}
+
+enum Kind {
+    File(Rc<Content>),
+    Directory(BTreeMap<Vec<u8>, usize>),
+    Symlink(Vec<u8>),
+    Fifo,
+}
+
+/// Why a member finds no place.
+struct Lost;
+
+/// What a directory is that only paths speak of.
+fn implied(mtime: Time) -> Node {
+    let attributes = Attributes {
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        mtime,
+        xattrs: BTreeMap::new(),
+    };
+    Node {
+        kind: Kind::Directory(BTreeMap::new()),
+        attributes,
+        is_implied: true,
+    }
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self {
+            nodes: vec![implied((0, 0))],
+            lost: 0,
+        }
+    }
+}
+
+impl Tree {
+    /// The tree that `members` make.
+    pub(super) fn of(members: &[Member]) -> Self {
+        let mut tree = Self::default();
+        members.iter().for_each(|member| tree.apply(member));
+        tree
+    }
+
+    /// Puts a member in its place, or counts it as lost.
+    pub(super) fn apply(&mut self, member: &Member) {
+        if self.place(member).is_err() {
+            self.lost += 1;
+        }
+    }
+
+    fn place(&mut self, member: &Member) -> Result<(), Lost> {
+        let Some((name, way)) = member.path.split_last() else {
+            self.update(ROOT, member);
+            return Ok(());
+        };
+        let parent = self.walk(way, member.attributes.mtime)?;
+        let old = self.children(parent)?.get(name).copied();
+        let new = match &member.what {
+            What::Directory => {
+                if let Some(old) = old
+                    && self.is_directory(old)
+                {
+                    self.update(old, member);
+                    return Ok(());
+                }
+                Kind::Directory(BTreeMap::new())
+            }
+            What::HardLink(target) => {
+                let target = self.existing(target).ok_or(Lost)?;
+                if self.is_directory(target) {
+                    return Err(Lost);
+                }
+                if old != Some(target) {
+                    self.put(parent, name, target)?;
+                }
+                return Ok(());
+            }
+            What::File(content) => Kind::File(Rc::clone(content)),
+            What::Symlink(target) => Kind::Symlink(target.clone()),
+            What::Fifo => Kind::Fifo,
+        };
+        self.check_that_it_may_go(old)?;
+        self.nodes.push(Node {
+            kind: new,
+            attributes: member.attributes.clone(),
+            is_implied: false,
+        });
+        self.put(parent, name, self.nodes.len() - 1)
+    }
+
+    /// Gives a directory the attributes of another member.
+    fn update(&mut self, number: usize, member: &Member) {
+        let node = self.node_mut(number);
+        node.attributes = member.attributes.clone();
+        node.is_implied = false;
+    }
+
+    /// Gives `name` in `parent` to a node, whatever had it.
+    fn put(&mut self, parent: usize, name: &[u8], node: usize) -> Result<(), Lost> {
+        self.check_that_it_may_go(self.children(parent)?.get(name).copied())?;
+        if let Kind::Directory(children) = &mut self.node_mut(parent).kind {
+            children.insert(name.to_vec(), node);
+        }
+        Ok(())
+    }
+
+    /// A directory with something in it stays.
+    fn check_that_it_may_go(&self, old: Option<usize>) -> Result<(), Lost> {
+        match old.map(|old| &self.node(old).kind) {
+            Some(Kind::Directory(children)) if !children.is_empty() => Err(Lost),
+            _ => Ok(()),
+        }
+    }
+
+    /// The directory that `way` leads to, through symbolic links as long as they stay below the root;
+    /// made where nothing is.
+    fn walk(&mut self, way: &[Vec<u8>], mtime: Time) -> Result<usize, Lost> {
+        let mut stack = vec![ROOT];
+        let mut links = 0;
+        for name in way {
+            let mut left = vec![name.clone()];
+            while let Some(name) = left.pop() {
+                let here = *stack.last().expect("the root stays");
+                match &name[..] {
+                    b"" | b"." => continue,
+                    b".." if stack.len() == 1 => return Err(Lost),
+                    b".." => {
+                        stack.pop();
+                        continue;
+                    }
+                    _ => {}
+                }
+                let Some(&next) = self.children(here)?.get(&name) else {
+                    self.nodes.push(implied(mtime));
+                    let made = self.nodes.len() - 1;
+                    self.put(here, &name, made)?;
+                    stack.push(made);
+                    continue;
+                };
+                match &self.node(next).kind {
+                    Kind::Directory(_) => stack.push(next),
+                    Kind::Symlink(target) => {
+                        links += 1;
+                        if links > MAX_LINKS || target.starts_with(b"/") {
+                            return Err(Lost);
+                        }
+                        let names = target.split(|&byte| byte == b'/').rev();
+                        left.extend(names.map(<[u8]>::to_vec));
+                    }
+                    Kind::File(_) | Kind::Fifo => return Err(Lost),
+                }
+            }
+        }
+        Ok(*stack.last().expect("the root stays"))
+    }
+
+    /// What has this path, without a symbolic link on the way.
+    fn existing(&self, path: &[Vec<u8>]) -> Option<usize> {
+        path.iter().try_fold(ROOT, |here, name| {
+            self.children(here).ok()?.get(name).copied()
+        })
+    }
+
+    fn children(&self, number: usize) -> Result<&BTreeMap<Vec<u8>, usize>, Lost> {
+        match &self.node(number).kind {
+            Kind::Directory(children) => Ok(children),
+            _ => Err(Lost),
+        }
+    }
+
+    fn is_directory(&self, number: usize) -> bool {
+        matches!(self.node(number).kind, Kind::Directory(_))
+    }
+
+    fn node(&self, number: usize) -> &Node {
+        self.nodes.get(number).expect("made before")
+    }
+
+    fn node_mut(&mut self, number: usize) -> &mut Node {
+        self.nodes.get_mut(number).expect("made before")
+    }
+
+    /// All paths and what they name, directories before what is in them.
+    fn walked(&self) -> Vec<(Vec<Vec<u8>>, usize)> {
+        let mut found = vec![(Vec::new(), ROOT)];
+        let mut next = 0;
+        while let Some((path, number)) = found.get(next).cloned() {
+            next += 1;
+            if let Kind::Directory(children) = &self.node(number).kind {
+                found.extend(children.iter().map(|(name, &child)| {
+                    let mut path = path.clone();
+                    path.push(name.clone());
+                    (path, child)
+                }));
+            }
+        }
+        found
+    }
+
+    /// The paths of everything.
+    pub(super) fn paths(&self) -> Vec<Vec<Vec<u8>>> {
+        let walked = self.walked().into_iter();
+        walked.map(|(path, _)| path).collect()
+    }
+
+    /// The paths of directories.
+    pub(super) fn directories(&self) -> Vec<Vec<Vec<u8>>> {
+        let walked = self.walked().into_iter();
+        let directories = walked.filter(|&(_, number)| self.is_directory(number));
+        directories.map(|(path, _)| path).collect()
+    }
+
+    /// What lies at a path that leads through directories only.
+    pub(super) fn look(&self, path: &[Vec<u8>]) -> Look {
+        let mut here = ROOT;
+        for name in path {
+            let Ok(children) = self.children(here) else {
+                return Look::Other;
+            };
+            match children.get(name) {
+                Some(&next) => here = next,
+                None => return Look::Missing,
+            }
+        }
+        match &self.node(here).kind {
+            Kind::File(content) => Look::File(content.sum()),
+            _ => Look::Other,
+        }
+    }
+
+    /// What someone sees who looks at everything.
+    pub(super) fn sight(&self) -> Sight {
+        let walked = self.walked();
+        let mut numbers: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
+        for (path, number) in &walked {
+            numbers.entry(*number).or_default().push(joined(path));
+        }
+        let seen = walked.iter().map(|(path, number)| {
+            let Node {
+                kind, attributes, ..
+            } = self.node(*number);
+            let mut attributes = attributes.clone();
+            let thing = match kind {
+                Kind::File(content) => Thing::File(content.size, content.sum()),
+                Kind::Directory(_) => Thing::Directory,
+                Kind::Symlink(target) => Thing::Symlink(target.clone()),
+                Kind::Fifo => Thing::Fifo,
+            };
+            if matches!(thing, Thing::Symlink(_)) {
+                attributes.mode = 0o777;
+            }
+            let mut names = numbers.get(number).cloned().unwrap_or_default();
+            names.sort();
+            (joined(path), (thing, attributes, names))
+        });
+        let mut sight: Sight = seen.collect();
+        if !self.has_root() {
+            sight.remove(&b""[..]);
+        }
+        sight
+    }
+
+    /// Whether a member says what the root is.
+    pub(super) fn has_root(&self) -> bool {
+        !self.node(ROOT).is_implied
+    }
+
+    /// The paths of directories that no member is about.
+    pub(super) fn implied(&self) -> Vec<Vec<u8>> {
+        let walked = self.walked().into_iter();
+        let implied = walked.filter(|&(_, number)| self.node(number).is_implied);
+        implied.map(|(path, _)| joined(&path)).collect()
+    }
+}
+
+/// What lies somewhere.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Look {
+    Missing,
+    File(Sum),
+    /// Anything else, or something else on the way.
+    Other,
+}
