@@ -1,9 +1,11 @@
 //! Which spans are being made at this moment, so that no two threads make the same one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+
+use crate::base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Spans in the making.
 #[derive(Clone, Debug, Default)]

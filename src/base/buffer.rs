@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
 use super::free_list::{self, FreeList};
 use super::loan::Lender;
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Buffers that may be alive at once, in bytes. Clones share one budget.
 #[derive(Clone)]

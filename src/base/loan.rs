@@ -5,7 +5,9 @@
 //! that they can do without lend it, for as long as the decoder lives.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Holds memory and can do with less for a while.
 pub trait Lender: Send + Sync + Debug {

@@ -12,6 +12,7 @@ pub mod private;
 pub mod resolve;
 pub mod sha256;
 pub mod stats;
+pub mod sync;
 pub mod task;
 pub mod ticket;
 pub mod workers;

@@ -206,7 +206,7 @@ impl Place {
         }
         match kind {
             Found::Link => symlink("../../outside/a", &path).expect("fresh"),
-            Found::Other if bytes.len() % 2 == 0 => fs::create_dir(&path).expect("fresh"),
+            Found::Other if bytes.len().is_multiple_of(2) => fs::create_dir(&path).expect("fresh"),
             Found::Other => mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).expect("fresh"),
             Found::File | Found::Open => {
                 fs::write(&path, bytes).expect("space");

@@ -1,0 +1,37 @@
+//! What threads wait for each other with, compiled once more with locks of the scheduler.
+
+/// In place of what these files take from the standard library.
+pub(crate) mod sync {
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::sync::PoisonError;
+}
+
+#[path = "../../src/base/buffer.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::pedantic,
+    reason = "the library's, and looked at there"
+)]
+pub(crate) mod buffer;
+
+#[path = "../../src/base/free_list.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::pedantic,
+    reason = "the library's, and looked at there"
+)]
+pub(crate) mod free_list;
+
+#[path = "../../src/base/loan.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::pedantic,
+    reason = "the library's, and looked at there"
+)]
+pub(crate) mod loan;

@@ -1,0 +1,113 @@
+//! Threads that wait for each other, in the orders that chance comes upon.
+//!
+//! The library's own files are compiled once more here, with the locks of a scheduler that runs one
+//! thread at a time and decides by a seed who goes on whenever one could wait (`base::sync`). So an
+//! order is tried again by its seed, and threads that wait for ever are a failure at once. Half of the
+//! orders are any, half are such that few changes of turn matter.
+//!
+//! Without the usual harness: the unit tests in those files would run outside of the scheduler.
+
+#[path = "../it/support/noise.rs"]
+#[allow(dead_code, reason = "other tests need more of it")]
+mod noise;
+#[path = "../it/support/rounds.rs"]
+mod rounds;
+
+mod base;
+#[path = "../../src/archive/flights.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::pedantic,
+    reason = "the library's, and looked at there"
+)]
+mod flights;
+mod flying;
+mod taking;
+
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+
+use noise::Noise;
+
+/// Orders of each kind, when nobody asks for more.
+const FEW: u64 = 1500;
+
+/// Changes of turn that matter, in half of the orders.
+const CHANGES: usize = 3;
+
+/// Runs `scenario` in many orders; what else is chance in there, it takes from the noise.
+fn explore(scenario: fn(Noise)) {
+    let orders = rounds::rounds(FEW);
+    let iterations = usize::try_from(orders).expect("small");
+    let number = AtomicU64::new(rounds::seed().wrapping_mul(1 << 32));
+    let number = std::sync::Arc::new(number);
+    let run = move || scenario(Noise::new(number.fetch_add(1, Ordering::SeqCst)));
+    let any = RandomScheduler::new_from_seed(rounds::seed(), iterations);
+    Runner::new(any, Config::new()).run(run.clone());
+    let few_changes = PctScheduler::new_from_seed(rounds::seed(), CHANGES, iterations);
+    Runner::new(few_changes, Config::new()).run(run);
+}
+
+/// What is explored, by name.
+const TESTS: [(&str, fn(Noise)); 7] = [
+    (
+        "one_makes_a_span_for_any_number_of_readers",
+        flying::one_for_all,
+    ),
+    (
+        "who_waits_for_one_who_fails_or_panics_gets_the_span_from_the_next",
+        flying::after_failures,
+    ),
+    (
+        "buffers_stay_within_their_budget_and_everyone_gets_one",
+        taking::buffers,
+    ),
+    (
+        "who_takes_no_more_than_is_enough_gets_it_in_the_end",
+        taking::frugally,
+    ),
+    (
+        "what_is_lent_is_not_handed_out_until_it_is_back",
+        taking::beside_a_loan,
+    ),
+    (
+        "loans_stay_within_their_limit_and_everyone_gets_one",
+        taking::loans,
+    ),
+    ("a_ration_never_waits_and_comes_back_whole", taking::rations),
+];
+
+/// As the usual harness does it, for those tests whose names hold the words that are asked for.
+#[expect(clippy::print_stdout, reason = "as the usual harness does")]
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&String> = words.iter().filter(|word| !word.starts_with('-')).collect();
+    let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(*word));
+    let start = Instant::now();
+    let (mut passed, mut failed, mut left_out) = (0, 0, 0);
+    for (name, scenario) in TESTS {
+        if !is_wanted(name) {
+            left_out += 1;
+        } else if catch_unwind(|| explore(scenario)).is_ok() {
+            println!("test {name} ... ok");
+            passed += 1;
+        } else {
+            println!("test {name} ... FAILED");
+            failed += 1;
+        }
+    }
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {verdict}. {passed} passed; {failed} failed; 0 ignored; 0 measured; \
+         {left_out} filtered out; finished in {:.2}s\n",
+        start.elapsed().as_secs_f64()
+    );
+    ExitCode::from(u8::from(failed > 0))
+}
