@@ -42,8 +42,11 @@ const FEW: u64 = 1500;
 /// Changes of turn that matter, in half of the orders.
 const CHANGES: usize = 3;
 
+/// Threads, and what must hold whatever their order.
+type Scenario = fn(Noise);
+
 /// Runs `scenario` in many orders; what else is chance in there, it takes from the noise.
-fn explore(scenario: fn(Noise)) {
+fn explore(scenario: Scenario) {
     let orders = rounds::rounds(FEW);
     let iterations = usize::try_from(orders).expect("small");
     let number = AtomicU64::new(rounds::seed().wrapping_mul(1 << 32));
@@ -56,7 +59,7 @@ fn explore(scenario: fn(Noise)) {
 }
 
 /// What is explored, by name.
-const TESTS: [(&str, fn(Noise)); 7] = [
+const TESTS: [(&str, Scenario); 7] = [
     (
         "one_makes_a_span_for_any_number_of_readers",
         flying::one_for_all,

@@ -94,7 +94,9 @@ impl Tree {
     /// The tree that `members` make.
     pub(super) fn of(members: &[Member]) -> Self {
         let mut tree = Self::default();
-        members.iter().for_each(|member| tree.apply(member));
+        for member in members {
+            tree.apply(member);
+        }
         tree
     }
 
