@@ -320,11 +320,10 @@ impl Builder {
             }
             return self.place_forward(parent, name, target);
         };
-        if self.tree.record(ino).is_directory() {
-            return Err(Refused::LinkToDirectory);
-        }
         match existing {
+            // A directory's own name, too.
             Some(number) if self.tree.dirent(number).ino.get() == ino => {}
+            _ if self.tree.record(ino).is_directory() => return Err(Refused::LinkToDirectory),
             Some(number) => self.tree.relink(number, ino)?,
             None => self.tree.link(parent, name, ino)?,
         }
@@ -846,8 +845,12 @@ mod tests {
             hard_link("f", "./f"),
             hard_link("g", "/f"),
             hard_link("g", "f"),
+            // Which can have no other name, but has this one.
+            directory("d", 0o755),
+            hard_link("d", "d"),
         ]);
-        assert_eq!(listing(&index), ["f f 644 2 1", "g f 644 2 1"]);
+        let expected = ["d d 755 2 0", "f f 644 2 1", "g f 644 2 1"];
+        assert_eq!(listing(&index), expected);
         assert_eq!(index.problem_count(), 0);
     }
 

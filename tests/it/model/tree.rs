@@ -126,13 +126,13 @@ impl Tree {
             }
             What::HardLink(target) => {
                 let target = self.existing(target).ok_or(Lost)?;
+                if old == Some(target) {
+                    return Ok(());
+                }
                 if self.is_directory(target) {
                     return Err(Lost);
                 }
-                if old != Some(target) {
-                    self.put(parent, name, target)?;
-                }
-                return Ok(());
+                return self.put(parent, name, target);
             }
             What::File(content) => Kind::File(Rc::clone(content)),
             What::Symlink(target) => Kind::Symlink(target.clone()),
