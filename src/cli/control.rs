@@ -94,6 +94,9 @@ pub(super) struct Status {
     /// How far the copy on disk is, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub materialize: Option<CopyProgress>,
+    /// What is written to it, if it can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writable: Option<WritableUse>,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -202,6 +205,17 @@ pub(super) struct CopyProgress {
     pub total_bytes: u64,
     /// Entries that could not be written, or were changed by somebody else.
     pub failures: u64,
+}
+
+/// Where what is written to a mount lies.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct WritableUse {
+    /// The directory that holds what is new or changed.
+    pub upper: String,
+    /// It is removed when the mount ends.
+    pub is_temporary: bool,
+    /// `overlayfs` or `fuse-overlayfs`.
+    pub by: String,
 }
 
 /// A read that failed.
@@ -482,6 +496,7 @@ impl Status {
                 replay_spans: 2,
             },
             materialize: None,
+            writable: None,
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))

@@ -26,6 +26,7 @@ mod telemetry;
 mod umount;
 mod undo;
 mod verify;
+mod writable;
 
 use std::process::ExitCode;
 

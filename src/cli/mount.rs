@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,13 +28,17 @@ use super::keeper::{self, Inheritance, Keeper};
 use super::metrics::Metrics;
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
-use super::{control, open, privileges};
+use super::writable::{self, Writable};
+use super::{control, open, output, privileges};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
-use crate::fs::{Content, Failure, Force, Mount, MountOptions, Orphan, Tree, UnmountError, View};
+use crate::fs::{
+    Content, Failure, Force, Mount, MountOptions, Orphan, Site, Tree, UnmountError, View,
+    can_be_adopted,
+};
 use crate::index::Ino;
 
 /// How much longer than a read of the source someone may wait in vain for an answer: a read that is
@@ -66,8 +71,16 @@ pub(super) struct MountArgs {
     /// Stay in the foreground instead of returning once the mount answers.
     #[arg(short, long)]
     pub foreground: bool,
+    /// Let the tree be written to: by an overlay on DIR, of the archive and of what is written.
+    /// Implies --wait-index.
+    #[arg(long)]
+    pub writable: bool,
+    /// Keep what is written, in DIR/upper, and go on with it in later mounts; otherwise it goes when
+    /// the mount does. On a local file system.
+    #[arg(long, value_name = "DIR", requires = "writable")]
+    pub upper: Option<PathBuf>,
     /// Mount options: `allow_other`, `default_permissions`, uid=N, gid=N, umask=OCTAL, suid, dev,
-    /// noexec, fsname=NAME. Separated by commas, or repeated.
+    /// noexec, ro, fsname=NAME. Separated by commas, or repeated.
     #[arg(short = 'o', value_name = "OPTIONS", value_parser = known_options)]
     pub options: Vec<String>,
     /// Show only this directory of the archive.
@@ -104,9 +117,27 @@ impl MountArgs {
         Ok(options)
     }
 
+    /// What makes no sense about it as a whole, if anything.
+    fn contradiction(&self) -> Option<&'static str> {
+        let wants_writing = self.mount_options().ok()?.read_only == Some(false);
+        if wants_writing && !self.writable {
+            return Some(
+                "mount option `rw` asks for writing, but a mount is read-only without --writable",
+            );
+        }
+        if self.writable && self.restart && self.materialize.is_some() {
+            return Some(
+                "--restart makes a mount with --materialize anew when its process dies, which cannot \
+                 be done with one that is --writable",
+            );
+        }
+        None
+    }
+
     /// Whether all of the archive must be known before anything is mounted.
     pub(super) fn waits(&self) -> bool {
-        self.wait_index || self.root.is_some() || self.strip_components > 0
+        // An overlay wants that what lies below it stays as it is.
+        self.writable || self.wait_index || self.root.is_some() || self.strip_components > 0
     }
 
     fn view(&self, content: &dyn Content) -> anyhow::Result<View> {
@@ -165,6 +196,10 @@ pub(super) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
 ) -> anyhow::Result<ExitCode> {
+    if let Some(error) = args.contradiction() {
+        output::complain(error);
+        return Ok(ExitCode::from(output::USAGE));
+    }
     let inherited = Inherited::look();
     privileges::guard(&args.source);
     let log = || Log::open(args.log_file.as_deref());
@@ -230,13 +265,14 @@ fn serve(
     let copy = copy
         .map(|directory| Copy::open(directory, &args.mountpoint))
         .transpose()?;
+    let writable = writable::claim(args, inheritance.as_ref())?;
     make_directories(args);
     privileges::give_up(args);
     let opened = open_archive(args)?;
     let result = serve_opened(
         args,
         &opened,
-        &options,
+        (&options, writable),
         inheritance,
         metrics,
         copy.as_ref(),
@@ -266,7 +302,7 @@ fn make_directories(args: &MountArgs) {
 fn serve_opened(
     args: &MountArgs,
     opened: &Opened,
-    options: &MountOptions,
+    (options, writable): (&MountOptions, Option<Writable>),
     inheritance: Option<Inheritance>,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
@@ -283,6 +319,12 @@ fn serve_opened(
         .transpose()?;
     let stats = Arc::clone(&opened.stats);
     let timeout = Duration::from_secs(args.source.timeout) + SLACK;
+    // What is mounted, and what is seen of it where something lies over it.
+    let seen_as = options;
+    let options = &match writable {
+        Some(_) => writable::lower_options(options),
+        None => options.clone(),
+    };
     let tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
     let mut tree = tree.with_timeout(timeout);
     if let Some(copy) = copy {
@@ -296,20 +338,23 @@ fn serve_opened(
     let ended = move || tell(&ended, Event::Ended);
     let is_heir = inheritance.is_some();
     let (keeper, orphan) = kept(opened, inheritance)?;
-    let mount = match &orphan {
-        Some(orphan) => Mount::adopt(tree, orphan, options, ended)?,
-        None => Mount::start_kept(
-            tree,
-            &opened.location,
-            &args.mountpoint,
-            options,
-            |site, device| {
-                if let Some(keeper) = &keeper {
-                    keeper.mounted(site, device);
-                }
-            },
-            ended,
-        )?,
+    let mounted = |site: &Site, device: BorrowedFd<'_>| {
+        if let Some(keeper) = &keeper {
+            keeper.mounted(site, device);
+        }
+    };
+    let (at, source) = (&args.mountpoint, &opened.location);
+    let mount = match (&orphan, &writable) {
+        (Some(orphan), _) => Mount::adopt(tree, orphan, options, ended)?,
+        (None, None) => Mount::start_kept(tree, source, at, options, mounted, ended)?,
+        (None, Some(writable)) => {
+            writable::refuse_restart(args, opened.is_strong)?;
+            let lower = writable.make_lower(keeper.as_ref())?;
+            let mut mount = Mount::start_kept(tree, source, &lower, options, mounted, ended)?;
+            writable::refuse_restart(args, can_be_adopted(mount.capabilities()))?;
+            writable.cover(&mut mount, source, at, seen_as, keeper.as_ref())?;
+            mount
+        }
     };
     // The session has its own.
     drop(orphan);
@@ -341,6 +386,7 @@ fn serve_opened(
         mount: &mount,
         opened,
         copy,
+        writable: writable.as_ref(),
         root: view.root(),
         metrics_url: metrics_url.as_deref(),
     };
@@ -376,6 +422,7 @@ struct Seen<'a> {
     mount: &'a Mount,
     opened: &'a Opened,
     copy: Option<&'a Copy>,
+    writable: Option<&'a Writable>,
     root: Ino,
     metrics_url: Option<&'a str>,
 }
@@ -449,6 +496,7 @@ fn status(seen: &Seen<'_>) -> Status {
         mount,
         opened,
         copy,
+        writable,
         metrics_url,
         ..
     } = seen;
@@ -481,6 +529,7 @@ fn status(seen: &Seen<'_>) -> Status {
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
         materialize: progress,
+        writable: writable.map(|writable| writable.status(mount)),
         notes,
         errors: mount.failures().into_iter().map(failed_read).collect(),
     }

@@ -33,6 +33,10 @@ const COPY: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::MAC_ADMIN);
 
+/// What `--writable` needs besides, and what is copied to its upper directory: the kernel does that with
+/// what this process had when it mounted the overlay, whoever writes.
+const WRITABLE: CapabilitySet = COPY.union(CapabilitySet::LINUX_IMMUTABLE);
+
 /// Gives up every capability that the mount of `args` does not need, for this thread and those that
 /// it starts from now on. Who can mount by themselves give up as well what programs could give them
 /// that they start (`no_new_privs`); others need fusermount3 for the unmount, which has more than
@@ -60,6 +64,9 @@ fn needed(args: &MountArgs) -> CapabilitySet {
     }
     if args.materialize.is_some() {
         needed |= COPY;
+    }
+    if args.writable {
+        needed |= WRITABLE;
     }
     if args.restart && args.metrics.is_some_and(|address| address.port() < 1024) {
         needed |= RESTART;

@@ -83,6 +83,22 @@ fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
     }
 }
 
+/// Where what goes with a mount may lie, best first: on a disk rather than in memory.
+pub(super) fn scratch_dirs() -> Vec<PathBuf> {
+    scratch_dirs_from(word("TMPDIR"), runtime_dir().parent())
+}
+
+fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(own) = own {
+        return vec![own];
+    }
+    let usual = ["/var/tmp", "/tmp"].map(PathBuf::from);
+    usual
+        .into_iter()
+        .chain(runtime.map(Path::to_owned))
+        .collect()
+}
+
 /// Where indexes and decoded data are kept, unless a flag says otherwise.
 ///
 /// # Errors
@@ -130,6 +146,15 @@ mod tests {
             runtime_dir_from(Some(Path::new("relative")), 7),
             Path::new("/tmp/tarfs-7")
         );
+    }
+
+    #[test]
+    fn what_goes_with_a_mount_lies_where_the_user_says() {
+        let own = Some(PathBuf::from("/big"));
+        assert_eq!(scratch_dirs_from(own, None), [Path::new("/big")]);
+        let run = Path::new("/run");
+        let usual = ["/var/tmp", "/tmp", "/run"].map(PathBuf::from);
+        assert_eq!(scratch_dirs_from(None, Some(run)), usual);
     }
 
     #[test]

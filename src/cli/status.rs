@@ -101,6 +101,15 @@ fn in_words(status: &Status, now: SystemTime) -> String {
         );
         line(&mut text, "materialize", &far);
     }
+    if let Some(writable) = &status.writable {
+        let until = if writable.is_temporary {
+            ", until it is unmounted"
+        } else {
+            ""
+        };
+        let what = format!("by {}, to {}{until}", writable.by, writable.upper);
+        line(&mut text, "writable", &what);
+    }
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
@@ -164,7 +173,7 @@ pub(super) fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::control::CopyProgress;
+    use crate::cli::control::{CopyProgress, WritableUse};
 
     #[test]
     fn a_status_reads_as_a_list() {
@@ -218,6 +227,25 @@ mod tests {
         let text = in_words(&status, UNIX_EPOCH);
         let line = "\n  materialize          writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn where_changes_go_is_told() {
+        let told = |is_temporary| {
+            let writable = Some(WritableUse {
+                upper: "/v/upper".into(),
+                is_temporary,
+                by: "overlayfs".into(),
+            });
+            let status = Status {
+                writable,
+                ..Status::example()
+            };
+            in_words(&status, UNIX_EPOCH)
+        };
+        let line = "\n  writable             by overlayfs, to /v/upper\n";
+        assert!(told(false).contains(line), "{}", told(false));
+        assert!(told(true).contains("/v/upper, until it is unmounted\n"));
     }
 
     #[test]

@@ -70,6 +70,15 @@ pub enum MountError {
     /// The kernel or the system refused.
     #[error("cannot mount")]
     System(#[source] io::Error),
+    /// What was mounted cannot be made writable.
+    #[error("cannot make it writable")]
+    Cover {
+        /// Why.
+        #[source]
+        cause: io::Error,
+        /// Whether fuse-overlayfs was there to do it.
+        has_helper: bool,
+    },
     /// Mounted, but nothing answers; unmounted again.
     #[error("the mount did not answer in time")]
     NotReady,
@@ -101,10 +110,26 @@ impl MountError {
                 Some("a dead mount is in the way: `umount -l` removes it")
             }
             Self::NotADirectory(_) => Some("mount on a directory"),
+            Self::Cover { cause, has_helper } => cover_hint(cause, *has_helper),
             Self::Helper { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
                 None
             }
         }
+    }
+}
+
+/// What to do when a mount cannot be made writable because of `cause`.
+fn cover_hint(cause: &io::Error, has_helper: bool) -> Option<&'static str> {
+    match Errno::from_io_error(cause)? {
+        Errno::PERM | Errno::ACCESS | Errno::NODEV if !has_helper => Some(
+            "mount as root with overlayfs in the kernel, or install fuse-overlayfs \
+             (Debian: `apt install fuse-overlayfs`)",
+        ),
+        Errno::INVAL | Errno::OPNOTSUPP => Some(
+            "overlayfs takes changes on a local file system only, not on an overlay, FUSE or NFS: \
+             name a directory on another one with --upper",
+        ),
+        _ => None,
     }
 }
 
@@ -380,7 +405,33 @@ pub(super) fn unmount(
     device: Option<(u32, u32)>,
     force: bool,
 ) -> Result<(), UnmountError> {
-    let found = match Pinned::at(mountpoint, FILE_SYSTEM) {
+    unmount_type(FILE_SYSTEM, mountpoint, device, force)
+}
+
+/// As [`unmount`], for what is of the type `file_system`.
+pub(super) fn unmount_type(
+    file_system: &str,
+    mountpoint: &Path,
+    device: Option<(u32, u32)>,
+    force: bool,
+) -> Result<(), UnmountError> {
+    let mount = pinned(file_system, mountpoint, device)?;
+    take_out(mount, mountpoint, force)
+}
+
+/// Takes the archive on `mountpoint` with the number `device` out of the tree and leaves it to those who
+/// use it.
+pub(super) fn detach(mountpoint: &Path, device: (u32, u32)) -> Result<(), UnmountError> {
+    let mount = pinned(FILE_SYSTEM, mountpoint, Some(device))?;
+    outcome(mount.detach(), mountpoint, true)
+}
+
+fn pinned(
+    file_system: &str,
+    mountpoint: &Path,
+    device: Option<(u32, u32)>,
+) -> Result<Pinned, UnmountError> {
+    let found = match Pinned::at(mountpoint, file_system) {
         Ok(found) => found.filter(|mount| device.is_none_or(|device| mount.device == device)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(cause) => {
@@ -390,15 +441,22 @@ pub(super) fn unmount(
             });
         }
     };
-    match found {
-        Some(mount) => take_out(mount, mountpoint, force),
-        None => Err(UnmountError::NotMounted(mountpoint.to_owned())),
-    }
+    found.ok_or_else(|| UnmountError::NotMounted(mountpoint.to_owned()))
 }
 
 /// Takes out `mount`, which is known as that on `mountpoint`.
 fn take_out(mount: Pinned, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
-    match mount.unmount(force) {
+    outcome(mount.unmount(force), mountpoint, force)
+}
+
+/// What became of taking out what is known as the mount on `mountpoint`; by the helper where that was
+/// not permitted.
+fn outcome(
+    result: Result<(), (Errno, Place)>,
+    mountpoint: &Path,
+    force: bool,
+) -> Result<(), UnmountError> {
+    match result {
         Ok(()) => Ok(()),
         Err((Errno::BUSY, _)) => Err(UnmountError::Busy(mountpoint.to_owned())),
         Err((Errno::INVAL | Errno::NOENT, _)) => {

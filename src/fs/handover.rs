@@ -17,6 +17,7 @@ use fuser::{Config, InitFlags, Session, SessionACL};
 use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use super::cover::Cover;
 use super::{Tree, device, table};
 
 /// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
@@ -36,16 +37,29 @@ const RESEND: i32 = 7;
 pub struct Site {
     /// Absolute, without symbolic links.
     pub mountpoint: PathBuf,
-    /// Major and minor number of its file system.
+    /// Major and minor number of what is seen there.
     pub device: (u32, u32),
+    /// What lies over the mount and makes it writable, and the mount's own numbers then.
+    pub cover: Option<(Cover, (u32, u32))>,
 }
 
 impl Site {
     /// Whether what a path lookup finds there is this mount. Asks nothing of the mount itself; where
     /// the kernel's table cannot be read it is not known, and nothing is done about it.
     pub(super) fn is_on_top(&self) -> bool {
-        let found = table::device(&self.mountpoint, device::FILE_SYSTEM);
+        let found = table::device(&self.mountpoint, self.file_system());
         found.is_ok_and(|found| found == Some(self.device))
+    }
+
+    /// The type of what is seen there.
+    pub(super) fn file_system(&self) -> &'static str {
+        let cover = self.cover.map(|(cover, _)| cover.file_system());
+        cover.unwrap_or(device::FILE_SYSTEM)
+    }
+
+    /// Major and minor number of the mount itself, whatever lies over it.
+    pub(super) fn lower_device(&self) -> (u32, u32) {
+        self.cover.map_or(self.device, |(_, device)| device)
     }
 }
 

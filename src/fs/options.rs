@@ -23,6 +23,9 @@ pub struct MountOptions {
     pub noexec: bool,
     /// Owners and modes.
     pub ownership: Ownership,
+    /// Whether changes are refused, as far as anybody has said; only what lies over a mount takes
+    /// any.
+    pub read_only: Option<bool>,
     /// What mount(8) lists as the source; the archive's location otherwise.
     pub fsname: Option<String>,
 }
@@ -43,9 +46,6 @@ pub enum OptionError {
         /// What it was given.
         value: String,
     },
-    /// What is asked for is writing.
-    #[error("mount option `rw` asks for writing, but a mount is always read-only")]
-    Writable,
 }
 
 impl MountOptions {
@@ -78,10 +78,11 @@ impl MountOptions {
             "nodev" => self.dev = false,
             "exec" => self.noexec = false,
             "noexec" => self.noexec = true,
-            "rw" => return Err(OptionError::Writable),
-            // True anyway, or meant for mount(8) and systemd, which pass on what they find.
-            "ro" | "defaults" | "nonempty" | "noatime" | "relatime" | "auto" | "noauto"
-            | "user" | "nouser" | "users" | "nofail" | "_netdev" => {}
+            "rw" => self.read_only = Some(false),
+            "ro" => self.read_only = Some(true),
+            // Meant for mount(8) and systemd, which pass on what they find.
+            "defaults" | "nonempty" | "noatime" | "relatime" | "auto" | "noauto" | "user"
+            | "nouser" | "users" | "nofail" | "_netdev" => {}
             _ if option.starts_with("x-") => {}
             _ => return Err(OptionError::Unknown(option.to_owned())),
         }
@@ -175,9 +176,12 @@ mod tests {
     fn what_mount_and_systemd_pass_on_is_ignored() {
         let plain = MountOptions::default();
         assert_eq!(
-            taken(&["defaults,ro,_netdev,nofail,x-systemd.automount,x-a=b"]),
+            taken(&["defaults,_netdev,nofail,x-systemd.automount,x-a=b"]),
             Ok(plain)
         );
+        let read_only = |words: &str| taken(&[words]).expect("known").read_only;
+        assert_eq!(read_only("rw,ro"), Some(true));
+        assert_eq!(read_only("ro,rw"), Some(false));
     }
 
     #[test]
@@ -202,7 +206,6 @@ mod tests {
             taken(&["umask=1000"]),
             Err(OptionError::Value { name: "umask", .. })
         ));
-        assert_eq!(taken(&["rw"]), Err(OptionError::Writable));
     }
 
     #[test]

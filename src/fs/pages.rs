@@ -42,7 +42,7 @@ pub(super) struct Pages {
     /// How the kernel hears of files ahead.
     pub(super) roster: Roster,
     /// Where it is mounted, and its device number, once it answers.
-    place: OnceLock<(PathBuf, u64)>,
+    place: Mutex<Option<(PathBuf, u64)>>,
     /// The kernel cannot be told of anything ahead, or not by us.
     is_deaf: AtomicBool,
     known: Bits,
@@ -63,7 +63,7 @@ impl Pages {
             stats,
             notifier: Mutex::default(),
             roster: Roster::default(),
-            place: OnceLock::new(),
+            place: Mutex::default(),
             is_deaf: AtomicBool::new(false),
             known: Bits::default(),
             named: Bits::default(),
@@ -73,10 +73,13 @@ impl Pages {
         }
     }
 
-    /// The mount answers.
+    /// The mount answers there; or is seen there from now on, through what lies over it.
     pub(super) fn mounted(&self, mountpoint: &Path, device: u64) {
-        // It is mounted once.
-        drop(self.place.set((mountpoint.to_owned(), device)));
+        *self.place() = Some((mountpoint.to_owned(), device));
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<(PathBuf, u64)>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The mount's notifier, from now on.
@@ -152,13 +155,14 @@ impl Pages {
 
     /// Tells the kernel of something ahead by `tell`, on the mount at this place, if it listens.
     fn ahead(&self, tell: impl FnOnce((&Path, u64)) -> io::Result<()>) {
-        let Some((mountpoint, device)) = self.place.get() else {
-            return;
-        };
         if self.is_deaf.load(Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = tell((mountpoint, *device)) {
+        // Who tells waits for the kernel, which may wait for us: not under the lock.
+        let Some((mountpoint, device)) = self.place().clone() else {
+            return;
+        };
+        if let Err(error) = tell((&mountpoint, device)) {
             tracing::debug!(%error, "the kernel hears of nothing ahead");
             // Other errors are one directory's, or pass.
             if is_final(&error) {

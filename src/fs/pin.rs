@@ -64,6 +64,17 @@ impl Pinned {
         )
     }
 
+    /// Takes it out of the tree and leaves it to those who use it, its connection with it. The place
+    /// comes back with the error.
+    pub(super) fn detach(self) -> Result<(), (Errno, Place)> {
+        let place = Place {
+            parent: self.parent,
+            name: self.name,
+        };
+        let result = rustix::mount::unmount(path_of(&self.mount), UnmountFlags::DETACH);
+        result.map_err(|errno| (errno, place))
+    }
+
     /// Takes it out; `force` does it under the feet of those who use it. The place comes back with the
     /// error.
     pub(super) fn unmount(self, force: bool) -> Result<(), (Errno, Place)> {

@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, SystemTime};
 
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
 
+use super::cover::{self, Cover, Upper};
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
 use super::handover::{self, Orphan, Site};
@@ -54,7 +56,7 @@ pub enum Force {
 #[derive(Debug)]
 pub struct Mount {
     site: Site,
-    /// `st_dev` of what is mounted, which tells it from whatever is there before or later; `None`
+    /// `st_dev` of the mount itself, which tells it from whatever is there before or later; `None`
     /// until it has answered.
     device: Option<u64>,
     capabilities: u64,
@@ -62,6 +64,8 @@ pub struct Mount {
     failures: Arc<Failures>,
     handles: Option<Arc<Handles>>,
     session: Option<Thread<()>>,
+    /// The session ended although something was mounted.
+    has_failed: Arc<AtomicBool>,
     /// Tells the kernel of changes; ends with the session.
     _news: Option<Thread<()>>,
     pages: Arc<Pages>,
@@ -129,7 +133,11 @@ impl Mount {
         let Some(device) = found.map_err(MountError::System)? else {
             return Err(MountError::NotReady);
         };
-        let site = Site { mountpoint, device };
+        let site = Site {
+            mountpoint,
+            device,
+            cover: None,
+        };
         mounted(&site, descriptor.as_fd());
         let session = |tree| Session::from_fd(tree, descriptor, acl(options), config());
         Self::serve(tree, site, session, ended)
@@ -176,9 +184,12 @@ impl Mount {
         pages.attach(session.notifier());
         let news = news::start(&content, &pages).inspect_err(|_| take_out(&site))?;
         let (alive, end) = mpsc::channel();
+        let has_failed = Arc::<AtomicBool>::default();
+        let failing = Arc::clone(&has_failed);
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
+                failing.store(true, Ordering::Relaxed);
             }
             pages.detach();
             drop(alive);
@@ -198,16 +209,68 @@ impl Mount {
             failures,
             handles,
             session: Some(session),
+            has_failed,
             _news: news,
             pages: told,
             ended: end,
         };
         let device = mount.first_answer()?;
         mount.device = Some(device);
-        mount.pages.mounted(&mount.site.mountpoint, device);
+        let (major, minor) = mount.site.device;
+        let seen = makedev(major, minor);
+        mount.pages.mounted(&mount.site.mountpoint, seen);
         content.push_into(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
         read_ahead(device);
         Ok(mount)
+    }
+
+    /// Whether something can be made writable here, as far as can be told without mounting.
+    ///
+    /// # Errors
+    /// When neither overlayfs nor fuse-overlayfs can be had.
+    pub fn check_writable() -> Result<(), MountError> {
+        cover::look()
+    }
+
+    /// Lays a tree over this mount on `mountpoint` that can be written to, and takes the mount itself out
+    /// of the tree: from now on this is that tree. What is written goes to `upper`. `covered` is shown
+    /// where it is, at once.
+    ///
+    /// # Errors
+    /// When that cannot be done; the mount is as it was.
+    pub fn cover(
+        &mut self,
+        upper: &Upper,
+        source: &str,
+        mountpoint: &Path,
+        options: &MountOptions,
+        covered: impl FnOnce(&Site),
+    ) -> Result<(), MountError> {
+        let mountpoint = device::mountpoint(mountpoint)?;
+        let source = options.fsname.as_deref().unwrap_or(source);
+        let lower = &self.site.mountpoint;
+        let cover = cover::lay(lower, upper, &mountpoint, source, options)?;
+        let found = table::device(&mountpoint, cover.file_system());
+        let Some(device) = found.map_err(MountError::System)? else {
+            return Err(MountError::NotReady);
+        };
+        let site = Site {
+            mountpoint,
+            device,
+            cover: Some((cover, self.site.lower_device())),
+        };
+        covered(&site);
+        let (major, minor) = site.device;
+        self.pages.mounted(&site.mountpoint, makedev(major, minor));
+        let below = std::mem::replace(&mut self.site, site);
+        // It lives on below, and ends with what lies above.
+        cover::let_go(&below.mountpoint)
+            .map_err(|error| MountError::System(io::Error::other(error)))
+    }
+
+    /// What makes it writable, if anything does.
+    pub fn covered_by(&self) -> Option<Cover> {
+        self.site.cover.map(|(cover, _)| cover)
     }
 
     /// Where it is mounted: absolute, without symbolic links.
@@ -242,7 +305,7 @@ impl Mount {
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
     /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
-        unmount_at(&self.site.mountpoint, Some(self.site.device), force)
+        unmount_at(self.site.file_system(), &self.site.mountpoint, Some(self.site.device), force)
     }
 
     /// Waits until nothing is mounted any more.
@@ -252,6 +315,17 @@ impl Mount {
         }
     }
 
+    /// Whether what lay over this mount is gone: its numbers may be another one's by now. Without the
+    /// mount below a dead helper leaves its own.
+    fn is_gone(&self) -> bool {
+        let Some((cover, _)) = self.site.cover else {
+            return false;
+        };
+        let has_ended = self.ended.try_recv() == Err(TryRecvError::Disconnected);
+        let is_over = has_ended && !self.has_failed.load(Ordering::Relaxed);
+        is_over && (cover == Cover::Overlay || !cover::is_dead(&self.site.mountpoint))
+    }
+
     /// The device number that the mount's first answer carries. Asked from a thread of its own:
     /// a mount that does not answer must not take its owner with it.
     fn first_answer(&self) -> Result<u64, MountError> {
@@ -259,14 +333,21 @@ impl Mount {
         let path = self.site.mountpoint.clone();
         let (major, minor) = self.site.device;
         let device = makedev(major, minor);
+        // What lies over it answers for it, by a root of its own.
+        let is_covered = self.site.cover.is_some();
+        let (major, minor) = self.site.lower_device();
+        let own = makedev(major, minor);
         let _asking = Thread::spawn("fuse-ready", move || {
             // Nobody listens any more when the deadline has passed.
             drop(sender.send(fs::symlink_metadata(path)));
         })
         .map_err(MountError::System)?;
         let error = match answer.recv_timeout(READY_DEADLINE) {
-            Ok(Ok(found)) if (found.st_dev(), found.st_ino()) == (device, INodeNo::ROOT.0) => {
-                return Ok(device);
+            Ok(Ok(found))
+                if found.st_dev() == device
+                    && (is_covered || found.st_ino() == INodeNo::ROOT.0) =>
+            {
+                return Ok(own);
             }
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
@@ -283,7 +364,7 @@ impl Drop for Mount {
             return;
         };
         self.pages.detach();
-        if let Some(device) = self.device {
+        if let Some(device) = self.device.filter(|_| !self.is_gone()) {
             take_out(&self.site);
             if self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT) {
                 cut(device);
@@ -314,7 +395,12 @@ pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
 /// # Errors
 /// As [`Mount::unmount`].
 pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
-    unmount_at(mountpoint, None, force)
+    let file_system = if cover::is_ours(mountpoint).unwrap_or(false) {
+        Cover::Overlay.file_system()
+    } else {
+        device::FILE_SYSTEM
+    };
+    unmount_at(file_system, mountpoint, None, force)
 }
 
 /// Takes out the mount at `site` that nobody serves any more, under the feet of those who use it.
@@ -326,7 +412,7 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     if !device::is_connected(device) {
         return Ok(());
     }
-    match device::unmount(&site.mountpoint, Some(site.device), true) {
+    match device::unmount_type(site.file_system(), &site.mountpoint, Some(site.device), true) {
         Err(UnmountError::NotMounted(_)) => Ok(()),
         result => result,
     }
@@ -337,14 +423,16 @@ pub fn is_there(site: &Site, device: BorrowedFd<'_>) -> bool {
     device::is_connected(device) && site.is_on_top()
 }
 
-/// Unmounts the archive at `mountpoint`, that of the number `device` only if one is given. For the moment in which names are listed to the kernel the mount
-/// is in use by itself (see [`super::names`]), so who comes first does not give up at once.
+/// Unmounts what is of the type `file_system` at `mountpoint`, that of the number `device` only if one is
+/// given. For the moment in which names are listed to the kernel the mount is in use by itself (see
+/// [`super::names`]), so who comes first does not give up at once.
 fn unmount_at(
+    file_system: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
     force: Force,
 ) -> Result<(), UnmountError> {
-    let once = || device::unmount(mountpoint, device, force == Force::Yes);
+    let once = || device::unmount_type(file_system, mountpoint, device, force == Force::Yes);
     for _ in 0..UNMOUNT_TRIES {
         match once() {
             Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
@@ -358,7 +446,9 @@ const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
 /// Unmounts, if need be by force; where nothing is mounted nothing happens.
 fn take_out(site: &Site) {
-    let unmount = |force| device::unmount(&site.mountpoint, Some(site.device), force);
+    let unmount = |force| {
+        device::unmount_type(site.file_system(), &site.mountpoint, Some(site.device), force)
+    };
     let result = unmount(false).or_else(|error| match error {
         UnmountError::NotMounted(_) => Err(error),
         UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),

@@ -46,6 +46,18 @@ fn with_id(table: &[u8], id: u32) -> Option<Mounted<'_>> {
     lines.find_map(|line| mount(line).filter(|found| found.id == id))
 }
 
+/// What the file system says for itself that lies on top at `mountpoint`, as for [`file_system`], if it
+/// is of the type `file_system`; still escaped as in the table.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn options(mountpoint: &Path, file_system: &str) -> io::Result<Option<Vec<u8>>> {
+    let table = fs::read(TABLE)?;
+    let found =
+        last(&table, mountpoint).filter(|found| found.file_system == file_system.as_bytes());
+    Ok(found.map(|found| found.options.to_vec()))
+}
+
 /// The type of the last mount on `mountpoint`, which hides those before it.
 fn top<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
     last(table, mountpoint).map(|found| found.file_system)
@@ -64,20 +76,24 @@ struct Mounted<'a> {
     device: (u32, u32),
     place: PathBuf,
     file_system: &'a [u8],
+    options: &'a [u8],
 }
 
-/// The first, the third and the fifth word, and the first behind the lone hyphen.
+/// The first, the third and the fifth word, and the first and the third behind the lone hyphen.
 fn mount(line: &[u8]) -> Option<Mounted<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let device = numbers(words.nth(1)?)?;
     let place = unescaped(words.nth(1)?);
-    let file_system = words.skip_while(|&word| word != b"-").nth(1)?;
+    let mut behind = words.skip_while(|&word| word != b"-").skip(1);
+    let file_system = behind.next()?;
+    let options = behind.nth(1).unwrap_or_default();
     Some(Mounted {
         id,
         device,
         place: PathBuf::from(OsString::from_vec(place)),
         file_system,
+        options,
     })
 }
 
@@ -148,6 +164,8 @@ broken
         let below = with_id(TABLE, 31).map(|found| found.device);
         assert_eq!(below, Some((0, 26)));
         assert!(with_id(TABLE, 3).is_none());
+        let found = last(TABLE, Path::new("/mnt/twice"));
+        assert_eq!(found.map(|found| found.options), Some(&b"rw"[..]));
     }
 
     #[test]

@@ -67,6 +67,15 @@ pub use self::problem::{Cause, Error, Problem, Reporter};
 pub use self::rehearsal::Rehearsal;
 pub use self::staging::Staging;
 
+/// Removes the directory `name` in `parent` and all that is in it, never through a link and whatever its
+/// modes; what is gone already is fine.
+///
+/// # Errors
+/// When something cannot be removed; what was removed until then is gone.
+pub fn remove(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
+    Ok(removal::remove(parent, name.as_encoded_bytes())?)
+}
+
 /// Distinct prefixes whose removal from member names is told; GNU tar tells each once as well.
 const TOLD_PREFIXES: usize = 16;
 

@@ -28,7 +28,8 @@ use super::background::{self, Log};
 use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
-use crate::fs::{Orphan, Site};
+use super::writable;
+use crate::fs::{Cover, LOWER, Orphan, Site};
 use wire::{Packet, Place, State};
 
 /// How often a process that says nothing is looked at: threads of one that was killed may wait for the
@@ -68,6 +69,8 @@ pub(super) struct Inheritance {
     pub(super) orphan: Option<Orphan>,
     /// The version that must be shown.
     pub(super) version: String,
+    /// The directory that goes with the mount, if there is one.
+    pub(super) scratch: Option<PathBuf>,
 }
 
 impl Keeper {
@@ -87,7 +90,8 @@ impl Keeper {
     /// When it is gone, or says something else.
     pub(super) fn inherit() -> anyhow::Result<Inheritance> {
         let socket = standard_input()?;
-        let Some((Packet::Succeed(place, state), descriptor)) = wire::receive(&socket)? else {
+        let Some((Packet::Succeed(place, state, scratch), descriptor)) = wire::receive(&socket)?
+        else {
             anyhow::bail!("nobody says what is to be gone on with");
         };
         Ok(Inheritance {
@@ -98,12 +102,24 @@ impl Keeper {
                 capabilities: state.capabilities,
             }),
             version: state.version,
+            scratch: scratch.map(|scratch| PathBuf::from(OsString::from_vec(scratch))),
         })
     }
 
     /// Tells it what there is to clear up.
     pub(super) fn mounted(&self, site: &Site, device: BorrowedFd<'_>) {
         self.tell(&Packet::Mounted(site.into()), Some(device));
+    }
+
+    /// Tells it what lies over that.
+    pub(super) fn covered(&self, site: &Site) {
+        self.tell(&Packet::Covered(site.into()), None);
+    }
+
+    /// Tells it of a directory that goes with the mount.
+    pub(super) fn scratch(&self, directory: &Path) {
+        let directory = directory.as_os_str().as_bytes().to_vec();
+        self.tell(&Packet::Scratch(directory), None);
     }
 
     /// Tells it what there is to go on with.
@@ -169,6 +185,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
         born: Instant::now(),
         estate: None,
         state: None,
+        scratch: None,
     };
     let mut short_lives = 0;
     loop {
@@ -179,6 +196,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
                 ward.bury();
                 crate::fs::clear_dead(&directory.join(&args.mountpoint));
             }
+            ward.clean(directory.as_deref().ok(), &args.mountpoint);
             return Ok(ExitCode::SUCCESS);
         };
         ward.bury();
@@ -192,7 +210,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
         if args.restart
             && short_lives <= SHORT_LIVES
             && let Ok(directory) = &directory
-            && let Some(state) = ward.state
+            && let Some(state) = ward.state.clone()
         {
             // The kernel keeps what it was told: of another version that looks the same it would show
             // old bytes among new ones.
@@ -201,12 +219,21 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
                 None if may_adopt => Heir::Adopts,
                 _ => Heir::MountsAnew,
             };
-            if let Some(next) = estate.hand_on(&state, heir, directory) {
+            if args.writable && heir == Heir::MountsAnew {
+                // Who still has files open in it would write to what the next one has.
+                tracing::error!("a writable mount cannot be made anew under who uses it");
+                estate.clear();
+                ward.clean(Some(directory), &args.mountpoint);
+                return Ok(ExitCode::SUCCESS);
+            }
+            let scratch = ward.scratch.as_deref();
+            if let Some(next) = estate.hand_on(&state, heir, directory, scratch) {
                 ward = next;
                 continue;
             }
         }
         estate.clear();
+        ward.clean(directory.as_deref().ok(), &args.mountpoint);
         return Ok(ExitCode::SUCCESS);
     }
 }
@@ -221,9 +248,24 @@ struct Ward {
     /// What it has mounted.
     estate: Option<Estate>,
     state: Option<State>,
+    /// A directory that goes with the mount.
+    scratch: Option<PathBuf>,
 }
 
 impl Ward {
+    /// Removes what goes with the mount, if that process has not.
+    fn clean(&self, directory: Option<&Path>, mountpoint: &Path) {
+        if let Some(scratch) = &self.scratch {
+            // It may have died before anything lay over its mount.
+            let lower = scratch.join(LOWER);
+            crate::fs::clear_dead(&lower);
+            if let Some(directory) = directory {
+                crate::fs::clear_cover(&directory.join(mountpoint), &lower);
+            }
+            writable::remove_scratch(scratch);
+        }
+    }
+
     /// What it leaves, if that is still there.
     fn estate(&mut self) -> Option<Estate> {
         self.estate.take().filter(Estate::is_there)
@@ -240,7 +282,19 @@ impl Ward {
         match wire::receive(&self.socket) {
             Ok(Some((Packet::Mounted(place), device))) => {
                 let site = place.into();
-                self.estate = device.map(|device| Estate { site, device });
+                self.estate = device.map(|device| Estate {
+                    site,
+                    below: None,
+                    device,
+                });
+            }
+            Ok(Some((Packet::Covered(place), _))) => {
+                if let Some(estate) = &mut self.estate {
+                    estate.below = Some(std::mem::replace(&mut estate.site, place.into()));
+                }
+            }
+            Ok(Some((Packet::Scratch(directory), _))) => {
+                self.scratch = Some(PathBuf::from(OsString::from_vec(directory)));
             }
             Ok(Some((Packet::Ready(state), _))) => self.state = Some(state),
             Ok(Some((Packet::Succeed(..), _)) | None) => return false,
@@ -277,31 +331,45 @@ enum Heir {
 /// A mount.
 struct Estate {
     site: Site,
+    /// The mount itself, if something lies over it: it is out of the tree before long.
+    below: Option<Site>,
     /// Its connection: while it is held the mount has not ended, and its number is no other's.
     device: OwnedFd,
 }
 
 impl Estate {
     fn is_there(&self) -> bool {
-        crate::fs::is_there(&self.site, self.device.as_fd())
+        let is_there = |site| crate::fs::is_there(site, self.device.as_fd());
+        is_there(&self.site) || self.below.as_ref().is_some_and(is_there)
     }
 
     /// Takes it out.
     fn clear(&self) {
-        if let Err(error) = crate::fs::clear(&self.site, self.device.as_fd()) {
-            tracing::error!(%error, "what it has left cannot be taken out");
+        for site in [Some(&self.site), self.below.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            if let Err(error) = crate::fs::clear(site, self.device.as_fd()) {
+                tracing::error!(%error, "what it has left cannot be taken out");
+            }
         }
     }
 
     /// Starts processes until one goes on; `None` when none did in time.
-    fn hand_on(&self, state: &State, heir: Heir, directory: &Path) -> Option<Ward> {
+    fn hand_on(
+        &self,
+        state: &State,
+        heir: Heir,
+        directory: &Path,
+        scratch: Option<&Path>,
+    ) -> Option<Ward> {
         if heir == Heir::MountsAnew {
             self.clear();
         }
         let deadline = Instant::now() + SUCCESSION;
         let (mut pause, longest) = PAUSES;
         while Instant::now() < deadline && (heir == Heir::MountsAnew || self.is_there()) {
-            match self.try_once(state, heir, directory, deadline) {
+            match self.try_once(state, heir, (directory, scratch), deadline) {
                 Ok(Some(ward)) => return Some(ward),
                 Ok(None) => tracing::error!("who was to go on has failed"),
                 Err(error) => tracing::error!(%error, "nobody can be started to go on"),
@@ -316,7 +384,7 @@ impl Estate {
         &self,
         state: &State,
         heir: Heir,
-        directory: &Path,
+        (directory, scratch): (&Path, Option<&Path>),
         deadline: Instant,
     ) -> io::Result<Option<Ward>> {
         let (ours, theirs) = wire::pair()?;
@@ -328,8 +396,10 @@ impl Estate {
             born: Instant::now(),
             estate: None,
             state: None,
+            scratch: scratch.map(Path::to_owned),
         };
-        let packet = Packet::Succeed((&self.site).into(), state.clone());
+        let bytes = scratch.map(|scratch| scratch.as_os_str().as_bytes().to_vec());
+        let packet = Packet::Succeed((&self.site).into(), state.clone(), bytes);
         let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
         let told = wire::send(&ward.socket, &packet, device);
         while told.is_ok() && ward.state.is_none() && Instant::now() < deadline {
@@ -344,6 +414,7 @@ impl Estate {
         if heir == Heir::Adopts {
             ward.estate = Some(Self {
                 site: self.site.clone(),
+                below: None,
                 device: self.device.try_clone()?,
             });
         }
@@ -377,6 +448,9 @@ impl From<&Site> for Place {
         Self {
             mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
             device: site.device,
+            cover: site
+                .cover
+                .map(|(cover, device)| (cover.file_system().to_owned(), device)),
         }
     }
 }
@@ -386,6 +460,9 @@ impl From<Place> for Site {
         Self {
             mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
             device: place.device,
+            cover: place
+                .cover
+                .and_then(|(name, device)| Some((Cover::of(&name)?, device))),
         }
     }
 }

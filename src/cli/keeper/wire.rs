@@ -23,8 +23,13 @@ pub(super) enum Packet {
     Mounted(Place),
     /// From a mount: it answers.
     Ready(State),
-    /// To who comes after: go on with this, if its connection is here; else mount anew.
-    Succeed(Place, State),
+    /// From a mount: a writable tree lies over it, and it lives and ends with that.
+    Covered(Place),
+    /// From a mount: this directory goes with it.
+    Scratch(Vec<u8>),
+    /// To who comes after: go on with this, if its connection is here; else mount anew. With the
+    /// directory that goes with it, if there is one.
+    Succeed(Place, State, Option<Vec<u8>>),
 }
 
 /// Where a mount is.
@@ -33,6 +38,8 @@ pub(super) struct Place {
     /// Paths need not be UTF-8.
     pub(super) mountpoint: Vec<u8>,
     pub(super) device: (u32, u32),
+    /// What covers it, as the kernel calls it, and the numbers of the mount below.
+    pub(super) cover: Option<(String, (u32, u32))>,
 }
 
 /// What must not change from one process to the next.
@@ -112,6 +119,7 @@ mod tests {
         Place {
             mountpoint: b"/mnt/\xff".to_vec(),
             device: (0, 45),
+            cover: Some(("overlay".to_owned(), (0, 44))),
         }
     }
 

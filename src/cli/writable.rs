@@ -1,0 +1,422 @@
+//! `tarfs mount --writable`: where what is written to a mount lies, from before it to after it.
+//!
+//! A named directory keeps `upper` and `work` and is taken up again by the next mount. Without one both
+//! lie in a scratch directory that nobody else can enter and that goes with the mount. In a scratch
+//! directory the read-only mount lies for a moment as well, until it is covered.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Timestamps, XattrFlags, flock, lgetxattr, llistxattr, lsetxattr,
+    statfs, utimensat,
+};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::time::Timespec;
+
+use super::control::WritableUse;
+use super::keeper::{Inheritance, Keeper};
+use super::mount::MountArgs;
+use super::settings;
+use crate::fs::{LOWER, Mount, MountOptions, SCRATCH, Upper};
+use crate::materialize;
+
+/// Bytes of chance in a scratch directory's name.
+const NAME_BYTES: usize = 8;
+
+/// Attributes of overlayfs itself, which must not be handed on.
+const OVERLAYS_OWN: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
+
+/// How long a process that died may keep its directory.
+const LAST_BREATH: Duration = Duration::from_secs(2);
+
+/// The file systems that overlayfs takes no changes on (`OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC`,
+/// `NFS_SUPER_MAGIC`).
+const UNFIT: [i64; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
+
+/// The directories of one writable mount.
+#[derive(Debug)]
+pub(super) struct Writable {
+    /// Where `upper` and `work` are to be, and its lock; where nothing is named they go with the
+    /// scratch directory.
+    named: Option<(PathBuf, Option<File>)>,
+    /// Removed at the end, with all that is in it; once it is made.
+    scratch: OnceLock<Scratch>,
+}
+
+/// A directory of ours.
+#[derive(Debug)]
+struct Scratch {
+    path: PathBuf,
+    /// What cleans up by age leaves it alone that long.
+    _lock: Option<File>,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        remove_scratch(&self.path);
+    }
+}
+
+/// Takes the named directory for the mount of `args`, before there is long work to do; `None` when
+/// nothing is to be written.
+///
+/// # Errors
+/// When nothing can be made writable here, or another mount has the directory.
+pub(super) fn claim(
+    args: &MountArgs,
+    inheritance: Option<&Inheritance>,
+) -> anyhow::Result<Option<Writable>> {
+    if !args.writable {
+        return Ok(None);
+    }
+    let scratch = OnceLock::new();
+    let inherited = inheritance.and_then(|inheritance| inheritance.scratch.clone());
+    let is_heir = inherited.is_some();
+    let named = match &args.upper {
+        None => None,
+        // The directory that the mount has is relative to it as well.
+        Some(named) if is_heir => Some(reopen_named(named)),
+        Some(named) => Some(open_named(named, &args.mountpoint)?),
+    };
+    if let Some(inherited) = inherited {
+        // It is set once.
+        drop(scratch.set(Scratch::at(inherited)));
+    } else {
+        Mount::check_writable()?;
+    }
+    Ok(Some(Writable { named, scratch }))
+}
+
+/// Refuses `--restart` where nobody `can` go on with the mount.
+///
+/// # Errors
+/// When it is wanted.
+pub(super) fn refuse_restart(args: &MountArgs, can: bool) -> anyhow::Result<()> {
+    ensure!(
+        can || !args.restart,
+        "--restart with --writable needs Linux 6.9 or later and a source that tells its versions \
+         apart for certain"
+    );
+    Ok(())
+}
+
+/// How the read-only mount below is mounted: so that the kernel finds ACLs in it, and lets in whom the
+/// tree above lets in, where that is up to us.
+pub(super) fn lower_options(options: &MountOptions) -> MountOptions {
+    let is_root = rustix::process::geteuid().is_root();
+    MountOptions {
+        allow_other: is_root,
+        default_permissions: is_root || options.default_permissions,
+        ..options.clone()
+    }
+}
+
+impl Scratch {
+    fn at(path: PathBuf) -> Self {
+        let lock = File::open(&path).ok();
+        if let Some(lock) = &lock {
+            // It is nobody else's.
+            flock(lock, FlockOperation::NonBlockingLockShared).ok();
+        }
+        Self { path, _lock: lock }
+    }
+}
+
+impl Writable {
+    /// Makes a place for the read-only mount to lie until it is covered.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn make_lower(&self, keeper: Option<&Keeper>) -> anyhow::Result<PathBuf> {
+        let path = make_scratch(self.named.is_none())?;
+        let scratch = self.scratch.get_or_init(|| Scratch::at(path));
+        if let Some(keeper) = keeper {
+            keeper.scratch(&scratch.path);
+        }
+        Ok(scratch.path.join(LOWER))
+    }
+
+    fn upper(&self) -> Upper {
+        let named = self.named.as_ref().map(|(home, _)| home);
+        let scratch = self.scratch.get().map(|scratch| &scratch.path);
+        let home = named.or(scratch).cloned().unwrap_or_default();
+        Upper {
+            upper: home.join("upper"),
+            work: home.join("work"),
+            is_temporary: self.named.is_none(),
+        }
+    }
+
+    /// Lays the writable tree over `mount`, which lies at [`lower`](Self::lower).
+    ///
+    /// # Errors
+    /// When that cannot be done; then `mount` is as it was.
+    pub(super) fn cover(
+        &self,
+        mount: &mut Mount,
+        source: &str,
+        mountpoint: &Path,
+        options: &MountOptions,
+        keeper: Option<&Keeper>,
+    ) -> anyhow::Result<()> {
+        let upper = self.upper();
+        let lower = mount.mountpoint().to_owned();
+        make_upper(&lower, &upper)
+            .with_context(|| format!("cannot make {}", upper.upper.display()))?;
+        mount.cover(&upper, source, mountpoint, options, |site| {
+            if let Some(keeper) = keeper {
+                keeper.covered(site);
+            }
+        })?;
+        // They go at the end at the latest.
+        drop(fs::remove_dir(&lower));
+        if let (false, Some(scratch)) = (upper.is_temporary, lower.parent()) {
+            drop(fs::remove_dir(scratch));
+        }
+        Ok(())
+    }
+
+    /// What a status tells of it.
+    pub(super) fn status(&self, mount: &Mount) -> WritableUse {
+        let upper = self.upper();
+        WritableUse {
+            upper: upper.upper.to_string_lossy().into_owned(),
+            is_temporary: upper.is_temporary,
+            by: mount
+                .covered_by()
+                .map_or("", |cover| cover.name())
+                .to_owned(),
+        }
+    }
+}
+
+/// Removes a scratch directory, and nothing that is called otherwise; what is gone is fine.
+pub(super) fn remove_scratch(scratch: &Path) {
+    let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
+        return;
+    };
+    if !name.as_bytes().starts_with(SCRATCH.as_bytes()) {
+        return;
+    }
+    let removed = File::open(parent).and_then(|parent| materialize::remove(&parent, name));
+    if let Err(error) = removed {
+        let scratch = scratch.display();
+        tracing::warn!(%error, %scratch, "what was written to the mount is still there");
+    }
+}
+
+/// The directory that is named, made for this user alone if it is missing, and locked.
+fn open_named(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
+    let name = || named.display().to_string();
+    match DirBuilder::new().mode(0o700).create(named) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("cannot make {}", name()));
+        }
+        _ => {}
+    }
+    let home = fs::canonicalize(named).with_context(|| format!("cannot use {}", name()))?;
+    let mountpoint = crate::fs::mountpoint(mountpoint)?;
+    ensure!(
+        !home.starts_with(&mountpoint),
+        "{}: the mount on {} would hide it (name a directory beside it)",
+        home.display(),
+        mountpoint.display()
+    );
+    let lock = File::open(&home).with_context(|| format!("cannot use {}", name()))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => bail!("{}: another mount writes there", home.display()),
+        Err(errno) => return Err(errno).with_context(|| format!("cannot lock {}", name())),
+    }
+    Ok((home, Some(lock)))
+}
+
+/// As [`open_named`], for who goes on with a mount that has it. The one who died may not be quite gone,
+/// and the mount has it whatever comes of the lock.
+fn reopen_named(named: &Path) -> (PathBuf, Option<File>) {
+    let home = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
+    let deadline = Instant::now() + LAST_BREATH;
+    let lock = File::open(&home).ok();
+    let lock = lock.filter(|lock| {
+        loop {
+            match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                locked => return locked.is_ok(),
+            }
+        }
+    });
+    (home, lock)
+}
+
+/// A directory with a place to mount on, in the first place that will do; for changes, too, if it
+/// `holds` them.
+fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
+    let places = settings::scratch_dirs();
+    let fit = places.iter().find(|place| !holds || is_fit(place));
+    let Some(place) = fit.or(places.first()) else {
+        bail!("there is no place for temporary directories");
+    };
+    let mut chance = [0; NAME_BYTES];
+    if getrandom(&mut chance, GetRandomFlags::empty())? < NAME_BYTES {
+        return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+    }
+    let mut name = String::from(SCRATCH);
+    for byte in chance {
+        write!(name, "{byte:02x}")?;
+    }
+    let made = fs::canonicalize(place).and_then(|place| {
+        let scratch = place.join(name);
+        DirBuilder::new().mode(0o700).create(&scratch)?;
+        fs::create_dir(scratch.join(LOWER))?;
+        Ok(scratch)
+    });
+    made.with_context(|| format!("cannot make a directory in {}", place.display()))
+}
+
+/// Whether overlayfs takes changes in `directory`, as far as is known.
+fn is_fit(directory: &Path) -> bool {
+    statfs(directory).is_ok_and(|found| !UNFIT.contains(&i64::from(found.f_type)))
+}
+
+/// Makes what is missing of `upper`. A new one has the root's attributes of what is mounted on `lower`:
+/// those of the upper root are the ones that are seen.
+fn make_upper(lower: &Path, upper: &Upper) -> io::Result<()> {
+    make_directory(&upper.work)?;
+    if upper.upper.is_dir() {
+        return Ok(());
+    }
+    // One with all its attributes or none.
+    let new = upper.upper.with_extension("new");
+    make_directory(&new)?;
+    copy_attributes(lower, &new)?;
+    fs::rename(new, &upper.upper)
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Gives `to` what `from` has, as far as this user may.
+fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+    let found = fs::metadata(from)?;
+    if rustix::process::geteuid().is_root() {
+        match chown(to, Some(found.uid()), Some(found.gid())) {
+            // Owners that are not mapped here.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+            done => done?,
+        }
+    }
+    fs::set_permissions(to, Permissions::from_mode(found.mode() & 0o7777))?;
+    for name in names(from)? {
+        if OVERLAYS_OWN.iter().any(|own| name.starts_with(own)) {
+            continue;
+        }
+        let name = OsStr::from_bytes(&name);
+        let mut value = vec![0; 1 << 16];
+        let copied = lgetxattr(from, name, &mut value).and_then(|len| {
+            lsetxattr(
+                to,
+                name,
+                value.get(..len).unwrap_or_default(),
+                XattrFlags::empty(),
+            )
+        });
+        match copied {
+            Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NODATA) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let time = |tv_sec, nanos: i64| Timespec {
+        tv_sec,
+        tv_nsec: nanos,
+    };
+    let times = Timestamps {
+        last_access: time(found.atime(), found.atime_nsec()),
+        last_modification: time(found.mtime(), found.mtime_nsec()),
+    };
+    Ok(utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+/// The names of the extended attributes of `path`.
+fn names(path: &Path) -> io::Result<Vec<Vec<u8>>> {
+    let mut list = vec![0; 1 << 16];
+    let len = match llistxattr(path, &mut list) {
+        Ok(len) => len,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(errno) => return Err(errno.into()),
+    };
+    list.truncate(len);
+    let names = list
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty());
+    Ok(names.map(<[u8]>::to_vec).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_upper_has_the_attributes_of_the_root_and_an_old_one_keeps_its_own() {
+        let place = tempfile::tempdir().expect("a directory");
+        let lower = place.path().join("lower");
+        fs::create_dir(&lower).expect("made");
+        fs::set_permissions(&lower, Permissions::from_mode(0o1751)).expect("set");
+        lsetxattr(&lower, "user.colour", b"red", XattrFlags::empty()).expect("set");
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 5,
+                tv_nsec: 6,
+            },
+            last_modification: Timespec {
+                tv_sec: 7,
+                tv_nsec: 8,
+            },
+        };
+        utimensat(CWD, &lower, &times, AtFlags::empty()).expect("set");
+        let upper = Upper {
+            upper: place.path().join("upper"),
+            work: place.path().join("work"),
+            is_temporary: false,
+        };
+        make_upper(&lower, &upper).expect("made");
+        let found = fs::metadata(&upper.upper).expect("there");
+        assert_eq!(found.mode() & 0o7777, 0o1751);
+        assert_eq!((found.mtime(), found.mtime_nsec()), (7, 8));
+        let mut value = [0; 8];
+        assert_eq!(lgetxattr(&upper.upper, "user.colour", &mut value), Ok(3));
+
+        fs::set_permissions(&upper.upper, Permissions::from_mode(0o700)).expect("set");
+        make_upper(&lower, &upper).expect("there");
+        let found = fs::metadata(&upper.upper).expect("there");
+        assert_eq!(found.mode() & 0o7777, 0o700);
+    }
+
+    #[test]
+    fn nothing_but_a_scratch_directory_is_removed() {
+        let place = tempfile::tempdir().expect("a directory");
+        let kept = place.path().join("kept");
+        let scratch = place.path().join(format!("{SCRATCH}1"));
+        for directory in [&kept, &scratch] {
+            fs::create_dir_all(directory.join("deep")).expect("made");
+            remove_scratch(directory);
+        }
+        assert!(kept.exists() && !scratch.exists());
+        remove_scratch(&scratch);
+    }
+}

@@ -1,0 +1,367 @@
+//! A writable tree over a mount: overlayfs, or fuse-overlayfs for those who may not mount it.
+//!
+//! The read-only mount below is in the tree only until the overlay has taken a copy of it for itself. From
+//! then on it lives and ends with the overlay, whoever takes that out, and nobody finds it by any path.
+
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
+use rustix::process::{getegid, geteuid};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use super::attr::Ownership;
+use super::device::{self, MountError};
+use super::options::MountOptions;
+use super::pin::Pinned;
+use super::table;
+
+/// The type of the kernel's overlays.
+const OVERLAY: &str = "overlay";
+/// Makes them without the kernel's help.
+const HELPER: &str = "fuse-overlayfs";
+/// The type of its overlays in the kernel's table.
+const HELPER_TYPE: &str = "fuse.fuse-overlayfs";
+/// Where the helper is looked for besides `PATH`, which a service may not have.
+const HELPER_PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
+/// What the kernel maps to itself where nobody is in a user namespace.
+const ALL_IDS: &str = "4294967295";
+
+/// What holds what is written to a mount.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Upper {
+    /// Holds what is new or changed.
+    pub upper: PathBuf,
+    /// For the kernel's use, on the same file system.
+    pub work: PathBuf,
+    /// Nothing of it will be wanted once it is unmounted.
+    pub is_temporary: bool,
+}
+
+/// A type of file system that lies over a mount and makes it writable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cover {
+    /// The kernel's.
+    Overlay,
+    /// fuse-overlayfs.
+    Helper,
+}
+
+impl Cover {
+    /// Its name in the kernel's table of mounts.
+    pub fn file_system(self) -> &'static str {
+        match self {
+            Self::Overlay => OVERLAY,
+            Self::Helper => HELPER_TYPE,
+        }
+    }
+
+    /// The one of that name in the kernel's table of mounts.
+    pub fn of(file_system: &str) -> Option<Self> {
+        let all = [Self::Overlay, Self::Helper];
+        all.into_iter()
+            .find(|cover| cover.file_system() == file_system)
+    }
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Overlay => "overlayfs",
+            Self::Helper => HELPER,
+        }
+    }
+}
+
+/// Whether there is something to make a mount writable with, as far as can be told without mounting.
+///
+/// # Errors
+/// When there is not.
+pub(super) fn look() -> Result<(), MountError> {
+    if may_mount() || helper().is_some() {
+        Ok(())
+    } else {
+        Err(MountError::Cover {
+            cause: Errno::PERM.into(),
+            has_helper: false,
+        })
+    }
+}
+
+/// Lays an overlay of `upper` and what is mounted on `lower` on `mountpoint`.
+///
+/// # Errors
+/// When neither the kernel nor the helper does.
+pub(super) fn lay(
+    lower: &Path,
+    upper: &Upper,
+    mountpoint: &Path,
+    source: &str,
+    options: &MountOptions,
+) -> Result<Cover, MountError> {
+    let refused = match overlay(lower, upper, mountpoint, source, options) {
+        Ok(()) => return Ok(Cover::Overlay),
+        Err(errno) => errno,
+    };
+    let helper = helper();
+    // What the kernel has against the directories it would have against the helper's result, too.
+    let may_help = matches!(refused, Errno::PERM | Errno::ACCESS | Errno::NODEV);
+    match helper {
+        Some(helper) if may_help => {
+            by_helper(&helper, lower, upper, mountpoint, options)?;
+            Ok(Cover::Helper)
+        }
+        helper => Err(MountError::Cover {
+            cause: refused.into(),
+            has_helper: helper.is_some(),
+        }),
+    }
+}
+
+fn overlay(
+    lower: &Path,
+    upper: &Upper,
+    mountpoint: &Path,
+    source: &str,
+    options: &MountOptions,
+) -> rustix::io::Result<()> {
+    let in_namespace = is_in_user_namespace();
+    let data = CString::new(data(lower, upper, in_namespace)).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(source, mountpoint, OVERLAY, flags(options), data.as_c_str())
+}
+
+/// The kernel's words for an overlay.
+fn data(lower: &Path, upper: &Upper, in_namespace: bool) -> Vec<u8> {
+    let mut data = b"lowerdir=".to_vec();
+    data.extend(escaped(lower, b":,\\"));
+    data.extend(b",upperdir=");
+    data.extend(escaped(&upper.upper, b",\\"));
+    data.extend(b",workdir=");
+    data.extend(escaped(&upper.work, b",\\"));
+    for word in words(upper.is_temporary, in_namespace) {
+        data.push(b',');
+        data.extend(word.as_bytes());
+    }
+    data
+}
+
+/// How the overlay works, whatever the kernel was built or started with.
+fn words(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
+    // An index wants to find files below again by handles that hold for ever, and mends hard links
+    // that are changed. Without one they part, as they do on any overlay by default.
+    let mut words = vec!["index=off"];
+    // One device number for all files, and inode numbers that stay when a file is changed: find -xdev,
+    // du -x and tar --one-file-system leave nothing out. Ours have 32 bits, so there is room.
+    words.push("xino=on");
+    if in_namespace {
+        // The only attributes that may be set there. With them the two below cannot be had.
+        words.push("userxattr");
+    } else if is_temporary {
+        // A chmod or a renamed directory fetches nothing. What that leaves in the upper directory is
+        // of use only with exactly this archive below, which a temporary one always has.
+        words.extend(["metacopy=on", "redirect_dir=on"]);
+    } else {
+        // Each file of a named one is whole, whatever the archive will be next time.
+        words.extend(["metacopy=off", "redirect_dir=off"]);
+    }
+    if is_temporary {
+        // Nothing has to be on disk that is removed when it is unmounted.
+        words.push("volatile");
+    }
+    words
+}
+
+fn flags(options: &MountOptions) -> MountFlags {
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.read_only == Some(true));
+    flags.set(MountFlags::NOSUID, !options.suid);
+    flags.set(MountFlags::NODEV, !options.dev);
+    flags.set(MountFlags::NOEXEC, options.noexec);
+    flags
+}
+
+/// `path` with a backslash before each of `special`.
+fn escaped(path: &Path, special: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for &byte in path.as_os_str().as_bytes() {
+        if special.contains(&byte) {
+            text.push(b'\\');
+        }
+        text.push(byte);
+    }
+    text
+}
+
+/// The helper goes into the background by itself once it answers.
+fn by_helper(
+    helper: &Path,
+    lower: &Path,
+    upper: &Upper,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<(), MountError> {
+    let refused = |message: String| MountError::Cover {
+        cause: io::Error::other(message),
+        has_helper: true,
+    };
+    let mut words = b"lowerdir=".to_vec();
+    words.extend(escaped(lower, b":,\\"));
+    words.extend(b",upperdir=");
+    words.extend(escaped(&upper.upper, b",\\"));
+    words.extend(b",workdir=");
+    words.extend(escaped(&upper.work, b",\\"));
+    let flags = [
+        (options.read_only == Some(true), "ro"),
+        (options.noexec, "noexec"),
+        (!options.suid, "nosuid"),
+        (!options.dev, "nodev"),
+        (options.allow_other, "allow_other"),
+    ];
+    if !may_mount() && options.ownership == Ownership::default() {
+        // Who may write to nothing of the archive's owners would have a writable tree in vain, and
+        // cannot give anything to them either.
+        let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+        words.extend(format!(",squash_to_uid={user},squash_to_gid={group}").into_bytes());
+    }
+    for (_, word) in flags.iter().filter(|(wanted, _)| *wanted) {
+        words.push(b',');
+        words.extend(word.as_bytes());
+    }
+    let output = Command::new(helper)
+        .arg("-o")
+        .arg(OsStr::from_bytes(&words))
+        .arg(mountpoint)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| refused(format!("cannot start {}: {error}", helper.display())))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let complaint = complaint.trim().lines().next_back().unwrap_or("no reason");
+    Err(refused(format!("{HELPER}: {complaint}")))
+}
+
+/// Where the helper is, if it is installed.
+fn helper() -> Option<PathBuf> {
+    let places = HELPER_PLACES
+        .iter()
+        .map(|place| Path::new(place).join(HELPER));
+    places.into_iter().find(|place| place.is_file())
+}
+
+/// Whether this process may mount at all.
+fn may_mount() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// Whether `trusted.*` attributes are out of reach, whoever we are here.
+fn is_in_user_namespace() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    !map.split_whitespace().eq(["0", "0", ALL_IDS])
+}
+
+/// Whether nobody serves the helper's mount on `mountpoint` any more.
+pub(super) fn is_dead(mountpoint: &Path) -> bool {
+    let found = Pinned::at(mountpoint, HELPER_TYPE);
+    found.is_ok_and(|mount| mount.is_some_and(|mount| mount.is_dead()))
+}
+
+/// Whether `mountpoint` is that of a writable tree of ours: its layer below says so, which lies in one of
+/// our directories and nobody else's.
+///
+/// # Errors
+/// When the kernel's table cannot be read.
+pub(super) fn is_ours(mountpoint: &Path) -> io::Result<bool> {
+    Ok(lower_of(mountpoint)?.is_some_and(|lower| is_our_lower(&lower)))
+}
+
+/// Takes out what a process of ours that died has left on `path`, if it lies over `lower`, which was a
+/// mount of that process alone.
+pub fn clear_cover(path: &Path, lower: &Path) {
+    let Ok(mountpoint) = table::canonical(path) else {
+        return;
+    };
+    if lower_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
+        && let Err(error) = device::unmount_type(OVERLAY, &mountpoint, None, true)
+    {
+        tracing::debug!(%error, "a dead mount cannot be taken out");
+    }
+}
+
+/// The layer below the overlay on `mountpoint`, if there is one.
+fn lower_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
+    let Some(words) = table::options(mountpoint, OVERLAY)? else {
+        return Ok(None);
+    };
+    let mut words = words.split(|&byte| byte == b',');
+    let lower = words.find_map(|word| word.strip_prefix(b"lowerdir="));
+    Ok(lower.map(|lower| PathBuf::from(OsStr::from_bytes(lower))))
+}
+
+/// What directories are called in which mounts lie until they are covered; what follows is by chance.
+pub const SCRATCH: &str = "tarfs-writable-";
+/// The mountpoint in it.
+pub const LOWER: &str = "lower";
+
+fn is_our_lower(lower: &Path) -> bool {
+    let scratch = lower.parent().and_then(Path::file_name);
+    lower.file_name().is_some_and(|name| name == LOWER)
+        && scratch.is_some_and(|name| name.as_bytes().starts_with(SCRATCH.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn upper(is_temporary: bool) -> Upper {
+        Upper {
+            upper: "/v/a,b/upper".into(),
+            work: "/v/a:b/work".into(),
+            is_temporary,
+        }
+    }
+
+    fn text(is_temporary: bool, in_namespace: bool) -> String {
+        let data = data(Path::new("/l:o,w\\"), &upper(is_temporary), in_namespace);
+        String::from_utf8(data).expect("UTF-8")
+    }
+
+    #[test]
+    fn an_overlay_is_described_in_the_kernels_words() {
+        assert_eq!(
+            text(false, false),
+            "lowerdir=/l\\:o\\,w\\\\,upperdir=/v/a\\,b/upper,workdir=/v/a:b/work,\
+             index=off,xino=on,metacopy=off,redirect_dir=off"
+        );
+        assert!(text(true, false).ends_with("metacopy=on,redirect_dir=on,volatile"));
+        assert!(text(true, true).ends_with("index=off,xino=on,userxattr,volatile"));
+    }
+
+    #[test]
+    fn options_count_for_what_is_seen() {
+        let harmless = MountFlags::NOSUID | MountFlags::NODEV;
+        assert_eq!(flags(&MountOptions::default()), harmless);
+        let root = MountOptions {
+            suid: true,
+            dev: true,
+            noexec: true,
+            read_only: Some(true),
+            ..MountOptions::default()
+        };
+        assert_eq!(flags(&root), MountFlags::NOEXEC | MountFlags::RDONLY);
+    }
+
+    #[test]
+    fn our_lower_layers_are_told_from_others() {
+        assert!(is_our_lower(Path::new("/var/tmp/tarfs-writable-0f/lower")));
+        assert!(!is_our_lower(Path::new("/var/tmp/tarfs-writable-0f/upper")));
+        assert!(!is_our_lower(Path::new("/var/lib/docker/lower")));
+    }
+}

@@ -1,0 +1,678 @@
+//! A mount refuses what a read-only bind mount of the same tree on a local file system refuses, by the
+//! same errno, and answers what that answers.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{
+    Access, AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom,
+    Timestamps, Uid, XattrFlags, accessat, chmodat, chownat, fallocate, fchmod, fchown, fdatasync,
+    flock, fsync, ftruncate, getxattr, linkat, listxattr, makedev, mkdirat, mknodat, open,
+    readlink, removexattr, renameat_with, rmdir, seek, setxattr, stat, statvfs, symlinkat,
+    truncate, unlinkat, utimensat,
+};
+use rustix::io::{Errno, read, write};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+use rustix::time::{Timespec, UTIME_NOW};
+
+use tarfs::base::task::Thread;
+
+use crate::support::program::{tarfs, told};
+
+/// What a case does in a tree, and what it sees there.
+type Case = (&'static str, fn(&Path) -> Result<String, Errno>);
+
+/// The tree, in a shell's words.
+const TREE: &str = r"
+mkdir -p t/dir/sub t/empty t/closed
+echo file >t/file; echo f1 >t/dir/f1; echo inner >t/closed/inner; cp /bin/true t/program
+ln t/file t/hard; ln -s file t/link; ln -s nothing t/dangling; ln -s loop t/loop; ln -s dir t/way
+mkfifo t/fifo; mknod t/device c 1 3; truncate -s 1M t/sparse
+echo secret >t/secret; chown -R 7:7 t/secret t/closed; chmod 600 t/secret; chmod 700 t/closed
+echo run >t/script; chmod 644 t/script
+setfattr -n user.x -v value t/file; setfattr -n user.d -v value t/dir
+tar --xattrs --xattrs-include='user.*' -C t -cf a.tar .
+mkdir ref; tar --xattrs --xattrs-include='user.*' -C ref -xpf a.tar
+mount --bind ref ref; mount -o remount,bind,ro,nosuid,nodev ref
+";
+
+/// The trees, until it is dropped.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().expect("a directory"));
+        place.shell(TREE);
+        fs::create_dir(place.path("mnt")).expect("made");
+        let words = ["mount", "-o", "allow_other", "--wait-index", "a.tar", "mnt"];
+        let output = tarfs(place.0.path(), &words);
+        assert!(output.status.success(), "{}", told(&output));
+        place
+    }
+
+    fn shell(&self, script: &str) {
+        let mut shell = Command::new("sh");
+        let output = shell.args(["-euc", script]).current_dir(&self.0).output();
+        let output = output.expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shell("umount -l mnt || true; umount -l ref || true");
+    }
+}
+
+fn opened(root: &Path, name: &str, flags: OFlags) -> Result<String, Errno> {
+    open(root.join(name), flags | OFlags::NONBLOCK, Mode::RUSR)?;
+    Ok("opened".to_owned())
+}
+
+fn done(result: rustix::io::Result<()>) -> Result<String, Errno> {
+    result.map(|()| "done".to_owned())
+}
+
+fn renamed(root: &Path, old: &str, new: &str, flags: RenameFlags) -> Result<String, Errno> {
+    done(renameat_with(
+        CWD,
+        root.join(old),
+        CWD,
+        root.join(new),
+        flags,
+    ))
+}
+
+fn removed(root: &Path, name: &str, flags: AtFlags) -> Result<String, Errno> {
+    done(unlinkat(CWD, root.join(name), flags))
+}
+
+fn linked(root: &Path, old: &str, new: &str) -> Result<String, Errno> {
+    done(linkat(
+        CWD,
+        root.join(old),
+        CWD,
+        root.join(new),
+        AtFlags::empty(),
+    ))
+}
+
+fn made(root: &Path, name: &str, kind: FileType) -> Result<String, Errno> {
+    let device = makedev(1, 3);
+    done(mknodat(CWD, root.join(name), kind, Mode::RUSR, device))
+}
+
+fn read_only(root: &Path, name: &str) -> Result<rustix::fd::OwnedFd, Errno> {
+    open(root.join(name), OFlags::RDONLY, Mode::empty())
+}
+
+fn timed(root: &Path, name: &str, nanos: i64) -> Result<String, Errno> {
+    let time = Timespec {
+        tv_sec: 7,
+        tv_nsec: nanos,
+    };
+    let times = Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
+    done(utimensat(
+        CWD,
+        root.join(name),
+        &times,
+        AtFlags::SYMLINK_NOFOLLOW,
+    ))
+}
+
+fn seen(root: &Path, name: &str) -> Result<String, Errno> {
+    let found = stat(root.join(name))?;
+    let kind = FileType::from_raw_mode(found.st_mode);
+    let len = if kind == FileType::RegularFile {
+        found.st_size
+    } else {
+        0
+    };
+    Ok(format!("{:o} {} {len}", found.st_mode, found.st_uid))
+}
+
+fn granted(root: &Path, name: &str, access: Access) -> Result<String, Errno> {
+    done(accessat(CWD, root.join(name), access, AtFlags::empty()))
+}
+
+fn owned(root: &Path, name: &str) -> Result<String, Errno> {
+    let (user, group) = (Some(Uid::from_raw(7)), Some(Gid::from_raw(7)));
+    done(chownat(
+        CWD,
+        root.join(name),
+        user,
+        group,
+        AtFlags::SYMLINK_NOFOLLOW,
+    ))
+}
+
+fn attribute(root: &Path, path: &str, name: &str, room: usize) -> Result<String, Errno> {
+    let mut value = vec![0; room];
+    let len = getxattr(root.join(path), name, &mut value)?;
+    Ok(format!("{len} bytes, {:?}", value.get(..len)))
+}
+
+fn set(root: &Path, path: &str, name: &str, flags: XattrFlags) -> Result<String, Errno> {
+    done(setxattr(root.join(path), name, b"new", flags))
+}
+
+fn ran(root: &Path, name: &str) -> Result<String, Errno> {
+    match Command::new(root.join(name)).status() {
+        Ok(status) => Ok(status.to_string()),
+        Err(error) => Err(Errno::from_io_error(&error).expect("of the system")),
+    }
+}
+
+const WRITE: OFlags = OFlags::WRONLY;
+const NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE);
+const EXCLUSIVE: OFlags = NEW.union(OFlags::EXCL);
+const NONE: RenameFlags = RenameFlags::empty();
+
+const OPENS: &[Case] = &[
+    ("open to write", |root| opened(root, "file", WRITE)),
+    ("open to read and write", |root| {
+        opened(root, "file", OFlags::RDWR)
+    }),
+    ("open to append", |root| {
+        opened(root, "file", WRITE | OFlags::APPEND)
+    }),
+    ("open and truncate", |root| {
+        opened(root, "file", WRITE | OFlags::TRUNC)
+    }),
+    ("open to read and truncate", |root| {
+        opened(root, "file", OFlags::TRUNC)
+    }),
+    ("open to write by a link", |root| {
+        opened(root, "link", WRITE)
+    }),
+    ("open to write by a dangling link", |root| {
+        opened(root, "dangling", WRITE)
+    }),
+    ("create by a dangling link", |root| {
+        opened(root, "dangling", NEW)
+    }),
+    ("create", |root| opened(root, "new", NEW)),
+    ("create to read", |root| opened(root, "new", OFlags::CREATE)),
+    ("create exclusively", |root| opened(root, "new", EXCLUSIVE)),
+    ("create in a missing directory", |root| {
+        opened(root, "none/new", NEW)
+    }),
+    ("create in a file", |root| opened(root, "file/new", NEW)),
+    ("create what is there", |root| opened(root, "file", NEW)),
+    ("create what is there to read", |root| {
+        opened(root, "file", OFlags::CREATE)
+    }),
+    ("create what is there exclusively", |root| {
+        opened(root, "file", EXCLUSIVE)
+    }),
+    ("create a directory's name", |root| opened(root, "dir", NEW)),
+    ("create over a link exclusively", |root| {
+        opened(root, "link", EXCLUSIVE)
+    }),
+    ("create what is nameless", |root| {
+        opened(root, "dir", WRITE | OFlags::TMPFILE)
+    }),
+    ("open a directory to write", |root| {
+        opened(root, "dir", WRITE)
+    }),
+    ("open a fifo to write", |root| opened(root, "fifo", WRITE)),
+    ("open a fifo to read", |root| {
+        opened(root, "fifo", OFlags::RDONLY)
+    }),
+    ("open a device", |root| opened(root, "device", WRITE)),
+    ("open a device to read", |root| {
+        opened(root, "device", OFlags::RDONLY)
+    }),
+    ("open a file as a directory", |root| {
+        opened(root, "file", OFlags::DIRECTORY)
+    }),
+    ("open a link itself", |root| {
+        opened(root, "link", OFlags::NOFOLLOW)
+    }),
+    ("open what is not there", |root| {
+        opened(root, "none", OFlags::RDONLY)
+    }),
+    ("open in circles", |root| {
+        opened(root, "loop", OFlags::RDONLY)
+    }),
+    ("open directly", |root| opened(root, "file", OFlags::DIRECT)),
+    ("open without access time", |root| {
+        opened(root, "file", OFlags::NOATIME)
+    }),
+    ("open a path", |root| opened(root, "file", OFlags::PATH)),
+];
+
+const NAMES: &[Case] = &[
+    ("mkdir", |root| {
+        done(mkdirat(CWD, root.join("new"), Mode::RWXU))
+    }),
+    ("mkdir of what is there", |root| {
+        done(mkdirat(CWD, root.join("dir"), Mode::RWXU))
+    }),
+    ("mkdir over a file", |root| {
+        done(mkdirat(CWD, root.join("file"), Mode::RWXU))
+    }),
+    ("mkdir in a missing directory", |root| {
+        done(mkdirat(CWD, root.join("none/new"), Mode::RWXU))
+    }),
+    ("mknod of a fifo", |root| made(root, "new", FileType::Fifo)),
+    ("mknod of a device", |root| {
+        made(root, "new", FileType::CharacterDevice)
+    }),
+    ("mknod of a file", |root| {
+        made(root, "new", FileType::RegularFile)
+    }),
+    ("mknod over a file", |root| {
+        made(root, "file", FileType::Fifo)
+    }),
+    ("symlink", |root| {
+        done(symlinkat("x", CWD, root.join("new")))
+    }),
+    ("symlink over a file", |root| {
+        done(symlinkat("x", CWD, root.join("file")))
+    }),
+    ("link", |root| linked(root, "file", "new")),
+    ("link over a file", |root| linked(root, "file", "dir/f1")),
+    ("link of a directory", |root| linked(root, "dir", "new")),
+    ("link of nothing", |root| linked(root, "none", "new")),
+    ("link of a link", |root| linked(root, "link", "new")),
+    ("rename", |root| renamed(root, "file", "new", NONE)),
+    ("rename over a file", |root| {
+        renamed(root, "file", "dir/f1", NONE)
+    }),
+    ("rename to another link of it", |root| {
+        renamed(root, "file", "hard", NONE)
+    }),
+    ("rename to itself", |root| {
+        renamed(root, "file", "file", NONE)
+    }),
+    ("rename of a directory", |root| {
+        renamed(root, "dir", "new", NONE)
+    }),
+    ("rename into itself", |root| {
+        renamed(root, "dir", "dir/sub/new", NONE)
+    }),
+    ("rename of nothing", |root| {
+        renamed(root, "none", "new", NONE)
+    }),
+    ("rename of a file over a directory", |root| {
+        renamed(root, "file", "dir", NONE)
+    }),
+    ("rename of a directory over a file", |root| {
+        renamed(root, "dir", "file", NONE)
+    }),
+    ("rename over nothing only", |root| {
+        renamed(root, "file", "hard", RenameFlags::NOREPLACE)
+    }),
+    ("exchange", |root| {
+        renamed(root, "file", "dir", RenameFlags::EXCHANGE)
+    }),
+    ("rename and leave a whiteout", |root| {
+        renamed(root, "file", "new", RenameFlags::WHITEOUT)
+    }),
+    ("unlink", |root| removed(root, "file", AtFlags::empty())),
+    ("unlink of a link", |root| {
+        removed(root, "link", AtFlags::empty())
+    }),
+    ("unlink of nothing", |root| {
+        removed(root, "none", AtFlags::empty())
+    }),
+    ("unlink of a directory", |root| {
+        removed(root, "dir", AtFlags::empty())
+    }),
+    ("unlink in a file", |root| {
+        removed(root, "file/x", AtFlags::empty())
+    }),
+    ("rmdir", |root| done(rmdir(root.join("empty")))),
+    ("rmdir of a full one", |root| done(rmdir(root.join("dir")))),
+    ("rmdir of a file", |root| done(rmdir(root.join("file")))),
+    ("rmdir of nothing", |root| done(rmdir(root.join("none")))),
+    ("rmdir of a dot", |root| done(rmdir(root.join("empty/.")))),
+    ("rmdir of two dots", |root| {
+        done(rmdir(root.join("empty/..")))
+    }),
+];
+
+const CHANGES: &[Case] = &[
+    ("chmod", |root| {
+        done(chmodat(
+            CWD,
+            root.join("file"),
+            Mode::RWXU,
+            AtFlags::empty(),
+        ))
+    }),
+    ("chmod of a directory", |root| {
+        done(chmodat(CWD, root.join("dir"), Mode::RWXU, AtFlags::empty()))
+    }),
+    ("chmod of nothing", |root| {
+        done(chmodat(
+            CWD,
+            root.join("none"),
+            Mode::RWXU,
+            AtFlags::empty(),
+        ))
+    }),
+    ("fchmod", |root| {
+        done(fchmod(read_only(root, "file")?, Mode::RWXU))
+    }),
+    ("chown", |root| owned(root, "file")),
+    ("chown of a link", |root| owned(root, "link")),
+    ("chown of nothing", |root| owned(root, "none")),
+    ("fchown", |root| {
+        done(fchown(
+            read_only(root, "file")?,
+            Some(Uid::from_raw(7)),
+            None,
+        ))
+    }),
+    ("times", |root| timed(root, "file", 8)),
+    ("times of now", |root| timed(root, "file", UTIME_NOW)),
+    ("times of a link", |root| timed(root, "link", 8)),
+    ("times of nothing", |root| timed(root, "none", 8)),
+    ("times that make no sense", |root| {
+        timed(root, "file", 2_000_000_000)
+    }),
+    ("truncate", |root| done(truncate(root.join("file"), 0))),
+    ("truncate of a directory", |root| {
+        done(truncate(root.join("dir"), 0))
+    }),
+    ("truncate of nothing", |root| {
+        done(truncate(root.join("none"), 0))
+    }),
+    ("ftruncate", |root| {
+        done(ftruncate(read_only(root, "file")?, 0))
+    }),
+    ("fallocate", |root| {
+        let file = read_only(root, "file")?;
+        done(fallocate(file, FallocateFlags::empty(), 0, 1))
+    }),
+    ("write", |root| {
+        write(read_only(root, "file")?, b"x").map(|len| len.to_string())
+    }),
+    ("fsync", |root| done(fsync(read_only(root, "file")?))),
+    ("fdatasync", |root| {
+        done(fdatasync(read_only(root, "file")?))
+    }),
+    ("fsync of a directory", |root| {
+        done(fsync(read_only(root, "dir")?))
+    }),
+    ("lock", |root| {
+        let file = read_only(root, "file")?;
+        done(flock(
+            file,
+            rustix::fs::FlockOperation::NonBlockingLockExclusive,
+        ))
+    }),
+    ("set an attribute", |root| {
+        set(root, "file", "user.new", XattrFlags::empty())
+    }),
+    ("set a trusted one", |root| {
+        set(root, "file", "trusted.new", XattrFlags::empty())
+    }),
+    ("set a label", |root| {
+        set(root, "file", "security.new", XattrFlags::empty())
+    }),
+    ("set one of nothing", |root| {
+        set(root, "none", "user.new", XattrFlags::empty())
+    }),
+    ("set one of no kind", |root| {
+        set(root, "file", "bogus.new", XattrFlags::empty())
+    }),
+    ("set one of a fifo", |root| {
+        set(root, "fifo", "user.new", XattrFlags::empty())
+    }),
+    ("replace an attribute", |root| {
+        set(root, "file", "user.x", XattrFlags::REPLACE)
+    }),
+    ("replace a missing one", |root| {
+        set(root, "file", "user.no", XattrFlags::REPLACE)
+    }),
+    ("create one that is there", |root| {
+        set(root, "file", "user.x", XattrFlags::CREATE)
+    }),
+    ("remove an attribute", |root| {
+        done(removexattr(root.join("file"), "user.x"))
+    }),
+    ("remove a missing one", |root| {
+        done(removexattr(root.join("file"), "user.no"))
+    }),
+    ("remove one of nothing", |root| {
+        done(removexattr(root.join("none"), "user.no"))
+    }),
+];
+
+const READS: &[Case] = &[
+    ("stat", |root| seen(root, "file")),
+    ("stat by a link", |root| seen(root, "way/f1")),
+    ("stat of a directory", |root| seen(root, "dir/.")),
+    ("stat of nothing", |root| seen(root, "none")),
+    ("stat below nothing", |root| seen(root, "none/none")),
+    ("stat below a file", |root| seen(root, "file/x")),
+    ("stat of a file as a directory", |root| seen(root, "file/")),
+    ("stat by a dangling link", |root| seen(root, "dangling")),
+    ("stat in circles", |root| seen(root, "loop")),
+    ("stat of a long name", |root| seen(root, &"n".repeat(255))),
+    ("stat of a longer one", |root| seen(root, &"n".repeat(256))),
+    ("stat of one beyond all", |root| {
+        seen(root, &"n".repeat(1100))
+    }),
+    ("stat of a long path", |root| {
+        seen(root, &"dir/../".repeat(600))
+    }),
+    ("stat of a name that is no text", |root| {
+        let name = OsStr::from_bytes(b"\xff\xfe");
+        stat(root.join(name)).map(|_| String::new())
+    }),
+    ("read", |root| {
+        let mut bytes = [0; 9];
+        let len = read(read_only(root, "file")?, &mut bytes)?;
+        Ok(format!("{len} {bytes:?}"))
+    }),
+    ("read a directory", |root| {
+        read(read_only(root, "dir")?, &mut [0; 9]).map(|len| len.to_string())
+    }),
+    ("seek behind the end", |root| {
+        let file = read_only(root, "file")?;
+        seek(file, SeekFrom::Start(99)).map(|at| at.to_string())
+    }),
+    ("seek before the beginning", |root| {
+        let file = read_only(root, "file")?;
+        seek(file, SeekFrom::End(-99)).map(|at| at.to_string())
+    }),
+    ("data behind the end", |root| {
+        let file = read_only(root, "sparse")?;
+        seek(file, SeekFrom::Data(1 << 20)).map(|at| at.to_string())
+    }),
+    ("data in a hole", |root| {
+        let file = read_only(root, "sparse")?;
+        seek(file, SeekFrom::Data(0)).map(|at| at.to_string())
+    }),
+    ("a hole in a hole", |root| {
+        let file = read_only(root, "sparse")?;
+        seek(file, SeekFrom::Hole(5)).map(|at| at.to_string())
+    }),
+    ("a hole at the end", |root| {
+        let file = read_only(root, "file")?;
+        seek(file, SeekFrom::Hole(0)).map(|at| at.to_string())
+    }),
+    ("readlink", |root| {
+        readlink(root.join("link"), Vec::new()).map(|target| format!("{target:?}"))
+    }),
+    ("readlink of a file", |root| {
+        readlink(root.join("file"), Vec::new()).map(|target| format!("{target:?}"))
+    }),
+    ("readlink of a directory", |root| {
+        readlink(root.join("dir"), Vec::new()).map(|target| format!("{target:?}"))
+    }),
+    ("readlink of nothing", |root| {
+        readlink(root.join("none"), Vec::new()).map(|target| format!("{target:?}"))
+    }),
+    ("an attribute", |root| attribute(root, "file", "user.x", 99)),
+    ("its length", |root| attribute(root, "file", "user.x", 0)),
+    ("too little room", |root| {
+        attribute(root, "file", "user.x", 2)
+    }),
+    ("a missing attribute", |root| {
+        attribute(root, "file", "user.no", 99)
+    }),
+    ("a trusted one", |root| {
+        attribute(root, "file", "trusted.no", 99)
+    }),
+    ("one of no kind", |root| {
+        attribute(root, "file", "bogus.no", 99)
+    }),
+    ("a user's one of a fifo", |root| {
+        attribute(root, "fifo", "user.no", 99)
+    }),
+    ("one of nothing", |root| {
+        attribute(root, "none", "user.no", 99)
+    }),
+    ("too long a name", |root| {
+        attribute(root, "file", &format!("user.{}", "n".repeat(256)), 9)
+    }),
+    ("all attributes", |root| {
+        let mut names = [0; 99];
+        let len = listxattr(root.join("dir"), &mut names)?;
+        Ok(format!("{:?}", names.get(..len)))
+    }),
+    ("too little room for all", |root| {
+        listxattr(root.join("dir"), &mut [0; 3]).map(|len| len.to_string())
+    }),
+    ("may read", |root| granted(root, "file", Access::READ_OK)),
+    ("may write", |root| granted(root, "file", Access::WRITE_OK)),
+    ("may write to a directory", |root| {
+        granted(root, "dir", Access::WRITE_OK)
+    }),
+    ("may write to a fifo", |root| {
+        granted(root, "fifo", Access::WRITE_OK)
+    }),
+    ("may run", |root| granted(root, "program", Access::EXEC_OK)),
+    ("may run what is none", |root| {
+        granted(root, "file", Access::EXEC_OK)
+    }),
+    ("is there", |root| granted(root, "none", Access::EXISTS)),
+    ("list a file", |root| {
+        let listed = fs::read_dir(root.join("file"));
+        listed.map(|_| String::new()).map_err(errno)
+    }),
+    ("run", |root| ran(root, "program")),
+    ("run what is not to be run", |root| ran(root, "script")),
+    ("run a directory", |root| ran(root, "dir")),
+    ("run nothing", |root| ran(root, "none")),
+    ("file system", |root| {
+        let found = statvfs(root.join("file"))?;
+        Ok(format!("{:?} {}", found.f_flag, found.f_namemax))
+    }),
+];
+
+/// Without root's say over permissions.
+const ANOTHERS: &[Case] = &[
+    ("another's file", |root| {
+        opened(root, "secret", OFlags::RDONLY)
+    }),
+    ("another's file to write", |root| {
+        opened(root, "secret", WRITE)
+    }),
+    ("another's directory", |root| {
+        opened(root, "closed", OFlags::RDONLY)
+    }),
+    ("in another's directory", |root| {
+        opened(root, "closed/inner", OFlags::RDONLY)
+    }),
+    ("stat of another's", |root| seen(root, "secret")),
+    ("stat in another's directory", |root| {
+        seen(root, "closed/inner")
+    }),
+    ("nothing in another's directory", |root| {
+        seen(root, "closed/none")
+    }),
+    ("into another's directory", |root| {
+        opened(root, "closed/new", NEW)
+    }),
+    ("may read another's", |root| {
+        granted(root, "secret", Access::READ_OK)
+    }),
+    ("may write to another's", |root| {
+        granted(root, "secret", Access::WRITE_OK)
+    }),
+    ("chmod of another's", |root| {
+        done(chmodat(
+            CWD,
+            root.join("secret"),
+            Mode::RWXU,
+            AtFlags::empty(),
+        ))
+    }),
+    ("attribute of another's", |root| {
+        attribute(root, "secret", "user.x", 9)
+    }),
+    ("unlink in another's directory", |root| {
+        removed(root, "closed/inner", AtFlags::empty())
+    }),
+    ("no access time of another's", |root| {
+        opened(root, "secret", OFlags::NOATIME)
+    }),
+    ("run another's", |root| ran(root, "secret")),
+];
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).expect("of the system")
+}
+
+/// Where the mount and the local tree differ.
+fn differences(place: &Place, cases: &[Case]) -> Vec<String> {
+    let (mount, local) = (place.path("mnt"), place.path("ref"));
+    let told = |result: Result<String, Errno>| match result {
+        Ok(text) => text,
+        Err(errno) => format!("{errno:?}"),
+    };
+    cases
+        .iter()
+        .map(|(name, case)| (name, told(case(&mount)), told(case(&local))))
+        .filter(|(_, here, there)| here != there)
+        .map(|(name, here, there)| format!("{name}: {here}, and locally {there}"))
+        .collect()
+}
+
+#[test]
+fn whatever_writes_is_refused_as_on_a_read_only_bind_mount() {
+    let place = Place::new();
+    for cases in [OPENS, NAMES, CHANGES] {
+        assert_eq!(differences(&place, cases), [""; 0]);
+    }
+    let refused = opened(&place.path("mnt"), "file", WRITE);
+    assert_eq!(refused, Err(Errno::ROFS));
+}
+
+#[test]
+fn whatever_reads_is_answered_as_on_a_local_file_system() {
+    let place = Place::new();
+    assert_eq!(differences(&place, READS), [""; 0]);
+    let thread = Thread::spawn("another", move || {
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, none).expect("given up");
+        let found = differences(&place, ANOTHERS);
+        let closed = opened(&place.path("mnt"), "secret", OFlags::RDONLY);
+        (place, found, closed)
+    });
+    // Who has no capabilities cannot unmount.
+    let (_place, found, closed) = thread.expect("a thread").join();
+    assert_eq!(found, [""; 0]);
+    assert_eq!(closed, Err(Errno::ACCESS));
+}

@@ -1,0 +1,150 @@
+//! A mount below an overlay behaves as a local tree does there: whatever is done to the overlay, it looks
+//! the same afterwards, and so does what was written.
+//!
+//! In mount namespaces of their own; what is mounted there goes with them.
+
+use std::process::{Command, Output};
+
+use crate::support::program::told;
+
+/// A tree of everything that an archive can hold, its archive, and what GNU tar makes of that.
+const TREE: &str = r#"
+mkdir -p t/dir/sub t/empty t/full/sub t/gone/sub t/acls t/private t/sticky t/move/d/x t/move/d2 t/move/d3 t/move/d4
+for f in a mode closed acl attr hard1 hard3 of-user dir/f1 dir/f2 dir/sub/f3 full/f gone/f1 gone/sub/f2 \
+    private/f sticky/of-root move/f1 move/f2 move/f3 move/f4 move/d/x/f move/d3/f; do echo "this is $f" >t/$f; done
+cp /usr/bin/id t/exe; cp /usr/bin/id t/suid; cp /bin/sleep t/sleep; cp /bin/true t/caps
+cp -L "$(ls /lib/*/libm.so.6 /usr/lib/*/libm.so.6 2>/dev/null | head -1)" t/library.so
+head -c 3000000 /dev/urandom >t/big
+truncate -s 2M t/sparse; echo data | dd of=t/sparse bs=1 seek=1M conv=notrunc status=none
+ln t/hard1 t/hard2; ln t/hard3 t/hard4; ln -s a t/link; ln -s nothing t/dangling; ln -s f1 t/move/l
+mkfifo t/fifo; mknod t/null c 1 3; mknod t/disk b 8 77
+chown 7:8 t/mode t/dir/f1; chown 1234:1234 t/of-user; chmod 0640 t/mode; chmod 0600 t/closed
+chmod 0700 t/private; chmod 1777 t/sticky; chmod 4755 t/suid; chmod 2755 t/full
+setfacl -m u:1234:rw,g:77:r t/acl; setfacl -m u:1234:rwx -d -m u:1234:rwx,o::- t/acls
+setfattr -n user.x -v 1 t/attr; setfattr -n trusted.x -v 1 t/attr; setfattr -n user.d -v 2 t/dir
+setcap cap_net_raw+ep t/caps
+find t -exec touch -h -d @1000000000 {} +
+tar --create --xattrs --xattrs-include='*' --acls --sparse -C t -f a.tar .
+mkdir ref mnt; tar -x --xattrs --xattrs-include='*' --acls --numeric-owner -p -C ref -f a.tar
+"#;
+
+/// What every script begins with.
+const PRELUDE: &str = r#"
+export XDG_RUNTIME_DIR="$PWD" TARFS_CACHE_DIR="$PWD/cache" no_proxy='*'
+trap 'umount -l merged.* up.* idmapped mnt 2>/dev/null || true' EXIT
+# Lays an overlay over the tree $1 and tells what comes of all that can be done to it, in $1.said, what it
+# looks like then, in $1.seen, and what was written, in $1.written. With the overlay's options $2.
+overlay() {
+    mkdir -p up.$1/upper up.$1/work merged.$1
+    chmod 755 up.$1/upper
+    mount -t overlay overlay -o "lowerdir=$1,upperdir=up.$1/upper,workdir=up.$1/work,$2" merged.$1
+    (cd merged.$1 && python3 "$operations") >$1.said 2>&1
+    (cd merged.$1 && python3 "$dump") >$1.seen
+    umount merged.$1
+    (cd up.$1/upper && python3 "$dump") >$1.written
+}
+# Shows where what comes of a mount and what comes of local files differ.
+compare() {
+    # Elsewhere than either: what a file system can do with its own files alone neither has.
+    for tree in mnt ref; do mkdir -p up.$tree; mount -t tmpfs none up.$tree; done
+    overlay ref "$1"
+    overlay mnt "$1"
+    same=0
+    for what in said seen written; do diff -U0 ref.$what mnt.$what || same=1; done
+    test $(wc -l <mnt.said) -gt 150
+    return $same
+}
+"#;
+
+fn run(script: &str) -> Output {
+    let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/overlay");
+    let names = format!(
+        "tarfs={}\noperations={here}/operations.py\ndump={here}/dump.py\nidmap={here}/idmap.py\n",
+        env!("CARGO_BIN_EXE_tarfs")
+    );
+    Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-euc"])
+        .arg(format!("{names}{PRELUDE}{TREE}{script}"))
+        .current_dir(&place)
+        .output()
+        .expect("util-linux")
+}
+
+#[track_caller]
+fn says(script: &str) -> String {
+    let output = run(script);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", told(&output));
+    said
+}
+
+#[test]
+fn an_overlay_over_a_mount_is_as_one_over_local_files() {
+    let script = r#"
+        "$tarfs" mount --wait-index -o suid,dev,allow_other a.tar mnt
+        compare xino=on
+        grep -q '^rename a directory: EXDEV' mnt.said
+        "$tarfs" umount mnt
+    "#;
+    assert_eq!(says(script), "");
+}
+
+#[test]
+fn it_is_when_only_attributes_are_copied_and_directories_are_redirected() {
+    let script = r#"
+        "$tarfs" mount --wait-index -o suid,dev,allow_other a.tar mnt
+        compare xino=on,metacopy=on,redirect_dir=on
+        grep -q '^rename a directory: None' mnt.said
+        "$tarfs" umount mnt
+    "#;
+    assert_eq!(says(script), "");
+}
+
+#[test]
+fn it_is_when_the_kernel_reads_files_by_itself() {
+    let script = r#"
+        "$tarfs" mount --wait-index -o suid,dev,allow_other --materialize copy a.tar mnt
+        until "$tarfs" status mnt | grep -q 'materialize  *complete'; do sleep 0.05; done
+        compare xino=on
+        "$tarfs" status mnt | grep -q passthrough
+        "$tarfs" umount mnt
+    "#;
+    assert_eq!(says(script), "");
+}
+
+#[test]
+fn numbers_of_inodes_are_the_same_after_all_is_forgotten_and_in_the_next_mount() {
+    let script = r#"
+        numbers() { (cd mnt && find . -printf '%p %i\n' | sort); }
+        "$tarfs" mount --wait-index -o suid,dev,allow_other a.tar mnt
+        numbers >first; stat -c %d mnt mnt/a >devices
+        echo 3 >/proc/sys/vm/drop_caches
+        numbers | diff first -
+        stat -c %d mnt mnt/a | diff devices -
+        test $(sort -u devices | wc -l) = 1
+        "$tarfs" umount mnt; rm -r cache
+        "$tarfs" mount -o suid,dev,allow_other a.tar mnt
+        numbers | diff first -
+        "$tarfs" umount mnt
+    "#;
+    assert_eq!(says(script), "");
+}
+
+#[test]
+fn an_idmapped_mount_shifts_owners_and_who_may_read() {
+    let script = r#"
+        "$tarfs" mount --wait-index -o allow_other a.tar mnt
+        mkdir idmapped
+        python3 "$idmap" mnt idmapped
+        stat -c '%u:%g %n' idmapped/a idmapped/mode mnt/mode
+        chmod 755 .
+        setpriv --reuid=100007 --regid=1 --clear-groups cat idmapped/mode
+        setpriv --reuid=7 --regid=1 --clear-groups cat idmapped/mode 2>/dev/null || echo kept out
+        umount idmapped
+        "$tarfs" umount mnt
+    "#;
+    let shifted = "100000:100000 idmapped/a\n100007:100008 idmapped/mode\n7:8 mnt/mode\n\
+                   this is mode\nkept out\n";
+    assert_eq!(says(script), shifted);
+}

@@ -1,0 +1,220 @@
+//! `tarfs mount --writable`: one tree of an archive and of what is written, and nothing left of it.
+//!
+//! In mount namespaces of their own; what is mounted there goes with them.
+
+use std::process::{Command, Output};
+
+use crate::support::program::told;
+
+/// An archive, and words for what the scripts do: `left` tells what there is that should be gone, and
+/// `pid` which process serves the mount.
+const PRELUDE: &str = r#"
+trap 'umount -l "$PWD/mnt" 2>/dev/null || true' EXIT
+chmod 755 .
+mkdir -p t/dir/sub t/acl bin mnt cache run tmp
+echo one >t/a; echo two >t/dir/b; echo three >t/dir/sub/c; ln t/a t/hard; cp /usr/bin/id t/suid
+chmod 4755 t/suid; mknod t/null c 1 3; setfacl -m u:7:rwx t; setfattr -n user.x -v root t; chmod 1775 t
+chown 0:9 t; chown -h 7:8 t/dir/b; touch -d @1000000000 t
+tar --create --xattrs --xattrs-include='user.*' --acls -C t -f a.tar .
+cp "$program" bin/tarfs
+export PATH="$PWD/bin:$PATH" XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp"
+pid() { tarfs status --json mnt | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
+left() {
+    ls tmp run/tarfs
+    grep -e "$PWD/mnt" -e "$PWD/tmp" /proc/self/mountinfo || true
+}
+gone() { for _ in $(seq 200); do test -n "$(left)" || return 0; sleep 0.02; done; left; return 1; }
+# As an ordinary user, who may open the device.
+as_user() {
+    setpriv --reuid=65534 --regid=65534 --clear-groups env -i PATH="$PATH" \
+        XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp" "$@"
+}
+for_users() {
+    mknod fuse c 10 229; chmod 0666 fuse; mount --bind fuse /dev/fuse
+    chown 65534:65534 mnt cache run tmp; chmod 700 run
+}
+"#;
+
+fn run(script: &str) -> Output {
+    let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-euc"])
+        .arg(format!(
+            "program={}\n{PRELUDE}{script}",
+            env!("CARGO_BIN_EXE_tarfs")
+        ))
+        .current_dir(&place)
+        .output()
+        .expect("util-linux")
+}
+
+#[track_caller]
+fn says(script: &str) -> String {
+    let output = run(script);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", told(&output));
+    said
+}
+
+#[test]
+fn what_is_written_goes_with_the_mount_unless_a_place_is_named() {
+    let said = says(
+        r#"
+        tarfs mount --writable a.tar mnt
+        echo more >>mnt/a; rm mnt/dir/b; mv mnt/dir mnt/moved; mkdir mnt/new
+        cat mnt/a; ls mnt mnt/moved
+        tarfs status mnt | grep -o 'by overlayfs.*until it is unmounted' | sed "s,$PWD.*/upper,UPPER,"
+        test $(grep -c "$PWD/tmp/.*/lower fuse" /proc/self/mountinfo) = 0
+        tarfs umount mnt
+        left
+
+        tarfs mount --writable --upper changes a.tar mnt
+        echo more >>mnt/a; rm mnt/dir/b; mv mnt/dir/sub mnt/sub 2>/dev/null
+        umount mnt; gone; ls changes changes/upper
+        tarfs mount --writable --upper changes a.tar mnt
+        cat mnt/a mnt/sub/c; ls mnt/dir
+        tarfs status mnt | grep -c "by overlayfs, to $PWD/changes/upper$"
+        stat -c %a changes
+        umount mnt; gone
+        "#,
+    );
+    let temporary = "one\nmore\nmnt:\na\nacl\nhard\nmoved\nnew\nnull\nsuid\n\nmnt/moved:\nsub\n\
+                     by overlayfs, to UPPER, until it is unmounted\n";
+    let named = "changes:\nupper\nwork\n\nchanges/upper:\na\ndir\nsub\none\nmore\nthree\n1\n700\n";
+    assert_eq!(said, format!("{temporary}{named}"));
+}
+
+#[test]
+fn the_root_is_the_archives_and_options_count_for_what_is_seen() {
+    let said = says(
+        r#"
+        tarfs mount --writable a.tar mnt
+        stat -c '%a %u:%g %Y' mnt; getfattr --only-values -n user.x mnt; getfacl -cp mnt | grep user:
+        grep -o "mnt rw,nosuid,nodev,.* overlay " /proc/self/mountinfo | cut -d' ' -f1-2
+        as_user mnt/suid -u; cat mnt/null 2>/dev/null || echo no device
+        chown 3:4 mnt/dir/b; stat -c '%u:%g' mnt/dir/b
+        as_user sh -c 'echo x >mnt/acl/x' 2>/dev/null || echo kept out
+        stat -c %d mnt mnt/a mnt/dir mnt/dir/b | sort -u | wc -l
+        tarfs umount mnt
+        tarfs mount --writable -o suid,dev,uid=65534 a.tar mnt
+        as_user mnt/suid -un; cat mnt/null; stat -c %u mnt mnt/dir/b
+        tarfs umount mnt
+        tarfs mount --writable -o ro,noexec --upper changes a.tar mnt
+        touch mnt/x 2>/dev/null || echo read-only; mnt/suid 2>/dev/null || echo not run
+        tarfs umount mnt
+        left
+        "#,
+    );
+    let root = "1775 0:9 1000000000\nrootuser::rwx\nuser:7:rwx\nmnt rw,nosuid,nodev,relatime\n";
+    let harmless = "65534\nno device\n3:4\nkept out\n1\n";
+    let told = "nobody\n65534\n65534\nread-only\nnot run\n";
+    let (root, said) = (root.split_whitespace(), said.split_whitespace());
+    let harmless = harmless.split_whitespace();
+    assert!(said.eq(root.chain(harmless).chain(told.split_whitespace())));
+}
+
+#[test]
+fn whoever_unmounts_it_or_dies_nothing_is_left() {
+    let said = says(
+        r#"
+        kill_it() { kill -$1 $(pid); gone; }
+        for how in 'tarfs umount mnt' 'umount mnt' 'kill_it TERM' 'kill_it INT' 'kill_it KILL'; do
+            tarfs mount --writable a.tar mnt
+            echo x >>mnt/dir/b; mkdir -m 0 mnt/closed; test $(ls tmp | wc -l) = 1
+            $how; gone
+        done
+        # Who uses it goes on with it until it is let go.
+        tarfs mount --writable a.tar mnt
+        exec 5<mnt/a; tarfs umount mnt 2>/dev/null || echo in use
+        pid=$(pid); umount -l mnt; read line <&5; echo $line; kill -0 $pid; exec 5<&-; gone
+        for _ in $(seq 100); do kill -0 $pid 2>/dev/null || break; sleep 0.02; done
+        kill -0 $pid 2>/dev/null || echo ended
+        # Killed while somebody uses it.
+        tarfs mount --writable --upper changes a.tar mnt
+        exec 5<mnt/a; kill -KILL $(pid); gone; exec 5<&-; ls mnt
+        # A foreground that is interrupted before it is over.
+        for pause in 0 0.01 0.02 0.03 0.05 0.08; do
+            tarfs mount -f --writable a.tar mnt & sleep $pause; kill -KILL $!; wait $! || true; gone
+        done 2>/dev/null
+        "#,
+    );
+    assert_eq!(said, "in use\none\nended\n");
+}
+
+#[test]
+fn another_process_goes_on_with_it_where_that_can_be() {
+    let said = says(
+        r#"
+        tarfs mount --writable --restart a.tar mnt
+        exec 5<mnt/dir/sub/c; echo x >>mnt/a; old=$(pid)
+        kill -KILL $old; cat mnt/hard; cat <&5; echo y >>mnt/a; cat mnt/a
+        until test "$(pid)" != $old; do sleep 0.02; done
+        tarfs status mnt | grep -c 'by overlayfs, to .*/upper, until it is unmounted'
+        exec 5<&-; tarfs umount mnt; gone
+        mkdir copy
+        tarfs mount --writable --restart --materialize copy a.tar mnt 2>told || echo $?
+        grep -c 'cannot be done with one that is --writable' told; left
+        "#,
+    );
+    assert_eq!(said, "one\nthree\none\nx\ny\n1\n64\n1\n");
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let said = says(
+        r#"
+        tarfs mount -o rw a.tar mnt 2>told || echo $?; grep -c 'read-only without --writable' told
+        tarfs mount --writable --upper changes a.tar mnt; mkdir other
+        tarfs mount --writable --upper changes a.tar other 2>told || echo $?
+        grep -c 'another mount writes there' told; tarfs umount mnt
+        tarfs mount --writable --upper mnt/changes a.tar mnt 2>told || echo $?
+        grep -c 'would hide it' told; rmdir mnt/changes
+        mkdir lower upper work stacked
+        mount -t overlay o -o lowerdir=lower,upperdir=upper,workdir=work stacked
+        tarfs mount --writable --upper stacked/changes a.tar mnt 2>told || echo $?
+        grep -c 'takes changes on a local file system only' told; umount stacked
+        for_users; mount --bind /dev/null "$(command -v fuse-overlayfs)"
+        as_user tarfs mount --writable a.tar mnt 2>told || echo $?
+        grep -c 'apt install fuse-overlayfs' told; left
+        "#,
+    );
+    assert_eq!(said, "64\n1\n2\n1\n2\n1\n2\n1\n2\n1\n");
+}
+
+#[test]
+fn an_ordinary_user_writes_by_fuse_overlayfs() {
+    let said = says(
+        r#"
+        for_users
+        use_it() {
+            as_user tarfs mount --writable a.tar mnt
+            as_user sh -c 'echo more >>mnt/a; rm mnt/dir/b; echo new >mnt/new; cat mnt/a; ls mnt/dir'
+        }
+        use_it; as_user tarfs status mnt | grep -c 'by fuse-overlayfs'
+        test $(grep -c "$PWD/tmp" /proc/self/mountinfo) = 0
+        as_user tarfs umount mnt; gone
+        use_it; as_user fusermount3 -u mnt; gone
+        use_it; kill -KILL $(as_user tarfs status --json mnt | sed 's/.*"pid":\([0-9]*\).*/\1/'); gone
+        use_it
+        helper=$(pgrep -u 65534 -f "fuse-overlayfs.*$PWD/mnt"); kill -KILL $helper; gone
+        "#,
+    );
+    let used = "one\nmore\nsub\n";
+    assert_eq!(said, format!("{used}1\n{used}{used}{used}"));
+}
+
+#[test]
+fn in_a_user_namespace_the_kernel_does_it() {
+    let said = says(
+        r#"
+        for_users
+        as_user unshare --user --map-root-user --mount --propagation private sh -euc '
+            tarfs mount --writable a.tar mnt
+            grep -c "mnt rw.* overlay .*userxattr" /proc/self/mountinfo
+            echo more >>mnt/a; rm mnt/dir/sub/c; mkdir mnt/new; cat mnt/a; ls mnt/dir
+            tarfs umount mnt'
+        gone
+        "#,
+    );
+    assert_eq!(said, "1\none\nmore\nb\nsub\n");
+}
