@@ -119,6 +119,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_to_waits_for_the_whole_index() {
+        let waits = |flags: &[&str]| {
+            let words = [&["tarfs", "mount", "a.tar", "mnt"], flags].concat();
+            match super::Cli::try_parse_from(words).expect("sound").verb {
+                super::Verb::Mount(args) => args.waits(),
+                verb => panic!("{verb:?}"),
+            }
+        };
+        assert!(waits(&["--writable"]) && !waits(&[]));
+    }
+
+    #[test]
     fn a_header_that_is_none_is_not_repeated() {
         let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];
         let error = super::Cli::try_parse_from(words).expect_err("no header");

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Timestamps, XattrFlags, flock, lgetxattr, llistxattr, lsetxattr,
-    statfs, utimensat,
+    AtFlags, CWD, FlockOperation, FsWord, Timestamps, XattrFlags, flock, lgetxattr, llistxattr,
+    lsetxattr, statfs, utimensat,
 };
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -41,7 +41,7 @@ const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// The file systems that overlayfs takes no changes on (`OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC`,
 /// `NFS_SUPER_MAGIC`).
-const UNFIT: [i64; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
+const UNFIT: [FsWord; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 
 /// The directories of one writable mount.
 #[derive(Debug)]
@@ -287,7 +287,7 @@ fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
 
 /// Whether overlayfs takes changes in `directory`, as far as is known.
 fn is_fit(directory: &Path) -> bool {
-    statfs(directory).is_ok_and(|found| !UNFIT.contains(&i64::from(found.f_type)))
+    statfs(directory).is_ok_and(|found| !UNFIT.contains(&found.f_type))
 }
 
 /// Makes what is missing of `upper`. A new one has the root's attributes of what is mounted on `lower`:
@@ -315,10 +315,12 @@ fn make_directory(path: &Path) -> io::Result<()> {
 fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     let found = fs::metadata(from)?;
     if rustix::process::geteuid().is_root() {
-        match chown(to, Some(found.uid()), Some(found.gid())) {
-            // Owners that are not mapped here.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {}
-            done => done?,
+        for (user, group) in [(Some(found.uid()), None), (None, Some(found.gid()))] {
+            match chown(to, user, group) {
+                // One that is not mapped here.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+                done => done?,
+            }
         }
     }
     fs::set_permissions(to, Permissions::from_mode(found.mode() & 0o7777))?;
@@ -337,7 +339,8 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
             )
         });
         match copied {
-            Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NODATA) => {}
+            // Not for this user, not on this file system, gone, or of users that are not mapped here.
+            Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NODATA | Errno::INVAL) => {}
             Err(errno) => return Err(errno.into()),
         }
     }

@@ -154,8 +154,8 @@ fn words(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
     // An index wants to find files below again by handles that hold for ever, and mends hard links
     // that are changed. Without one they part, as they do on any overlay by default.
     let mut words = vec!["index=off"];
-    // One device number for all files, and inode numbers that stay when a file is changed: find -xdev,
-    // du -x and tar --one-file-system leave nothing out. Ours have 32 bits, so there is room.
+    // One device number for all files, so that du -x and tar --one-file-system leave nothing out. Our
+    // inode numbers have 32 bits, so there is room.
     words.push("xino=on");
     if in_namespace {
         // The only attributes that may be set there. With them the two below cannot be had.

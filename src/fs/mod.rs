@@ -269,20 +269,9 @@ impl Tree {
         let is_scanned = self.content.is_scanned();
         let index = self.content.index();
         let directory = match self.entry(&index, parent) {
-            Ok(directory) => directory,
+            Ok(directory) => directory.ino(),
             Err(errno) => return reply.error(errno),
         };
-        // Who holds a handle asks what has this number, and what is above it.
-        let known = match &*name {
-            b"." => Some(directory),
-            b".." => self.entry(&index, self.view.parent(directory)).ok(),
-            _ => None,
-        };
-        if let Some(entry) = known {
-            self.pages.heard_of(entry.ino());
-            return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
-        }
-        let directory = directory.ino();
         if let Some(entry) = index.lookup(directory, &name) {
             self.stats.served_lookups.increment();
             if index.is_complete() {
@@ -564,9 +553,6 @@ impl Filesystem for Tree {
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT
             | InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_CACHE_SYMLINKS
-            // Numbers mean the same after the kernel has forgotten them: an overlay above can tell which
-            // file it has copied.
-            | InitFlags::FUSE_EXPORT_SUPPORT
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA;
         if self.checks_permissions {
             // The kernel refuses the mount when this comes without default_permissions.

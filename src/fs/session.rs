@@ -251,8 +251,15 @@ impl Mount {
         let lower = &self.site.mountpoint;
         let cover = cover::lay(lower, upper, &mountpoint, source, options)?;
         let found = table::device(&mountpoint, cover.file_system());
-        let Some(device) = found.map_err(MountError::System)? else {
-            return Err(MountError::NotReady);
+        let found = found.map_err(MountError::System);
+        let device = match found.and_then(|device| device.ok_or(MountError::NotReady)) {
+            Ok(device) => device,
+            Err(error) => {
+                if let Err(error) = device::unmount(&mountpoint, true) {
+                    tracing::warn!(%error, "cannot unmount");
+                }
+                return Err(error);
+            }
         };
         let site = Site {
             mountpoint,

@@ -20,7 +20,7 @@ cp "$program" bin/tarfs
 export PATH="$PWD/bin:$PATH" XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp"
 pid() { tarfs status --json mnt | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
 left() {
-    ls tmp run/tarfs
+    find tmp -mindepth 1
     grep -e "$PWD/mnt" -e "$PWD/tmp" /proc/self/mountinfo || true
 }
 gone() { for _ in $(seq 200); do test -n "$(left)" || return 0; sleep 0.02; done; left; return 1; }
@@ -89,7 +89,7 @@ fn the_root_is_the_archives_and_options_count_for_what_is_seen() {
     let said = says(
         r#"
         tarfs mount --writable a.tar mnt
-        stat -c '%a %u:%g %Y' mnt; getfattr --only-values -n user.x mnt; getfacl -cp mnt | grep user:
+        stat -c '%a %u:%g %Y' mnt; getfattr --only-values -n user.x mnt; getfacl -cnp mnt | grep user:
         grep -o "mnt rw,nosuid,nodev,.* overlay " /proc/self/mountinfo | cut -d' ' -f1-2
         as_user mnt/suid -u; cat mnt/null 2>/dev/null || echo no device
         chown 3:4 mnt/dir/b; stat -c '%u:%g' mnt/dir/b
@@ -132,6 +132,11 @@ fn whoever_unmounts_it_or_dies_nothing_is_left() {
         # Killed while somebody uses it.
         tarfs mount --writable --upper changes a.tar mnt
         exec 5<mnt/a; kill -KILL $(pid); gone; exec 5<&-; ls mnt
+        # Killed together with the process that watches.
+        tarfs mount --writable --upper changes a.tar mnt
+        pid=$(pid); kill -KILL $(pgrep -P $pid) $pid
+        ls mnt/nothing 2>/dev/null || true
+        tarfs umount mnt; left
         # A foreground that is interrupted before it is over.
         for pause in 0 0.01 0.02 0.03 0.05 0.08; do
             tarfs mount -f --writable a.tar mnt & sleep $pause; kill -KILL $!; wait $! || true; gone
@@ -157,6 +162,20 @@ fn another_process_goes_on_with_it_where_that_can_be() {
         "#,
     );
     assert_eq!(said, "one\nthree\none\nx\ny\n1\n64\n1\n");
+}
+
+#[test]
+fn names_are_told_ahead_through_the_overlay() {
+    let said = says(
+        r#"
+        mkdir many; for i in $(seq 400); do echo "$i" >many/file$i; done; tar -C many -cf many.tar .
+        tarfs mount --writable many.tar mnt
+        tar -tf many.tar | sed -n 's,^\./\(f.*\),mnt/\1,p' | xargs -n 1 cat | wc -l
+        tarfs status mnt | awk '$1 == "served_lookups" { print $2 < 200 }'
+        tarfs umount mnt
+        "#,
+    );
+    assert_eq!(said, "400\n1\n");
 }
 
 #[test]

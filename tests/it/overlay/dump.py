@@ -1,7 +1,6 @@
 """Tells all there is to know of the tree in the working directory, a line an entry.
 
-Times of today are not told, nor numbers of inodes; of the overlay's own attributes the values are not that
-name an inode.
+Times of today are not told, nor numbers of inodes, nor the overlay's attributes that are about these.
 """
 
 import hashlib
@@ -9,13 +8,13 @@ import os
 import stat
 
 TODAY = 1_600_000_000
-HANDLES = ("trusted.overlay.origin", "trusted.overlay.uuid")
+NUMBERS = ("trusted.overlay.origin", "trusted.overlay.impure", "trusted.overlay.uuid")
 
 
 def attributes(path):
     for name in sorted(os.listxattr(path, follow_symlinks=False)):
-        value = os.getxattr(path, name, follow_symlinks=False)
-        yield name, "" if name in HANDLES else value
+        if name not in NUMBERS:
+            yield name, os.getxattr(path, name, follow_symlinks=False)
 
 
 def describe(path):
