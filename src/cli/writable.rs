@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, FsWord, Timestamps, XattrFlags, flock, lgetxattr, llistxattr,
-    lsetxattr, statfs, utimensat,
+    AtFlags, CWD, FlockOperation, Timestamps, XattrFlags, flock, lgetxattr, llistxattr, lsetxattr,
+    statfs, utimensat,
 };
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -41,7 +41,7 @@ const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// The file systems that overlayfs takes no changes on (`OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC`,
 /// `NFS_SUPER_MAGIC`).
-const UNFIT: [FsWord; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
+const UNFIT: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 
 /// The directories of one writable mount.
 #[derive(Debug)]
@@ -287,7 +287,12 @@ fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
 
 /// Whether overlayfs takes changes in `directory`, as far as is known.
 fn is_fit(directory: &Path) -> bool {
-    statfs(directory).is_ok_and(|found| !UNFIT.contains(&found.f_type))
+    statfs(directory).is_ok_and(|found| is_fit_type(found.f_type.into()))
+}
+
+/// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
+fn is_fit_type(f_type: i128) -> bool {
+    !UNFIT.contains(&(f_type & 0xFFFF_FFFF))
 }
 
 /// Makes what is missing of `upper`. A new one has the root's attributes of what is mounted on `lower`:
@@ -408,6 +413,12 @@ mod tests {
         make_upper(&lower, &upper).expect("there");
         let found = fs::metadata(&upper.upper).expect("there");
         assert_eq!(found.mode() & 0o7777, 0o700);
+    }
+
+    #[test]
+    fn what_overlayfs_takes_no_changes_on_is_passed_over() {
+        // ext4, and an overlay.
+        assert!(is_fit_type(0xef53) && !is_fit_type(0x794c_7630));
     }
 
     #[test]

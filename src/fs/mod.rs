@@ -88,6 +88,9 @@ const STACK_DEPTH: u32 = 1;
 /// looked up no better.
 const MAX_NAME_BYTES: usize = 1024;
 
+/// The longest name that there can be, as statfs(2) tells.
+const LONGEST_NAME_BYTES: usize = 255;
+
 /// What an answer to a read is handed to.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
 
@@ -587,6 +590,9 @@ impl Filesystem for Tree {
         {
             return reply.entry(&FOR_NOW, &attr, Generation(0));
         }
+        if name.len() > LONGEST_NAME_BYTES {
+            return reply.error(Errno::ENAMETOOLONG);
+        }
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
         self.answer_lookup(req.pid(), parent, name.as_bytes().to_vec(), reply);
     }
@@ -799,6 +805,9 @@ impl Filesystem for Tree {
             Ok(entry) => match xattr::value(entry.xattrs(), name.as_bytes(), &self.accounts) {
                 Some(value) => reply_xattr(reply, size, &value),
                 None if name.as_bytes() == xattr::LABEL && !self.has_labels(&index) => {
+                    reply.error(Errno::EOPNOTSUPP);
+                }
+                None if !xattr::has_namespace(name.as_bytes()) => {
                     reply.error(Errno::EOPNOTSUPP);
                 }
                 None => reply.error(Errno::ENODATA),

@@ -79,6 +79,13 @@ fn can_be_asked_for(name: &[u8]) -> bool {
     (1..=NAME_MAX_BYTES).contains(&name.len()) && !name.contains(&0)
 }
 
+/// Whether file systems that keep attributes know any of such a name. ACLs are asked for by one of the
+/// system's, and not having one is no lack of support.
+pub(super) fn has_namespace(name: &[u8]) -> bool {
+    const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
+    NAMESPACES.iter().any(|space| name.starts_with(space))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

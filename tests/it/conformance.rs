@@ -184,7 +184,7 @@ fn set(root: &Path, path: &str, name: &str, flags: XattrFlags) -> Result<String,
 fn ran(root: &Path, name: &str) -> Result<String, Errno> {
     match Command::new(root.join(name)).status() {
         Ok(status) => Ok(status.to_string()),
-        Err(error) => Err(Errno::from_io_error(&error).expect("of the system")),
+        Err(error) => Err(errno(&error)),
     }
 }
 
@@ -575,7 +575,7 @@ const READS: &[Case] = &[
     ("is there", |root| granted(root, "none", Access::EXISTS)),
     ("list a file", |root| {
         let listed = fs::read_dir(root.join("file"));
-        listed.map(|_| String::new()).map_err(errno)
+        listed.map(|_| String::new()).map_err(|error| errno(&error))
     }),
     ("run", |root| ran(root, "program")),
     ("run what is not to be run", |root| ran(root, "script")),
@@ -637,17 +637,14 @@ const ANOTHERS: &[Case] = &[
     ("run another's", |root| ran(root, "secret")),
 ];
 
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).expect("of the system")
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).expect("of the system")
 }
 
 /// Where the mount and the local tree differ.
 fn differences(place: &Place, cases: &[Case]) -> Vec<String> {
     let (mount, local) = (place.path("mnt"), place.path("ref"));
-    let told = |result: Result<String, Errno>| match result {
-        Ok(text) => text,
-        Err(errno) => format!("{errno:?}"),
-    };
+    let told = |result: Result<String, Errno>| result.unwrap_or_else(|errno| errno.to_string());
     cases
         .iter()
         .map(|(name, case)| (name, told(case(&mount)), told(case(&local))))

@@ -116,7 +116,7 @@ fn the_root_is_the_archives_and_options_count_for_what_is_seen() {
 #[test]
 fn whoever_unmounts_it_or_dies_nothing_is_left() {
     let said = says(
-        r#"
+        r"
         kill_it() { kill -$1 $(pid); gone; }
         for how in 'tarfs umount mnt' 'umount mnt' 'kill_it TERM' 'kill_it INT' 'kill_it KILL'; do
             tarfs mount --writable a.tar mnt
@@ -141,7 +141,7 @@ fn whoever_unmounts_it_or_dies_nothing_is_left() {
         for pause in 0 0.01 0.02 0.03 0.05 0.08; do
             tarfs mount -f --writable a.tar mnt & sleep $pause; kill -KILL $!; wait $! || true; gone
         done 2>/dev/null
-        "#,
+        ",
     );
     assert_eq!(said, "in use\none\nended\n");
 }
