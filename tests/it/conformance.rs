@@ -592,9 +592,6 @@ const ANOTHERS: &[Case] = &[
     ("another's file", |root| {
         opened(root, "secret", OFlags::RDONLY)
     }),
-    ("another's file to write", |root| {
-        opened(root, "secret", WRITE)
-    }),
     ("another's directory", |root| {
         opened(root, "closed", OFlags::RDONLY)
     }),
@@ -613,9 +610,6 @@ const ANOTHERS: &[Case] = &[
     }),
     ("may read another's", |root| {
         granted(root, "secret", Access::READ_OK)
-    }),
-    ("may write to another's", |root| {
-        granted(root, "secret", Access::WRITE_OK)
     }),
     ("chmod of another's", |root| {
         done(chmodat(
@@ -675,11 +669,13 @@ fn whatever_reads_is_answered_as_on_a_local_file_system() {
         };
         set_capabilities(None, none).expect("given up");
         let found = differences(&place, ANOTHERS);
-        let closed = opened(&place.path("mnt"), "secret", OFlags::RDONLY);
+        let open = |flags| opened(&place.path("mnt"), "secret", flags);
+        let closed = (open(OFlags::RDONLY), open(WRITE));
         (place, found, closed)
     });
     // Who has no capabilities cannot unmount.
     let (_place, found, closed) = thread.expect("a thread").join();
     assert_eq!(found, [""; 0]);
-    assert_eq!(closed, Err(Errno::ACCESS));
+    // What is read-only as a whole says so before it looks at permissions; a bind mount looks first.
+    assert_eq!(closed, (Err(Errno::ACCESS), Err(Errno::ROFS)));
 }
