@@ -289,7 +289,7 @@ pub fn clear_cover(path: &Path, lower: &Path) {
         return;
     };
     if lower_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
-        && let Err(error) = device::unmount_type(OVERLAY, &mountpoint, None, true)
+        && let Err(error) = device::unmount(OVERLAY, &mountpoint, None, true)
     {
         tracing::debug!(%error, "a dead mount cannot be taken out");
     }

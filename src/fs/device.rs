@@ -398,18 +398,9 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
-/// Takes out the archive that is mounted on `mountpoint`, which must be canonical, if it is that with
-/// the number `device`, or whichever; `force` does it under the feet of those who use it.
+/// Takes out what is mounted on `mountpoint`, which must be canonical, if it is of the type
+/// `file_system` and has the number `device`, or any; `force` does it under the feet of those who use it.
 pub(super) fn unmount(
-    mountpoint: &Path,
-    device: Option<(u32, u32)>,
-    force: bool,
-) -> Result<(), UnmountError> {
-    unmount_type(FILE_SYSTEM, mountpoint, device, force)
-}
-
-/// As [`unmount`], for what is of the type `file_system`.
-pub(super) fn unmount_type(
     file_system: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
@@ -526,10 +517,10 @@ mod tests {
             // Nor is what only has the same place.
             let wrong = number.map(|(major, minor)| (major, minor + 1));
             assert!(matches!(
-                unmount(&before.join("mnt"), wrong, force),
+                unmount(FILE_SYSTEM, &before.join("mnt"), wrong, force),
                 Err(UnmountError::NotMounted(_))
             ));
-            unmount(&before.join("mnt"), number, force).expect("unmounted");
+            unmount(FILE_SYSTEM, &before.join("mnt"), number, force).expect("unmounted");
             assert_eq!(left(&before).expect("readable"), None, "{force}");
             drop((device, other));
         }

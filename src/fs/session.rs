@@ -255,7 +255,7 @@ impl Mount {
         let device = match found.and_then(|device| device.ok_or(MountError::NotReady)) {
             Ok(device) => device,
             Err(error) => {
-                if let Err(error) = device::unmount(&mountpoint, true) {
+                if let Err(error) = device::unmount(cover.file_system(), &mountpoint, None, true) {
                     tracing::warn!(%error, "cannot unmount");
                 }
                 return Err(error);
@@ -271,7 +271,7 @@ impl Mount {
         self.pages.mounted(&site.mountpoint, makedev(major, minor));
         let below = std::mem::replace(&mut self.site, site);
         // It lives on below, and ends with what lies above.
-        cover::let_go(&below.mountpoint)
+        device::detach(&below.mountpoint, below.device)
             .map_err(|error| MountError::System(io::Error::other(error)))
     }
 
@@ -312,7 +312,12 @@ impl Mount {
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
     /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
-        unmount_at(self.site.file_system(), &self.site.mountpoint, Some(self.site.device), force)
+        unmount_at(
+            self.site.file_system(),
+            &self.site.mountpoint,
+            Some(self.site.device),
+            force,
+        )
     }
 
     /// Waits until nothing is mounted any more.
@@ -419,7 +424,12 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     if !device::is_connected(device) {
         return Ok(());
     }
-    match device::unmount_type(site.file_system(), &site.mountpoint, Some(site.device), true) {
+    match device::unmount(
+        site.file_system(),
+        &site.mountpoint,
+        Some(site.device),
+        true,
+    ) {
         Err(UnmountError::NotMounted(_)) => Ok(()),
         result => result,
     }
@@ -439,7 +449,7 @@ fn unmount_at(
     device: Option<(u32, u32)>,
     force: Force,
 ) -> Result<(), UnmountError> {
-    let once = || device::unmount_type(file_system, mountpoint, device, force == Force::Yes);
+    let once = || device::unmount(file_system, mountpoint, device, force == Force::Yes);
     for _ in 0..UNMOUNT_TRIES {
         match once() {
             Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
@@ -454,7 +464,12 @@ const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 /// Unmounts, if need be by force; where nothing is mounted nothing happens.
 fn take_out(site: &Site) {
     let unmount = |force| {
-        device::unmount_type(site.file_system(), &site.mountpoint, Some(site.device), force)
+        device::unmount(
+            site.file_system(),
+            &site.mountpoint,
+            Some(site.device),
+            force,
+        )
     };
     let result = unmount(false).or_else(|error| match error {
         UnmountError::NotMounted(_) => Err(error),
