@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, SystemTime};
 
 use fuser::{Config, Session, SessionACL};
@@ -283,7 +283,11 @@ impl Drop for Mount {
             return;
         };
         self.pages.detach();
-        if let Some(device) = self.device {
+        // What has ended has left its number to others, who may be mounted in its place by now.
+        let has_ended = self.ended.try_recv() == Err(TryRecvError::Disconnected);
+        if let Some(device) = self.device
+            && !has_ended
+        {
             take_out(&self.site);
             if self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT) {
                 cut(device);

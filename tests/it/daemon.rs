@@ -402,3 +402,30 @@ fn messages_of_the_background_go_to_the_log_file() {
         "{text}"
     );
 }
+
+#[test]
+fn a_process_that_hears_late_of_its_end_leaves_the_next_mount_alone() {
+    let place = Place::new();
+    let number = || fs::metadata(place.path("mnt")).expect("mounted").dev();
+    // The next mount in its place has its number, unless another test's mount was faster.
+    for _ in 0..50 {
+        place.mount();
+        let first = number();
+        let (pid, process) = place.server();
+        kill_process(pid, Signal::STOP).expect("running");
+        // As umount(8) does, which would ask the mount for its attributes.
+        rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty())
+            .expect("unmounted");
+        let output = place.mount_command().output().expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+        let second = number();
+        kill_process(pid, Signal::CONT).expect("stopped");
+        assert!(ends(&process));
+        assert!(place.path("mnt/file").exists());
+        assert!(place.umount(&[]).status.success());
+        if first == second {
+            return;
+        }
+    }
+    panic!("each mount had a number of its own");
+}
