@@ -9,6 +9,7 @@ mod copy;
 mod descriptors;
 mod exposition;
 mod headers;
+mod helper;
 mod index;
 mod keeper;
 mod ls;
@@ -62,8 +63,15 @@ enum Verb {
 }
 
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
-/// all went well, 2 when something did not, 64 when the command line makes no sense.
+/// all went well, 2 when something did not, 64 when the command line makes no sense; those of mount(8)
+/// when that has started it.
 pub fn run() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    if settings::role().is_none()
+        && let Some(words) = helper::called(&words)
+    {
+        return helper::run(&words);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return explain(error),

@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
-use super::background::{self, Log};
+use super::background::{self, Environment, Log};
 use super::control::{
     Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
 };
@@ -187,7 +187,10 @@ pub(super) fn run(
             serve(args, open_archive, None, Some(background))
         }
         None if args.foreground => serve(args, open_archive, None, None),
-        None => background::launch(),
+        None => {
+            let words: Vec<_> = std::env::args_os().skip(1).collect();
+            background::launch(&words, Environment::User)
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod daemon;
 mod differential;
 mod docs;
 mod faults;
+mod helper;
 mod kills;
 mod lazy;
 mod materialize;
