@@ -90,6 +90,13 @@ impl Log {
             file: file.transpose()?,
         })
     }
+
+    /// Sends events to the file from now on, if there is one.
+    pub(super) fn write_to_file(self) {
+        if let Some(file) = self.file {
+            telemetry::write_to_file(file);
+        }
+    }
 }
 
 /// As [`detach`], and tells the waiting process.

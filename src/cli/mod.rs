@@ -16,6 +16,7 @@ mod ls;
 mod materialize;
 mod metrics;
 mod mount;
+mod notify;
 mod open;
 mod output;
 mod prefetch;

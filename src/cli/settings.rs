@@ -73,6 +73,18 @@ pub(super) fn headers() -> Option<OsString> {
     word(HEADERS).map(PathBuf::into_os_string)
 }
 
+/// The socket of a service manager that wants to hear how this process is, as `sd_notify(3)` has it.
+pub(super) fn notify_socket() -> Option<OsString> {
+    word("NOTIFY_SOCKET").map(PathBuf::into_os_string)
+}
+
+/// Device and inode of the stream that leads to the journal, as systemd.exec(5) has it.
+pub(super) fn journal_stream() -> Option<(u64, u64)> {
+    let stream = word("JOURNAL_STREAM")?;
+    let (device, inode) = stream.to_str()?.split_once(':')?;
+    Some((device.parse().ok()?, inode.parse().ok()?))
+}
+
 /// What the log is to tell, if `TARFS_LOG` names a level: `error`, `warn`, `info`, `debug`, `trace`.
 pub(super) fn log_level() -> Option<Level> {
     word("TARFS_LOG")?.to_str()?.parse().ok()

@@ -120,7 +120,8 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     text
 }
 
-fn index(state: &IndexState) -> String {
+/// How far an index has come.
+pub(super) fn index(state: &IndexState) -> String {
     match (state.phase, state.of_bytes) {
         (Phase::Complete, _) => "complete".to_owned(),
         (Phase::Scanning, Some(of)) => {
