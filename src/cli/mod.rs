@@ -8,6 +8,7 @@ mod control;
 mod copy;
 mod descriptors;
 mod exposition;
+mod generate;
 mod headers;
 mod helper;
 mod index;
@@ -61,6 +62,9 @@ enum Verb {
     Verify(verify::VerifyArgs),
     /// Show and bound what is kept on disk between mounts
     Cache(cache::CacheVerbArgs),
+    /// Write man pages or completions, for a package
+    #[command(hide = true)]
+    Generate(generate::GenerateArgs),
 }
 
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
@@ -92,6 +96,7 @@ pub fn run() -> ExitCode {
         Verb::Index(args) => index::run(&args),
         Verb::Verify(args) => verify::run(&args),
         Verb::Cache(args) => cache::run(&args),
+        Verb::Generate(args) => generate::run(&args),
     };
     result.unwrap_or_else(|error| output::fail(&error))
 }
