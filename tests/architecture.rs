@@ -100,6 +100,8 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("serde", &["cli"]),
     ("serde_json", &["cli"]),
     ("clap", &["cli"]),
+    ("clap_complete", &["cli"]),
+    ("clap_mangen", &["cli"]),
     ("anyhow", &["cli"]),
     ("httparse", &["cli"]),
     ("indicatif", &["cli"]),

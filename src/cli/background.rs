@@ -5,6 +5,7 @@
 //! to leave behind, and from then on belongs to nobody. Should it end before, its exit code is
 //! passed on.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -22,15 +23,29 @@ use crate::base::private;
 /// What the second process says when it is ready.
 const READY: &str = "ready\n";
 
-/// Starts this program again with the same arguments and returns when that one is ready to be
+/// Whose places a process in the background uses for its socket and its cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Environment {
+    /// Those of who starts it.
+    User,
+    /// Those of the system, whoever happens to start it.
+    System,
+}
+
+/// Starts this program again with the arguments `words` and returns when that one is ready to be
 /// left alone, or has failed and said why.
 ///
 /// # Errors
 /// When it cannot be started.
-pub(super) fn launch() -> anyhow::Result<ExitCode> {
+pub(super) fn launch(words: &[OsString], environment: Environment) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
-    let mut child = Command::new(&program)
-        .args(std::env::args_os().skip(1))
+    let mut command = Command::new(&program);
+    if environment == Environment::System {
+        command.env_remove(settings::RUNTIME_DIR);
+        command.env(settings::CACHE_DIR, settings::system_cache_dir());
+    }
+    let mut child = command
+        .args(words)
         .env(settings::ROLE, Role::Background.name())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -74,6 +89,13 @@ impl Log {
         Ok(Self {
             file: file.transpose()?,
         })
+    }
+
+    /// Sends events to the file from now on, if there is one.
+    pub(super) fn write_to_file(self) {
+        if let Some(file) = self.file {
+            telemetry::write_to_file(file);
+        }
     }
 }
 

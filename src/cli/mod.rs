@@ -8,13 +8,16 @@ mod control;
 mod copy;
 mod descriptors;
 mod exposition;
+mod generate;
 mod headers;
+mod helper;
 mod index;
 mod keeper;
 mod ls;
 mod materialize;
 mod metrics;
 mod mount;
+mod notify;
 mod open;
 mod output;
 mod prefetch;
@@ -60,11 +63,21 @@ enum Verb {
     Verify(verify::VerifyArgs),
     /// Show and bound what is kept on disk between mounts
     Cache(cache::CacheVerbArgs),
+    /// Write man pages or completions, for a package
+    #[command(hide = true)]
+    Generate(generate::GenerateArgs),
 }
 
 /// Runs the program with the command line and environment of this process. Exit codes: 0 when
-/// all went well, 2 when something did not, 64 when the command line makes no sense.
+/// all went well, 2 when something did not, 64 when the command line makes no sense; those of mount(8)
+/// when that has started it.
 pub fn run() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    if settings::role().is_none()
+        && let Some(words) = helper::called(&words)
+    {
+        return helper::run(&words);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return explain(error),
@@ -84,6 +97,7 @@ pub fn run() -> ExitCode {
         Verb::Index(args) => index::run(&args),
         Verb::Verify(args) => verify::run(&args),
         Verb::Cache(args) => cache::run(&args),
+        Verb::Generate(args) => generate::run(&args),
     };
     result.unwrap_or_else(|error| output::fail(&error))
 }

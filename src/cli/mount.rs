@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -18,18 +18,20 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
-use super::background::{self, Log};
+use super::background::{self, Environment, Log};
 use super::control::{
-    Answer, Control, FailedRead, IndexState, MemoryUse, PrefetchStatus, Question, SpoolUse, Status,
+    Answer, Control, FailedRead, IndexState, MemoryUse, Phase, PrefetchStatus, Question, SpoolUse,
+    Status,
 };
 use super::copy::{Copy, Original};
 use super::descriptors::Inherited;
 use super::keeper::{self, Inheritance, Keeper};
 use super::metrics::Metrics;
+use super::notify::{self, Manager};
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
 use super::writable::{self, Writable};
-use super::{control, open, output, privileges};
+use super::{control, open, output, privileges, status as words};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
@@ -89,7 +91,8 @@ pub(super) struct MountArgs {
     /// Descend this many levels first, each through the only directory there is.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub strip_components: usize,
-    /// Write messages here once in the background, instead of to the journal or syslog.
+    /// Write messages here once the mount answers, instead of to the journal or syslog, or in the
+    /// foreground to the terminal.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
     /// Write the tree to DIR meanwhile, and read files from there as they become complete: by the
@@ -214,15 +217,52 @@ pub(super) fn run(
                 wait_index: true,
                 ..args.clone()
             };
-            serve(&args, open_archive, Some(inheritance), None)
+            serve(&args, open_archive, Some(inheritance), Stays::AsItIs)
                 .inspect_err(|error| tracing::error!("{error:#}"))
         }
         Some(Role::Background) => {
-            let background = (log()?, inherited);
-            serve(args, open_archive, None, Some(background))
+            let stays = Stays::Behind(log()?, inherited);
+            serve(args, open_archive, None, stays)
         }
-        None if args.foreground => serve(args, open_archive, None, None),
-        None => background::launch(),
+        None if args.foreground => {
+            let stays = Stays::InFront(log()?, Manager::find());
+            serve(args, open_archive, None, stays)
+        }
+        None => {
+            let words: Vec<_> = std::env::args_os().skip(1).collect();
+            background::launch(&words, Environment::User)
+        }
+    }
+}
+
+/// Where a process stays that serves a mount, once that answers.
+enum Stays {
+    /// In the foreground, with a file for its log if there is one, under a service manager that waits
+    /// for word if there is one.
+    InFront(Log, Option<Manager>),
+    /// In the background, behind who started it and waits.
+    Behind(Log, Inherited),
+    /// In the background already.
+    AsItIs,
+}
+
+impl Stays {
+    /// Goes there, and tells who waits that the mount answers.
+    fn settle(self) -> anyhow::Result<Option<Manager>> {
+        match self {
+            Self::AsItIs => Ok(None),
+            Self::Behind(log, inherited) => {
+                background::leave(log, inherited).context("cannot stay in the background")?;
+                Ok(None)
+            }
+            Self::InFront(log, manager) => {
+                log.write_to_file();
+                if let Some(manager) = &manager {
+                    manager.ready();
+                }
+                Ok(manager)
+            }
+        }
     }
 }
 
@@ -245,7 +285,7 @@ fn serve(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
     inheritance: Option<Inheritance>,
-    background: Option<(Log, Inherited)>,
+    stays: Stays,
 ) -> anyhow::Result<ExitCode> {
     super::allocator::settle();
     let options = args.mount_options()?;
@@ -268,6 +308,9 @@ fn serve(
     let writable = writable::claim(args, inheritance.as_ref())?;
     make_directories(args);
     privileges::give_up(args);
+    if let Stays::InFront(_, Some(manager)) = &stays {
+        manager.status("reading the archive");
+    }
     let opened = open_archive(args)?;
     let result = serve_opened(
         args,
@@ -276,7 +319,7 @@ fn serve(
         inheritance,
         metrics,
         copy.as_ref(),
-        background,
+        stays,
     );
     if let Some(copy) = &copy {
         copy.end();
@@ -306,7 +349,7 @@ fn serve_opened(
     inheritance: Option<Inheritance>,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
-    background: Option<(Log, Inherited)>,
+    stays: Stays,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
@@ -374,9 +417,7 @@ fn serve_opened(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    if let Some((log, inherited)) = background {
-        background::leave(log, inherited).context("cannot stay in the background")?;
-    }
+    let manager = stays.settle()?;
     tracing::info!(
         source = opened.location,
         mountpoint = %mount.mountpoint().display(),
@@ -389,8 +430,12 @@ fn serve_opened(
         writable: writable.as_ref(),
         root: view.root(),
         metrics_url: metrics_url.as_deref(),
+        manager: manager.as_ref(),
     };
     react(inbox, &seen);
+    if let Some(manager) = &manager {
+        manager.stopping();
+    }
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
 }
@@ -425,6 +470,7 @@ struct Seen<'a> {
     writable: Option<&'a Writable>,
     root: Ino,
     metrics_url: Option<&'a str>,
+    manager: Option<&'a Manager>,
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
@@ -433,7 +479,7 @@ struct Seen<'a> {
 fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
     let mount = seen.mount;
     let mut insists = Force::No;
-    while let Ok(event) = inbox.recv() {
+    while let Some(event) = next(&inbox, seen) {
         match event {
             Event::Ended => return,
             Event::Scanned => {
@@ -467,6 +513,27 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                     insists = Force::Yes;
                 }
             },
+        }
+    }
+}
+
+/// The next event, or none when nobody is left to make any. Meanwhile a service manager hears how far
+/// the scan is.
+fn next(inbox: &Receiver<Event>, seen: &Seen<'_>) -> Option<Event> {
+    let Some(manager) = seen.manager else {
+        return inbox.recv().ok();
+    };
+    loop {
+        let index = (seen.opened.index)();
+        let location = &seen.opened.location;
+        manager.status(&format!("{location}: {}", words::index(&index)));
+        if index.phase != Phase::Scanning {
+            return inbox.recv().ok();
+        }
+        match inbox.recv_timeout(notify::PERIOD) {
+            Ok(event) => return Some(event),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::telemetry;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{MountError, UnmountError};
@@ -35,7 +36,8 @@ pub(super) fn complain(text: impl std::fmt::Display) {
 
 /// Prints an error, its causes and what to do on one line, and returns [`FAILURE`].
 pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
-    complain(with_hint(error));
+    let mark = telemetry::mark(tracing::Level::ERROR);
+    drop(writeln!(stderr(), "{mark}tarfs: {}", with_hint(error)));
     ExitCode::from(FAILURE)
 }
 

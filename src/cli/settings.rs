@@ -34,6 +34,18 @@ impl Role {
     }
 }
 
+/// Where the sockets of a user's mounts are, if the session says so.
+pub(super) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
+
+/// Where the sockets of the system's mounts are.
+const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
+
+/// Where the cache is, if the user says so.
+pub(super) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
+
+/// Where the cache of the system's mounts is.
+const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
+
 /// Holds headers, as `--header` has them, one a line.
 pub(super) const HEADERS: &str = "TARFS_HEADERS";
 
@@ -61,6 +73,18 @@ pub(super) fn headers() -> Option<OsString> {
     word(HEADERS).map(PathBuf::into_os_string)
 }
 
+/// The socket of a service manager that wants to hear how this process is, as `sd_notify(3)` has it.
+pub(super) fn notify_socket() -> Option<OsString> {
+    word("NOTIFY_SOCKET").map(PathBuf::into_os_string)
+}
+
+/// Device and inode of the stream that leads to the journal, as systemd.exec(5) has it.
+pub(super) fn journal_stream() -> Option<(u64, u64)> {
+    let stream = word("JOURNAL_STREAM")?;
+    let (device, inode) = stream.to_str()?.split_once(':')?;
+    Some((device.parse().ok()?, inode.parse().ok()?))
+}
+
 /// What the log is to tell, if `TARFS_LOG` names a level: `error`, `warn`, `info`, `debug`, `trace`.
 pub(super) fn log_level() -> Option<Level> {
     word("TARFS_LOG")?.to_str()?.parse().ok()
@@ -69,16 +93,33 @@ pub(super) fn log_level() -> Option<Level> {
 /// Where the sockets of this user's mounts are.
 pub(super) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
-        word("XDG_RUNTIME_DIR").as_deref(),
+        word(RUNTIME_DIR).as_deref(),
         rustix::process::geteuid().as_raw(),
     )
+}
+
+/// Where the sockets of the mounts are that this user may ask: their own, and for root those of the
+/// system, which mount(8) makes, too.
+pub(super) fn runtime_dirs() -> Vec<PathBuf> {
+    let own = runtime_dir();
+    let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
+    let more = is_root() && own != system;
+    [Some(own), more.then_some(system)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Whether this is root's process.
+pub(super) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
 }
 
 fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
     match xdg {
         // The specification says that a relative path is to be ignored.
         Some(directory) if directory.is_absolute() => directory.join("tarfs"),
-        _ if uid == 0 => PathBuf::from("/run/tarfs"),
+        _ if uid == 0 => PathBuf::from(SYSTEM_RUNTIME_DIR),
         _ => PathBuf::from(format!("/tmp/tarfs-{uid}")),
     }
 }
@@ -104,12 +145,15 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
 /// # Errors
 /// When the environment names no directory at all.
 pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
-    cache_dir_from(
-        word("TARFS_CACHE_DIR"),
-        word("XDG_CACHE_HOME"),
-        word("HOME"),
-    )
-    .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
+    cache_dir_from(word(CACHE_DIR), word("XDG_CACHE_HOME"), word("HOME"))
+        // As the system starts it.
+        .or_else(|| is_root().then(|| PathBuf::from(SYSTEM_CACHE_DIR)))
+        .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
+}
+
+/// Where what the system mounts keeps its indexes and decoded data, unless a flag says otherwise.
+pub(super) fn system_cache_dir() -> PathBuf {
+    word(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }
 
 /// Processors that this process may use, at least one.

@@ -27,9 +27,11 @@ pub(super) struct StatusArgs {
 /// # Errors
 /// When a mountpoint is named at which no process serves an archive.
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let directory = settings::runtime_dir();
-    let mut statuses = control::statuses(&directory)
-        .with_context(|| format!("cannot read {}", directory.display()))?;
+    let mut statuses = Vec::new();
+    for directory in settings::runtime_dirs() {
+        let found = control::statuses(&directory);
+        statuses.extend(found.with_context(|| format!("cannot read {}", directory.display()))?);
+    }
     if let Some(path) = &args.mountpoint {
         let mountpoint =
             fs::mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
@@ -127,7 +129,8 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     text
 }
 
-fn index(state: &IndexState) -> String {
+/// How far an index has come.
+pub(super) fn index(state: &IndexState) -> String {
     match (state.phase, state.of_bytes) {
         (Phase::Complete, _) => "complete".to_owned(),
         (Phase::Scanning, Some(of)) => {

@@ -1,5 +1,5 @@
-//! Where log events go: the terminal at first, and once a mount is in the background, a file or
-//! the system's log.
+//! Where log events go: the terminal at first, or what a service manager gave as such; and once a mount
+//! is ready, a file, or in the background the system's log.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,6 +10,8 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+use super::settings;
 
 /// Where syslog(3) sends its messages; journald listens there, too.
 const SYSTEM_LOG: &str = "/dev/log";
@@ -22,6 +24,8 @@ static SINK: Mutex<Sink> = Mutex::new(Sink::Terminal);
 #[derive(Debug)]
 enum Sink {
     Terminal,
+    /// What is the terminal leads to the journal, which takes a priority in front of each line.
+    Journal,
     File(File),
     System(UnixDatagram),
     Nowhere,
@@ -30,6 +34,9 @@ enum Sink {
 /// Sends events of `level` and above to stderr, until another sink is chosen. Later calls change
 /// nothing.
 pub(super) fn start(level: Level) {
+    if leads_to(settings::journal_stream()) {
+        choose(Sink::Journal);
+    }
     let started = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_target(false)
@@ -40,6 +47,29 @@ pub(super) fn start(level: Level) {
     if started.is_err() {
         tracing::debug!("the log was started before");
     }
+}
+
+/// Whether stderr is the stream with this device and inode.
+fn leads_to(stream: Option<(u64, u64)>) -> bool {
+    let Some(stream) = stream else {
+        return false;
+    };
+    // Whoever starts a process may give it another stderr and leave the variable.
+    let found = rustix::fs::fstat(io::stderr());
+    found.is_ok_and(|found| stream == (found.st_dev, found.st_ino))
+}
+
+/// What stands in front of a line of `level` on stderr: its priority, where that leads to the journal.
+pub(super) fn mark(level: Level) -> String {
+    match *SINK.lock().unwrap_or_else(PoisonError::into_inner) {
+        Sink::Journal => marked(level),
+        _ => String::new(),
+    }
+}
+
+/// A priority as sd-daemon(3) has it.
+fn marked(level: Level) -> String {
+    format!("<{}>", severity(level))
 }
 
 /// Sends events to `file` from now on, with the time.
@@ -108,6 +138,10 @@ impl Drop for Line {
         let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = match &*sink {
             Sink::Terminal => io::stderr().write_all(&self.text),
+            Sink::Journal => {
+                let mark = marked(self.level);
+                io::stderr().write_all(&[mark.as_bytes(), &self.text].concat())
+            }
             Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
             Sink::System(socket) => socket.send(&datagram(self.level, &self.text)).map(drop),
             Sink::Nowhere => Ok(()),

@@ -28,15 +28,15 @@ pub(super) struct UmountArgs {
 pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = fs::mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
-    match control::umount(&settings::runtime_dir(), &mountpoint, args.lazy) {
-        Ok(Some(Answer::Refused { error, hint })) => Err(refusal(error, hint)),
-        Ok(Some(Answer::Unmounted { .. })) => Ok(ExitCode::SUCCESS),
-        Ok(Some(Answer::Status(_)) | None) => from_here(&mountpoint, args.lazy),
-        Err(error) => {
-            tracing::debug!(%error, "the mount's process does not answer");
-            from_here(&mountpoint, args.lazy)
+    for directory in settings::runtime_dirs() {
+        match control::umount(&directory, &mountpoint, args.lazy) {
+            Ok(Some(Answer::Refused { error, hint })) => return Err(refusal(error, hint)),
+            Ok(Some(Answer::Unmounted { .. })) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(Answer::Status(_)) | None) => {}
+            Err(error) => tracing::debug!(%error, "the mount's process does not answer"),
         }
     }
+    from_here(&mountpoint, args.lazy)
 }
 
 fn from_here(mountpoint: &Path, lazy: bool) -> anyhow::Result<ExitCode> {

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 use rustix::process::{getgid, getuid};
 
-use super::options::{MountOptions, escape};
+use super::options::MountOptions;
 use super::pin::{Pinned, Place};
 use super::table;
 
@@ -345,7 +345,7 @@ fn helper_options(source: &str, options: &MountOptions) -> String {
         words.push("noexec".to_owned());
     }
     words.extend(kernel_words(options).map(str::to_owned));
-    words.push(format!("fsname={}", escape(source)));
+    words.push(format!("fsname={}", MountOptions::escape(source)));
     words.push(format!("subtype={SUBTYPE}"));
     words.join(",")
 }

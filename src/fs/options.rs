@@ -101,6 +101,12 @@ impl MountOptions {
         Ok(())
     }
 
+    /// `option` with its commas and backslashes escaped, so that [`take`](Self::take) and fusermount3
+    /// see one.
+    pub fn escape(option: &str) -> String {
+        option.replace('\\', "\\\\").replace(',', "\\,")
+    }
+
     /// Whether the kernel checks permissions.
     pub(super) fn checks_permissions(&self) -> bool {
         self.default_permissions || self.allow_other
@@ -144,11 +150,6 @@ fn split(argument: &str) -> Vec<String> {
         }
     }
     options
-}
-
-/// `text` with its commas and backslashes escaped, so that [`split`] and fusermount3 see one value.
-pub(super) fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace(',', "\\,")
 }
 
 #[cfg(test)]
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn an_escaped_comma_belongs_to_the_value() {
-        let argument = format!("fsname={},suid", escape("a,b\\c"));
+        let argument = format!("fsname={},suid", MountOptions::escape("a,b\\c"));
         let options = taken(&[&argument]).expect("known");
         assert_eq!(options.fsname.as_deref(), Some("a,b\\c"));
         assert!(options.suid);

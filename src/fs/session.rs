@@ -327,15 +327,16 @@ impl Mount {
         }
     }
 
-    /// Whether what lay over this mount is gone: its numbers may be another one's by now. Without the
-    /// mount below a dead helper leaves its own.
+    /// Whether the mount, or what lay over it, is gone: its numbers may be another one's by now, who may
+    /// be mounted in its place. Without the mount below a dead helper leaves its own.
     fn is_gone(&self) -> bool {
-        let Some((cover, _)) = self.site.cover else {
-            return false;
-        };
         let has_ended = self.ended.try_recv() == Err(TryRecvError::Disconnected);
         let is_over = has_ended && !self.has_failed.load(Ordering::Relaxed);
-        is_over && (cover == Cover::Overlay || !cover::is_dead(&self.site.mountpoint))
+        let leaves_nothing = match self.site.cover {
+            None | Some((Cover::Overlay, _)) => true,
+            Some((Cover::Helper, _)) => !cover::is_dead(&self.site.mountpoint),
+        };
+        is_over && leaves_nothing
     }
 
     /// The device number that the mount's first answer carries. Asked from a thread of its own:

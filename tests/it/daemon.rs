@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -401,4 +403,102 @@ fn messages_of_the_background_go_to_the_log_file() {
         text.contains("mounted") && text.contains("unmounted"),
         "{text}"
     );
+}
+
+#[test]
+fn a_process_that_hears_late_of_its_end_leaves_the_next_mount_alone() {
+    let place = Place::new();
+    let number = || fs::metadata(place.path("mnt")).expect("mounted").dev();
+    // The next mount in its place has its number, unless another test's mount was faster.
+    for _ in 0..50 {
+        place.mount();
+        let first = number();
+        let (pid, process) = place.server();
+        kill_process(pid, Signal::STOP).expect("running");
+        // As umount(8) does, which would ask the mount for its attributes.
+        rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty())
+            .expect("unmounted");
+        let output = place.mount_command().output().expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+        let second = number();
+        kill_process(pid, Signal::CONT).expect("stopped");
+        assert!(ends(&process));
+        assert!(place.path("mnt/file").exists());
+        assert!(place.umount(&[]).status.success());
+        if first == second {
+            return;
+        }
+    }
+    panic!("each mount had a number of its own");
+}
+
+#[test]
+fn a_service_manager_hears_when_a_mount_answers_how_it_is_and_that_it_ends() {
+    let place = Place::new();
+    let manager = UnixDatagram::bind(place.path("notify")).expect("bound");
+    let mut server: Child = place
+        .mount_command()
+        .arg("--foreground")
+        .env("NOTIFY_SOCKET", place.path("notify"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
+    let hear = || {
+        let mut bytes = [0; 512];
+        let patience = Some(Duration::from_secs(20));
+        manager.set_read_timeout(patience).expect("set");
+        let len = manager.recv(&mut bytes).expect("told");
+        String::from_utf8_lossy(bytes.get(..len).expect("read")).into_owned()
+    };
+    while hear() != "READY=1" {
+        assert!(!place.answers(), "it answered before it was ready");
+    }
+    assert!(place.path("mnt/file").exists());
+    let location = place.path("a.tar");
+    let complete = format!("STATUS={}: complete", location.display());
+    while hear() != complete {}
+    assert!(place.umount(&[]).status.success());
+    assert_eq!(hear(), "STOPPING=1");
+    assert!(server.wait().expect("a child").success());
+}
+
+#[test]
+fn in_the_foreground_messages_go_to_the_journal_or_the_log_file() {
+    let place = Place::new();
+    let stderr = fs::File::create(place.path("stderr")).expect("made");
+    let found = stderr.metadata().expect("open");
+    let stream = format!("{}:{}", found.dev(), found.ino());
+    let serve = |log: &[&str]| {
+        let mut command = place.mount_command();
+        command.arg("--foreground").args(log);
+        command
+            .env("JOURNAL_STREAM", &stream)
+            .stderr(stderr.try_clone().expect("cloned"));
+        let mut server = command.spawn().expect("started");
+        wait::until("it answers", || place.answers());
+        assert!(place.umount(&[]).status.success());
+        assert!(server.wait().expect("a child").success());
+    };
+    serve(&[]);
+    let text = fs::read_to_string(place.path("stderr")).expect("written");
+    assert!(!text.is_empty());
+    for line in text.lines() {
+        assert!(line.starts_with("<6> INFO"), "{text}");
+    }
+    let log = place.path("log");
+    serve(&["--log-file", log.to_str().expect("UTF-8")]);
+    let logged = fs::read_to_string(&log).expect("written");
+    assert!(logged.contains("INFO mounted"), "{logged}");
+    let now = fs::read_to_string(place.path("stderr")).expect("written");
+    assert_eq!(now, text);
+    let mut failing = place.tarfs("ls");
+    failing.arg("/nowhere.tar").env("JOURNAL_STREAM", &stream);
+    let status = failing.stderr(stderr.try_clone().expect("cloned")).status();
+    assert!(!status.expect("started").success());
+    let now = fs::read_to_string(place.path("stderr")).expect("written");
+    assert!(now.contains("\n<3>tarfs: cannot read"), "{now}");
+    // Another stream is no journal.
+    failing.stderr(Stdio::piped());
+    let output = failing.output().expect("started");
+    assert!(told(&output).starts_with("tarfs: "), "{}", told(&output));
 }

@@ -12,6 +12,7 @@ mod daemon;
 mod differential;
 mod docs;
 mod faults;
+mod helper;
 mod kills;
 mod lazy;
 mod materialize;

@@ -1,0 +1,54 @@
+//! `tarfs generate`: man pages and completions, from the flags as they are. For who packages it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, CommandFactory, ValueEnum};
+use clap_complete::Shell;
+
+use super::Cli;
+
+/// Shells that Debian has.
+const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
+
+/// Writes what a package of this program holds beside it.
+#[derive(Clone, Debug, Args)]
+pub(super) struct GenerateArgs {
+    /// What to write
+    pub what: What,
+    /// Where to; it is made if it is missing
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// What can be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum What {
+    /// A man page for the program and each verb
+    Man,
+    /// Completions for bash, zsh and fish
+    Completions,
+}
+
+/// Writes the files.
+///
+/// # Errors
+/// When one cannot be written.
+pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+    let directory = &args.directory;
+    let failed = || format!("cannot write to {}", directory.display());
+    fs::create_dir_all(directory).with_context(failed)?;
+    match args.what {
+        What::Man => clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?,
+        What::Completions => {
+            for shell in SHELLS {
+                let command = &mut Cli::command();
+                clap_complete::generate_to(shell, command, "tarfs", directory)
+                    .with_context(failed)?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,530 @@
+//! `mount.tarfs`: what mount(8) starts for `mount -t tarfs`, and for a line of /etc/fstab.
+//!
+//! mount(8) calls `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]` for a type
+//! that the kernel does not know. This program is called by that name through a link, puts the call
+//! into the words of `tarfs mount`, and answers with mount(8)'s exit codes. For `-t fuse.tarfs` it is
+//! `mount.fuse.tarfs`; where no such link exists, `mount.fuse3` comes between, and starts
+//! `tarfs SOURCE DIR -o OPTIONS`.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use clap::{ArgAction, Command, CommandFactory, Parser};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::background::{self, Environment};
+use super::{Cli, Verb, output, settings};
+use crate::fs::{MountOptions, OptionError};
+
+/// The names under which mount(8) finds this program.
+const NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
+
+/// mount(8)'s exit code for a call that makes no sense.
+const USAGE: u8 = 1;
+/// mount(8)'s exit code for a system that has no process or memory left.
+const SYSTEM: u8 = 2;
+/// mount(8)'s exit code for a mount that failed.
+const FAILURE: u8 = 32;
+
+/// Options of fstab for mount(8) and systemd alone, or that say nothing about what nobody can write.
+const FOR_OTHERS: [&str; 32] = [
+    "defaults",
+    "ro",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "user",
+    "nouser",
+    "users",
+    "nousers",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
+    "async",
+    "sync",
+    "dirsync",
+    "atime",
+    "noatime",
+    "diratime",
+    "nodiratime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "silent",
+    "loud",
+    "mand",
+    "nomand",
+    "nonempty",
+];
+
+/// Flags of `tarfs mount` that are no options of a mount.
+const NO_OPTIONS: [&str; 3] = ["foreground", "help", "version"];
+
+/// The call of a helper, as mount(8) describes it.
+#[derive(Parser, Debug)]
+#[command(
+    name = "mount.tarfs",
+    version,
+    about = "Mounts an archive for mount(8) and /etc/fstab",
+    after_help = "Options are those of `tarfs mount --help`, as NAME or NAME=VALUE without their \
+                  dashes, and those of its -o.",
+    max_term_width = 100
+)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+struct Call {
+    /// The archive: a path or a URL
+    source: OsString,
+    /// The directory to mount on
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// Options, separated by commas; a comma inside a value is written \, or the value is quoted
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Tolerate unknown options
+    #[arg(short = 's')]
+    sloppy: bool,
+    /// Only look whether the call makes sense
+    #[arg(short = 'f')]
+    fake: bool,
+    /// Ignored: there is no mtab to write to
+    #[arg(short = 'n')]
+    no_mtab: bool,
+    /// Say what is run
+    #[arg(short = 'v')]
+    verbose: bool,
+    /// Mount in this mount namespace
+    #[arg(short = 'N', value_name = "NAMESPACE")]
+    namespace: Option<PathBuf>,
+    /// Ignored: it is in the name of the program
+    #[arg(short = 't', value_name = "TYPE")]
+    kind: Option<String>,
+}
+
+/// The words of a helper's call, its name first, if this is one.
+pub(super) fn called(words: &[OsString]) -> Option<Vec<OsString>> {
+    let program = Path::new(words.first()?).file_name();
+    if NAMES.iter().any(|name| program == Some(OsStr::new(name))) {
+        return Some(words.to_vec());
+    }
+    match words {
+        [_, source, directory, flag, options]
+            if flag == "-o" && !is_verb(source) && !source.as_encoded_bytes().starts_with(b"-") =>
+        {
+            let options = options.to_str()?;
+            let options = without_additions(options).into();
+            let words = [NAMES[1].into(), source.clone(), directory.clone()];
+            Some([words.as_slice(), &[flag.clone(), options]].concat())
+        }
+        _ => None,
+    }
+}
+
+/// The options without `dev` and `suid`, which `mount.fuse3` adds at the end unless they are denied;
+/// those that the user gave come before.
+fn without_additions(options: &str) -> &str {
+    ["suid", "dev"].into_iter().fold(options, |rest, added| {
+        let shorter = rest.strip_suffix(added);
+        shorter
+            .and_then(|rest| rest.strip_suffix(',').or(rest.is_empty().then_some("")))
+            .unwrap_or(rest)
+    })
+}
+
+fn is_verb(word: &OsStr) -> bool {
+    let command = Cli::command();
+    let mut verbs = command.get_subcommands();
+    word == "help"
+        || word.to_str().is_some_and(|word| {
+            verbs.any(|verb| {
+                verb.get_name() == word || verb.get_all_aliases().any(|name| name == word)
+            })
+        })
+}
+
+/// Does what mount(8) wants of this program, which it has called with `words`.
+pub(super) fn run(words: &[OsString]) -> ExitCode {
+    let call = match Call::try_parse_from(words) {
+        Ok(call) => call,
+        Err(error) => return explain(error),
+    };
+    let translated = match translate(&call, &mount_command()) {
+        Ok(translated) => translated,
+        Err(refusal) => {
+            output::complain(&refusal);
+            return ExitCode::from(refusal.code());
+        }
+    };
+    if call.verbose {
+        output::complain(format_args!("runs tarfs {}", translated.shown().join(" ")));
+    }
+    // What is wrong with a value is for the flag to say.
+    let words = [&["tarfs".into()], translated.words.as_slice()].concat();
+    match Cli::try_parse_from(words) {
+        Err(error) => return explain(error),
+        Ok(Cli {
+            verb: Verb::Mount(_),
+        }) => {}
+        Ok(_) => return ExitCode::from(USAGE),
+    }
+    if call.fake {
+        return ExitCode::SUCCESS;
+    }
+    match launch(&call, &translated) {
+        Ok(code) if code == ExitCode::SUCCESS => {
+            if translated.wants_to_write {
+                output::complain(format_args!(
+                    "{}: WARNING: source write-protected, mounted read-only.",
+                    call.directory.display()
+                ));
+            }
+            code
+        }
+        // It has said why.
+        Ok(_) => ExitCode::from(FAILURE),
+        Err(error) => {
+            output::complain(output::with_hint(&error));
+            ExitCode::from(SYSTEM)
+        }
+    }
+}
+
+/// As for any command line, with mount(8)'s exit code.
+fn explain(error: clap::Error) -> ExitCode {
+    let kind = error.kind();
+    drop(super::without_secret(error).print());
+    match kind {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(USAGE),
+    }
+}
+
+fn launch(call: &Call, translated: &Translated) -> anyhow::Result<ExitCode> {
+    if let Some(namespace) = &call.namespace {
+        enter(namespace).with_context(|| format!("cannot enter {}", namespace.display()))?;
+    }
+    // What root mounts belongs to the system, and stays when the session ends in which that happens.
+    let environment = if settings::is_root() {
+        Environment::System
+    } else {
+        Environment::User
+    };
+    background::launch(&translated.words, environment)
+}
+
+fn enter(namespace: &Path) -> std::io::Result<()> {
+    let namespace = File::open(namespace)?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+    Ok(())
+}
+
+fn mount_command() -> Command {
+    let command = Cli::command();
+    let mut verbs = command.get_subcommands();
+    let mount = verbs.find(|verb| verb.get_name() == "mount");
+    mount.cloned().unwrap_or_default()
+}
+
+/// A call in the words of `tarfs`.
+#[derive(PartialEq, Eq, Debug)]
+struct Translated {
+    /// The verb, its flags and arguments.
+    words: Vec<OsString>,
+    /// Whether `rw` is among the options, and nothing that makes it true. mount(8) says so when
+    /// nobody said anything.
+    wants_to_write: bool,
+}
+
+impl Translated {
+    /// The words, without what may be a secret.
+    fn shown(&self) -> Vec<String> {
+        let words = self.words.iter().map(|word| word.to_string_lossy());
+        words
+            .map(|word| match word.strip_prefix("--header=") {
+                Some(value) if !value.starts_with('@') => "--header=…".to_owned(),
+                _ => crate::source::shown(&word),
+            })
+            .collect()
+    }
+}
+
+/// What a helper refuses.
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+enum Refusal {
+    #[error("mount option `{0}` takes a value: {0}=…")]
+    NoValue(String),
+    #[error("mount option `{0}` takes no value")]
+    Value(String),
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    #[error("a mount cannot be changed: unmount it, and mount it again with other options")]
+    Remount,
+}
+
+impl Refusal {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Remount => FAILURE,
+            Self::NoValue(_) | Self::Value(_) | Self::Option(_) => USAGE,
+        }
+    }
+}
+
+/// Puts `call` into the words of `mount`, the command of that verb.
+fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
+    let mut words: Vec<OsString> = vec!["mount".into()];
+    let mut wants_to_write = false;
+    let mut is_writable = false;
+    for option in call.options.iter().flat_map(|options| split(options)) {
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option.as_str(), None),
+        };
+        match name {
+            "remount" => return Err(Refusal::Remount),
+            "rw" | "ro" => wants_to_write = name == "rw",
+            // mount(8) takes these two words for what is so anyway, and keeps them to itself.
+            "allow_suid" | "allow_dev" if value.is_none() => {
+                words.push("-o".into());
+                words.push(name.trim_start_matches("allow_").into());
+            }
+            _ if is_for_others(name) => {}
+            _ => match flag(mount, name) {
+                Some((flag, takes_value)) => {
+                    is_writable |= flag == "writable";
+                    words.push(match (value, takes_value) {
+                        (Some(value), true) => format!("--{flag}={value}").into(),
+                        (None, false) => format!("--{flag}").into(),
+                        (None, true) => return Err(Refusal::NoValue(name.to_owned())),
+                        (Some(_), false) => return Err(Refusal::Value(name.to_owned())),
+                    });
+                }
+                None => match MountOptions::default().take(&MountOptions::escape(&option)) {
+                    Ok(()) => {
+                        words.push("-o".into());
+                        words.push(MountOptions::escape(&option).into());
+                    }
+                    Err(OptionError::Unknown(_)) if call.sloppy => {}
+                    Err(error) => return Err(error.into()),
+                },
+            },
+        }
+    }
+    // Behind it nothing is taken for a flag.
+    words.push("--".into());
+    words.push(call.source.clone());
+    words.push(call.directory.clone().into());
+    Ok(Translated {
+        words,
+        wants_to_write: wants_to_write && !is_writable,
+    })
+}
+
+fn is_for_others(name: &str) -> bool {
+    FOR_OTHERS.contains(&name)
+        || ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix))
+        || name == "comment"
+}
+
+/// The flag that the option `name` stands for, as it is written, and whether it takes a value.
+fn flag(mount: &Command, name: &str) -> Option<(String, bool)> {
+    let name = name.replace('_', "-");
+    let mut flags = mount.get_arguments();
+    let flag = flags.find(|flag| flag.get_long() == Some(&name))?;
+    let takes_value = matches!(flag.get_action(), ArgAction::Set | ArgAction::Append);
+    (!NO_OPTIONS.contains(&name.as_str())).then_some((name, takes_value))
+}
+
+/// The options between commas that are neither escaped by a backslash nor in a quoted value,
+/// unescaped and unquoted. mount(8) passes on both as they are.
+fn split(options: &str) -> Vec<String> {
+    let mut found = vec![String::new()];
+    let mut is_quoted = false;
+    let mut letters = options.chars();
+    while let Some(letter) = letters.next() {
+        let letter = match letter {
+            '"' => {
+                is_quoted = !is_quoted;
+                continue;
+            }
+            ',' if !is_quoted => {
+                found.push(String::new());
+                continue;
+            }
+            '\\' => letters.next().unwrap_or('\\'),
+            other => other,
+        };
+        if let Some(last) = found.last_mut() {
+            last.push(letter);
+        }
+    }
+    found.retain(|option| !option.is_empty());
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &[&str]) -> Vec<OsString> {
+        text.iter().map(OsString::from).collect()
+    }
+
+    fn translated(text: &[&str]) -> Result<Translated, Refusal> {
+        let call = [&["mount.tarfs"], text].concat();
+        translate(
+            &Call::try_parse_from(call).expect("a call"),
+            &mount_command(),
+        )
+    }
+
+    fn flags(options: &str) -> Vec<String> {
+        let found = translated(&["S", "D", "-o", options]).expect(options).words;
+        let found = found.into_iter().skip(1);
+        let found = found.take_while(|word| word != "--");
+        found
+            .map(|word| word.into_string().expect("UTF-8"))
+            .collect()
+    }
+
+    #[test]
+    fn a_call_by_a_helpers_name_or_by_mount_fuse_is_one_of_a_helper() {
+        for name in ["/sbin/mount.tarfs", "mount.fuse.tarfs"] {
+            let call = words(&[name, "S", "D"]);
+            assert_eq!(called(&call), Some(call));
+        }
+        let by_fuse = words(&["tarfs", "http://h/a", "/m", "-o", "rw,dev,suid"]);
+        let call = words(&["mount.fuse.tarfs", "http://h/a", "/m", "-o", "rw"]);
+        assert_eq!(called(&by_fuse), Some(call));
+        for other in [
+            &["tarfs", "mount", "/m", "-o", "ro"],
+            &["tarfs", "extract", "/m", "-o", "ro"],
+            &["tarfs", "help", "/m", "-o", "ro"],
+            &["tarfs", "--version", "/m", "-o", "ro"],
+            &["tarfs", "S", "D", "-f", "ro"],
+        ] {
+            assert_eq!(called(&words(other)), None, "{other:?}");
+        }
+        assert_eq!(called(&words(&["tarfs", "S", "D"])), None);
+    }
+
+    #[test]
+    fn what_mount_fuse_adds_is_not_what_the_user_said() {
+        assert_eq!(without_additions("dev,suid"), "");
+        assert_eq!(without_additions("ro,dev,suid"), "ro");
+        assert_eq!(without_additions("dev,suid,dev,suid"), "dev,suid");
+        assert_eq!(without_additions("nodev,suid"), "nodev");
+        assert_eq!(without_additions("nosuid,dev"), "nosuid");
+        assert_eq!(without_additions("nodev,nosuid"), "nodev,nosuid");
+    }
+
+    #[test]
+    fn every_long_flag_is_an_option() {
+        assert_eq!(
+            flags("memory=64MiB,wait_index,cache-dir=/c,header=@/etc/h,restart"),
+            [
+                "--memory=64MiB",
+                "--wait-index",
+                "--cache-dir=/c",
+                "--header=@/etc/h",
+                "--restart"
+            ]
+        );
+        let mount = mount_command();
+        let mut count = 0;
+        for argument in mount.get_arguments() {
+            let Some(name) = argument.get_long() else {
+                continue;
+            };
+            let is_option = flag(&mount, &name.replace('-', "_")).is_some();
+            assert_eq!(is_option, !NO_OPTIONS.contains(&name), "{name}");
+            count += 1;
+        }
+        assert!(count > 20, "only {count} flags");
+    }
+
+    #[test]
+    fn options_of_the_mount_go_on_as_they_are() {
+        assert_eq!(
+            flags(r#"allow_other,fsname=a\,b,fsname="c,d",uid=5"#),
+            [
+                "-o",
+                "allow_other",
+                "-o",
+                r"fsname=a\,b",
+                "-o",
+                r"fsname=c\,d",
+                "-o",
+                "uid=5"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_mount_keeps_to_itself_has_another_word() {
+        assert_eq!(flags("allow_suid,allow_dev"), ["-o", "suid", "-o", "dev"]);
+    }
+
+    #[test]
+    fn what_fstab_says_to_others_is_left_out() {
+        let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,\
+                       x-systemd.automount,X-mount.mkdir,x-a=b,noatime,ro";
+        assert_eq!(flags(options), [""; 0]);
+    }
+
+    #[test]
+    fn options_that_make_no_sense_are_refused_and_unknown_ones_pass_if_one_is_sloppy() {
+        let refused = |options: &str| translated(&["S", "D", "-o", options]).expect_err(options);
+        assert_eq!(refused("memory").code(), USAGE);
+        assert_eq!(refused("restart=yes"), Refusal::Value("restart".into()));
+        assert_eq!(
+            refused("foreground"),
+            OptionError::Unknown("foreground".into()).into()
+        );
+        assert_eq!(refused("remount,ro").code(), FAILURE);
+        let sloppy = translated(&["S", "D", "-s", "-o", "sparkle,uid=7"]).expect("sloppy");
+        assert_eq!(
+            sloppy.words,
+            words(&["mount", "-o", "uid=7", "--", "S", "D"])
+        );
+        assert!(translated(&["S", "D", "-s", "-o", "uid=x"]).is_err());
+    }
+
+    #[test]
+    fn who_wants_to_write_is_known() {
+        let wants = |options| {
+            let translated = translated(&["S", "D", "-o", options]);
+            translated.expect("known").wants_to_write
+        };
+        assert!(wants("rw") && wants("ro,rw") && !wants("rw,ro") && !wants("allow_other"));
+    }
+
+    #[test]
+    fn a_header_is_not_shown_and_its_file_is() {
+        let call = ["S", "D", "-o", "header=A: secret,header=@/etc/h"];
+        let shown = translated(&call).expect("known").shown().join(" ");
+        assert!(!shown.contains("secret"), "{shown}");
+        assert!(shown.contains("--header=@/etc/h"), "{shown}");
+    }
+
+    #[test]
+    fn all_that_mount_may_add_is_understood() {
+        let call = [
+            "m", "S", "D", "-sfnv", "-N", "/n", "-o", "ro", "-o", "uid=1", "-t", "x",
+        ];
+        let call = Call::try_parse_from(call).expect("a call");
+        assert!(call.sloppy && call.fake && call.no_mtab && call.verbose);
+        assert_eq!(call.namespace.as_deref(), Some(Path::new("/n")));
+        assert_eq!(call.options.len(), 2);
+        assert_eq!(call.kind.as_deref(), Some("x"));
+    }
+}

@@ -1,0 +1,240 @@
+//! mount(8), umount(8) and /etc/fstab, with this program as their helper.
+//!
+//! In mount namespaces of their own, where /sbin has what a package would put there, and /etc/fstab,
+//! /run and /var/cache are what a test needs. What is mounted there goes with them.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use crate::support::http::{Resource, Server};
+use crate::support::program::told;
+use crate::support::raw::{Archive, Header};
+
+/// What every script begins with: `helpers` puts this program into /sbin under the given names, and
+/// `gone` waits until no process serves any mount.
+const PRELUDE: &str = r#"
+mknod fuse c 10 229
+chmod 0666 fuse
+mount --bind fuse /dev/fuse
+mount --bind fstab /etc/fstab
+mount -t tmpfs none /run
+mount -t tmpfs none /var/cache
+mount -t tmpfs none over
+mkdir over/upper over/work
+mount -t overlay -o lowerdir=/usr/sbin,upperdir=over/upper,workdir=over/work overlay /usr/sbin
+ln -sf "$PWD/tarfs" /usr/sbin/tarfs
+rm -f /usr/sbin/mount.tarfs /usr/sbin/mount.fuse.tarfs
+export PATH="/usr/sbin:/usr/bin:/sbin:/bin" no_proxy='*' XDG_RUNTIME_DIR="$PWD/session"
+helpers() { for name; do ln -s "$PWD/tarfs" "/usr/sbin/$name"; done; }
+code() { if "$@"; then echo 0; else echo $?; fi; }
+gone() { while [ -n "$(tarfs status)" ]; do sleep 0.01; done; }
+"#;
+
+/// A directory with the program, an archive, mountpoints and a table of mounts.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let place = Self { directory };
+        let open = Permissions::from_mode(0o755);
+        fs::set_permissions(place.directory.path(), open).expect("set");
+        fs::copy(env!("CARGO_BIN_EXE_tarfs"), place.path("tarfs")).expect("copied");
+        fs::write(place.path("a.tar"), archive()).expect("written");
+        fs::write(place.path("fstab"), "").expect("written");
+        for own in ["mnt", "m n", "over", "session"] {
+            fs::create_dir(place.path(own)).expect("made");
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Runs `script` as root.
+    fn run(&self, script: &str) -> Output {
+        Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-euc"])
+            .arg(format!("{PRELUDE}{script}"))
+            .current_dir(&self.directory)
+            .output()
+            .expect("util-linux")
+    }
+
+    #[track_caller]
+    fn says(&self, script: &str) -> String {
+        let output = self.run(script);
+        assert!(output.status.success(), "{}", told(&output));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+}
+
+/// A file for all, and one that runs with its owner's rights.
+fn archive() -> Vec<u8> {
+    Archive::new()
+        .file("open", "open\n")
+        .add(Header::new("raised", b'0').mode(0o4755), "#!/bin/sh\n")
+        .end()
+}
+
+#[test]
+fn mount_finds_the_helper_by_each_of_its_types() {
+    for (helpers, kind) in [
+        ("mount.tarfs", "tarfs"),
+        ("mount.fuse.tarfs", "fuse.tarfs"),
+        // By mount.fuse3, which starts the program by the name of the type.
+        ("", "fuse.tarfs"),
+    ] {
+        let place = Place::new();
+        let said = place.says(&format!(
+            "helpers {helpers}
+             mount -t {kind} a.tar mnt -o ro,allow_other,memory=32MiB,wait_index
+             cat mnt/open
+             findmnt -n -o SOURCE,FSTYPE,OPTIONS mnt | tr -s ' '
+             df --output=source mnt | tail -n 1
+             tarfs status mnt | grep -c '32 MiB'
+             umount mnt; gone; ls mnt; ls session"
+        ));
+        let archive = place.path("a.tar");
+        let archive = archive.display();
+        let expected = format!(
+            "open\n{archive} fuse.tarfs ro,nosuid,nodev,relatime,user_id=0,group_id=0,\
+             default_permissions,allow_other\n{archive}\n1\n"
+        );
+        assert_eq!(said, expected, "{helpers} {kind}");
+    }
+}
+
+#[test]
+fn what_the_system_mounts_is_in_the_systems_places() {
+    let place = Place::new();
+    let said = place.says(
+        "helpers mount.tarfs
+         mount -t tarfs -o ro a.tar mnt
+         ls /run/tarfs | sed 's/[0-9]*/PID/'; ls /var/cache/tarfs session
+         cd /; tarfs umount \"$OLDPWD/mnt\"; gone
+         env -u HOME -u XDG_RUNTIME_DIR tarfs ls \"$OLDPWD/a.tar\"",
+    );
+    assert_eq!(
+        said,
+        "PID.sock\n/var/cache/tarfs:\nindex\n\nsession:\nopen\nraised\n"
+    );
+}
+
+#[test]
+fn fstab_mounts_everything_or_what_is_named() {
+    let place = Place::new();
+    let server = Server::start();
+    server.serve("/b.tar", Resource::new(archive()).etag("\"1\""));
+    fs::write(place.path("a header"), "X-Who: me\n").expect("written");
+    let directory = place.directory.path().display();
+    let url = server.url("/b.tar");
+    let table = format!(
+        "{url} {directory}/m\\040n tarfs ro,nofail,_netdev,x-systemd.automount,\
+         header=@{directory}/a\\040header,comment=mine 0 0\n\
+         {directory}/a.tar {directory}/mnt fuse.tarfs noauto,users,fsname=\"a,b\" 0 0\n"
+    );
+    fs::write(place.path("fstab"), table).expect("written");
+    let said = place.says(
+        "helpers mount.tarfs mount.fuse.tarfs
+         mount -a; cat 'm n/open'; ls mnt
+         mount -a -v 2>/dev/null | grep -c 'already mounted'
+         mount \"$PWD/mnt\" 2>warned
+         cat warned mnt/open
+         findmnt -n -o SOURCE \"$PWD/mnt\"
+         umount \"$PWD/mnt\"; umount 'm n'; gone",
+    );
+    let warned =
+        format!("tarfs: {directory}/mnt: WARNING: source write-protected, mounted read-only.\n");
+    assert_eq!(said, format!("open\n1\n{warned}open\na,b\n"));
+    let seen = server.seen("/b.tar");
+    assert!(!seen.is_empty());
+    for seen in seen {
+        assert_eq!(seen.request.header("x-who"), Some("me"));
+    }
+}
+
+#[test]
+fn who_may_mount_by_fstab_mounts_as_they_are_and_unmounts() {
+    let place = Place::new();
+    let directory = place.directory.path().display();
+    let table = format!("{directory}/a.tar {directory}/mnt tarfs ro,noauto,user,no_spool 0 0\n");
+    fs::write(place.path("fstab"), table).expect("written");
+    let said = place.says(
+        "helpers mount.tarfs
+         chown 65534 mnt session; chmod 700 session
+         user() { setpriv --reuid=65534 --regid=65534 --clear-groups env HOME=\"$PWD/session\" \"$@\"; }
+         user mount \"$PWD/mnt\"
+         user cat mnt/open
+         findmnt -n -o OPTIONS mnt
+         user umount \"$PWD/mnt\"
+         user sh -c 'while [ -n \"$(tarfs status)\" ]; do sleep 0.01; done'; ls mnt",
+    );
+    let options = "ro,nosuid,nodev,noexec,relatime,user_id=65534,group_id=65534";
+    assert_eq!(said, format!("open\n{options}\n"));
+}
+
+#[test]
+fn mount_hears_its_own_exit_codes() {
+    let place = Place::new();
+    let output = place.run(
+        "helpers mount.tarfs mount.fuse.tarfs
+         code mount -t tarfs a.tar mnt -o sparkle
+         code mount -t tarfs a.tar mnt -o memory=lots
+         code mount.tarfs a.tar
+         code mount -t tarfs nowhere.tar mnt
+         code mount -t tarfs a.tar nowhere
+         code mount -f -t tarfs a.tar mnt
+         code mount.tarfs a.tar mnt -N /proc/nowhere
+         ls mnt
+         code mount -s -t tarfs a.tar mnt -o sparkle
+         code mount -o remount,ro mnt
+         umount mnt; gone",
+    );
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "1\n1\n1\n32\n32\n0\n2\n0\n32\n", "{}", told(&output));
+    for complaint in [
+        "unknown mount option `sparkle`",
+        "'--memory <SIZE>'",
+        "cannot read",
+        "make the directory first",
+        "a mount cannot be changed",
+    ] {
+        assert!(told(&output).contains(complaint), "{}", told(&output));
+    }
+}
+
+#[test]
+fn set_id_bits_and_devices_have_words_that_arrive() {
+    let place = Place::new();
+    let said = place.says(
+        "helpers mount.tarfs
+         mount -t tarfs a.tar mnt -o ro,suid,dev; findmnt -n -o OPTIONS mnt; umount mnt; gone
+         mount -t tarfs a.tar mnt -o ro,allow_suid,allow_dev; findmnt -n -o OPTIONS mnt; umount mnt",
+    );
+    let common = "relatime,user_id=0,group_id=0\n";
+    assert_eq!(said, format!("ro,nosuid,nodev,{common}ro,{common}"));
+}
+
+#[test]
+fn a_mount_is_made_in_the_namespace_that_is_named() {
+    let place = Place::new();
+    let said = place.says(
+        "helpers mount.tarfs
+         mkfifo started
+         unshare --mount sh -c 'echo >started; exec sleep 100' & pid=$!
+         read -r nothing <started
+         mount -N $pid -t tarfs -o ro \"$PWD/a.tar\" \"$PWD/mnt\"
+         ls mnt
+         cat /proc/$pid/root/$PWD/mnt/open
+         tarfs status | grep -c '^  source '
+         umount -N $pid \"$PWD/mnt\"; gone
+         kill $pid",
+    );
+    assert_eq!(said, "open\n1\n");
+}
