@@ -3,9 +3,10 @@
 #   plain  nothing in between
 #   60MB   60 MB/s for each connection
 #   40ms   a round trip takes 40 ms
+#   far    both: 60 MB/s for each connection, and a round trip takes 40 ms
 #   none   no server: the archive is a file
 
-readonly networks=(plain 60MB 40ms none)
+readonly networks=(plain 60MB 40ms far none)
 readonly limited_rate=60000000
 readonly one_way_ms=20
 
@@ -13,10 +14,17 @@ readonly one_way_ms=20
 networks_start() {
     nginx_start "$1" "$limited_rate"
     delay_dir=$(mktemp -d)
-    "$BENCHES/delay" 0 "${nginx_url##*:}" "$one_way_ms" >"$delay_dir/port" &
-    delay_pid=$!
-    until [[ -s $delay_dir/port ]]; do
-        kill -0 "$delay_pid" 2>/dev/null || fail "the delaying proxy does not start"
+    delay_pids=()
+    delay 40ms "$nginx_url"
+    delay far "$nginx_limited_url"
+}
+
+# Starts the proxy of network $1 before the server $2.
+delay() {
+    "$BENCHES/delay" 0 "${2##*:}" "$one_way_ms" >"$delay_dir/$1" &
+    delay_pids+=($!)
+    until [[ -s $delay_dir/$1 ]]; do
+        kill -0 $! 2>/dev/null || fail "the delaying proxy does not start"
         sleep 0.02
     done
 }
@@ -25,8 +33,8 @@ networks_start() {
 networks_stop() {
     nginx_stop
     [[ -n ${delay_dir:-} ]] || return 0
-    kill "$delay_pid" 2>/dev/null || true
-    wait "$delay_pid" || true
+    kill "${delay_pids[@]}" 2>/dev/null || true
+    wait "${delay_pids[@]}" || true
     remove_tree "$delay_dir"
     delay_dir=
 }
@@ -36,7 +44,7 @@ place_of() {
     case $2 in
     plain) echo "$nginx_url/$1" ;;
     60MB) echo "$nginx_limited_url/$1" ;;
-    40ms) echo "http://127.0.0.1:$(<"$delay_dir/port")/$1" ;;
+    40ms | far) echo "http://127.0.0.1:$(<"$delay_dir/$2")/$1" ;;
     none) echo "$3/$1" ;;
     esac
 }
