@@ -74,7 +74,7 @@ const EXCESSIVE: &str = "ordinary archives stay far below it, and no flag raises
                          damaged, or was made to do harm";
 
 /// What to do about an archive with more entries than the user allowed.
-const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
+pub const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
 
 /// What to do about an archive that is larger than the user allowed.
 const MORE_BYTES: &str = "if that is to be expected, allow it with a larger --max-size";

@@ -24,6 +24,8 @@ pub(super) struct Indexing<'a> {
     pub(super) abandoned: &'a AtomicBool,
     /// What is decoded anyway is kept for the readers that come after.
     pub(super) memory: Option<&'a Memory>,
+    /// Whose spans they are there.
+    pub(super) layer: u16,
     /// To who stores it before it leaves memory.
     pub(super) leash: &'a Leash,
     pub(super) keeper: Option<Keeper>,
@@ -121,7 +123,7 @@ impl Sink for Indexing<'_> {
             && keeps
         {
             let key = Key {
-                layer: 0,
+                layer: self.layer,
                 span: span.number,
             };
             // Before there is room for this one. A third is what is yet to be stored, as what was

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 use super::flights::Claim;
-use super::read::{PackedBytes, ReadError, Reader, Resumed, failed, key, span_len};
+use super::read::{PackedBytes, ReadError, Reader, Resumed, failed, span_len};
 use crate::base::buffer::{Pool, Reserved};
 use crate::base::extent::{Extent, Packed};
 use crate::base::workers::Workers;
@@ -52,7 +52,7 @@ impl Reader {
         for number in spans {
             let claim = match self.flights.claim(number) {
                 // Asked only now: it may just have been made.
-                Ok(claim) if !self.memory.contains(key(number)) => claim,
+                Ok(claim) if !self.memory.contains(self.key(number)) => claim,
                 Ok(_) | Err(_) => {
                     count(found);
                     continue;
@@ -66,7 +66,7 @@ impl Reader {
                 count(found);
                 // Who works for no reader leaves memory to them.
                 if found.is_none() {
-                    self.memory.insert(key(number), bytes.clone());
+                    self.memory.insert(self.key(number), bytes.clone());
                     self.stats.ahead_spans.increment();
                 }
                 claim.land(bytes);
@@ -128,7 +128,7 @@ impl Reader {
                 Some(_) => self.spool_span_quietly(&span, &bytes),
                 None => self.spool_span(&span, &bytes),
             }
-            self.memory.insert(key(span.number), bytes.clone());
+            self.memory.insert(self.key(span.number), bytes.clone());
             self.stats.ahead_spans.increment();
             count(made_spans);
             claim.land(bytes);

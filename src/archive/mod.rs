@@ -26,6 +26,7 @@ mod replay;
 mod room;
 mod saved;
 pub mod scan;
+mod share;
 mod spans;
 mod walks;
 
@@ -43,12 +44,13 @@ pub use crate::cache::SpoolUse;
 pub use bookmark::Bookmark;
 pub use catalog::{Awaited, Known, Then, Wanted, Watcher};
 pub use check::Check;
-pub use error::Error;
+pub use error::{Error, MORE_ENTRIES};
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use prefetch::{Ahead, PageCache, Prefetch, PrefetchProgress, PrefetchState, Profile};
 pub use read::ReadError;
 pub use recorder::Touched;
 pub use saved::Saved;
+pub use share::Share;
 
 /// An archive: its tree, as far as it is known, and any byte of any file, from memory, from a
 /// spool, or from the source.
@@ -60,6 +62,8 @@ pub struct Archive {
     prefetch: OnceLock<prefetch::Engine>,
     workers: Arc<Workers>,
     reader: Arc<read::Reader>,
+    /// Whether others may still want something of the workers.
+    shares_workers: bool,
 }
 
 /// What an archive uses memory for, as it accounts for it. What the process takes besides, such
@@ -85,7 +89,9 @@ impl Drop for Archive {
         if let Some(pass) = &self.pass {
             pass.abandon();
         }
-        self.workers.abandon();
+        if !self.shares_workers || Arc::strong_count(&self.workers) == 1 {
+            self.workers.abandon();
+        }
     }
 }
 

@@ -9,32 +9,22 @@ use super::Archive;
 use super::catalog::{Awaited, Catalog};
 use super::error::Error;
 use super::flights::Flights;
-use super::foreground::Foreground;
 use super::keeper::{Keeper, Policy};
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan::{self, Digest};
+use super::share::{self, Purse, RESTING_SHARE, Share};
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
-use crate::base::loan::Loans;
 use crate::base::stats::Stats;
-use crate::base::workers::Workers;
-use crate::cache::{Memory, Shelf, Spool, SpoolOptions};
+use crate::cache::{Shelf, Spool, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, InUse, Store};
 use crate::index::{self, Builder, Index, Locator, Origin};
 use crate::source::{Access, Source};
 use crate::tar;
-
-/// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
-/// more would only decode against each other.
-const READERS: usize = 4;
-
-/// One part in so many of the memory may rest between one span and the next: at the default three
-/// spans of the usual length, or their packed bytes.
-const RESTING_SHARE: u64 = 8;
 
 /// How an archive is opened.
 #[derive(Clone, Debug)]
@@ -133,10 +123,30 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        let archive = Self::open_early(source, options, network, stats)?;
-        archive.reader.catalog.wait_for(Awaited::End);
-        archive.ended_well()?;
-        Ok(archive)
+        Self::open_early(source, options, network, stats)?.whole()
+    }
+
+    /// As [`Archive::open`], for one of several archives with one memory and the same threads:
+    /// number `layer` of them. While it is scanned it has the memory that `options` say besides.
+    ///
+    /// # Errors
+    /// As [`Archive::open`].
+    pub fn open_layer(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        (share, layer): (&Share, u16),
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, OpenError> {
+        let share = Some((share.clone(), layer));
+        Self::begin(source, options, share, network, stats)?.whole()
+    }
+
+    /// Waits for the end of the scan.
+    fn whole(self) -> Result<Self, OpenError> {
+        self.reader.catalog.wait_for(Awaited::End);
+        self.ended_well()?;
+        Ok(self)
     }
 
     /// As [`Archive::open`], but returns as soon as the scan has found the first member: the rest
@@ -151,6 +161,20 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
+        Self::begin(source, options, None, network, stats)
+    }
+
+    fn begin(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        share: Option<(Share, u16)>,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, OpenError> {
+        let free_list = match &share {
+            Some((share, _)) => share.free_list.clone(),
+            None => FreeList::new(options.scan.memory / RESTING_SHARE),
+        };
         let opening = Opening {
             locator: locator(&*source, options),
             store: options
@@ -161,7 +185,8 @@ impl Archive {
             options: options.clone(),
             network: network.clone(),
             stats: Arc::clone(stats),
-            free_list: FreeList::new(options.scan.memory / RESTING_SHARE),
+            share,
+            free_list,
         };
         let found = if let Some(path) = &options.index_file {
             opening.with_index_file(path)?
@@ -176,7 +201,7 @@ impl Archive {
             found
         };
         match found {
-            Some(reader) => archive(Arc::new(reader), None),
+            Some(reader) => opening.archive(Arc::new(reader)),
             None => opening.by_scanning(),
         }
     }
@@ -190,6 +215,8 @@ pub(super) struct Opening {
     pub(super) options: OpenOptions,
     pub(super) network: Handle,
     pub(super) stats: Arc<Stats>,
+    /// What it has together with others, and which of them it is.
+    share: Option<(Share, u16)>,
     /// Where the memory of spans comes from.
     free_list: FreeList,
 }
@@ -350,8 +377,9 @@ impl Opening {
             ..index::Options::default()
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
-        let pass = Pass::start(self, keeper, Arc::clone(&reader)).map_err(OpenError::Threads)?;
-        let archive = archive(reader, Some(pass))?;
+        let mut archive = self.archive(Arc::clone(&reader))?;
+        let pass = Pass::start(self, keeper, reader).map_err(OpenError::Threads)?;
+        archive.pass = Some(pass);
         archive.reader.catalog.wait_for(Awaited::Member);
         if archive.reader.catalog.is_over() {
             archive.ended_well()?;
@@ -409,11 +437,7 @@ impl Opening {
 
     /// Where spools lie; `None` when none are wanted, or there is nowhere to put them.
     fn shelf(&self) -> Option<Shelf> {
-        let Spooling::ToDisk { limit_bytes } = self.options.spooling else {
-            return None;
-        };
-        let cache_dir = self.options.cache_dir.clone()?;
-        Some(Shelf::new(cache_dir, limit_bytes))
+        share::shelf(&self.options)
     }
 
     fn spool_options(&self) -> SpoolOptions {
@@ -478,10 +502,19 @@ impl Opening {
     }
 
     fn reader(&self, catalog: Catalog, (spool, policy): (Option<Arc<Spool>>, Policy)) -> Reader {
-        let memory = self.memory();
-        let budget = Pool::new(self.half());
-        // Kept spans last: they would have to be decoded again.
-        let loans = Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]);
+        let (purse, number) = match &self.share {
+            Some((share, number)) => (share.purse.clone(), *number),
+            None => (Purse::of(&self.options), 0),
+        };
+        let Purse {
+            memory,
+            budget,
+            loans,
+            foreground,
+            memory_bytes,
+        } = purse;
+        // What was made by a saved index that did not fit is nothing to who scans.
+        let layer = 2 * number + u16::from(!catalog.is_over());
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
@@ -494,36 +527,41 @@ impl Opening {
             spool,
             long_way: Mutex::default(),
             flights: Flights::default(),
-            foreground: Foreground::default(),
+            foreground,
+            layer,
             leash: Arc::default(),
             network: self.network.clone(),
             budget,
             loans,
-            memory_bytes: self.options.scan.memory.max(scan::MIN_MEMORY),
+            memory_bytes,
             stats: Arc::clone(&self.stats),
             in_use: OnceLock::new(),
         }
     }
 
-    /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
-    /// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
-    /// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
-    fn memory(&self) -> Memory {
-        let spans = self.options.scan.memory / 8 * 3;
-        Memory::new(match self.shelf() {
-            Some(_) => spans - self.queue_bytes(),
-            None => spans,
+    /// The archive of `reader`, without a pass.
+    fn archive(&self, reader: Arc<Reader>) -> Result<Archive, OpenError> {
+        let workers = match &self.share {
+            Some((share, _)) => Arc::clone(&share.workers),
+            None => share::workers().map_err(OpenError::Threads)?,
+        };
+        Ok(Archive {
+            pass: None,
+            prefetch: OnceLock::new(),
+            shares_workers: self.share.is_some(),
+            workers,
+            reader,
         })
     }
 
     /// What may wait to be written to disk.
     fn queue_bytes(&self) -> u64 {
-        self.options.scan.memory / 16
+        share::queue_bytes(&self.options)
     }
 
     /// Half the memory, which buffers and decoders have while the archive is read.
     pub(super) fn half(&self) -> u64 {
-        self.options.scan.memory.max(scan::MIN_MEMORY) / 2
+        share::half(&self.options)
     }
 
     /// What a scan has for its buffers.
@@ -545,16 +583,6 @@ impl Opening {
             cause: cause.map(SpoolFailure),
         }
     }
-}
-
-fn archive(reader: Arc<Reader>, pass: Option<Pass>) -> Result<Archive, OpenError> {
-    let workers = Workers::start("tarfs-read", READERS).map_err(OpenError::Threads)?;
-    Ok(Archive {
-        pass,
-        prefetch: OnceLock::new(),
-        workers: Arc::new(workers),
-        reader,
-    })
 }
 
 /// What a spool is found by.

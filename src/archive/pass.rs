@@ -150,6 +150,7 @@ impl Scanning {
             packed_bytes: source.fingerprint().len,
             abandoned: &self.shared.abandoned,
             memory: (options.spooling != Spooling::TreeOnly).then_some(&reader.memory),
+            layer: reader.layer,
             leash: &reader.leash,
             keeper,
             gathered: None,

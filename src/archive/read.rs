@@ -94,7 +94,9 @@ pub(super) struct Reader {
     /// Spans that are being made, for a read or ahead of one.
     pub(super) flights: Flights,
     /// Reads that make spans: what is made ahead waits for them.
-    pub(super) foreground: Foreground,
+    pub(super) foreground: Arc<Foreground>,
+    /// Whose spans these are, of those that share the memory.
+    pub(super) layer: u16,
     /// How far the scan may be ahead of who stores what it passes.
     pub(super) leash: Arc<Leash>,
     pub(super) network: Handle,
@@ -122,7 +124,7 @@ impl Reader {
     ) -> Option<Result<Bytes, ReadError>> {
         let mut found_spans = 0;
         let bytes = self.read_with(ino, offset, len, |span| {
-            let bytes = self.memory.get(key(span)).ok_or(None)?;
+            let bytes = self.memory.get(self.key(span)).ok_or(None)?;
             found_spans += 1;
             Ok(bytes)
         });
@@ -248,7 +250,7 @@ impl Reader {
         let span = self.known_span(number)?;
         span.hash.ok_or(ReadError::Index)?;
         let bytes = self.fetch(&span)?;
-        self.memory.insert(key(number), bytes);
+        self.memory.insert(self.key(number), bytes);
         Ok(())
     }
 
@@ -266,18 +268,24 @@ impl Reader {
             .unwrap_or(middle)
     }
 
+    /// What span `span` is kept by.
+    pub(super) fn key(&self, span: u32) -> Key {
+        let layer = self.layer;
+        Key { layer, span }
+    }
+
     pub(super) fn known_span(&self, number: u32) -> Result<Span, ReadError> {
         self.catalog.known().span(number).ok_or(ReadError::Index)
     }
 
     /// Span `number`, from memory or made again; one flight however many ask.
     fn span(&self, number: u32) -> Result<Bytes, ReadError> {
-        if let Some(bytes) = self.memory.get(key(number)) {
+        if let Some(bytes) = self.memory.get(self.key(number)) {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);
         }
         let mut is_ours = false;
-        let filled = self.memory.get_or_fill(key(number), || {
+        let filled = self.memory.get_or_fill(self.key(number), || {
             is_ours = true;
             self.fly(number)
         });
@@ -293,7 +301,7 @@ impl Reader {
             let flight = match self.flights.claim(number) {
                 Ok(claim) => {
                     // It may just have been made ahead.
-                    if let Some(bytes) = self.memory.get(key(number)) {
+                    if let Some(bytes) = self.memory.get(self.key(number)) {
                         self.stats.memory_shared_spans.increment();
                         return Ok(bytes);
                     }
@@ -301,7 +309,7 @@ impl Reader {
                     self.stats.memory_miss_spans.increment();
                     let bytes = self.fill(number)?;
                     // Before it is over, or it might be made again in between.
-                    self.memory.insert(key(number), bytes.clone());
+                    self.memory.insert(self.key(number), bytes.clone());
                     claim.land(bytes.clone());
                     return Ok(bytes);
                 }
@@ -316,7 +324,7 @@ impl Reader {
 
     /// As [`Reader::try_read`], for who reads on nobody's behalf; `None` also when it fails.
     pub(super) fn peek(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
-        let find = |span| self.memory.get(key(span)).ok_or(None);
+        let find = |span| self.memory.get(self.key(span)).ok_or(None);
         self.read_with(ino, offset, len, find).ok()
     }
 
@@ -420,7 +428,7 @@ impl Reader {
             let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
             self.spool_span(&between, &bytes);
-            self.memory.insert(key(number), bytes);
+            self.memory.insert(self.key(number), bytes);
         }
         let bytes = self.take(span, &mut decoder, &mut packed)?;
         self.spool_span(span, &bytes);
@@ -544,10 +552,6 @@ pub(super) fn failed(span: &Span, error: Error) -> ReadError {
             cause: Some(error),
         },
     }
-}
-
-pub(super) fn key(span: u32) -> Key {
-    Key { layer: 0, span }
 }
 
 /// A part of a file being put together from pieces of spans; what no piece covers is a hole.
@@ -799,7 +803,8 @@ mod tests {
             policy: Policy::Nothing,
             long_way: Mutex::default(),
             flights: Flights::default(),
-            foreground: Foreground::default(),
+            foreground: Arc::default(),
+            layer: 0,
             leash: Arc::default(),
             network: network.handle().clone(),
             budget: Pool::new(0),

@@ -1,0 +1,113 @@
+//! Memory and threads of an archive that is open, or of several that are one tree together.
+//!
+//! Archives of one tree have one budget: spans of all lie in one cache, whoever reads reserves from
+//! one pool, and who is read more has more of either. A part for each would leave most of the memory
+//! with layers that nobody reads.
+
+use std::io;
+use std::sync::Arc;
+
+use super::foreground::Foreground;
+use super::open::{OpenOptions, Spooling};
+use super::scan;
+use crate::base::buffer::Pool;
+use crate::base::free_list::FreeList;
+use crate::base::loan::Loans;
+use crate::base::workers::Workers;
+use crate::cache::{Memory, Shelf};
+
+/// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
+/// more would only decode against each other.
+const READERS: usize = 4;
+
+/// One part in so many of the memory may rest between one span and the next: at the default three
+/// spans of the usual length, or their packed bytes.
+pub(super) const RESTING_SHARE: u64 = 8;
+
+/// Memory, and who has how much of it.
+#[derive(Clone, Debug)]
+pub(super) struct Purse {
+    /// Decoded spans.
+    pub(super) memory: Memory,
+    /// What reads hold while they decode.
+    pub(super) budget: Pool,
+    /// What their decoders need besides.
+    pub(super) loans: Loans,
+    /// Reads that make spans.
+    pub(super) foreground: Arc<Foreground>,
+    /// All of that together.
+    pub(super) memory_bytes: u64,
+}
+
+impl Purse {
+    /// The memory that `options` say.
+    pub(super) fn of(options: &OpenOptions) -> Self {
+        let memory = memory(options);
+        let budget = Pool::new(half(options));
+        Self {
+            // Kept spans last: they would have to be decoded again.
+            loans: Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]),
+            memory,
+            budget,
+            foreground: Arc::default(),
+            memory_bytes: options.scan.memory.max(scan::MIN_MEMORY),
+        }
+    }
+}
+
+/// What archives of one tree have together.
+#[derive(Clone, Debug)]
+pub struct Share {
+    pub(super) purse: Purse,
+    pub(super) free_list: FreeList,
+    pub(super) workers: Arc<Workers>,
+}
+
+impl Share {
+    /// The memory that `options` say, for archives opened with these.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub fn new(options: &OpenOptions) -> io::Result<Self> {
+        Ok(Self {
+            purse: Purse::of(options),
+            free_list: FreeList::new(options.scan.memory / RESTING_SHARE),
+            workers: workers()?,
+        })
+    }
+}
+
+/// Threads for reads.
+pub(super) fn workers() -> io::Result<Arc<Workers>> {
+    Ok(Arc::new(Workers::start("tarfs-read", READERS)?))
+}
+
+/// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
+/// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
+/// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
+fn memory(options: &OpenOptions) -> Memory {
+    let spans = options.scan.memory / 8 * 3;
+    Memory::new(match shelf(options) {
+        Some(_) => spans - queue_bytes(options),
+        None => spans,
+    })
+}
+
+/// What may wait to be written to disk.
+pub(super) fn queue_bytes(options: &OpenOptions) -> u64 {
+    options.scan.memory / 16
+}
+
+/// Half the memory, which buffers and decoders have while the archive is read.
+pub(super) fn half(options: &OpenOptions) -> u64 {
+    options.scan.memory.max(scan::MIN_MEMORY) / 2
+}
+
+/// Where spools lie; `None` when none are wanted, or there is nowhere to put them.
+pub(super) fn shelf(options: &OpenOptions) -> Option<Shelf> {
+    let Spooling::ToDisk { limit_bytes } = options.spooling else {
+        return None;
+    };
+    let cache_dir = options.cache_dir.clone()?;
+    Some(Shelf::new(cache_dir, limit_bytes))
+}
