@@ -26,6 +26,8 @@ pub mod index;
 
 pub mod archive;
 
+pub mod stack;
+
 pub mod fs;
 pub mod list;
 pub mod materialize;

@@ -46,14 +46,19 @@ const LAYERS: &[Layer] = &[
         name: "archive",
         imports: &["base", "source", "codec", "tar", "fetch", "index", "cache"],
     },
+    Layer {
+        name: "stack",
+        imports: &["base", "source", "codec", "tar", "index", "archive"],
+    },
     // `tar` for its records: an entry's time and device, a member as it is written.
     Layer {
         name: "fs",
-        imports: &["base", "tar", "index", "archive"],
+        imports: &["base", "tar", "index", "archive", "stack"],
     },
+    // `stack` for what a layer says of those below it.
     Layer {
         name: "materialize",
-        imports: &["base", "tar", "index", "archive"],
+        imports: &["base", "tar", "index", "archive", "stack"],
     },
     Layer {
         name: "list",
@@ -69,6 +74,7 @@ const LAYERS: &[Layer] = &[
             "fetch",
             "index",
             "archive",
+            "stack",
             "fs",
             "materialize",
             "list",
@@ -81,7 +87,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("reqwest", &["source"]),
     ("rustls", &["source"]),
     ("url", &["source"]),
-    ("tokio", &["source", "fetch", "archive", "cli"]),
+    ("tokio", &["source", "fetch", "archive", "stack", "cli"]),
     ("futures_util", &["source", "fetch"]),
     ("lz4_flex", &["codec"]),
     ("lz4_sys", &["codec"]),
@@ -91,7 +97,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("liblzma", &["codec"]),
     ("bzip2", &["codec"]),
     ("xxhash_rust", &["codec", "index", "archive", "materialize"]),
-    ("blake3", &["source", "index", "archive"]),
+    ("blake3", &["source", "index", "archive", "stack"]),
     ("ring", &["archive"]),
     ("hashbrown", &["index"]),
     ("zerocopy", &["index"]),
@@ -115,6 +121,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("codec", &[]),
     ("tar", &[]),
     ("index", &["store.rs", "format.rs"]),
+    ("stack", &["open.rs", "pages.rs"]),
     ("list", &[]),
 ];
 const IMPURITIES: &[&str] = &[

@@ -69,6 +69,9 @@ pub(super) enum Answer {
 pub(super) struct Status {
     /// The archive, without secrets.
     pub source: String,
+    /// The layers, from the bottom, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<String>,
     /// Where it is mounted.
     pub mountpoint: String,
     /// The process that serves it.
@@ -463,6 +466,7 @@ impl Status {
         let counters = stats.snapshot().into_iter();
         Self {
             source: "http://host/a.tar".into(),
+            layers: Vec::new(),
             mountpoint: "/mnt".into(),
             pid: std::process::id(),
             since_unix_seconds: 1000,

@@ -6,21 +6,40 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::ensure;
+use bytes::Bytes;
 
 use super::control::CopyProgress;
 use super::mount::Opened;
-use crate::archive::Archive;
+use crate::archive::{Archive, ReadError};
 use crate::fs::{self, Copies, Mount};
-use crate::index::Ino;
+use crate::index::{Index, Ino};
 use crate::materialize::{Background, Read, Running, State};
 
 /// What a copy is made from.
-pub(super) struct Original(Arc<Archive>);
+pub(super) struct Original {
+    index: Box<dyn Fn() -> Option<Arc<Index>>>,
+    read: Read,
+}
 
 impl Original {
     /// The tree of `archive` once all of it is known, and its bytes.
     pub(super) fn of(archive: &Arc<Archive>) -> Self {
-        Self(Arc::clone(archive))
+        let (read, index) = (Arc::clone(archive), Arc::clone(archive));
+        Self::new(
+            move || index.complete_index(),
+            move |ino, offset, len| read.read_here(ino, offset, len),
+        )
+    }
+
+    /// What `index` gives once all of it is known, and the bytes that `read` gives.
+    pub(super) fn new(
+        index: impl Fn() -> Option<Arc<Index>> + 'static,
+        read: impl Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            index: Box::new(index),
+            read: Arc::new(read),
+        }
     }
 }
 
@@ -64,15 +83,14 @@ impl Copy {
     /// # Errors
     /// When something else is in the directory, or the system says no.
     pub(super) fn start(&self, opened: &Opened, root: Ino) -> anyhow::Result<()> {
-        let Original(archive) = &opened.original;
-        let Some(index) = archive.complete_index() else {
+        let Original { index, read } = &opened.original;
+        let Some(index) = index() else {
             return Ok(());
         };
         if self.running.get().is_some() {
             return Ok(());
         }
-        let archive = Arc::clone(archive);
-        let read: Read = Arc::new(move |ino, offset, len| archive.read_here(ino, offset, len));
+        let read = Arc::clone(read);
         let running = self.background.start(&index, root, read, &opened.stats)?;
         // Nobody else starts it.
         drop(self.running.set(running));

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::args::{CacheArgs, SourceArgs};
-use super::{open, output};
+use super::layers::LayerArgs;
+use super::{headers, layers, open, output, privileges};
 use crate::archive::Spooling;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
@@ -22,6 +23,9 @@ use crate::list::{self, Columns, json};
 pub(super) struct LsArgs {
     #[command(flatten)]
     source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
 
     #[command(flatten)]
     cache: CacheArgs,
@@ -51,6 +55,21 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
     let quiet = !io::stderr().is_terminal();
+    if args.layers.are_given() {
+        privileges::guard(&args.source, &args.layers);
+        let headers = headers::all(&args.source.headers)?;
+        let sources = layers::sources(&args.source, &args.layers, &headers, &network, &stats)?;
+        let stack = layers::stack(
+            &sources,
+            args.layers.whiteouts(),
+            (&args.source, &args.cache),
+            (Spooling::TreeOnly, true),
+            &network,
+            &stats,
+            quiet,
+        )?;
+        return list(args, stack.index());
+    }
     let archive = open::archive(
         &args.source,
         &args.cache,
@@ -60,24 +79,24 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         true,
         quiet,
     )?;
-    let index = archive.index();
+    list(args, &archive.index())
+}
+
+/// Lists what `args` ask for of `index`.
+fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
     let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
     let from = index
         .find(&path)
         .with_context(|| format!("{path}: not in the archive (`tarfs ls -R` shows what is)"))?
         .ino();
-    let listing = Listing {
-        args,
-        index: &index,
-        from,
-    };
+    let listing = Listing { args, index, from };
     let mut output = BufWriter::new(stdout().lock());
     match listing.write(&mut output).and_then(|()| output.flush()) {
         // Whoever read along has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => {
             result.context("cannot write the listing")?;
-            Ok(output::report_problems(&index, false))
+            Ok(output::report_problems(index, false))
         }
     }
 }

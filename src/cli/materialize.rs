@@ -1,20 +1,24 @@
 //! `tarfs materialize`: write an archive's tree to disk.
 
 use std::ffi::OsString;
+use std::fs;
 use std::io::{Write, stdout};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::{Context, ensure};
+use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use super::args::{self, SavedArgs, Size, SourceArgs};
-use super::open;
+use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
 use super::undo::Undo;
+use super::{headers, open, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
-use crate::archive::{Error, Saved, Spooling};
+use crate::archive::{Error, OpenOptions, Saved, Spooling};
 use crate::base::extent::Plain;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
@@ -24,6 +28,11 @@ use crate::materialize::{
     Selection, Staging, Summary, Wanted,
 };
 use crate::source::{Access, Source};
+use crate::stack::{Layer, Whiteouts};
+use crate::tar::Member;
+
+/// What is laid over SOURCE, which goes with nothing that takes or leaves a part of it.
+const LAYERS: [&str; 2] = ["layers", "whiteouts"];
 
 /// Arguments of `tarfs materialize`.
 #[derive(clap::Args, Debug)]
@@ -31,6 +40,9 @@ use crate::source::{Access, Source};
 pub(super) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
 
     #[command(flatten)]
     saved: SavedArgs,
@@ -45,27 +57,27 @@ pub(super) struct MaterializeArgs {
     directory: PathBuf,
 
     /// Take only these members, and what lies below them
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "PATH", conflicts_with_all = LAYERS)]
     paths: Vec<OsString>,
 
     /// Drop this many leading components of each name
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYERS)]
     strip_components: usize,
 
     /// Leave out members that match this pattern, as GNU tar's
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYERS)]
     exclude: Vec<OsString>,
 
     /// Take only members that match this pattern
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYERS)]
     include: Vec<OsString>,
 
     /// Leave existing files alone, and count each as an error
-    #[arg(short = 'k', long, conflicts_with = "skip_old_files")]
+    #[arg(short = 'k', long, conflicts_with_all = ["skip_old_files", "layers", "whiteouts"])]
     keep_old_files: bool,
 
     /// Leave existing files alone, silently
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = LAYERS)]
     skip_old_files: bool,
 
     /// Look at the numbers of owners, not at their names
@@ -107,15 +119,15 @@ pub(super) struct MaterializeArgs {
 
     /// Write down beside DIR how far the run has come, and go on from there when it was interrupted
     #[arg(long, conflicts_with_all = ["atomic", "keep_old_files", "skip_old_files", "allow_truncated",
-        "expect_sha256", "to_stdout", "dry_run"])]
+        "expect_sha256", "to_stdout", "dry_run", "layers", "whiteouts"])]
     resume: bool,
 
     /// Write the contents of files to standard output, and nothing to disk
-    #[arg(short = 'O', long)]
+    #[arg(short = 'O', long, conflicts_with_all = LAYERS)]
     to_stdout: bool,
 
     /// Say what would be written, and write nothing
-    #[arg(long, conflicts_with = "to_stdout")]
+    #[arg(long, conflicts_with_all = ["to_stdout", "layers", "whiteouts"])]
     dry_run: bool,
 
     /// List each entry as it is written
@@ -139,21 +151,32 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         .atomic
         .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
         .transpose()?;
-    let source = open::source(&args.source, &network, &stats)?;
+    let whiteouts = args.layers.are_given().then(|| args.layers.whiteouts());
+    if whiteouts.is_some() && staging.is_none() {
+        ensure_empty(&args.directory)?;
+    }
+    privileges::guard(&args.source, &args.layers);
+    let headers = headers::all(&args.source.headers)?;
+    let layers = layers::sources(&args.source, &args.layers, &headers, &network, &stats)?;
+    let (bottom, above) = layers.split_first().context("there is always SOURCE")?;
+    let source = &bottom.source;
     let mut opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
     if let Some(size) = args.max_size {
         opening.scan.tar.limits.size = size.0;
     }
-    let saved = Saved::find(&*source, &opening)?;
+    let saved = Saved::find(&**source, &opening)?;
     let run = Run {
         args,
         scan_options: scan::Options {
             saved,
-            ..opening.scan
+            ..opening.scan.clone()
         },
+        opening: &opening,
         network: &network,
         stats: &stats,
-        source: &source,
+        source,
+        above,
+        whiteouts,
         reporter: Arc::new(Terminal {
             entries: args.verbose || args.dry_run,
             cuts: args.source.allow_truncated,
@@ -223,6 +246,11 @@ struct Run<'a> {
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
     source: &'a Arc<dyn Source>,
+    /// What is laid over it.
+    above: &'a [Layer],
+    /// How layers are read, if they are layers.
+    whiteouts: Option<Whiteouts>,
+    opening: &'a OpenOptions,
     scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
 }
@@ -230,12 +258,69 @@ struct Run<'a> {
 impl Run<'_> {
     fn to_disk(&self) -> anyhow::Result<ExitCode> {
         let options = self.args.options(Arc::clone(&self.reporter));
-        let mut sink = Materializer::new(&self.args.directory, options, Arc::clone(self.stats))?;
+        let sink = Materializer::new(&self.args.directory, options, Arc::clone(self.stats))?;
+        let (complete, finished) = self.write(sink);
+        Ok(exit_code(complete?, &finished?))
+    }
+
+    /// Writes everything there is by `sink`, and tells what goes wrong with the archives; whether
+    /// nothing did, and what became of the rest.
+    fn write(
+        &self,
+        mut sink: Materializer,
+    ) -> (anyhow::Result<bool>, Result<Summary, materialize::Error>) {
+        if let Some(whiteouts) = self.whiteouts {
+            let complete = self.write_layers(&mut sink, whiteouts);
+            return (complete, sink.finish());
+        }
         let scanned = self.scan(&mut sink);
         // Directories get their attributes even if the archive ended badly.
         let finished = sink.finish();
-        let complete = self.report(scanned);
-        Ok(exit_code(complete, &finished?))
+        (Ok(self.report(scanned)), finished)
+    }
+
+    /// Writes the layers one over the other; whether nothing went wrong with them.
+    fn write_layers(&self, sink: &mut Materializer, whiteouts: Whiteouts) -> anyhow::Result<bool> {
+        let mut left_bytes = self.args.max_size.map(|size| size.0);
+        sink.begin_layer(whiteouts);
+        let mut complete = self.write_layer(sink, self.source, &self.scan_options, &mut left_bytes);
+        for layer in self.above {
+            if !complete {
+                break;
+            }
+            let mut options = self.opening.scan.clone();
+            options.sha256 = layer.digest;
+            options.saved = Saved::find(&*layer.source, self.opening)?;
+            sink.begin_layer(whiteouts);
+            complete = self.write_layer(sink, &layer.source, &options, &mut left_bytes);
+        }
+        Ok(complete)
+    }
+
+    /// Writes one layer over those before; of what --max-size allows `left_bytes` are left.
+    fn write_layer(
+        &self,
+        sink: &mut Materializer,
+        source: &Arc<dyn Source>,
+        options: &scan::Options,
+        left_bytes: &mut Option<u64>,
+    ) -> bool {
+        let mut options = options.clone();
+        if let Some(left) = *left_bytes {
+            options.tar.limits.size = left;
+        }
+        let mut counting = Counting {
+            sink,
+            file_bytes: 0,
+        };
+        let scanned = self.scan_source(source, &options, &mut counting);
+        let file_bytes = counting.file_bytes;
+        let plain_bytes = scanned.as_ref().map_or(0, |summary| summary.plain_len);
+        if let Some(left) = left_bytes {
+            *left = left.saturating_sub(file_bytes.max(plain_bytes));
+        }
+        // What stops the run is told by its end.
+        report_of(source, scanned) && sink.end_layer().is_ok()
     }
 
     /// As [`Run::to_disk`], but goes on where an earlier run was interrupted, and lets a later one do so.
@@ -319,11 +404,9 @@ impl Run<'_> {
 
     fn build(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
         let options = self.args.options(Arc::clone(&self.reporter));
-        let mut sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
-        let scanned = self.scan(&mut sink);
-        let finished = sink.finish();
-        let complete = self.report(scanned);
-        let summary = finished?;
+        let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
+        let (complete, finished) = self.write(sink);
+        let (complete, summary) = (complete?, finished?);
         if complete && summary.errors == 0 {
             staging.commit(self.args.sync)?;
             return Ok(ExitCode::SUCCESS);
@@ -355,36 +438,85 @@ impl Run<'_> {
     }
 
     fn scan<S: Sink>(&self, sink: &mut S) -> Result<scan::Summary, ScanError<S::Error>> {
+        self.scan_source(self.source, &self.scan_options, sink)
+    }
+
+    fn scan_source<S: Sink>(
+        &self,
+        source: &Arc<dyn Source>,
+        options: &scan::Options,
+        sink: &mut S,
+    ) -> Result<scan::Summary, ScanError<S::Error>> {
+        let lens = self.above.iter().map(|layer| &layer.source);
+        let lens = std::iter::once(self.source).chain(lens);
         let task = Task {
             verb: "materializing",
-            total_bytes: self.source.fingerprint().len,
+            total_bytes: lens.map(|source| source.fingerprint().len).sum(),
             stats: Arc::clone(self.stats),
         };
         let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
-        scan::scan(
-            self.source,
-            &self.scan_options,
-            self.network.handle(),
-            self.stats,
-            sink,
-        )
+        scan::scan(source, options, self.network.handle(), self.stats, sink)
     }
 
     /// Tells why a scan ended early; whether it did not. What stopped a sink it tells itself.
     fn report<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
-        match scanned {
-            Ok(summary) => summary.damages == 0,
-            Err(ScanError::Sink(_)) => false,
-            Err(ScanError::Archive { error, member, .. }) => {
-                let location = self.source.location();
-                let place = match member {
-                    Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
-                    None => location.to_owned(),
-                };
-                output::complain(output::with_hint(&anyhow::Error::new(error).context(place)));
-                false
-            }
+        report_of(self.source, scanned)
+    }
+}
+
+/// As [`Run::report`], of the scan of `source`.
+fn report_of<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
+    match scanned {
+        Ok(summary) => summary.damages == 0,
+        Err(ScanError::Sink(_)) => false,
+        Err(ScanError::Archive { error, member, .. }) => {
+            let location = source.location();
+            let place = match member {
+                Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
+                None => location.to_owned(),
+            };
+            output::complain(output::with_hint(&anyhow::Error::new(error).context(place)));
+            false
         }
+    }
+}
+
+/// Layers say what of `directory` is to go; that must be theirs.
+fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
+    let name = directory.display();
+    let mut entries =
+        fs::read_dir(directory).with_context(|| format!("{name}: cannot look into it"))?;
+    ensure!(
+        entries.next().is_none(),
+        "{name}: is not empty, and layers say what of it is to be removed (name an empty directory)"
+    );
+    Ok(())
+}
+
+/// A sink, and the sizes of the files that have gone into it.
+struct Counting<'a> {
+    sink: &'a mut Materializer,
+    file_bytes: u64,
+}
+
+impl Sink for Counting<'_> {
+    type Error = materialize::Error;
+
+    fn member(&mut self, member: Member) -> Result<(), Self::Error> {
+        self.file_bytes = self.file_bytes.saturating_add(member.size);
+        self.sink.member(member)
+    }
+
+    fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error> {
+        self.sink.payload(bytes)
+    }
+
+    fn member_end(&mut self, cut: bool) -> Result<(), Self::Error> {
+        self.sink.member_end(cut)
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.sink.warning(text);
     }
 }
 

@@ -13,6 +13,7 @@ mod headers;
 mod helper;
 mod index;
 mod keeper;
+mod layers;
 mod ls;
 mod materialize;
 mod metrics;

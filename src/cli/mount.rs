@@ -26,6 +26,7 @@ use super::control::{
 use super::copy::{Copy, Original};
 use super::descriptors::Inherited;
 use super::keeper::{self, Inheritance, Keeper};
+use super::layers::LayerArgs;
 use super::metrics::Metrics;
 use super::notify::{self, Manager};
 use super::prefetch::{PrefetchArgs, Recording};
@@ -54,13 +55,15 @@ pub(super) struct MountArgs {
     #[command(flatten)]
     pub source: SourceArgs,
     #[command(flatten)]
+    pub layers: LayerArgs,
+    #[command(flatten)]
     pub cache: CacheArgs,
     #[command(flatten)]
     pub prefetch: PrefetchArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
     /// Return only when all of the archive is known, instead of letting whoever comes early wait
-    /// for the file they want; --root and --strip-components imply it.
+    /// for the file they want; --root, --strip-components and --layer imply it.
     #[arg(long, overrides_with = "lazy_index")]
     pub wait_index: bool,
     /// Return as soon as the archive's first member is known (the default).
@@ -140,7 +143,11 @@ impl MountArgs {
     /// Whether all of the archive must be known before anything is mounted.
     pub(super) fn waits(&self) -> bool {
         // An overlay wants that what lies below it stays as it is.
-        self.writable || self.wait_index || self.root.is_some() || self.strip_components > 0
+        self.writable
+            || self.wait_index
+            || self.root.is_some()
+            || self.strip_components > 0
+            || self.layers.are_given()
     }
 
     fn view(&self, content: &dyn Content) -> anyhow::Result<View> {
@@ -156,6 +163,8 @@ pub(super) struct Opened {
     pub content: Arc<dyn Content>,
     /// What the user calls it, without secrets.
     pub location: String,
+    /// What its layers are called, from the bottom, if it has several.
+    pub layers: Vec<String>,
     /// Which version of it is pinned.
     pub version: String,
     /// Whether that tells it from every other one.
@@ -204,7 +213,7 @@ pub(super) fn run(
         return Ok(ExitCode::from(output::USAGE));
     }
     let inherited = Inherited::look();
-    privileges::guard(&args.source);
+    privileges::guard(&args.source, &args.layers);
     let log = || Log::open(args.log_file.as_deref());
     match settings::role() {
         Some(Role::Keeper) => keeper::run(args, inherited),
@@ -578,6 +587,7 @@ fn status(seen: &Seen<'_>) -> Status {
     let entries = opened.content.index().entry_count();
     Status {
         source: opened.location.clone(),
+        layers: opened.layers.clone(),
         mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.since()),

@@ -1,5 +1,6 @@
 //! From flags to a source, a scan's options, or an archive.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::copy::Original;
 use super::headers::{self, Header};
+use super::layers::{self, LayerArgs};
 use super::mount::{MountArgs, Opened};
 use super::output::{self, Progress, Task};
 use super::prefetch::Mode;
@@ -18,6 +20,7 @@ use super::{privileges, settings};
 use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, Then, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
+use crate::index::Index;
 use crate::source::{self, Retry, Source};
 use crate::tar;
 
@@ -43,7 +46,7 @@ pub(super) fn source(
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
-    privileges::guard(args);
+    privileges::guard(args, &LayerArgs::default());
     source_with(&headers::all(&args.headers)?, args, network, stats)
 }
 
@@ -127,17 +130,16 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
 pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let network = network()?;
     let stats = Arc::new(Stats::default());
-    let spooling = if args.cache.no_spool {
-        Spooling::Refused
-    } else {
-        Spooling::ToDisk {
-            limit_bytes: args.cache.cache_size.map(|size| size.0),
-        }
-    };
+    let spooling = spooling(&args.cache);
     let quiet = !args.foreground;
     let headers = headers::all(&args.source.headers)?;
+    if args.layers.are_given() {
+        let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
+        let opened = layers::sources(&source, &layers, &headers, &network, &stats)?;
+        return layers::for_mount(args, &opened, layers.whiteouts(), network, stats);
+    }
     let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
-    let progress = indexing(&*source, &stats, quiet);
+    let progress = indexing(source.fingerprint().len, &stats, quiet);
     let mut options = open_options(&args.source, &args.cache.saved, spooling);
     // What is fetched anyway had better be fetched while the scan goes by.
     options.scan.hops = args.prefetch.prefetch != Mode::All;
@@ -159,6 +161,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let is_spooled = !args.cache.no_spool;
     Ok(Opened {
         location: archive.source().location().to_owned(),
+        layers: Vec::new(),
         version: archive.source().fingerprint().to_string(),
         is_strong: archive.source().fingerprint().is_strong(),
         content: Arc::<Archive>::clone(&archive),
@@ -174,8 +177,25 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     })
 }
 
+/// What is to be done with decoded data.
+pub(super) fn spooling(cache: &CacheArgs) -> Spooling {
+    if cache.no_spool {
+        return Spooling::Refused;
+    }
+    Spooling::ToDisk {
+        limit_bytes: cache.cache_size.map(|size| size.0),
+    }
+}
+
 /// What is not as it could be.
 fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
+    let mut notes = layer_notes(archive, is_spooled);
+    notes.extend(lost(&archive.index()));
+    notes
+}
+
+/// What is not as it could be with the bytes of an archive.
+pub(super) fn layer_notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
     let mut notes = archive.notes();
     notes.extend(archive.spool_trouble());
     if !is_spooled && archive.has_long_ways() {
@@ -185,11 +205,13 @@ fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let lost = archive.index().problem_count();
-    if lost > 0 {
-        notes.push(format!("{lost} members are not in the tree"));
-    }
     notes
+}
+
+/// What of a tree is not there, if anything.
+pub(super) fn lost(index: &Index) -> Option<String> {
+    let lost = index.problem_count();
+    (lost > 0).then(|| format!("{lost} members are not in the tree"))
 }
 
 fn index_state(archive: &Archive) -> IndexState {
@@ -207,7 +229,7 @@ fn index_state(archive: &Archive) -> IndexState {
     }
 }
 
-fn prefetch_status(archive: &Archive) -> PrefetchStatus {
+pub(super) fn prefetch_status(archive: &Archive) -> PrefetchStatus {
     let Some(progress) = archive.prefetch_progress() else {
         return PrefetchStatus::default();
     };
@@ -233,7 +255,7 @@ fn prefetch_status(archive: &Archive) -> PrefetchStatus {
     }
 }
 
-fn memory_use(archive: &Archive) -> MemoryUse {
+pub(super) fn memory_use(archive: &Archive) -> MemoryUse {
     let used = archive.memory_use();
     MemoryUse {
         budget_bytes: used.budget_bytes,
@@ -244,7 +266,7 @@ fn memory_use(archive: &Archive) -> MemoryUse {
     }
 }
 
-fn spool_use(archive: &Archive) -> Option<SpoolUse> {
+pub(super) fn spool_use(archive: &Archive) -> Option<SpoolUse> {
     let used = archive.spool_use()?;
     Some(SpoolUse {
         held_bytes: used.held_bytes,
@@ -256,15 +278,20 @@ fn spool_use(archive: &Archive) -> Option<SpoolUse> {
 /// The same source wherever the process goes: a mount leaves the directory it was started in, and
 /// its status should name a path that everyone understands.
 fn absolute(args: &SourceArgs) -> SourceArgs {
-    let mut args = args.clone();
-    let is_path = args
-        .source
-        .to_str()
-        .is_none_or(|text| text != "-" && !text.contains("://"));
-    if is_path && let Ok(path) = std::path::absolute(&args.source) {
-        args.source = path.into();
+    SourceArgs {
+        source: absolute_path(&args.source),
+        ..args.clone()
     }
-    args
+}
+
+/// The same source wherever the process goes.
+pub(super) fn absolute_path(source: &OsString) -> OsString {
+    let text = source.to_str();
+    let is_path = text.is_none_or(|text| text != "-" && !text.contains("://"));
+    match std::path::absolute(source) {
+        Ok(path) if is_path => path.into(),
+        _ => source.clone(),
+    }
 }
 
 /// The archive that the arguments name, with its index; shows progress unless `quiet`. With `hops`
@@ -285,17 +312,17 @@ pub(super) fn archive(
         anyhow::bail!("standard input can only be materialized");
     }
     let source = source(args, network, stats)?;
-    let _progress = indexing(&*source, stats, quiet);
+    let _progress = indexing(source.fingerprint().len, stats, quiet);
     let mut options = open_options(args, &cache.saved, spooling);
     options.scan.hops = hops;
     Ok(Archive::open(source, &options, network.handle(), stats)?)
 }
 
-/// Shows how the indexing of `source` goes, unless `quiet`.
-fn indexing(source: &dyn Source, stats: &Arc<Stats>, quiet: bool) -> Progress {
+/// Shows how the indexing of what has so many packed bytes goes, unless `quiet`.
+pub(super) fn indexing(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool) -> Progress {
     let task = Task {
         verb: "indexing",
-        total_bytes: source.fingerprint().len,
+        total_bytes,
         stats: Arc::clone(stats),
     };
     Progress::start(task, quiet)

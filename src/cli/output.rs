@@ -15,6 +15,7 @@ use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{MountError, UnmountError};
 use crate::index::Index;
+use crate::stack::StackError;
 use crate::{archive, materialize, source};
 
 /// The exit code of a run in which something went wrong, as tar's.
@@ -63,6 +64,9 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     }
     if let Some(error) = error.downcast_ref::<materialize::Error>() {
         return error.hint().map(Cow::from);
+    }
+    if let Some(StackError::TooManyEntries { .. }) = error.downcast_ref::<StackError>() {
+        return Some(Cow::from(archive::MORE_ENTRIES));
     }
     if let Some(error) = error.downcast_ref::<MountError>() {
         return error.hint().map(Cow::from);

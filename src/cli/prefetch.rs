@@ -44,11 +44,13 @@ pub(super) struct PrefetchArgs {
     pub prefetch_rate: Option<Size>,
 
     /// Write to FILE which parts of which files are read, in order, for --replay
-    #[arg(long, value_name = "FILE", help_heading = "Prefetch")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
+          help_heading = "Prefetch")]
     pub record: Option<PathBuf>,
 
     /// Fetch what FILE, which --record wrote, says, in that order; a path or a URL
-    #[arg(long, value_name = "FILE", help_heading = "Prefetch")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
+          help_heading = "Prefetch")]
     pub replay: Option<String>,
 }
 
@@ -89,14 +91,9 @@ pub(super) fn start(
         }
     });
     let prefetch = Prefetch {
-        ahead: match args.prefetch {
-            Mode::None => Ahead::None,
-            Mode::Ahead => Ahead::Readers,
-            Mode::All => Ahead::All,
-        },
-        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
         replay,
         record: args.record.is_some(),
+        ..ahead(args)
     };
     archive
         .start_prefetch(prefetch)
@@ -107,6 +104,40 @@ pub(super) fn start(
         .transpose()?;
     let said = move || notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok((recording, Box::new(said)))
+}
+
+/// What `args` ask for, but for replaying and recording.
+fn ahead(args: &PrefetchArgs) -> Prefetch {
+    Prefetch {
+        ahead: match args.prefetch {
+            Mode::None => Ahead::None,
+            Mode::Ahead => Ahead::Readers,
+            Mode::All => Ahead::All,
+        },
+        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
+        ..Prefetch::default()
+    }
+}
+
+/// Starts what `args` ask for of one of `count` layers.
+///
+/// # Errors
+/// When the system has no thread left to give.
+pub(super) fn start_layer(
+    args: &PrefetchArgs,
+    layer: &Archive,
+    count: usize,
+) -> anyhow::Result<()> {
+    let whole = ahead(args);
+    // They fetch at the same time.
+    let rate = whole.bytes_per_second;
+    let prefetch = Prefetch {
+        bytes_per_second: rate.map(|rate| rate.div_ceil(count.max(1) as u64)),
+        ..whole
+    };
+    layer
+        .start_prefetch(prefetch)
+        .context("cannot start a thread")
 }
 
 fn note(notes: &Mutex<Vec<String>>, text: String) {
@@ -139,7 +170,8 @@ fn profile(
     (args, mut headers): (&SourceArgs, &[Header]),
     network: &Runtime,
 ) -> anyhow::Result<String> {
-    if origin(location).is_none_or(|host| args.source.to_str().and_then(origin) != Some(host)) {
+    let source = args.source.to_str().unwrap_or_default();
+    if !source::is_same_origin(source, location) {
         // They are for the archive's host alone.
         headers = &[];
     }
@@ -167,16 +199,6 @@ fn profile(
         text.extend_from_slice(&chunk);
     }
     String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::shown(location)))
-}
-
-/// Scheme and host of a URL; of a path nothing.
-fn origin(location: &str) -> Option<&str> {
-    let host = location.find("://")? + 3;
-    let len = location
-        .get(host..)?
-        .find('/')
-        .unwrap_or(location.len() - host);
-    location.get(..host + len)
 }
 
 /// Writes what is read to a file until dropped.
@@ -245,18 +267,4 @@ fn write(path: &Path, archive: &Archive, ranges: &[Touched]) -> io::Result<()> {
         drop(fs::remove_file(&temporary));
     }
     written
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hosts_are_told_apart() {
-        assert_eq!(origin("http://host:1/a/b"), Some("http://host:1"));
-        assert_eq!(origin("https://host"), Some("https://host"));
-        assert_ne!(origin("http://host/a"), origin("https://host/a"));
-        assert_ne!(origin("http://host.evil/a"), origin("http://host/a"));
-        assert_eq!(origin("/a/path"), None);
-    }
 }

@@ -3,6 +3,8 @@
 //! Capabilities belong to threads: what one gives up, those that it starts afterwards do not have,
 //! and those that it started before keep. So this happens while there is one.
 
+use std::ffi::OsString;
+
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, capability_is_in_ambient_set, set_capabilities,
@@ -10,6 +12,7 @@ use rustix::thread::{
 };
 
 use super::args::SourceArgs;
+use super::layers::LayerArgs;
 use super::mount::MountArgs;
 use super::settings;
 
@@ -97,10 +100,10 @@ fn left(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> C
 /// Sees to it that no core file is written of a process with secrets and that no other process of its
 /// user looks into its memory: where there are headers, or a URL, as servers send secrets along with
 /// redirects.
-pub(super) fn guard(args: &SourceArgs) {
-    let source = args.source.to_str();
-    let is_local = source.is_none_or(|source| !source.contains("://"));
-    if is_local && args.headers.is_empty() && settings::headers().is_none() {
+pub(super) fn guard(args: &SourceArgs, layers: &LayerArgs) {
+    let mut sources = std::iter::once(&args.source).chain(&layers.layers);
+    let is_url = |source: &OsString| source.to_str().is_some_and(|text| text.contains("://"));
+    if !sources.any(is_url) && args.headers.is_empty() && settings::headers().is_none() {
         return;
     }
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {

@@ -59,6 +59,9 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     line(&mut text, "version", &status.version);
     line(&mut text, "process", &status.pid.to_string());
     line(&mut text, "mounted", &ago(status.since_unix_seconds, now));
+    for layer in &status.layers {
+        line(&mut text, "layer", layer);
+    }
     if let Some(url) = &status.metrics {
         line(&mut text, "metrics", url);
     }

@@ -50,6 +50,7 @@ use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino, Kind};
+use crate::stack::Stack;
 
 use copies::{Desk, Handles};
 use failures::Failures;
@@ -159,6 +160,40 @@ impl Content for Archive {
 
     fn push_into(&self, pages: Arc<dyn PageCache>) {
         Self::push_into(self, pages);
+    }
+}
+
+impl Content for Stack {
+    fn index(&self) -> Known<'_> {
+        Known::Complete(Self::index(self))
+    }
+
+    fn is_scanned(&self) -> bool {
+        true
+    }
+
+    fn when(&self, _awaited: Awaited, then: Then) {
+        then.run();
+    }
+
+    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+        Self::try_read(self, ino, offset, len)
+    }
+
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: Wanted, done: ReadReply) {
+        Self::read(self, ino, offset, len, wanted, done);
+    }
+
+    fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+        Self::saw_read(self, ino, offset, len);
+    }
+
+    fn saw_lookup(&self, ino: Ino) {
+        Self::saw_lookup(self, ino);
+    }
+
+    fn push_into(&self, pages: Arc<dyn PageCache>) {
+        Self::push_into(self, &pages);
     }
 }
 

@@ -3,7 +3,8 @@
 use zerocopy::little_endian::U32;
 
 use super::entry::{
-    DIRECTORY, Dirent, Extra, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, TYPE_MASK, Xattr,
+    DIRECTORY, Dirent, Extra, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, TYPE_MASK,
+    Unresolved, Xattr,
 };
 use super::names::{Arena, capacity_bytes};
 use crate::base::path::ArchivePath;
@@ -30,6 +31,13 @@ pub(super) struct Arrays {
     pub(super) spans: Vec<SpanRow>,
     /// The windows of all seek points.
     pub(super) windows: Arena,
+    /// Hard links whose targets a layer below may have.
+    pub(super) unresolved: Vec<Unresolved>,
+}
+
+/// Whether `name` can be a component of a path.
+pub(super) fn is_plain(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..") && !name.contains(&b'/')
 }
 
 impl Arrays {
@@ -67,8 +75,7 @@ impl Arrays {
             return None;
         }
         let name = self.arena.name(dirent.name)?;
-        let plain = !matches!(name, b"" | b"." | b"..") && !name.contains(&b'/');
-        plain.then_some((name, ino))
+        is_plain(name).then_some((name, ino))
     }
 
     /// The numbers of a directory's dirents; empty for everything else. They need not exist.
@@ -167,6 +174,7 @@ impl Arrays {
         self.pieces.shrink_to_fit();
         self.spans.shrink_to_fit();
         self.windows.0.shrink_to_fit();
+        self.unresolved.shrink_to_fit();
     }
 
     /// What the arrays hold on to, in bytes: capacities, not lengths.
@@ -181,5 +189,6 @@ impl Arrays {
             + capacity_bytes(&self.pieces)
             + capacity_bytes(&self.spans)
             + capacity_bytes(&self.windows.0)
+            + capacity_bytes(&self.unresolved)
     }
 }

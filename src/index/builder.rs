@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Extra, FIFO, FILE, FORWARD, NONE, PieceRow, Record,
-    SYMLINK, SpanRow, Xattr,
+    SYMLINK, SpanRow, Unresolved, Xattr,
 };
 use super::tree::{Existing, Growing, Missing, ROOT, Tree};
 use super::{Index, Ino, Origin, Totals, names};
@@ -385,7 +385,7 @@ impl Builder {
         while self.is_forward(ino) {
             let record = self.tree.record_mut(ino);
             // A mark against going in circles.
-            if mem::replace(&mut record.reserved, 1.into()).get() == 1 {
+            if mem::replace(&mut record.flags, Record::VISITED.into()).get() == Record::VISITED {
                 return Err(Refused::MissingTarget);
             }
             let (offset, len) = (record.data.get(), record.size.get());
@@ -411,8 +411,24 @@ impl Builder {
         if let Err(refused) = settled {
             let path = self.forward_path(number);
             self.problem(path, refused.to_string());
+            if refused == Refused::MissingTarget {
+                self.keep_unresolved(forward, number);
+            }
             self.tree.unlink(number);
         }
+    }
+
+    /// Remembers the link `forward`, named by dirent `number`, for who has its target.
+    fn keep_unresolved(&mut self, forward: u32, number: u32) {
+        let record = self.tree.record(forward);
+        let dirent = self.tree.dirent(number);
+        let row = Unresolved {
+            name: dirent.name,
+            target_offset: record.data,
+            target_len: u32::try_from(record.size.get()).unwrap_or_default().into(),
+            parent: dirent.parent,
+        };
+        names::push(&mut self.tree.arrays_mut().unresolved, row);
     }
 
     fn forward_path(&self, number: u32) -> ArchivePath {
@@ -600,6 +616,7 @@ fn implied(mtime: Timestamp) -> Record {
         mode: (DIRECTORY | 0o755).into(),
         links: 2.into(),
         dirent: NONE.into(),
+        flags: Record::IMPLIED.into(),
         ..Record::default()
     };
     record.set_mtime(mtime);

@@ -50,12 +50,17 @@ pub(super) struct Record {
     pub(super) group: U16,
     /// Type and permissions; 0 for a number without an entry.
     pub(super) mode: U16,
-    /// The layer whose plain stream holds the payload; 0 as long as there is only one.
-    pub(super) layer: U16,
-    pub(super) reserved: U32,
+    pub(super) reserved: U16,
+    /// [`Record::IMPLIED`], or 0.
+    pub(super) flags: U32,
 }
 
 impl Record {
+    /// A directory that only paths below it speak of.
+    pub(super) const IMPLIED: u32 = 1;
+    /// A hard link whose target is being looked for; only while building, never in a file.
+    pub(super) const VISITED: u32 = 2;
+
     /// The type bits.
     pub(super) fn kind(&self) -> u16 {
         self.mode.get() & TYPE_MASK
@@ -173,6 +178,19 @@ pub(super) struct PieceRow {
     pub(super) len: U64,
 }
 
+/// A hard link to what is not in the archive.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Unresolved {
+    /// Its name in its directory.
+    pub(super) name: Name,
+    /// Where the path of its target lies in the arena.
+    pub(super) target_offset: U64,
+    pub(super) target_len: U32,
+    /// The directory's record.
+    pub(super) parent: U32,
+}
+
 /// A span; it ends where the next one starts, the last one at the end of the plain stream.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -206,6 +224,7 @@ mod tests {
         assert_eq!(size_of::<Extra>(), 32);
         assert_eq!(size_of::<Xattr>(), 24);
         assert_eq!(size_of::<PieceRow>(), 24);
+        assert_eq!(size_of::<Unresolved>(), 24);
         assert_eq!(size_of::<SpanRow>(), 48);
     }
 

@@ -14,11 +14,11 @@ use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
-const SECTIONS: u32 = 12;
+const SECTIONS: u32 = 13;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
@@ -127,6 +127,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
         arrays.pieces.as_bytes(),
         arrays.spans.as_bytes(),
         &arrays.windows.0,
+        arrays.unresolved.as_bytes(),
     ];
     let mut out = Summed::new(out);
     out.write(Header::of(&index.totals, &sections).as_bytes())?;
@@ -162,6 +163,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         pieces,
         spans,
         windows,
+        unresolved,
     ] = header.sections;
     let layers = input.rows::<Layer>(layers)?;
     let [layer] = layers.as_slice() else {
@@ -179,6 +181,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         pieces: input.rows(pieces)?,
         spans: input.rows(spans)?,
         windows: Arena(input.rows(windows)?),
+        unresolved: input.rows(unresolved)?,
     };
     let checksum = input.sum.digest();
     let footer = input.row::<Footer>()?;

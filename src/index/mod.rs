@@ -10,6 +10,7 @@ mod change;
 mod entry;
 pub mod format;
 mod locator;
+mod merge;
 mod names;
 #[cfg(test)]
 pub(crate) mod sample;
@@ -36,6 +37,7 @@ use tree::NameTable;
 
 pub use builder::{Builder, Options, Placed, Problem, Refused};
 pub use locator::Locator;
+pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
 pub use store::Store;
 
 /// An entry's number: the order of its first appearance in the archive. The root is 1, implied
@@ -167,6 +169,17 @@ pub struct Child<'a> {
     pub ino: Ino,
     /// How many names come before it in the directory, in the order asked for.
     pub number: u32,
+}
+
+/// A hard link to what is not in the archive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnresolvedLink<'a> {
+    /// The directory it would lie in.
+    pub parent: Ino,
+    /// Its name there.
+    pub name: &'a [u8],
+    /// The path of its target.
+    pub target: &'a [u8],
 }
 
 /// Plain bytes between neighbouring seek points: the unit of decoding, caching and verifying.
@@ -312,6 +325,24 @@ impl Index {
     /// Bytes of all files, hard links counted once, holes not counted.
     pub fn stored_bytes(&self) -> u64 {
         self.totals.stored_bytes
+    }
+
+    /// Hard links whose targets the archive does not hold, in its order: a layer may mean what lies
+    /// below it. None of them is an entry; each is counted as a problem.
+    pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
+        let rows = self.arrays.unresolved.iter();
+        rows.filter_map(|row| {
+            let parent = row.parent.get();
+            let arena = &self.arrays.arena;
+            let name = arena.name(row.name)?;
+            let target = arena.stretch(row.target_offset.get(), row.target_len.get().into())?;
+            let is_directory = self.arrays.record(parent)?.is_directory();
+            (is_directory && arrays::is_plain(name)).then_some(UnresolvedLink {
+                parent: Ino(parent),
+                name,
+                target,
+            })
+        })
     }
 
     /// What the index was made from.
@@ -471,6 +502,11 @@ impl<'a> Entry<'a> {
     /// Bytes that are stored, holes left out.
     pub fn stored_bytes(&self) -> u64 {
         stored_bytes(self.arrays, self.record)
+    }
+
+    /// Whether it is a directory that only the paths of what lies in it speak of.
+    pub fn is_implied(&self) -> bool {
+        self.record.is_directory() && self.record.flags.get() & Record::IMPLIED != 0
     }
 
     /// Time of last modification.

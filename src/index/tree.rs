@@ -325,18 +325,23 @@ impl Tree {
     pub(super) fn into_sorted(self) -> Index {
         let Self { mut index, .. } = self;
         index.names = None;
-        let arrays = &mut index.arrays;
-        arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
-        arrays.dirents.sort_unstable_by(|left, right| {
-            let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
-            let by_age = || left.name.offset().cmp(&right.name.offset());
-            key(left).cmp(&key(right)).then_with(by_age)
-        });
-        sort_names(arrays);
-        place_children(arrays);
-        place_first_names(arrays);
+        index.arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
+        sort(&mut index.arrays);
         index
     }
+}
+
+/// Sorts the dirents in place and tells directories and entries where theirs are now, and what the
+/// order of their names is.
+pub(super) fn sort(arrays: &mut Arrays) {
+    arrays.dirents.sort_unstable_by(|left, right| {
+        let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
+        let by_age = || left.name.offset().cmp(&right.name.offset());
+        key(left).cmp(&key(right)).then_with(by_age)
+    });
+    sort_names(arrays);
+    place_children(arrays);
+    place_first_names(arrays);
 }
 
 /// Fills in the order of names in each directory.

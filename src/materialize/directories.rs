@@ -83,6 +83,20 @@ impl Directories {
         Self(pending)
     }
 
+    /// How many are remembered.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Of the first `count` drops those that `gone` are.
+    pub(super) fn forget(&mut self, count: usize, gone: &HashSet<Identity>) {
+        let mut number = 0;
+        self.0.retain(|pending| {
+            number += 1;
+            number > count || !gone.contains(&pending.identity)
+        });
+    }
+
     /// Sets it all, what lies deeper first; of several members for one directory the last counts.
     pub(super) fn restore(self, root: &mut Root, writers: &mut Writers, context: &Context) {
         let mut made = HashSet::new();
@@ -99,7 +113,8 @@ impl Directories {
         // In reverse order of bytes what is below a directory comes before it.
         pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
         for mut pending in pending {
-            pending.new = made.contains(&pending.identity);
+            // What layers are written into was empty.
+            pending.new = context.is_laying() || made.contains(&pending.identity);
             match pending.restore(root, writers, context) {
                 Ok(()) => {}
                 Err(Lost::Replaced) => context.problems.warn(&format!(

@@ -353,6 +353,26 @@ impl Materializer {
         }
     }
 
+    /// Makes the link `path` to `target`, which is there.
+    pub(super) fn make_settled_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
+        let late = LateLink {
+            path: path.clone(),
+            target: target.clone(),
+        };
+        let top = self.root.top().clone();
+        let parent = parent_of(path);
+        let directory = self
+            .root
+            .directory(parent, Missing::Make, &mut self.writers);
+        let made = match directory {
+            Ok(directory) => self.try_make_link(&directory, path, target),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(failure) = made {
+            self.report_link(path, &top, late.target, failure);
+        }
+    }
+
     /// Makes the links that were put off, the last first: a link that comes before its target
     /// often is a chain's first.
     pub(super) fn make_late_links(&mut self) {

@@ -19,6 +19,7 @@ mod entries;
 mod file;
 mod glob;
 mod journal;
+mod laying;
 mod medium;
 mod plan;
 mod policy;
@@ -45,6 +46,7 @@ use self::context::{Claims, Context};
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
+use self::laying::Laying;
 use self::plan::{Climbs, Placed};
 use self::policy::Policy;
 use self::problem::{Problems, Trouble, While};
@@ -169,6 +171,8 @@ pub struct Materializer {
     told_prefixes: Vec<Vec<u8>>,
     /// Of a run that is to be taken up again.
     keeping: Option<Keeping>,
+    /// Of layers that are written one over the other.
+    laying: Option<Laying>,
 }
 
 /// What the next piece of payload belongs to.
@@ -230,6 +234,7 @@ impl Materializer {
             replacements: AtomicUsize::new(0),
             claims: Claims::new(options.max_entries),
             journal: OnceLock::new(),
+            removed: OnceLock::new(),
         });
         let count = options
             .writers
@@ -248,6 +253,7 @@ impl Materializer {
             links: Links::default(),
             told_prefixes: Vec::new(),
             keeping: None,
+            laying: None,
         })
     }
 
@@ -409,6 +415,10 @@ impl Sink for Materializer {
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
         self.check()?;
+        if self.laying.is_some() {
+            self.lay(member);
+            return Ok(());
+        }
         if !self.come_to_member() {
             return Ok(());
         }

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use crate::base::path::ArchivePath;
 use crate::base::resolve::Refusal;
+use crate::index::Refused;
 
 /// Problems kept for the summary; further ones are counted and told to the [`Reporter`] only.
 const KEPT_PROBLEMS: usize = 100;
@@ -67,6 +68,19 @@ pub enum Cause {
     /// A hard link whose target lost all its components, or has none.
     #[error("cannot link: nothing is left of the target's name")]
     EmptyTarget,
+    /// There is no place for the member in the layer's own tree.
+    #[error("{0}")]
+    Unplaced(Refused),
+    /// A layer holds one path as a directory and as something else.
+    #[error(
+        "the layer holds it as something else, too: what lower layers have in the directory is missing"
+    )]
+    TwoKinds,
+    /// What it is lies somewhere else in the layers below.
+    #[error(
+        "what it is lies elsewhere in the layers below: redirects and metacopies are not followed"
+    )]
+    Elsewhere,
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file, what is there was kept")]
     Cut,

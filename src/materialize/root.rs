@@ -131,6 +131,8 @@ pub(super) struct Root {
     open_limit: usize,
     /// How many links and directories had been replaced when the cache was last true.
     seen_replacements: usize,
+    /// Whether what is on the way and no directory makes room for one.
+    replaces: bool,
 }
 
 impl Root {
@@ -164,6 +166,7 @@ impl Root {
                 .unwrap_or(usize::MAX)
                 .clamp(32, 4096),
             seen_replacements: 0,
+            replaces: false,
         })
     }
 
@@ -219,7 +222,14 @@ impl Root {
         }
     }
 
-    fn clear(&mut self) {
+    /// From now on directories are made wherever there is something else on the way. Paths then lead
+    /// through directories alone.
+    pub(super) fn replace_on_the_way(&mut self) {
+        self.replaces = true;
+    }
+
+    /// Forgets which directories are open.
+    pub(super) fn clear(&mut self) {
         self.cache = Cache::default();
         self.last = None;
     }
@@ -357,6 +367,12 @@ impl Tree for Way<'_> {
             Err(Errno::NOENT) => return Ok(Step::Missing),
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             Err(errno) => return Err(errno).while_trying_to("open a directory on the way"),
+        }
+        if self.root.replaces && self.missing == Missing::Make {
+            self.writers.replaced();
+            rustix::fs::unlinkat(parent, name, AtFlags::empty())
+                .while_trying_to("make room for a directory on the way")?;
+            return Ok(Step::Missing);
         }
         match rustix::fs::readlinkat(parent, name, Vec::new()) {
             Ok(target) => Ok(Step::Link(target.into_bytes())),

@@ -232,6 +232,11 @@ impl Writers {
         }
     }
 
+    /// Says that something on a way is about to be replaced.
+    pub(super) fn replaced(&self) {
+        self.context.replacements.fetch_add(1, Ordering::Release);
+    }
+
     /// Notes that the job's name is on its way, and says where to.
     fn claim(&mut self, job: &Job) -> Ticket {
         let is_in_flight = |ticket: &Ticket| {

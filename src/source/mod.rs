@@ -193,6 +193,16 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     }
 }
 
+/// Whether two URLs are of one scheme, host and port, so that what one may be told the other may; of
+/// paths nothing is.
+pub fn is_same_origin(one: &str, other: &str) -> bool {
+    match (Url::parse(one), Url::parse(other)) {
+        // Those of files are equal to nothing.
+        (Ok(one), Ok(other)) => one.origin() == other.origin(),
+        _ => false,
+    }
+}
+
 /// What may be shown of `spec` (see [`open`]) to anyone.
 pub fn shown(spec: &str) -> String {
     if !spec.contains("://") {
@@ -240,4 +250,24 @@ fn pieces<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
         }
     })
     .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_is_told_from_another() {
+        for (one, other, expected) in [
+            ("http://host:1/a/b", "http://me:pass@HOST:1/c?d", true),
+            ("https://host", "https://host:443/", true),
+            ("http://host/a", "https://host/a", false),
+            ("http://host/a", "http://host:8080/a", false),
+            ("http://host.evil/a", "http://host/a", false),
+            ("/a/path", "/a/path", false),
+            ("file:///a", "file:///a", false),
+        ] {
+            assert_eq!(is_same_origin(one, other), expected, "{one} {other}");
+        }
+    }
 }

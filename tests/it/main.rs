@@ -14,6 +14,7 @@ mod docs;
 mod faults;
 mod helper;
 mod kills;
+mod layers;
 mod lazy;
 mod materialize;
 mod model;

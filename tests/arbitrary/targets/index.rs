@@ -3,13 +3,17 @@
 use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino, Kind, format};
 use tarfs::list::{Columns, json, walk};
+use tarfs::stack::{Whiteouts, merge};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::knobs::Knobs;
 
 /// Bytes of an index file's header, and of what comes behind its sections.
-const HEADER_LEN: usize = 248;
+const HEADER_LEN: usize = 264;
 const FOOTER_LEN: usize = 16;
+
+/// How many sections there are.
+const SECTIONS: usize = 13;
 
 /// Where the section table lies in the header.
 const TABLE_AT: usize = 56;
@@ -46,6 +50,19 @@ fn load(bytes: &[u8]) {
     // Rows in memory are as large as in the file.
     assert!(index.memory_bytes() <= bytes.len() * 2 + 4096);
     description(&index);
+    lay(&index);
+}
+
+/// Lays the tree over itself, which makes one as well.
+fn lay(index: &Index) {
+    for link in index.unresolved_links().take(MAX_LOOKED_AT) {
+        assert!(index.entry(link.parent).is_some(), "a link in no directory");
+    }
+    for whiteouts in [Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep] {
+        if let Ok(merged) = merge(&[index, index], whiteouts) {
+            description(&merged.index);
+        }
+    }
 }
 
 /// Makes offsets, length and checksum right, so that what the rows say is looked at; `fill` makes the
@@ -57,12 +74,12 @@ fn heal(file: &mut Vec<u8>, fill: bool) {
     let len = file.len() as u64;
     write(file, 16, len);
     let mut offset = HEADER_LEN as u64;
-    for section in 0..12 {
+    for section in 0..SECTIONS {
         let at = TABLE_AT + 16 * section;
         write(file, at, offset);
         let section_len = read(file, at + 8);
         let end = offset.saturating_add(section_len);
-        let is_last = section == 11;
+        let is_last = section == SECTIONS - 1;
         if is_last && fill {
             write(
                 file,

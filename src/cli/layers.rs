@@ -1,0 +1,288 @@
+//! The flags of what is laid over an archive, and a mount of several as one.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use anyhow::ensure;
+use clap::{Args, ValueEnum};
+use tokio::runtime::Runtime;
+
+use super::args::{CacheArgs, SourceArgs};
+use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
+use super::copy::Original;
+use super::headers::Header;
+use super::mount::{MountArgs, Opened};
+use super::open;
+use super::prefetch;
+use crate::archive::Spooling;
+use crate::archive::scan::Digest;
+use crate::base::stats::Stats;
+use crate::source;
+use crate::stack::{self, Layer, Stack};
+
+/// What is laid over SOURCE.
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct LayerArgs {
+    /// Lay this archive over SOURCE, and over the layers named before it; a path or URL, as often as
+    /// wanted
+    #[arg(long = "layer", value_name = "SOURCE", help_heading = "Layers",
+          conflicts_with_all = ["index", "compression"])]
+    pub layers: Vec<OsString>,
+
+    /// How a layer says what of those below is gone: by .wh. names (oci, the default), by devices 0/0
+    /// and attributes (overlay), or not at all (keep)
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Layers",
+          conflicts_with_all = ["index", "compression"])]
+    pub whiteouts: Option<Whiteouts>,
+}
+
+/// How layers say what of those below is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum Whiteouts {
+    /// `.wh.NAME` hides NAME, `.wh..wh..opq` all of its directory.
+    Oci,
+    /// A character device 0/0 hides its name, an attribute all of a directory.
+    Overlay,
+    /// Whatever is there is an entry.
+    Keep,
+}
+
+impl LayerArgs {
+    /// Whether SOURCE is a layer at all.
+    pub(super) fn are_given(&self) -> bool {
+        !self.layers.is_empty() || self.whiteouts.is_some()
+    }
+
+    /// How the layers are to be read.
+    pub(super) fn whiteouts(&self) -> stack::Whiteouts {
+        match self.whiteouts {
+            None | Some(Whiteouts::Oci) => stack::Whiteouts::Oci,
+            Some(Whiteouts::Overlay) => stack::Whiteouts::Overlay,
+            Some(Whiteouts::Keep) => stack::Whiteouts::Keep,
+        }
+    }
+}
+
+/// SOURCE and what is laid over it, from the bottom. `headers` go to SOURCE's host, and to no other.
+///
+/// # Errors
+/// When one cannot be reached, or is none.
+pub(super) fn sources(
+    args: &SourceArgs,
+    layers: &LayerArgs,
+    headers: &[Header],
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Vec<Layer>> {
+    let names = || std::iter::once(&args.source).chain(&layers.layers);
+    ensure!(
+        names().filter(|name| *name == "-").count() < 2,
+        "standard input can only be one of the layers"
+    );
+    let mut opened = Vec::new();
+    for (number, name) in names().enumerate() {
+        let is_ours = number == 0 || is_same_host(&args.source, name);
+        let args = SourceArgs {
+            source: name.clone(),
+            ..args.clone()
+        };
+        let headers = if is_ours { headers } else { &[] };
+        opened.push(Layer {
+            source: open::source_with(headers, &args, network, stats)?,
+            digest: match args.expect_sha256 {
+                Some(digest) if number == 0 => Digest::Expect(digest),
+                _ => Digest::Ignore,
+            },
+        });
+    }
+    Ok(opened)
+}
+
+/// Whether what may be told to the host of `source` may be told to that of `other`.
+fn is_same_host(source: &OsString, other: &OsString) -> bool {
+    match (source.to_str(), other.to_str()) {
+        (Some(source), Some(other)) => source::is_same_origin(source, other),
+        _ => false,
+    }
+}
+
+/// The tree that `layers` make, as `args` say; shows progress unless `quiet`.
+///
+/// # Errors
+/// When one of them cannot be opened, or they make no tree.
+pub(super) fn stack(
+    layers: &[Layer],
+    whiteouts: stack::Whiteouts,
+    (args, cache): (&SourceArgs, &CacheArgs),
+    (spooling, hops): (Spooling, bool),
+    network: &Runtime,
+    stats: &Arc<Stats>,
+    quiet: bool,
+) -> anyhow::Result<Stack> {
+    let lens = layers.iter().map(|layer| layer.source.fingerprint().len);
+    let _progress = open::indexing(lens.sum(), stats, quiet);
+    let mut options = open::open_options(args, &cache.saved, spooling);
+    options.scan.hops = hops;
+    let stack = Stack::open(layers, &options, whiteouts, network.handle(), stats);
+    Ok(stack?)
+}
+
+/// What a mount of several layers serves.
+///
+/// # Errors
+/// When one of them cannot be opened, or they make no tree.
+pub(super) fn for_mount(
+    args: &MountArgs,
+    layers: &[Layer],
+    whiteouts: stack::Whiteouts,
+    network: Runtime,
+    stats: Arc<Stats>,
+) -> anyhow::Result<Opened> {
+    let spooling = open::spooling(&args.cache);
+    let hops = args.prefetch.prefetch != prefetch::Mode::All;
+    let stack = stack(
+        layers,
+        whiteouts,
+        (&args.source, &args.cache),
+        (spooling, hops),
+        &network,
+        &stats,
+        !args.foreground,
+    )?;
+    for layer in stack.layers() {
+        prefetch::start_layer(&args.prefetch, layer, layers.len())?;
+    }
+    let stack = Arc::new(stack);
+    let locations = locations(layers);
+    let (noted, used, spooled) = (Arc::clone(&stack), Arc::clone(&stack), Arc::clone(&stack));
+    let (asked, scanned) = (Arc::clone(&stack), Arc::clone(&stack));
+    let read = Arc::clone(&stack);
+    let index = Arc::clone(stack.index());
+    let is_spooled = !args.cache.no_spool;
+    let versions = layers.iter().map(|layer| layer.source.fingerprint());
+    Ok(Opened {
+        location: called(&locations),
+        layers: locations,
+        version: versions
+            .clone()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", "),
+        is_strong: versions.clone().all(source::Fingerprint::is_strong),
+        original: Original::new(
+            move || Some(Arc::clone(&index)),
+            move |ino, offset, len| read.read_here(ino, offset, len),
+        ),
+        content: Arc::<Stack>::clone(&stack),
+        notes: Box::new(move || notes(&noted, is_spooled)),
+        index: Box::new(move || index_state(&scanned)),
+        memory: Box::new(move || memory_use(&used)),
+        spool: Box::new(move || spool_use(&spooled)),
+        prefetch: Box::new(move || prefetch_status(&asked)),
+        recording: None,
+        stats,
+        network,
+    })
+}
+
+/// What the layers are called, from the bottom.
+pub(super) fn locations(layers: &[Layer]) -> Vec<String> {
+    let locations = layers
+        .iter()
+        .map(|layer| layer.source.location().to_owned());
+    locations.collect()
+}
+
+/// What the whole is called.
+fn called(locations: &[String]) -> String {
+    match locations {
+        [] => String::new(),
+        [only] => only.clone(),
+        [bottom, _] => format!("{bottom} + 1 layer"),
+        [bottom, above @ ..] => format!("{bottom} + {} layers", above.len()),
+    }
+}
+
+/// What is not as it could be, and of which layer.
+fn notes(stack: &Stack, is_spooled: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    for layer in stack.layers() {
+        let location = layer.source().location();
+        let of_layer = open::layer_notes(layer, is_spooled).into_iter();
+        notes.extend(of_layer.map(|note| format!("{location}: {note}")));
+    }
+    notes.extend(open::lost(stack.index()));
+    notes
+}
+
+fn index_state(stack: &Stack) -> IndexState {
+    let lens = stack.layers().iter();
+    IndexState {
+        phase: Phase::Complete,
+        scanned_bytes: stack
+            .layers()
+            .first()
+            .map_or(0, |layer| layer.stats().scanned_packed_bytes.get()),
+        of_bytes: lens.map(|layer| layer.source().fingerprint().len).sum(),
+        failure: None,
+    }
+}
+
+/// The layers share all but their indexes.
+fn memory_use(stack: &Stack) -> MemoryUse {
+    let bottom = stack.layers().first();
+    let indexes = stack
+        .layers()
+        .iter()
+        .map(|layer| layer.memory_use().index_bytes);
+    MemoryUse {
+        index_bytes: indexes.sum::<u64>() + stack.memory_bytes(),
+        ..bottom
+            .map(|layer| open::memory_use(layer))
+            .unwrap_or_default()
+    }
+}
+
+fn spool_use(stack: &Stack) -> Option<SpoolUse> {
+    let uses = stack
+        .layers()
+        .iter()
+        .filter_map(|layer| open::spool_use(layer));
+    uses.reduce(|one, other| SpoolUse {
+        held_bytes: one.held_bytes + other.held_bytes,
+        // Whoever looked last.
+        all_bytes: one.all_bytes.max(other.all_bytes),
+        limit_bytes: one.limit_bytes,
+    })
+}
+
+fn prefetch_status(stack: &Stack) -> PrefetchStatus {
+    /// Of several states that which says more.
+    const STATES: [&str; 5] = ["running", "incomplete", "full", "complete", "off"];
+    let rank = |state: &str| STATES.iter().position(|known| *known == state);
+    let all = stack
+        .layers()
+        .iter()
+        .map(|layer| open::prefetch_status(layer));
+    let sum = all.reduce(|one, other| PrefetchStatus {
+        what: one.what,
+        state: if rank(&other.state) < rank(&one.state) {
+            other.state
+        } else {
+            one.state
+        },
+        done_spans: one.done_spans + other.done_spans,
+        total_spans: one.total_spans + other.total_spans,
+        replayed_spans: 0,
+        replay_spans: 0,
+    });
+    sum.unwrap_or_default()
+}
+
+/// SOURCE wherever the process goes, and what is laid over it.
+pub(super) fn absolute(layers: &LayerArgs) -> LayerArgs {
+    LayerArgs {
+        layers: layers.layers.iter().map(open::absolute_path).collect(),
+        ..layers.clone()
+    }
+}

@@ -1,0 +1,382 @@
+//! Several indexes as one: the arrays of a tree whose names come from the trees of layers.
+//!
+//! What is seen of which layer is decided elsewhere and handed in as a [`Plan`]; this file only
+//! moves rows. The plain streams of the layers lie one behind the other in one address space, so
+//! that pieces, holes and spans of the merged index are what they are of any other.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+use std::sync::Arc;
+
+use super::entry::{
+    DIRECTORY, Dirent, Extra, FILE, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, Xattr,
+};
+use super::{Arrays, Index, Ino, Origin, Totals, names, tree};
+
+/// An entry of one of several indexes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Place {
+    /// Which index, from the bottom.
+    pub layer: u32,
+    /// Its number there.
+    pub ino: Ino,
+}
+
+/// A directory of the merged tree, or another entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Surface {
+    /// Whose number it has in the order of entries: of several directories that are one, the lowest.
+    pub place: Place,
+    /// Whose attributes it shows.
+    pub attributes: Place,
+}
+
+/// A name of the merged tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Named<'a> {
+    /// The directory it is in, by its number in [`Plan::directories`].
+    pub directory: u32,
+    /// One component.
+    pub name: &'a [u8],
+    /// What it names; of a directory [`Surface::place`].
+    pub target: Place,
+}
+
+/// What a merged tree consists of.
+#[derive(Clone, Debug, Default)]
+pub struct Plan<'a> {
+    /// All its directories, the root first.
+    pub directories: Vec<Surface>,
+    /// All its names, none twice in a directory. Of several for one entry the first one is its path.
+    pub names: Vec<Named<'a>>,
+    /// Members of any layer that are not in it.
+    pub problems: u64,
+}
+
+/// A merged tree, and where its entries come from.
+#[derive(Debug)]
+pub struct Merged {
+    /// The tree. Its plain stream is those of the layers, one behind the other; no decoding can
+    /// start anywhere in it.
+    pub index: Arc<Index>,
+    /// For each number of an entry, 0 included, where its content is.
+    places: Vec<Place>,
+    /// For each layer, for each number there, the one in the merged tree; 0 when nothing is seen.
+    numbers: Vec<Vec<u32>>,
+}
+
+/// There are more entries, or more that belongs to them, than numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the layers together have more entries than one tree can have")]
+pub struct TooLarge;
+
+impl Merged {
+    /// Which entry of which layer `ino` is; of a directory the lowest.
+    pub fn place(&self, ino: Ino) -> Option<Place> {
+        let place = self.places.get(ino.0 as usize).copied();
+        place.filter(|place| place.ino != Ino(0))
+    }
+
+    /// The number that an entry of a layer has here; `None` when it is not seen.
+    pub fn number(&self, place: Place) -> Option<Ino> {
+        let numbers = self.numbers.get(place.layer as usize)?;
+        let number = numbers.get(place.ino.0 as usize)?;
+        (*number != 0).then_some(Ino(*number))
+    }
+
+    /// What this holds on to besides the index, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let numbers = self.numbers.iter().map(names::capacity_bytes);
+        numbers.sum::<usize>() + names::capacity_bytes(&self.places)
+    }
+}
+
+/// Makes one index of `layers`, from the bottom, as `plan` says. Attributes whose names `hides` are
+/// left out. `origin` is what it is to be known by; its plain bytes are set here.
+///
+/// Numbers are given in the order of the layers, and of the entries in each: they depend on
+/// nothing but the indexes.
+///
+/// # Errors
+/// When it does not fit into an index.
+pub fn merge(
+    layers: &[&Index],
+    plan: &Plan<'_>,
+    hides: impl Fn(&[u8]) -> bool,
+    origin: Origin,
+) -> Result<Merged, TooLarge> {
+    let (numbers, places) = number(layers, plan)?;
+    let mut plain_bytes = 0_u64;
+    let mut layers: Vec<_> = layers
+        .iter()
+        .map(|index| {
+            let start = plain_bytes;
+            plain_bytes = plain_bytes.saturating_add(index.origin.plain_bytes);
+            Layer {
+                arrays: &index.arrays,
+                start,
+                extras: HashMap::new(),
+                sets: HashMap::new(),
+            }
+        })
+        .collect();
+    let mut merging = Merging {
+        arrays: Arrays {
+            records: Vec::with_capacity(places.len()),
+            dirents: Vec::with_capacity(plan.names.len()),
+            owners: vec![Name::default()],
+            extras: vec![Extra::default()],
+            ..Arrays::default()
+        },
+        owners: HashMap::new(),
+        hides: &hides,
+    };
+    merging.arrays.records.push(Record::default());
+    let mut attributes: Vec<Place> = places.clone();
+    for directory in &plan.directories {
+        let number = number_of(&numbers, directory.place) as usize;
+        if let Some(place) = attributes.get_mut(number) {
+            *place = directory.attributes;
+        }
+    }
+    for place in attributes.get(1..).unwrap_or_default() {
+        let layer = layers.get_mut(place.layer as usize).ok_or(TooLarge)?;
+        let record = merging.record(layer, place.ino)?;
+        merging.arrays.records.push(record);
+    }
+    merging.link(plan, &numbers);
+    for layer in &layers {
+        merging.spans(layer);
+    }
+    let mut arrays = merging.arrays;
+    tree::sort(&mut arrays);
+    arrays.shrink();
+    let totals = Totals::of(&arrays, plan.problems);
+    let index = Index {
+        arrays,
+        names: None,
+        replaced: None,
+        origin: Origin {
+            plain_bytes,
+            ..origin
+        },
+        totals,
+        problems: Vec::new(),
+    };
+    Ok(Merged {
+        index: Arc::new(index),
+        places,
+        numbers,
+    })
+}
+
+/// Gives a number to whatever `plan` names: for each layer by its numbers, and back.
+fn number(layers: &[&Index], plan: &Plan<'_>) -> Result<(Vec<Vec<u32>>, Vec<Place>), TooLarge> {
+    let nobody = Place {
+        layer: 0,
+        ino: Ino(0),
+    };
+    let mut numbers: Vec<Vec<u32>> = layers
+        .iter()
+        .map(|index| vec![0; index.arrays.records.len()])
+        .collect();
+    let directories = plan.directories.iter().map(|directory| directory.place);
+    for place in directories.chain(plan.names.iter().map(|named| named.target)) {
+        let numbers = numbers.get_mut(place.layer as usize);
+        if let Some(number) = numbers.and_then(|numbers| numbers.get_mut(place.ino.0 as usize)) {
+            *number = 1;
+        }
+    }
+    let mut places = vec![nobody];
+    for (layer, numbers) in (0_u32..).zip(&mut numbers) {
+        for (ino, number) in (0_u32..).zip(numbers.iter_mut()) {
+            if *number == 0 {
+                continue;
+            }
+            let next = u32::try_from(places.len()).ok().filter(|&next| next < NONE);
+            *number = next.ok_or(TooLarge)?;
+            places.push(Place {
+                layer,
+                ino: Ino(ino),
+            });
+        }
+    }
+    if u32::try_from(plan.names.len()).is_err() {
+        return Err(TooLarge);
+    }
+    Ok((numbers, places))
+}
+
+fn number_of(numbers: &[Vec<u32>], place: Place) -> u32 {
+    let numbers = numbers.get(place.layer as usize);
+    let number = numbers.and_then(|numbers| numbers.get(place.ino.0 as usize));
+    number.copied().unwrap_or_default()
+}
+
+/// An index that rows are taken from.
+struct Layer<'a> {
+    arrays: &'a Arrays,
+    /// Where its plain stream begins in that of the whole.
+    start: u64,
+    /// Which rows of extras have become which.
+    extras: HashMap<u32, u32>,
+    /// Which sets of attributes, by the place of their first and their number, have become which.
+    sets: HashMap<(u32, u32), (u32, u32)>,
+}
+
+/// The index that rows are put into.
+struct Merging<'a, 'h> {
+    arrays: Arrays,
+    owners: HashMap<&'a [u8], u16>,
+    hides: &'h dyn Fn(&[u8]) -> bool,
+}
+
+impl<'a> Merging<'a, '_> {
+    /// The record of entry `ino` of `layer`, without names.
+    fn record(&mut self, layer: &mut Layer<'a>, ino: Ino) -> Result<Record, TooLarge> {
+        let arrays = layer.arrays;
+        let mut record = *arrays.record(ino.0).ok_or(TooLarge)?;
+        record.user = self.owner(arrays, record.user.get()).into();
+        record.group = self.owner(arrays, record.group.get()).into();
+        record.extra = self.extra(layer, record.extra.get())?.into();
+        record.dirent = NONE.into();
+        record.links = 0.into();
+        match record.kind() {
+            FILE => record.data = record.data.get().saturating_add(layer.start).into(),
+            SYMLINK => {
+                let target = arrays.arena.stretch(record.data.get(), record.size.get());
+                let offset = self.arrays.arena.push(target.unwrap_or_default());
+                record.data = (offset as u64).into();
+            }
+            DIRECTORY => {
+                record.data = 0.into();
+                record.children = 0.into();
+                record.links = 2.into();
+            }
+            _ => {}
+        }
+        Ok(record)
+    }
+
+    /// The row of an owner's name; 0, the empty name, when there are too many.
+    fn owner(&mut self, arrays: &'a Arrays, row: u16) -> u16 {
+        let name = arrays.owners.get(usize::from(row));
+        let name = name.and_then(|&name| arrays.arena.name(name));
+        let name = name.unwrap_or_default();
+        if name.is_empty() {
+            return 0;
+        }
+        match self.owners.entry(name) {
+            Slot::Occupied(known) => *known.get(),
+            Slot::Vacant(unknown) => {
+                let Ok(row) = u16::try_from(self.arrays.owners.len()) else {
+                    return 0;
+                };
+                let stored = self.arrays.arena.push_name(name);
+                names::push(&mut self.arrays.owners, stored);
+                *unknown.insert(row)
+            }
+        }
+    }
+
+    fn extra(&mut self, layer: &mut Layer<'a>, row: u32) -> Result<u32, TooLarge> {
+        let Some(extra) = layer.arrays.extras.get(row as usize).filter(|_| row != 0) else {
+            return Ok(0);
+        };
+        if let Some(&known) = layer.extras.get(&row) {
+            return Ok(known);
+        }
+        let mut extra = *extra;
+        let (first, count) = self.set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
+        extra.xattr = first.into();
+        extra.xattr_count = count.into();
+        if extra.sparse.get() == 1 {
+            let map = layer.arrays.map(row).unwrap_or_default();
+            extra.piece = count_of(&self.arrays.pieces)?.into();
+            for piece in map {
+                let plain = piece.plain.get().saturating_add(layer.start).into();
+                names::push(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
+            }
+            // What lay outside is left out.
+            extra.piece_count = u32::try_from(map.len()).map_err(|_| TooLarge)?.into();
+        } else if count == 0 {
+            layer.extras.insert(row, 0);
+            return Ok(0);
+        }
+        let number = count_of(&self.arrays.extras)?;
+        names::push(&mut self.arrays.extras, extra);
+        layer.extras.insert(row, number);
+        Ok(number)
+    }
+
+    /// The place of the attributes of row `extra`, and their number.
+    fn set(
+        &mut self,
+        layer: &mut Layer<'a>,
+        extra: u32,
+        first: u32,
+        count: u32,
+    ) -> Result<(u32, u32), TooLarge> {
+        if let Some(&known) = layer.sets.get(&(first, count)) {
+            return Ok(known);
+        }
+        let start = count_of(&self.arrays.xattrs)?;
+        for (name, value) in layer.arrays.xattrs(extra) {
+            if (self.hides)(name) {
+                continue;
+            }
+            let xattr = Xattr {
+                name: self.arrays.arena.push_name(name),
+                value_offset: (self.arrays.arena.push(value) as u64).into(),
+                value_len: (value.len() as u64).into(),
+            };
+            names::push(&mut self.arrays.xattrs, xattr);
+        }
+        let set = (start, count_of(&self.arrays.xattrs)? - start);
+        layer.sets.insert((first, count), set);
+        Ok(set)
+    }
+
+    /// Adds the names, and counts them.
+    fn link(&mut self, plan: &Plan<'_>, numbers: &[Vec<u32>]) {
+        for named in &plan.names {
+            let directory = plan.directories.get(named.directory as usize);
+            let parent = directory.map_or(0, |directory| number_of(numbers, directory.place));
+            let ino = number_of(numbers, named.target);
+            let Some(record) = self.arrays.records.get_mut(ino as usize) else {
+                continue;
+            };
+            let is_directory = record.is_directory();
+            if !is_directory {
+                record.links = record.links.get().saturating_add(1).into();
+            }
+            if is_directory && let Some(parent) = self.arrays.records.get_mut(parent as usize) {
+                parent.links = parent.links.get().saturating_add(1).into();
+            }
+            self.arrays.dirents.push(Dirent {
+                name: self.arrays.arena.push_name(named.name),
+                ino: ino.into(),
+                parent: parent.into(),
+            });
+        }
+    }
+
+    /// Where the spans of `layer` lie; decoding them is for the layer.
+    fn spans(&mut self, layer: &Layer<'_>) {
+        let rows = layer.arrays.spans.iter().map(|row| SpanRow {
+            plain: row.plain.get().saturating_add(layer.start).into(),
+            packed: 0.into(),
+            window_offset: 0.into(),
+            window_len: 0.into(),
+            state: 0.into(),
+            bit: SpanRow::NO_SEEK_POINT.into(),
+            ..*row
+        });
+        self.arrays.spans.extend(rows);
+    }
+}
+
+/// How many `rows` there are.
+fn count_of<T>(rows: &[T]) -> Result<u32, TooLarge> {
+    u32::try_from(rows.len()).map_err(|_| TooLarge)
+}

@@ -1,0 +1,118 @@
+//! Several archives as one tree: the layers of an image, or of an overlay.
+//!
+//! Each layer keeps its own index and its own bytes; what they make together is worked out when they
+//! are opened, from their indexes alone. Everything above sees one index like any other.
+
+mod links;
+mod merge;
+mod open;
+mod pages;
+mod whiteouts;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::archive::{Archive, PageCache, ReadError, Wanted};
+use crate::index::{Index, Ino, Merged, Place};
+use pages::LayerPages;
+
+pub use links::{Link, ends};
+pub use merge::{canonical, merge, names_hidden};
+pub use open::{Layer, StackError};
+pub use whiteouts::{Meaning, Whiteouts};
+
+/// Archives that are one tree together. All of each is known.
+#[derive(Debug)]
+pub struct Stack {
+    /// From the bottom.
+    layers: Vec<Arc<Archive>>,
+    merged: Arc<Merged>,
+}
+
+impl Stack {
+    /// The layers, from the bottom.
+    pub fn layers(&self) -> &[Arc<Archive>] {
+        &self.layers
+    }
+
+    /// What they make together.
+    pub fn index(&self) -> &Arc<Index> {
+        &self.merged.index
+    }
+
+    /// What the merged tree takes besides those of the layers, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.merged.memory_bytes() + self.merged.index.memory_bytes()) as u64
+    }
+
+    /// Whose entry `ino` is, and by which number.
+    fn place(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
+        let place = self.merged.place(ino)?;
+        Some((self.layers.get(place.layer as usize)?, place.ino))
+    }
+
+    /// As [`Archive::try_read`].
+    pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+        match self.place(ino) {
+            Some((layer, ino)) => layer.try_read(ino, offset, len),
+            None => Some(Err(ReadError::NotAFile)),
+        }
+    }
+
+    /// As [`Archive::read`].
+    pub fn read(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        wanted: Wanted,
+        done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
+    ) {
+        match self.place(ino) {
+            Some((layer, ino)) => layer.read(ino, offset, len, wanted, done),
+            None => done(Err(ReadError::NotAFile)),
+        }
+    }
+
+    /// As [`Archive::read_here`].
+    ///
+    /// # Errors
+    /// When the bytes cannot be had, or are not those that were indexed.
+    pub fn read_here(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        let (layer, ino) = self.place(ino).ok_or(ReadError::NotAFile)?;
+        layer.read_here(ino, offset, len)
+    }
+
+    /// As [`Archive::saw_read`].
+    pub fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+        if let Some((layer, ino)) = self.place(ino) {
+            layer.saw_read(ino, offset, len);
+        }
+    }
+
+    /// As [`Archive::saw_lookup`].
+    pub fn saw_lookup(&self, ino: Ino) {
+        if let Some((layer, ino)) = self.place(ino) {
+            layer.saw_lookup(ino);
+        }
+    }
+
+    /// As [`Archive::push_into`].
+    pub fn push_into(&self, pages: &Arc<dyn PageCache>) {
+        for (number, layer) in (0_u32..).zip(&self.layers) {
+            layer.push_into(Arc::new(LayerPages {
+                layer: number,
+                merged: Arc::clone(&self.merged),
+                pages: Arc::clone(pages),
+            }));
+        }
+    }
+}
+
+impl Merged {
+    /// The number that entry `ino` of `layer` has here.
+    fn of_layer(&self, layer: u32, ino: Ino) -> Option<Ino> {
+        self.number(Place { layer, ino })
+    }
+}

@@ -1,0 +1,199 @@
+//! From sources to a stack: every layer opened, as many at once as there is memory for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::runtime::Handle;
+
+use super::merge::merge;
+use super::{Stack, Whiteouts};
+use crate::archive::scan::{self, Digest};
+use crate::archive::{Archive, Error, OpenError, OpenOptions, Share};
+use crate::base::stats::Stats;
+use crate::base::task::Thread;
+use crate::codec;
+use crate::index::{Index, TooLarge};
+use crate::source::Source;
+
+/// A layer that is to be opened.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// Where its bytes come from.
+    pub source: Arc<dyn Source>,
+    /// What is done about their SHA-256.
+    pub digest: Digest,
+}
+
+/// Why layers cannot be one tree.
+#[derive(Debug, thiserror::Error)]
+pub enum StackError {
+    /// One of them cannot be opened.
+    #[error(transparent)]
+    Layer(#[from] OpenError),
+    /// They have too many entries to be one tree.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// They have more entries than are allowed.
+    #[error("the layers together have {entries} entries, and {limit} are allowed")]
+    TooManyEntries {
+        /// How many there are.
+        entries: u64,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// No thread could be started.
+    #[error("cannot start a thread")]
+    Threads(#[source] std::io::Error),
+}
+
+impl Stack {
+    /// Opens `layers`, from the bottom, and lays them over each other as `whiteouts` says. They have
+    /// the memory of `options` together; what it allows of entries holds for each of them, and for
+    /// all together.
+    ///
+    /// # Errors
+    /// When one of them cannot be opened, the lowest of those that were tried, or they make no tree.
+    pub fn open(
+        layers: &[Layer],
+        options: &OpenOptions,
+        whiteouts: Whiteouts,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, StackError> {
+        let share = Share::new(options).map_err(StackError::Threads)?;
+        let opener = Arc::new(Opener {
+            layers: layers.to_vec(),
+            share,
+            network: network.clone(),
+            stats: Arc::clone(stats),
+            queue: Mutex::new(Queue {
+                next: 0,
+                opened: layers.iter().map(|_| None).collect(),
+                failed: false,
+            }),
+        });
+        let layers = opener.all(options)?;
+        check_entries(&layers, options)?;
+        Self::of(layers, whiteouts)
+    }
+
+    /// The tree that `layers` make, from the bottom; all of each is known.
+    fn of(layers: Vec<Arc<Archive>>, whiteouts: Whiteouts) -> Result<Self, StackError> {
+        let indexes: Vec<_> = layers
+            .iter()
+            .filter_map(|layer| layer.complete_index())
+            .collect();
+        let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
+        let merged = Arc::new(merge(&indexes, whiteouts)?);
+        Ok(Self { layers, merged })
+    }
+}
+
+fn check_entries(layers: &[Arc<Archive>], options: &OpenOptions) -> Result<(), StackError> {
+    let limit = options.scan.tar.limits.entries;
+    let entries = layers
+        .iter()
+        .map(|layer| layer.index().entry_count().saturating_sub(1));
+    let entries = entries.fold(0, u64::saturating_add);
+    if entries > limit {
+        return Err(StackError::TooManyEntries { entries, limit });
+    }
+    Ok(())
+}
+
+/// Opens layers on several threads.
+#[derive(Debug)]
+struct Opener {
+    layers: Vec<Layer>,
+    share: Share,
+    network: Handle,
+    stats: Arc<Stats>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    /// The layer that comes next.
+    next: usize,
+    opened: Vec<Option<Result<Archive, OpenError>>>,
+    /// Whether one could not be opened, so that no more need be.
+    failed: bool,
+}
+
+impl Opener {
+    fn all(self: &Arc<Self>, options: &OpenOptions) -> Result<Vec<Arc<Archive>>, StackError> {
+        // Each scan has at least so much for its buffers, and nobody reads while they go on.
+        let most = options.scan.memory / 2 / scan::MIN_MEMORY;
+        let at_once = usize::try_from(most)
+            .unwrap_or(usize::MAX)
+            .clamp(1, self.layers.len().max(1));
+        let mut each = options.clone();
+        each.scan.memory = options.scan.memory / at_once as u64;
+        let threads: Result<Vec<_>, _> = (0..at_once)
+            .map(|_| {
+                let (opener, options) = (Arc::clone(self), each.clone());
+                Thread::spawn("tarfs-layer", move || opener.work(&options))
+            })
+            .collect();
+        for thread in threads.map_err(StackError::Threads)? {
+            thread.join();
+        }
+        let opened = std::mem::take(&mut self.queue().opened);
+        let mut layers = Vec::new();
+        for (number, opened) in opened.into_iter().enumerate() {
+            let archive = match opened {
+                // With a decoder that needs more than its part: alone it has all of it.
+                Some(Err(error)) if at_once > 1 && lacks_memory(&error) => {
+                    self.open(number, options)?
+                }
+                Some(opened) => opened?,
+                None => self.open(number, options)?,
+            };
+            layers.push(Arc::new(archive));
+        }
+        Ok(layers)
+    }
+
+    /// Opens one layer after the other, until there is none that nobody has taken.
+    fn work(&self, options: &OpenOptions) {
+        loop {
+            let number = {
+                let mut queue = self.queue();
+                if queue.failed || queue.next == self.layers.len() {
+                    return;
+                }
+                queue.next += 1;
+                queue.next - 1
+            };
+            let opened = self.open(number, options);
+            let mut queue = self.queue();
+            if let Err(error) = &opened {
+                queue.failed |= !lacks_memory(error);
+            }
+            if let Some(slot) = queue.opened.get_mut(number) {
+                *slot = Some(opened);
+            }
+        }
+    }
+
+    fn open(&self, number: usize, options: &OpenOptions) -> Result<Archive, OpenError> {
+        let (Some(layer), Ok(number)) = (self.layers.get(number), u16::try_from(number)) else {
+            unreachable!("layers come from the command line, which is not that long");
+        };
+        let mut options = options.clone();
+        options.scan.sha256 = layer.digest;
+        let share = (&self.share, number);
+        let source = Arc::clone(&layer.source);
+        Archive::open_layer(source, &options, share, &self.network, &self.stats)
+    }
+
+    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a decoder's state did not fit.
+fn lacks_memory(error: &OpenError) -> bool {
+    matches!(error, OpenError::Archive { error, .. }
+        if matches!(&**error, Error::Codec(error)
+            if matches!(error.cause, codec::Cause::Memory { .. })))
+}

@@ -1,0 +1,151 @@
+//! What an entry of a layer says about the layers below it; pure.
+
+use crate::index::{Entry, Kind};
+use crate::tar::Device;
+
+/// What names begin with by which layers of images say what is gone.
+const PREFIX: &[u8] = b".wh.";
+
+/// The name that makes its directory opaque.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// How layers say what of those below is not to be seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Whiteouts {
+    /// As the image specification has it: `.wh.NAME` hides NAME, and `.wh..wh..opq` all that lower
+    /// layers have in its directory.
+    #[default]
+    Oci,
+    /// As overlayfs has it: a character device 0/0 hides what has its name, and a directory with the
+    /// attribute `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all that lower
+    /// layers have in it.
+    Overlay,
+    /// Not at all: whatever is in a layer is an entry.
+    Keep,
+}
+
+/// What a name in a layer means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Meaning<'a> {
+    /// What it says.
+    Entry,
+    /// That nothing of this name is to be seen in its directory; of a name that nothing can have
+    /// that is nothing at all.
+    Hides(&'a [u8]),
+    /// That nothing is to be seen in its directory.
+    Opaque,
+}
+
+impl Whiteouts {
+    /// What `entry`, called `name`, means.
+    pub fn meaning<'a>(self, name: &'a [u8], entry: &Entry<'_>) -> Meaning<'a> {
+        const NONE: Device = Device { major: 0, minor: 0 };
+        match self {
+            Self::Oci if name == OPAQUE => Meaning::Opaque,
+            Self::Oci => name
+                .strip_prefix(PREFIX)
+                .map_or(Meaning::Entry, Meaning::Hides),
+            Self::Overlay if entry.kind() == Kind::CharDevice(NONE) => Meaning::Hides(name),
+            Self::Overlay | Self::Keep => Meaning::Entry,
+        }
+    }
+
+    /// Whether `directory` says by itself that nothing of lower layers is to be seen in it.
+    pub fn is_opaque(self, directory: &Entry<'_>) -> bool {
+        const OPAQUE: [&[u8]; 2] = [b"trusted.overlay.opaque", b"user.overlay.opaque"];
+        self == Self::Overlay
+            && directory
+                .xattrs()
+                .any(|(name, value)| OPAQUE.contains(&name) && value == b"y")
+    }
+
+    /// Whether the attribute `name` is for the layer alone, and not shown.
+    pub fn hides_xattr(self, name: &[u8]) -> bool {
+        const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
+        self == Self::Overlay && OVERLAY.iter().any(|prefix| name.starts_with(prefix))
+    }
+
+    /// Whether `directory` would have to be read together with another place of the layers below,
+    /// or a file with content that lies there: that is not done.
+    pub fn leads_elsewhere(self, entry: &Entry<'_>) -> bool {
+        const ELSEWHERE: [&[u8]; 4] = [
+            b"trusted.overlay.redirect",
+            b"user.overlay.redirect",
+            b"trusted.overlay.metacopy",
+            b"user.overlay.metacopy",
+        ];
+        self == Self::Overlay && entry.xattrs().any(|(name, _)| ELSEWHERE.contains(&name))
+    }
+
+    /// Whether what is called `name` is no entry and holds none.
+    pub fn takes_name(self, name: &[u8]) -> bool {
+        self == Self::Oci && name.starts_with(PREFIX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::path::ArchivePath;
+    use crate::index::sample::{directory, file, index, member};
+    use crate::tar;
+
+    #[test]
+    fn names_hide_names_and_a_marker_hides_all() {
+        let index = index(&[file("x", 0..1)]);
+        let entry = index.find(&ArchivePath::sanitize(b"x").path).unwrap();
+        let meaning =
+            |whiteouts: Whiteouts, name: &'static str| whiteouts.meaning(name.as_bytes(), &entry);
+        for (name, expected) in [
+            ("x", Meaning::Entry),
+            (".wh", Meaning::Entry),
+            (".whx", Meaning::Entry),
+            (".wh.x", Meaning::Hides(b"x")),
+            (".wh.", Meaning::Hides(b"")),
+            (".wh..", Meaning::Hides(b".")),
+            (".wh...", Meaning::Hides(b"..")),
+            (".wh..wh.x", Meaning::Hides(b".wh.x")),
+            (".wh..wh..opq", Meaning::Opaque),
+        ] {
+            assert_eq!(meaning(Whiteouts::Oci, name), expected, "{name}");
+            assert_eq!(meaning(Whiteouts::Keep, name), Meaning::Entry, "{name}");
+            assert_eq!(meaning(Whiteouts::Overlay, name), Meaning::Entry, "{name}");
+        }
+    }
+
+    #[test]
+    fn overlays_mark_with_devices_and_attributes() {
+        let device = |name, minor| {
+            let device = Device { major: 0, minor };
+            member(name, tar::Kind::CharDevice(device))
+        };
+        let marked = |name, key: &str, value: &str| tar::Member {
+            xattrs: vec![(key.as_bytes().to_vec(), value.as_bytes().to_vec())],
+            ..directory(name, 0o755)
+        };
+        let index = index(&[
+            device("gone", 0),
+            device("null", 3),
+            marked("trusted", "trusted.overlay.opaque", "y"),
+            marked("user", "user.overlay.opaque", "y"),
+            marked("other", "trusted.overlay.opaque", "x"),
+            marked("moved", "trusted.overlay.redirect", "/elsewhere"),
+        ]);
+        let entry = |name: &str| {
+            let path = ArchivePath::sanitize(name.as_bytes()).path;
+            index.find(&path).unwrap()
+        };
+        let overlay = Whiteouts::Overlay;
+        let meaning = |name: &'static str| overlay.meaning(name.as_bytes(), &entry(name));
+        assert_eq!(meaning("gone"), Meaning::Hides(b"gone"));
+        assert_eq!(meaning("null"), Meaning::Entry);
+        for (name, is_opaque) in [("trusted", true), ("user", true), ("other", false)] {
+            assert_eq!(overlay.is_opaque(&entry(name)), is_opaque, "{name}");
+            assert!(!Whiteouts::Oci.is_opaque(&entry(name)));
+        }
+        assert!(overlay.leads_elsewhere(&entry("moved")));
+        assert!(!overlay.leads_elsewhere(&entry("trusted")));
+        assert!(overlay.hides_xattr(b"trusted.overlay.opaque"));
+        assert!(!Whiteouts::Oci.hides_xattr(b"trusted.overlay.opaque"));
+    }
+}

@@ -1,0 +1,963 @@
+//! Layers over each other: mounted, written and listed alike, and as a simple model has them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use bytes::Bytes;
+use rustix::fs::{getxattr, major, minor};
+
+use crate::support::http::{Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::packing::Packing;
+use crate::support::program::{tarfs, told};
+use crate::support::raw::{Archive, Header, noise};
+use crate::support::wait::until;
+
+/// A member of a layer.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A directory of this mode.
+    Directory(&'static str, u32),
+    /// A file with this content.
+    File(&'static str, &'static str),
+    /// A symbolic link to this.
+    Link(&'static str, &'static str),
+    /// A hard link to this.
+    Hard(&'static str, &'static str),
+    /// A character device of these numbers.
+    Device(&'static str, u32, u32),
+    /// A directory with an extended attribute.
+    Marked(&'static str, &'static str),
+}
+use Step::{Device, Directory, File, Hard, Link, Marked};
+
+fn packed(steps: &[Step]) -> Vec<u8> {
+    let add = |archive: Archive, step: &Step| match *step {
+        Directory(name, mode) => archive.add(Header::new(name, b'5').mode(mode.into()), ""),
+        File(name, content) => archive.file(name, content),
+        Link(name, target) => archive.symlink(name, target),
+        Hard(name, target) => archive.hard_link(name, target),
+        Device(name, major, minor) => archive.add(
+            Header::new(name, b'3').device(major.into(), minor.into()),
+            "",
+        ),
+        Marked(name, key) => archive
+            .pax(&[(format!("SCHILY.xattr.{key}"), "y")])
+            .directory(name),
+    };
+    steps.iter().fold(Archive::new(), add).end()
+}
+
+/// What is at a path: what it is, and whose other names it has.
+type Shown = BTreeMap<String, String>;
+
+/// An entry of the model.
+#[derive(Clone, Debug)]
+struct Node {
+    /// The same for all names of an entry.
+    id: usize,
+    text: String,
+    is_directory: bool,
+    is_implied: bool,
+}
+
+/// Layers as maps from paths to entries: the rules, written for clarity.
+#[derive(Default)]
+struct Model {
+    nodes: BTreeMap<String, Node>,
+    made: usize,
+}
+
+impl Model {
+    fn of(layers: &[Vec<Step>], whiteouts: &str) -> Self {
+        let mut model = Self::default();
+        for layer in layers {
+            model.lay(layer, whiteouts);
+        }
+        model
+    }
+
+    fn node(&mut self, text: String, is_directory: bool) -> Node {
+        self.made += 1;
+        Node {
+            id: self.made,
+            text,
+            is_directory,
+            is_implied: false,
+        }
+    }
+
+    /// What a layer holds by itself, and the links that it does not settle.
+    fn own(&mut self, layer: &[Step]) -> (BTreeMap<String, Node>, Vec<(String, String)>) {
+        let mut own = BTreeMap::new();
+        let mut links = Vec::new();
+        for step in layer {
+            let (name, node) = match *step {
+                Directory(name, mode) => (name, self.node(format!("d {mode:o}"), true)),
+                Marked(name, _) => (name, self.node("d 755".to_owned(), true)),
+                File(name, content) => (name, self.node(format!("f {content}"), false)),
+                Link(name, target) => (name, self.node(format!("l {target}"), false)),
+                Device(name, major, minor) => {
+                    (name, self.node(format!("c {major},{minor}"), false))
+                }
+                Hard(name, target) => {
+                    links.push((name.to_owned(), target.to_owned()));
+                    continue;
+                }
+            };
+            if name.split('/').any(|part| part == "..") {
+                continue;
+            }
+            self.imply(&mut own, name);
+            own.insert(name.to_owned(), node);
+        }
+        links.retain(|(name, target)| {
+            self.imply(&mut own, name);
+            let found = own.get(target).cloned();
+            let is_own = found.is_some();
+            own.extend(found.map(|node| (name.clone(), node)));
+            !is_own
+        });
+        (own, links)
+    }
+
+    fn imply(&mut self, own: &mut BTreeMap<String, Node>, name: &str) {
+        for (slash, _) in name.match_indices('/') {
+            let parent = name[..slash].to_owned();
+            let implied = self.node("d 755".to_owned(), true);
+            own.entry(parent).or_insert(Node {
+                is_implied: true,
+                ..implied
+            });
+        }
+    }
+
+    fn lay(&mut self, layer: &[Step], whiteouts: &str) {
+        let (mut own, links) = self.own(layer);
+        let mut gone = Vec::new();
+        for (path, node) in &own {
+            let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+            let below = |name: &str| format!("{parent}/{name}").trim_matches('/').to_owned();
+            match name.strip_prefix(".wh.") {
+                Some(".wh..opq") if whiteouts == "oci" => gone.push((parent.to_owned(), false)),
+                Some("" | "." | "..") => {}
+                Some(name) if whiteouts == "oci" => gone.push((below(name), true)),
+                _ if whiteouts == "overlay" && node.text == "c 0,0" => {
+                    gone.push((path.clone(), true));
+                }
+                _ => {}
+            }
+        }
+        if whiteouts == "overlay" {
+            gone.extend(layer.iter().filter_map(|step| match step {
+                Marked(name, "trusted.overlay.opaque" | "user.overlay.opaque") => {
+                    Some(((*name).to_owned(), false))
+                }
+                _ => None,
+            }));
+        }
+        for (path, itself) in gone {
+            self.remove_below(&path);
+            if itself {
+                self.nodes.remove(&path);
+            }
+        }
+        if whiteouts == "oci" {
+            own.retain(|path, _| !path.split('/').any(|part| part.starts_with(".wh.")));
+        }
+        if whiteouts == "overlay" {
+            own.retain(|_, node| node.text != "c 0,0");
+        }
+        for (path, node) in own {
+            self.put(path, node);
+        }
+        self.link(links);
+    }
+
+    /// Makes links to what lies below, those to each other last.
+    fn link(&mut self, mut links: Vec<(String, String)>) {
+        let mut made = true;
+        while std::mem::take(&mut made) {
+            let waits = |target: &str| links.iter().any(|(name, _)| name == target);
+            let ready = links
+                .iter()
+                .position(|(name, target)| name == target || !waits(target));
+            let Some((name, target)) = ready.map(|at| links.remove(at)) else {
+                return;
+            };
+            let target = self.nodes.get(&target).cloned();
+            if let Some(node) = target.filter(|node| !node.is_directory) {
+                self.put(name, node);
+            }
+            made = true;
+        }
+    }
+
+    fn put(&mut self, path: String, node: Node) {
+        match self.nodes.get_mut(&path) {
+            Some(below) if below.is_directory && node.is_directory => {
+                if !node.is_implied {
+                    *below = node;
+                }
+            }
+            _ => {
+                self.remove_below(&path);
+                self.nodes.insert(path, node);
+            }
+        }
+    }
+
+    fn remove_below(&mut self, path: &str) {
+        let inside = format!("{path}/");
+        self.nodes
+            .retain(|name, _| !path.is_empty() && !name.starts_with(&inside));
+    }
+
+    fn shown(&self) -> Shown {
+        let line = |(path, node): (&String, &Node)| {
+            let leader = self.nodes.iter().find(|(_, other)| other.id == node.id);
+            let leader = leader.map_or("", |(path, _)| path);
+            let links = self.nodes.values().filter(|other| other.id == node.id);
+            let text = if node.is_directory {
+                node.text.clone()
+            } else {
+                format!("{} x{} ={leader}", node.text, links.count())
+            };
+            (path.clone(), text)
+        };
+        self.nodes.iter().map(line).collect()
+    }
+}
+
+/// What an entry is, and its inode and how many names that has.
+type Look = (String, Option<(u64, u64)>);
+
+/// What lies below `root`, in the words of the model.
+fn seen(root: &Path) -> Shown {
+    let mut found = BTreeMap::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in fs::read_dir(&directory).expect("listed") {
+            let path = entry.expect("listed").path();
+            let stat = path.symlink_metadata().expect("there");
+            let kind = stat.file_type();
+            let mode = stat.mode() & 0o7777;
+            let text = if kind.is_dir() {
+                pending.push(path.clone());
+                format!("d {mode:o}")
+            } else if kind.is_symlink() {
+                format!("l {}", fs::read_link(&path).expect("a link").display())
+            } else if kind.is_char_device() {
+                format!("c {},{}", major(stat.rdev()), minor(stat.rdev()))
+            } else {
+                format!("f {}", fs::read_to_string(&path).expect("read"))
+            };
+            let name = path.strip_prefix(root).expect("below");
+            let name = name.to_str().expect("UTF-8").to_owned();
+            let inode = (!kind.is_dir()).then(|| (stat.ino(), stat.nlink()));
+            found.insert(name, (text, inode));
+        }
+    }
+    let leader = |inode: u64| {
+        let is_same =
+            |(_, (_, other)): &(&String, &Look)| other.is_some_and(|(other, _)| other == inode);
+        found.iter().find(is_same).map(|(path, _)| path.clone())
+    };
+    let line = |(path, (text, inode)): (&String, &Look)| {
+        let text = match inode {
+            Some((inode, links)) => {
+                format!("{text} x{links} ={}", leader(*inode).unwrap_or_default())
+            }
+            None => text.clone(),
+        };
+        (path.clone(), text)
+    };
+    found.iter().map(line).collect()
+}
+
+/// Layers in files, and a place to mount and write them.
+struct Place {
+    directory: tempfile::TempDir,
+    names: Vec<String>,
+}
+
+impl Place {
+    fn new(layers: &[Vec<u8>]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut names = Vec::new();
+        for (number, layer) in layers.iter().enumerate() {
+            let name = format!("{number}.tar");
+            fs::write(directory.path().join(&name), layer).expect("written");
+            names.push(name);
+        }
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        fs::create_dir(directory.path().join("out")).expect("made");
+        Self { directory, names }
+    }
+
+    fn of(layers: &[Vec<Step>]) -> Self {
+        let packed: Vec<_> = layers.iter().map(|layer| packed(layer)).collect();
+        Self::new(&packed)
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Runs `verb` on the layers.
+    fn run(&self, verb: &[&str], more: &[&str]) -> std::process::Output {
+        let (bottom, above) = self.names.split_first().expect("a layer");
+        let mut words = verb.to_vec();
+        for layer in above {
+            words.extend(["--layer", layer]);
+        }
+        words.push(bottom);
+        words.extend(more);
+        tarfs(self.directory.path(), &words)
+    }
+
+    /// What a mount shows.
+    fn mounted<T>(&self, flags: &[&str], look: impl FnOnce(&Path) -> T) -> T {
+        let verb = [&["mount"], flags].concat();
+        let output = self.run(&verb, &["mnt"]);
+        assert!(output.status.success(), "{}", told(&output));
+        let mnt = self.path("mnt");
+        let found = look(&mnt);
+        let output = tarfs(self.directory.path(), &["umount", "mnt"]);
+        assert!(output.status.success(), "{}", told(&output));
+        found
+    }
+
+    /// Writes to an empty directory; what was complained about.
+    fn write(&self, flags: &[&str]) -> String {
+        let out = self.path("out");
+        fs::remove_dir_all(&out).expect("there");
+        fs::create_dir(&out).expect("made");
+        let verb = [&["materialize", "-C", "out"], flags].concat();
+        told(&self.run(&verb, &[]))
+    }
+
+    /// What is written to an empty directory, and what was complained about.
+    fn written(&self, flags: &[&str]) -> (Shown, String) {
+        let complaints = self.write(flags);
+        (seen(&self.path("out")), complaints)
+    }
+
+    /// The paths that are listed.
+    fn listed(&self, flags: &[&str]) -> Vec<String> {
+        let verb = [&["ls", "-R"], flags].concat();
+        let output = self.run(&verb, &[]);
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        let mut paths: Vec<_> = text.lines().map(str::to_owned).collect();
+        paths.sort_unstable();
+        paths
+    }
+}
+
+/// Holds mount, disk and listing against the model; what the disk complained about.
+fn hold(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
+    let place = Place::of(layers);
+    let expected = Model::of(layers, whiteouts).shown();
+    let flags: &[&str] = match whiteouts {
+        "oci" => &[],
+        other => &["--whiteouts", other],
+    };
+    let mounted = place.mounted(flags, seen);
+    assert_eq!(mounted, expected, "{name}: the mount");
+    let (written, complaints) = place.written(flags);
+    assert_eq!(written, expected, "{name}: on disk");
+    let paths: Vec<_> = expected.keys().cloned().collect();
+    assert_eq!(place.listed(flags), paths, "{name}: listed");
+    complaints
+}
+
+/// Something of everything.
+fn bottom() -> Vec<Step> {
+    vec![
+        Directory("d", 0o750),
+        File("d/x", "below"),
+        File("d/y", "below"),
+        Directory("d/sub", 0o700),
+        File("d/sub/deep", "below"),
+        File("f", "below"),
+        Hard("g", "f"),
+        Link("l", "d"),
+    ]
+}
+
+#[test]
+fn layers_hide_and_replace_what_lies_below() {
+    let over_bottom = |name: &'static str, above: Vec<Step>| (name, vec![bottom(), above]);
+    let cases = [
+        over_bottom("a file is gone", vec![File(".wh.f", "")]),
+        over_bottom("a directory is gone", vec![File(".wh.d", "")]),
+        over_bottom(
+            "what was not there is gone",
+            vec![File(".wh.none", ""), File("d/.wh.none", "")],
+        ),
+        over_bottom("a file in a directory is gone", vec![File("d/.wh.x", "")]),
+        over_bottom(
+            "opaque",
+            vec![Directory("d", 0o711), File("d/.wh..wh..opq", "")],
+        ),
+        over_bottom(
+            "opaque, spoken of by its marker alone",
+            vec![File("d/.wh..wh..opq", "")],
+        ),
+        over_bottom(
+            "opaque before what is new",
+            vec![
+                File("d/.wh..wh..opq", ""),
+                File("d/new", "above"),
+                File("d/sub/new", "above"),
+            ],
+        ),
+        over_bottom(
+            "opaque behind what is new",
+            vec![
+                File("d/new", "above"),
+                File("d/sub/new", "above"),
+                File("d/.wh..wh..opq", ""),
+            ],
+        ),
+        over_bottom(
+            "the root is opaque",
+            vec![File("f", "above"), File(".wh..wh..opq", "")],
+        ),
+        over_bottom("gone and new", vec![File(".wh.f", ""), File("f", "above")]),
+        over_bottom("new and gone", vec![File("f", "above"), File(".wh.f", "")]),
+        over_bottom(
+            "a directory gone and new",
+            vec![
+                File(".wh.d", ""),
+                Directory("d", 0o711),
+                File("d/new", "above"),
+            ],
+        ),
+        over_bottom(
+            "a directory new and gone",
+            vec![
+                Directory("d", 0o711),
+                File("d/new", "above"),
+                File(".wh.d", ""),
+            ],
+        ),
+        over_bottom(
+            "a directory that only paths speak of, new and gone",
+            vec![File("d/sub/new", "above"), File(".wh.d", "")],
+        ),
+        over_bottom(
+            "a directory that only paths speak of, gone and new",
+            vec![File(".wh.d", ""), File("d/sub/new", "above")],
+        ),
+        over_bottom("a file over a directory", vec![File("d", "above")]),
+        over_bottom("a link over a directory", vec![Link("d", "f")]),
+        over_bottom("a device over a directory", vec![Device("d", 1, 3)]),
+        over_bottom(
+            "a directory over a file",
+            vec![Directory("f", 0o711), File("f/x", "above")],
+        ),
+        over_bottom(
+            "a directory over a link",
+            vec![Directory("l", 0o711), File("l/x", "above")],
+        ),
+        over_bottom("a path over a link", vec![File("l/x", "above")]),
+        over_bottom("a path over a file", vec![File("f/x/y", "above")]),
+        over_bottom(
+            "a file over a file with two names",
+            vec![File("f", "above")],
+        ),
+        over_bottom("a link over a file", vec![Link("f", "g")]),
+        over_bottom("attributes of a directory", vec![Directory("d", 0o711)]),
+        over_bottom(
+            "a path changes no attributes",
+            vec![File("d/sub/new", "above")],
+        ),
+        over_bottom(
+            "another name for what lies below",
+            vec![Hard("d/more", "f")],
+        ),
+        over_bottom(
+            "names for names for what lies below",
+            vec![
+                Hard("one", "two"),
+                Hard("two", "d/sub/deep"),
+                Hard("three", "one"),
+            ],
+        ),
+        over_bottom(
+            "another name for its own file",
+            vec![Hard("d/x", "n"), File("n", "above")],
+        ),
+        over_bottom("another name for itself", vec![Hard("f", "f")]),
+        (
+            "another name for what is gone",
+            vec![bottom(), vec![Hard("h", "d/x")], vec![File(".wh.d", "")]],
+        ),
+        (
+            "one over the other",
+            vec![
+                bottom(),
+                vec![
+                    File("d/x", "second"),
+                    File("new/x", "second"),
+                    File(".wh.f", ""),
+                ],
+                vec![
+                    File("d/.wh.x", ""),
+                    File("new/y", "third"),
+                    File("f/x", "third"),
+                ],
+            ],
+        ),
+        (
+            "gone from below what was replaced",
+            vec![
+                bottom(),
+                vec![File("d", "second")],
+                vec![
+                    Directory("d", 0o711),
+                    File("d/.wh.x", ""),
+                    File("d/z", "third"),
+                ],
+            ],
+        ),
+        (
+            "gone in the middle and back on top",
+            vec![
+                bottom(),
+                vec![File(".wh.d", "")],
+                vec![File("d/z", "third")],
+            ],
+        ),
+        (
+            "what the bottom says to be gone",
+            vec![
+                vec![
+                    File("a", "below"),
+                    File(".wh.a", ""),
+                    File("d/.wh..wh..opq", ""),
+                    File("d/x", "below"),
+                ],
+                vec![File("b", "above")],
+            ],
+        ),
+        over_bottom(
+            "names that are none",
+            vec![
+                File(".wh...", ""),
+                File(".wh..", ""),
+                File(".wh.", ""),
+                File("d/.wh...", ""),
+                File("d/.wh..", ""),
+                File("d/sub/.wh...", ""),
+                File("d/.wh.sub/x", "hidden"),
+                File(".wh..wh.plnk/1", "hidden"),
+            ],
+        ),
+    ];
+    for (name, layers) in &cases {
+        let complaints = hold(name, layers, "oci");
+        assert_eq!(complaints, "", "{name}");
+    }
+}
+
+#[test]
+fn overlays_hide_by_devices_and_attributes() {
+    let cases = [
+        ("a file is gone", vec![Device("f", 0, 0)]),
+        ("a directory is gone", vec![Device("d", 0, 0)]),
+        ("a device is a device", vec![Device("f", 0, 1)]),
+        (
+            "opaque",
+            vec![
+                Marked("d", "trusted.overlay.opaque"),
+                File("d/new", "above"),
+            ],
+        ),
+        (
+            "opaque for others",
+            vec![File("d/new", "above"), Marked("d", "user.overlay.opaque")],
+        ),
+        ("marked otherwise", vec![Marked("d", "user.overlay.other")]),
+        (
+            "names are names",
+            vec![File(".wh.f", ""), File("d/.wh..wh..opq", "")],
+        ),
+    ];
+    for (name, above) in cases {
+        let complaints = hold(name, &[bottom(), above], "overlay");
+        assert_eq!(complaints, "", "{name}");
+    }
+}
+
+#[test]
+fn whiteouts_that_are_kept_hide_nothing() {
+    let above = vec![
+        File(".wh.f", ""),
+        File("d/.wh..wh..opq", ""),
+        File("f", "above"),
+        Device("n", 0, 0),
+    ];
+    hold("kept", &[bottom(), above], "keep");
+}
+
+#[test]
+fn one_archive_is_what_it_was_until_it_is_a_layer() {
+    let layers = [vec![File(".wh.a", "kept"), File("a", "seen")]];
+    let place = Place::of(&layers);
+    assert_eq!(place.listed(&[]), [".wh.a", "a"]);
+    assert_eq!(place.listed(&["--whiteouts", "oci"]), ["a"]);
+    assert_eq!(place.listed(&["--whiteouts", "keep"]), [".wh.a", "a"]);
+    let names = place.mounted(&[], |mnt| seen(mnt).into_keys().collect::<Vec<_>>());
+    assert_eq!(names, [".wh.a", "a"]);
+    hold("one layer", &layers, "keep");
+}
+
+#[test]
+fn links_to_what_nobody_has_are_told() {
+    let place = Place::of(&[
+        bottom(),
+        vec![
+            Hard("h", "nowhere"),
+            Hard("i", "d"),
+            Hard("d", "d/x"),
+            Hard("one", "other"),
+            Hard("other", "one"),
+            File("n", "above"),
+        ],
+    ]);
+    let expected = Model::of(&[bottom(), vec![File("n", "above")]], "oci").shown();
+    let (written, complaints) = place.written(&[]);
+    assert_eq!(written, expected);
+    assert_eq!(place.mounted(&[], seen), expected);
+    for told in [
+        "h: cannot link to nowhere",
+        "i: cannot link to d",
+        "d: cannot link to d/x",
+        "one: cannot link to other",
+        "other: cannot link to one",
+    ] {
+        assert!(complaints.contains(told), "{told}: {complaints}");
+    }
+    let output = place.run(&["ls", "-R"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        told(&output).contains("5 members are not in the tree"),
+        "{}",
+        told(&output)
+    );
+    let below = Place::of(&[bottom(), vec![Hard("h", "l/x")]]);
+    let (written, complaints) = below.written(&[]);
+    assert_eq!(complaints, "");
+    assert_eq!(written.get("h"), written.get("d/x"), "by a link on the way");
+    assert_eq!(below.mounted(&[], seen), written);
+}
+
+#[test]
+fn what_redirects_and_metacopies_mean_is_not_guessed() {
+    let above = vec![Marked("d2", "trusted.overlay.redirect"), File("n", "above")];
+    let place = Place::of(&[bottom(), above]);
+    let flags = ["--whiteouts", "overlay"];
+    let (written, complaints) = place.written(&flags);
+    assert!(!written.contains_key("d2"), "{written:?}");
+    assert!(
+        complaints.contains("d2: what it is lies elsewhere"),
+        "{complaints}"
+    );
+    assert_eq!(place.mounted(&flags, seen), written);
+}
+
+#[test]
+fn contents_of_every_packing_come_from_their_own_layer() {
+    let packings = [
+        Packing::Gzip,
+        Packing::Plain,
+        Packing::Zstd,
+        Packing::Lz4Linked,
+        Packing::Xz,
+    ];
+    let long = |number: usize| {
+        let mut content = noise(3_000_000 + 4096 * number);
+        for byte in &mut content {
+            *byte = byte.wrapping_add(u8::try_from(number).expect("small"));
+        }
+        content
+    };
+    let layers: Vec<_> = packings
+        .iter()
+        .enumerate()
+        .map(|(number, packing)| {
+            let archive = Archive::new()
+                .directory("d/")
+                .file(&format!("d/own-{number}"), long(number))
+                .file("d/shared", long(number))
+                .file(&format!("d/.wh.own-{}", number.wrapping_sub(2)), "")
+                .end();
+            packing.pack(&Bytes::from(archive)).to_vec()
+        })
+        .collect();
+    let place = Place::new(&layers);
+    let check = |root: &Path| {
+        let read = |name: &str| fs::read(root.join("d").join(name)).ok();
+        for number in 0..packings.len() {
+            let expected = (number > 2).then(|| long(number));
+            assert!(read(&format!("own-{number}")) == expected, "{number}");
+        }
+        assert!(read("shared") == Some(long(4)));
+    };
+    place.mounted(&["--memory", "64MiB"], check);
+    // With saved indexes.
+    place.mounted(&["--prefetch", "all"], check);
+    assert_eq!(place.write(&[]), "");
+    check(&place.path("out"));
+}
+
+#[test]
+fn attributes_come_from_the_top() {
+    let layer = |value: &str, mode| {
+        Archive::new()
+            .pax(&[("SCHILY.xattr.user.of", value)])
+            .add(Header::new("d", b'5').mode(mode).mtime(1000 + mode), "")
+            .pax(&[("SCHILY.xattr.user.of", value)])
+            .file("d/f", value)
+            .end()
+    };
+    let place = Place::new(&[layer("below", 0o700), layer("above", 0o755)]);
+    let check = |root: &Path| {
+        for name in ["d", "d/f"] {
+            let mut value = vec![0; 64];
+            let len = getxattr(root.join(name), "user.of", &mut value).expect("there");
+            assert_eq!(value.get(..len), Some(&b"above"[..]), "{name}");
+        }
+        let stat = fs::metadata(root.join("d")).expect("there");
+        assert_eq!((stat.mode() & 0o777, stat.mtime()), (0o755, 1000 + 0o755));
+    };
+    place.mounted(&[], check);
+    let (_, complaints) = place.written(&[]);
+    assert_eq!(complaints, "");
+    check(&place.path("out"));
+}
+
+#[test]
+fn numbers_of_entries_stay_from_mount_to_mount() {
+    let place = Place::of(&[
+        bottom(),
+        vec![File("d/.wh.x", ""), File("n", "above"), Hard("h", "f")],
+    ]);
+    let numbers = |mnt: &Path| {
+        let names = seen(mnt).into_keys();
+        let number = |name: String| {
+            let stat = mnt.join(&name).symlink_metadata().expect("there");
+            (name, stat.ino())
+        };
+        names.map(number).collect::<BTreeMap<_, _>>()
+    };
+    let first = place.mounted(&[], numbers);
+    fs::remove_dir_all(place.path("cache")).expect("there");
+    assert_eq!(place.mounted(&[], numbers), first);
+    // In the order of the layers, and of their members.
+    assert!(first.get("f") < first.get("n") && first.get("d/y") < first.get("f"));
+}
+
+#[test]
+fn nothing_is_written_or_removed_outside() {
+    let outside = tempfile::tempdir().expect("a directory");
+    let victim = outside.path().join("victim");
+    fs::write(&victim, "untouched").expect("written");
+    fs::create_dir(outside.path().join("sub")).expect("made");
+    let target = outside.path().to_str().expect("UTF-8");
+    let bottom = Archive::new()
+        .symlink("out", target)
+        .symlink("up", "../../../../../..")
+        .file("kept", "kept")
+        .end();
+    let above = Archive::new()
+        .file("out/planted", "x")
+        .file("out/.wh.victim", "")
+        .file("up/tmp/planted", "x")
+        .file("out/sub/.wh..wh..opq", "")
+        .file(".wh..", "")
+        .file(".wh...", "")
+        .file(".wh./../kept", "")
+        .file(".wh.a/../../kept", "")
+        .hard_link("stolen", "out/victim")
+        .end();
+    let third = Archive::new()
+        .symlink("again", target)
+        .hard_link("theirs", "again/victim")
+        .file("again2/.wh.x", "")
+        .end();
+    let fourth = Archive::new().file("again/.wh..wh..opq", "").end();
+    let place = Place::new(&[bottom, above, third, fourth]);
+    symlink(target, place.path("decoy")).expect("made");
+    let (written, complaints) = place.written(&[]);
+    assert_eq!(fs::read_to_string(&victim).expect("there"), "untouched");
+    let names: Vec<_> = fs::read_dir(outside.path())
+        .expect("listed")
+        .map(|entry| entry.expect("listed").file_name())
+        .collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(fs::metadata(&victim).expect("there").nlink(), 1);
+    assert_eq!(
+        written.get("kept").map(String::as_str),
+        Some("f kept x1 =kept")
+    );
+    assert_eq!(
+        written.get("out/planted").map(String::as_str),
+        Some("f x x1 =out/planted")
+    );
+    assert!(
+        !written.contains_key("stolen") && !written.contains_key("theirs"),
+        "{written:?}"
+    );
+    assert!(
+        complaints.contains("stolen: ") && complaints.contains("theirs: "),
+        "{complaints}"
+    );
+    assert!(
+        complaints.contains("the name contains '..'"),
+        "{complaints}"
+    );
+    assert_eq!(place.mounted(&[], seen), written);
+}
+
+#[test]
+fn what_layers_cannot_be_had_with_is_refused_at_once() {
+    let place = Place::of(&[bottom(), vec![File("n", "above")]]);
+    for (verb, words) in [
+        ("mount", &["--record", "r", "mnt"][..]),
+        ("mount", &["--replay", "r", "mnt"]),
+        ("mount", &["--index", "i", "mnt"]),
+        ("mount", &["--compression", "gzip", "mnt"]),
+        ("ls", &["--index", "i"]),
+        ("materialize", &["--resume", "-C", "out"]),
+        ("materialize", &["--exclude", "x", "-C", "out"]),
+        ("materialize", &["--strip-components", "1", "-C", "out"]),
+        ("materialize", &["--keep-old-files", "-C", "out"]),
+        ("materialize", &["--to-stdout"]),
+        ("materialize", &["--dry-run"]),
+        ("materialize", &["-C", "out", "d/x"]),
+    ] {
+        let output = place.run(&[verb], words);
+        assert_eq!(
+            output.status.code(),
+            Some(64),
+            "{words:?}: {}",
+            told(&output)
+        );
+    }
+    assert!(!is_mounted(&place.path("mnt")));
+    fs::write(place.path("out/mine"), "mine").expect("written");
+    let output = place.run(&["materialize", "-C", "out"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(told(&output).contains("is not empty"), "{}", told(&output));
+    assert_eq!(fs::read_dir(place.path("out")).expect("listed").count(), 1);
+}
+
+#[test]
+fn limits_hold_for_all_layers_together() {
+    let place = Place::of(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
+    for verb in [&["ls"][..], &["materialize", "-C", "out"]] {
+        let output = place.run(verb, &["--max-entries", "8"]);
+        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert!(told(&output).contains("--max-entries"), "{}", told(&output));
+    }
+    let layers =
+        [noise(600_000), noise(600_000)].map(|content| Archive::new().file("a", content).end());
+    let large = Place::new(&layers);
+    let output = large.run(&["materialize", "-C", "out", "--max-size", "1MB"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(told(&output).contains("--max-size"), "{}", told(&output));
+    let output = large.run(
+        &["materialize", "-C", "out2", "--atomic", "--max-size", "1MB"],
+        &[],
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(!large.path("out2").exists());
+    let output = large.run(
+        &["materialize", "-C", "out2", "--atomic", "--max-size", "2MB"],
+        &[],
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert!(fs::read(large.path("out2/a")).expect("there") == noise(600_000));
+}
+
+#[test]
+fn a_status_tells_of_all_layers_and_a_copy_is_of_the_whole() {
+    let layers = vec![bottom(), vec![File("d/.wh.x", ""), File("n", "above")]];
+    let place = Place::of(&layers);
+    let expected = Model::of(&layers, "oci").shown();
+    let copy = place.path("copy");
+    let status = place.mounted(&["--materialize", "copy"], |mnt| {
+        until("a copy", || {
+            let output = tarfs(place.directory.path(), &["status", "mnt"]);
+            let status = String::from_utf8_lossy(&output.stdout);
+            let mut lines = status.lines().map(str::split_whitespace);
+            lines.any(|mut words| {
+                words.next() == Some("materialize") && words.next() == Some("complete,")
+            })
+        });
+        assert_eq!(seen(mnt), expected);
+        let output = tarfs(place.directory.path(), &["status", "mnt"]);
+        String::from_utf8(output.stdout).expect("UTF-8")
+    });
+    for word in ["0.tar + 1 layer", "1.tar"] {
+        assert!(status.contains(word), "{status}");
+    }
+    assert_eq!(seen(&copy), expected);
+}
+
+#[test]
+fn headers_go_to_layers_of_the_same_host_only() {
+    let server = Server::start();
+    let layer = Bytes::from(packed(&[File("n", "above")]));
+    for path in ["/bottom", "/near", "/far"] {
+        server.serve(path, Resource::new(layer.clone()).etag("\"1\""));
+    }
+    let place = Place::of(&[bottom()]);
+    let (bottom, near, far) = (
+        server.url("/bottom"),
+        server.url("/near"),
+        server.other_url("/far"),
+    );
+    let words = ["ls", &bottom, "--layer", &near, "--layer", &far];
+    let words = [&words[..], &["--header", "X-Key: secret"]].concat();
+    let output = tarfs(place.directory.path(), &words);
+    assert!(output.status.success(), "{}", told(&output));
+    for (path, expected) in [
+        ("/bottom", Some("secret")),
+        ("/near", Some("secret")),
+        ("/far", None),
+    ] {
+        let seen = server.seen(path);
+        assert!(!seen.is_empty(), "{path}");
+        for seen in seen {
+            assert_eq!(seen.request.header("x-key"), expected, "{path}");
+        }
+    }
+}
+
+#[test]
+fn a_layer_whose_decoder_needs_more_than_its_part_has_all_of_the_memory() {
+    let layers: Vec<_> = ["below", "above"]
+        .iter()
+        .map(|content| {
+            let directory = tempfile::tempdir().expect("a directory");
+            let file = directory.path().join("a.tar");
+            let archive = Archive::new().file(content, content).end();
+            fs::write(&file, archive).expect("written");
+            // A dictionary of 64 MiB: with 128 MiB there is room for one of two at once.
+            let packed = Command::new("xz").args(["-9", "-c"]).arg(&file).output();
+            packed.expect("xz").stdout
+        })
+        .collect();
+    let place = Place::new(&layers);
+    assert_eq!(place.listed(&["--memory", "128MiB"]), ["above", "below"]);
+    let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(told(&output).contains("--memory"), "{}", told(&output));
+}
