@@ -29,6 +29,7 @@ pub mod archive;
 pub mod stack;
 
 pub mod fs;
+pub mod image;
 pub mod list;
 pub mod materialize;
 

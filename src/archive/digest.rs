@@ -16,6 +16,15 @@ use crate::base::task::Thread;
 /// eighth of these at the most.
 const WAITING: usize = 2;
 
+/// The digest of `bytes`.
+///
+/// # Panics
+/// Never: the digest has as many bytes as it says.
+pub fn sha256(bytes: &[u8]) -> Sha256 {
+    let digest = ring::digest::digest(&SHA256, bytes);
+    Sha256(digest.as_ref().try_into().expect("32 bytes"))
+}
+
 /// A digest being taken.
 pub(super) struct Digester {
     sender: SyncSender<Bytes>,

@@ -171,6 +171,10 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
+        let options = &OpenOptions {
+            scan: options.scan.of(&*source),
+            ..options.clone()
+        };
         let free_list = match &share {
             Some((share, _)) => share.free_list.clone(),
             None => FreeList::new(options.scan.memory / RESTING_SHARE),

@@ -46,7 +46,7 @@ impl Saved {
             (None, _) => None,
         };
         let packed_len = source.fingerprint().len;
-        let digest = match options.scan.sha256 {
+        let digest = match options.scan.of(source).sha256 {
             Digest::Expect(digest) => Some(digest),
             Digest::Take | Digest::Ignore => None,
         };

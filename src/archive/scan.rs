@@ -102,12 +102,25 @@ pub struct Options {
     /// Where to go on, if not at the front; then neither `spans` nor a digest can be had, and what was
     /// stored to check an earlier part of the stream together with what follows is not verified.
     pub resume: Option<Bookmark>,
-    /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then.
+    /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then. It always does
+    /// for a source that is known by its digest ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
     pub sha256: Digest,
     /// An index of this version of the source, if there is one: with it a stream that must
     /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
     /// wanted.
     pub saved: Option<Saved>,
+}
+
+impl Options {
+    /// The same for `source`, which may be known by its digest: that is expected then, unless someone
+    /// wants something else.
+    pub(super) fn of(&self, source: &dyn Source) -> Self {
+        let mut options = self.clone();
+        if let (Digest::Ignore, Some(sha256)) = (self.sha256, source.fingerprint().sha256()) {
+            options.sha256 = Digest::Expect(sha256);
+        }
+        options
+    }
 }
 
 /// What a scan does about the SHA-256 of the packed bytes, all of them to the source's end.
@@ -182,6 +195,7 @@ pub fn scan<S: Sink>(
     sink: &mut S,
 ) -> Result<Summary, ScanError<S::Error>> {
     stats.scans.increment();
+    let options = &options.of(&**source);
     let len = source.fingerprint().len;
     let may_hop =
         options.hops && options.sha256 == Digest::Ignore && source.access() == Access::Ranges;

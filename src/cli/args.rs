@@ -9,11 +9,13 @@ use clap::Args;
 use super::headers::HeaderArg;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
+use crate::image::Platform;
 
 /// Where the archive is and how to read it.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SourceArgs {
-    /// The archive: a path, file://, http:// or https:// URL
+    /// The archive: a path, file://, http:// or https:// URL; or an image, as oci-archive:FILE[:TAG],
+    /// docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
 
@@ -83,7 +85,13 @@ pub(super) struct SourceArgs {
     #[arg(long, value_name = "FORMAT")]
     pub compression: Option<Compression>,
 
-    /// Fail unless all bytes of SOURCE have this SHA-256, as sha256sum prints it
+    /// Of an image take what is for this platform, OS/ARCH or OS/ARCH/VARIANT [default: this
+    /// machine's]
+    #[arg(long, value_name = "PLATFORM")]
+    pub platform: Option<Platform>,
+
+    /// Fail unless all bytes of SOURCE have this SHA-256, as sha256sum prints it; or an image this
+    /// digest
     #[arg(long, value_name = "HEX")]
     pub expect_sha256: Option<Sha256>,
 

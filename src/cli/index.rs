@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use super::args::{CacheArgs, SourceArgs};
-use super::{open, output};
+use super::given::Outer;
+use super::layers::{self, LayerArgs};
+use super::{headers, open, output, privileges};
 use crate::archive::Spooling;
 use crate::base::stats::Stats;
 use crate::index::store;
@@ -33,6 +35,27 @@ pub(super) struct IndexArgs {
 pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
+    let none = LayerArgs::default();
+    if none.make_a_stack(&args.source) {
+        ensure!(
+            args.output.is_none(),
+            "each layer of an image has an index of its own (leave out -o)"
+        );
+        privileges::guard(&args.source, &none);
+        let headers = headers::all(&args.source.headers)?;
+        let outer = Outer::with(&args.cache, args.quiet);
+        let sources = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;
+        let stack = layers::stack(
+            &sources,
+            none.whiteouts(),
+            (&args.source, &args.cache),
+            (Spooling::TreeOnly, false),
+            &network,
+            &stats,
+            args.quiet,
+        )?;
+        return Ok(output::report_problems(stack.index(), !args.quiet));
+    }
     let archive = open::archive(
         &args.source,
         &args.cache,

@@ -10,12 +10,12 @@ use tokio::runtime::Runtime;
 use super::args::{CacheArgs, SourceArgs};
 use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::copy::Original;
+use super::given::{self, Outer};
 use super::headers::Header;
 use super::mount::{MountArgs, Opened};
 use super::open;
 use super::prefetch;
 use crate::archive::Spooling;
-use crate::archive::scan::Digest;
 use crate::base::stats::Stats;
 use crate::source;
 use crate::stack::{self, Layer, Stack};
@@ -53,6 +53,12 @@ impl LayerArgs {
         !self.layers.is_empty() || self.whiteouts.is_some()
     }
 
+    /// Whether `source` and what is laid over it are opened together: an image always is, as its
+    /// layers say what of those below is gone.
+    pub(super) fn make_a_stack(&self, source: &SourceArgs) -> bool {
+        self.are_given() || given::reference(source).is_some()
+    }
+
     /// How the layers are to be read.
     pub(super) fn whiteouts(&self) -> stack::Whiteouts {
         match self.whiteouts {
@@ -63,7 +69,8 @@ impl LayerArgs {
     }
 }
 
-/// SOURCE and what is laid over it, from the bottom. `headers` go to SOURCE's host, and to no other.
+/// SOURCE and what is laid over it, from the bottom; of an image each of its layers. `headers` go to
+/// SOURCE's host, and to no other.
 ///
 /// # Errors
 /// When one cannot be reached, or is none.
@@ -71,6 +78,7 @@ pub(super) fn sources(
     args: &SourceArgs,
     layers: &LayerArgs,
     headers: &[Header],
+    outer: &Outer,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Vec<Layer>> {
@@ -84,24 +92,26 @@ pub(super) fn sources(
         let is_ours = number == 0 || is_same_host(&args.source, name);
         let args = SourceArgs {
             source: name.clone(),
+            expect_sha256: args.expect_sha256.filter(|_| number == 0),
             ..args.clone()
         };
         let headers = if is_ours { headers } else { &[] };
-        opened.push(Layer {
-            source: open::source_with(headers, &args, network, stats)?,
-            digest: match args.expect_sha256 {
-                Some(digest) if number == 0 => Digest::Expect(digest),
-                _ => Digest::Ignore,
-            },
-        });
+        // What is expected of an image is expected of its manifest, which speaks for its layers.
+        let digest = open::scan_options(&args).sha256;
+        let sources = given::layers(headers, &args, outer, network, stats)?;
+        opened.extend(sources.into_iter().map(|source| Layer { source, digest }));
     }
+    ensure!(
+        !opened.is_empty(),
+        "the image has no layers, and so no files"
+    );
     Ok(opened)
 }
 
 /// Whether what may be told to the host of `source` may be told to that of `other`.
 fn is_same_host(source: &OsString, other: &OsString) -> bool {
-    match (source.to_str(), other.to_str()) {
-        (Some(source), Some(other)) => source::is_same_origin(source, other),
+    match (given::place(source), given::place(other)) {
+        (Some(source), Some(other)) => source::is_same_origin(&source, &other),
         _ => false,
     }
 }
@@ -138,6 +148,11 @@ pub(super) fn for_mount(
     network: Runtime,
     stats: Arc<Stats>,
 ) -> anyhow::Result<Opened> {
+    // Which layer's files, and by which names, the profile cannot tell.
+    ensure!(
+        args.prefetch.record.is_none() && args.prefetch.replay.is_none(),
+        "--record and --replay are for a single archive"
+    );
     let spooling = open::spooling(&args.cache);
     let hops = args.prefetch.prefetch != prefetch::Mode::All;
     let stack = stack(

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::args::{CacheArgs, SourceArgs};
+use super::given::Outer;
 use super::layers::LayerArgs;
 use super::{headers, layers, open, output, privileges};
 use crate::archive::Spooling;
@@ -55,10 +56,12 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
     let quiet = !io::stderr().is_terminal();
-    if args.layers.are_given() {
+    if args.layers.make_a_stack(&args.source) {
         privileges::guard(&args.source, &args.layers);
         let headers = headers::all(&args.source.headers)?;
-        let sources = layers::sources(&args.source, &args.layers, &headers, &network, &stats)?;
+        let outer = Outer::with(&args.cache, quiet);
+        let (source, layers) = (&args.source, &args.layers);
+        let sources = layers::sources(source, layers, &headers, &outer, &network, &stats)?;
         let stack = layers::stack(
             &sources,
             args.layers.whiteouts(),

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use super::args::{self, SavedArgs, Size, SourceArgs};
+use super::given::Outer;
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
 use super::undo::Undo;
@@ -151,13 +152,25 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         .atomic
         .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
         .transpose()?;
-    let whiteouts = args.layers.are_given().then(|| args.layers.whiteouts());
-    if whiteouts.is_some() && staging.is_none() {
-        ensure_empty(&args.directory)?;
+    let is_stack = args.layers.make_a_stack(&args.source);
+    let whiteouts = is_stack.then(|| args.layers.whiteouts());
+    if is_stack {
+        args.ensure_whole()?;
+        if staging.is_none() {
+            ensure_empty(&args.directory)?;
+        }
     }
     privileges::guard(&args.source, &args.layers);
     let headers = headers::all(&args.source.headers)?;
-    let layers = layers::sources(&args.source, &args.layers, &headers, &network, &stats)?;
+    let outer = Outer::new(&args.saved, args.quiet);
+    let layers = layers::sources(
+        &args.source,
+        &args.layers,
+        &headers,
+        &outer,
+        &network,
+        &stats,
+    )?;
     let (bottom, above) = layers.split_first().context("there is always SOURCE")?;
     let source = &bottom.source;
     let mut opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
@@ -200,6 +213,67 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl MaterializeArgs {
+    /// All of `source`, which makes `directory` appear as it is: with the numbers of owners, as their
+    /// names mean nothing here.
+    pub(super) fn whole(
+        source: SourceArgs,
+        saved: SavedArgs,
+        directory: PathBuf,
+        quiet: bool,
+    ) -> Self {
+        Self {
+            source,
+            layers: LayerArgs::default(),
+            saved,
+            directory,
+            paths: Vec::new(),
+            strip_components: 0,
+            exclude: Vec::new(),
+            include: Vec::new(),
+            keep_old_files: false,
+            skip_old_files: false,
+            numeric_owner: true,
+            no_same_owner: false,
+            same_owner: false,
+            no_same_permissions: false,
+            same_permissions: false,
+            writers: None,
+            atomic: true,
+            sync: false,
+            max_size: None,
+            resume: false,
+            to_stdout: false,
+            dry_run: false,
+            verbose: false,
+            quiet,
+            stats: false,
+        }
+    }
+
+    /// Refuses what nobody can do with a part of several layers; with --layer the command line does.
+    ///
+    /// # Errors
+    /// When it is asked for.
+    fn ensure_whole(&self) -> anyhow::Result<()> {
+        let asked = [
+            ("PATH", !self.paths.is_empty()),
+            ("--strip-components", self.strip_components > 0),
+            ("--exclude", !self.exclude.is_empty()),
+            ("--include", !self.include.is_empty()),
+            ("--keep-old-files", self.keep_old_files),
+            ("--skip-old-files", self.skip_old_files),
+            ("--resume", self.resume),
+            ("--to-stdout", self.to_stdout),
+            ("--dry-run", self.dry_run),
+            ("--index", self.saved.index.is_some()),
+            ("--compression", self.source.compression.is_some()),
+        ];
+        match asked.iter().find(|(_, is_asked)| *is_asked) {
+            Some((flag, _)) => bail!("{flag} cannot be used with an image (leave it out)"),
+            None => Ok(()),
+        }
+    }
+
     fn selection(&self) -> Selection {
         let globs = |patterns: &[OsString]| {
             patterns

@@ -3,14 +3,17 @@
 mod allocator;
 mod args;
 mod background;
+mod bundle;
 mod cache;
 mod control;
 mod copy;
 mod descriptors;
 mod exposition;
 mod generate;
+mod given;
 mod headers;
 mod helper;
+mod image;
 mod index;
 mod keeper;
 mod layers;
@@ -58,6 +61,10 @@ enum Verb {
     Materialize(materialize::MaterializeArgs),
     /// List an archive's entries
     Ls(ls::LsArgs),
+    /// Tell what an image is made of and what it runs
+    Image(image::ImageArgs),
+    /// Make an image's tree and configuration a bundle for a container runtime
+    Bundle(bundle::BundleArgs),
     /// Build an archive's index, or write it to a file
     Index(index::IndexArgs),
     /// Read an archive to its end, and say whether it is good
@@ -95,6 +102,8 @@ pub fn run() -> ExitCode {
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
         Verb::Ls(args) => ls::run(&args),
+        Verb::Image(args) => image::run(&args),
+        Verb::Bundle(args) => bundle::run(&args),
         Verb::Index(args) => index::run(&args),
         Verb::Verify(args) => verify::run(&args),
         Verb::Cache(args) => cache::run(&args),

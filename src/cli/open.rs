@@ -11,6 +11,7 @@ use tokio::runtime::Runtime;
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
 use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::copy::Original;
+use super::given::{self, Outer};
 use super::headers::{self, Header};
 use super::layers::{self, LayerArgs};
 use super::mount::{MountArgs, Opened};
@@ -20,6 +21,7 @@ use super::{privileges, settings};
 use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, Then, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
+use crate::image::Reference;
 use crate::index::Index;
 use crate::source::{self, Retry, Source};
 use crate::tar;
@@ -37,20 +39,7 @@ pub(super) fn network() -> anyhow::Result<Runtime> {
         .context("cannot start the network's threads")
 }
 
-/// The source that `args` name, asked with all headers that are given.
-///
-/// # Errors
-/// When it cannot be reached, or is none; or a header is none.
-pub(super) fn source(
-    args: &SourceArgs,
-    network: &Runtime,
-    stats: &Arc<Stats>,
-) -> anyhow::Result<Arc<dyn Source>> {
-    privileges::guard(args, &LayerArgs::default());
-    source_with(&headers::all(&args.headers)?, args, network, stats)
-}
-
-/// As [`source`], with these headers and no others.
+/// The archive at the path or URL that `args` name, with these headers and no others.
 ///
 /// # Errors
 /// When it cannot be reached, or is none.
@@ -110,12 +99,14 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             wait: Duration::from_secs(args.min_speed_wait),
         },
         persistence: source::Persistence::default(),
-        memory: args.memory.0,
+        memory: given::memory(args),
         lenders: Vec::new(),
         workers: settings::processors(),
         hops: false,
+        // What is asked of an image is asked of its manifest, which speaks for the layers.
         sha256: args
             .expect_sha256
+            .filter(|_| given::reference(args).is_none())
             .map_or(scan::Digest::Ignore, scan::Digest::Expect),
         bookmarks: false,
         resume: None,
@@ -133,9 +124,10 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let spooling = spooling(&args.cache);
     let quiet = !args.foreground;
     let headers = headers::all(&args.source.headers)?;
-    if args.layers.are_given() {
+    let outer = Outer::with(&args.cache, quiet);
+    if args.layers.make_a_stack(&args.source) {
         let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
-        let opened = layers::sources(&source, &layers, &headers, &network, &stats)?;
+        let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
         return layers::for_mount(args, &opened, layers.whiteouts(), network, stats);
     }
     let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
@@ -287,6 +279,15 @@ fn absolute(args: &SourceArgs) -> SourceArgs {
 /// The same source wherever the process goes.
 pub(super) fn absolute_path(source: &OsString) -> OsString {
     let text = source.to_str();
+    if let Some(mut reference) = text.and_then(Reference::parse) {
+        if !reference.place.contains("://")
+            && let Ok(path) = std::path::absolute(&reference.place)
+            && let Some(path) = path.to_str()
+        {
+            path.clone_into(&mut reference.place);
+        }
+        return reference.to_string().into();
+    }
     let is_path = text.is_none_or(|text| text != "-" && !text.contains("://"));
     match std::path::absolute(source) {
         Ok(path) if is_path => path.into(),
@@ -311,7 +312,8 @@ pub(super) fn archive(
     if args.source == "-" {
         anyhow::bail!("standard input can only be materialized");
     }
-    let source = source(args, network, stats)?;
+    privileges::guard(args, &LayerArgs::default());
+    let source = source_with(&headers::all(&args.headers)?, args, network, stats)?;
     let _progress = indexing(source.fingerprint().len, stats, quiet);
     let mut options = open_options(args, &cache.saved, spooling);
     options.scan.hops = hops;

@@ -16,7 +16,7 @@ use crate::base::task::Thread;
 use crate::fs::{MountError, UnmountError};
 use crate::index::Index;
 use crate::stack::StackError;
-use crate::{archive, materialize, source};
+use crate::{archive, image, materialize, source};
 
 /// The exit code of a run in which something went wrong, as tar's.
 pub(super) const FAILURE: u8 = 2;
@@ -63,6 +63,12 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
         return error.hint();
     }
     if let Some(error) = error.downcast_ref::<materialize::Error>() {
+        return error.hint().map(Cow::from);
+    }
+    if let Some(error) = error.downcast_ref::<image::Cause>() {
+        return error.hint().map(Cow::from);
+    }
+    if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
         return error.hint().map(Cow::from);
     }
     if let Some(StackError::TooManyEntries { .. }) = error.downcast_ref::<StackError>() {

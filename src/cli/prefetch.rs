@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
 use super::args::{Size, SourceArgs};
+use super::given;
 use super::headers::Header;
 use super::open;
 use super::profile;
@@ -170,8 +171,8 @@ fn profile(
     (args, mut headers): (&SourceArgs, &[Header]),
     network: &Runtime,
 ) -> anyhow::Result<String> {
-    let source = args.source.to_str().unwrap_or_default();
-    if !source::is_same_origin(source, location) {
+    let archive = given::place(&args.source).unwrap_or_default();
+    if !source::is_same_origin(&archive, location) {
         // They are for the archive's host alone.
         headers = &[];
     }

@@ -5,16 +5,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde::Serialize;
+use tokio::runtime::Runtime;
 
 use super::args::SourceArgs;
-use super::open;
+use super::given::Outer;
+use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
+use super::{headers, open, privileges, settings};
 use crate::archive::scan::{self, Digest, ScanError};
-use crate::archive::{Check, Error};
+use crate::archive::{Check, Error, Spooling};
 use crate::base::stats::Stats;
-use crate::index::store;
+use crate::index::{Index, store};
+use crate::source::Source;
 
 /// Arguments of `tarfs verify`.
 #[derive(clap::Args, Debug)]
@@ -59,8 +63,42 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
-    let index = args.index.as_deref().map(store::read).transpose()?;
-    let source = open::source(&args.source, &network, &stats)?;
+    let mut index = args.index.as_deref().map(store::read).transpose()?;
+    let outer = Outer {
+        cache_dir: settings::cache_dir().ok(),
+        spooling: Spooling::ToDisk { limit_bytes: None },
+        quiet: args.quiet,
+    };
+    let none = LayerArgs::default();
+    ensure!(
+        index.is_none() || !none.make_a_stack(&args.source),
+        "--index is of one archive, and each layer of an image has its own"
+    );
+    privileges::guard(&args.source, &none);
+    let headers = headers::all(&args.source.headers)?;
+    let layers = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;
+    let mut is_good = true;
+    for layer in layers {
+        let stats = Arc::new(Stats::default());
+        let report = verify(args, &layer.source, index.take(), &network, &stats);
+        tell(&report, args.json)?;
+        is_good &= report.is_good;
+    }
+    Ok(if is_good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(output::FAILURE)
+    })
+}
+
+/// What is found in the archive at `source`, and by `index` if one is given.
+fn verify(
+    args: &VerifyArgs,
+    source: &Arc<dyn Source>,
+    index: Option<Index>,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> Report {
     let options = scan::Options {
         sha256: Digest::Take,
         spans: index.is_some(),
@@ -71,10 +109,10 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         let task = Task {
             verb: "verifying",
             total_bytes: source.fingerprint().len,
-            stats: Arc::clone(&stats),
+            stats: Arc::clone(stats),
         };
         let _progress = Progress::start(task, args.quiet);
-        scan::scan(&source, &options, network.handle(), &stats, &mut check)
+        scan::scan(source, &options, network.handle(), stats, &mut check)
     };
     let mut report = Report {
         source: source.location().to_owned(),
@@ -120,7 +158,13 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         }
         Err(ScanError::Sink(never)) => match never {},
     };
-    match (args.source.expect_sha256, sha256) {
+    // What is expected of an image is expected of its manifest, and that of its layer.
+    let asked = match open::scan_options(&args.source).sha256 {
+        Digest::Expect(digest) => Some(digest),
+        Digest::Take | Digest::Ignore => None,
+    };
+    let expected = source.fingerprint().sha256().or(asked);
+    match (expected, sha256) {
         (Some(expected), Some(found)) if expected != found => {
             let error = Error::OtherDigest { expected, found };
             report.problems.push(error.to_string());
@@ -133,12 +177,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     }
     report.sha256 = sha256.map(|digest| digest.to_string());
     report.is_good = report.problems.is_empty();
-    tell(&report, args.json)?;
-    Ok(if report.is_good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(output::FAILURE)
-    })
+    report
 }
 
 fn tell(report: &Report, json: bool) -> anyhow::Result<()> {

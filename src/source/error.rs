@@ -90,6 +90,9 @@ pub enum Cause {
     /// What the user gave cannot be understood: a URL, a header.
     #[error("{0}")]
     Malformed(String),
+    /// What holds the bytes is not what it was, or contradicts itself: fetch it anew.
+    #[error("{0}")]
+    Damaged(String),
     /// A source that gives its bytes once was asked for them again.
     #[error("it can be read only once, from the front")]
     Spent,
@@ -106,6 +109,7 @@ impl Cause {
             Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
             Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
             Self::Changed => "start again to read the new version",
+            Self::Damaged(_) => "it is damaged: fetch it anew",
             Self::Truncated => "the transfer or the file is incomplete: fetch it anew",
             Self::Unreachable { obstacle, .. } => obstacle.hint(),
             Self::Http(408 | 425 | 429 | 500..) => "try again later",

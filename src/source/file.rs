@@ -66,8 +66,27 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
     } else {
         metadata.size()
     };
-    Ok(Arc::new(File {
-        location: Location::from_file(&name, metadata.dev(), metadata.ino()),
+    Ok(held(file, &metadata, len, &name, stats))
+}
+
+/// The open `file`, which must be a regular one, shown to the user as `name`.
+pub(super) fn of(file: StdFile, name: &str, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(Cause::Unsupported("what is no regular file".to_owned()));
+    }
+    Ok(held(file, &metadata, metadata.size(), name, stats))
+}
+
+fn held(
+    file: StdFile,
+    metadata: &Metadata,
+    len: u64,
+    name: &str,
+    stats: Arc<Stats>,
+) -> Arc<dyn Source> {
+    Arc::new(File {
+        location: Location::from_file(name, metadata.dev(), metadata.ino()),
         fingerprint: Fingerprint {
             len: Some(len),
             validator: Validator::File {
@@ -79,10 +98,10 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
         },
         opened: Arc::new(Opened {
             file,
-            state: State::of(&metadata),
+            state: State::of(metadata),
             stats,
         }),
-    }))
+    })
 }
 
 fn nanoseconds(seconds: i64, nanoseconds: i64) -> i128 {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::base::sha256::Sha256;
+
 /// Length and strongest validator of a source: pins one version of it while it is read.
 ///
 /// The text of `Display` is stable and complete, so that saved state can be found by it.
@@ -36,6 +38,16 @@ pub enum Validator {
         /// Time of last status change, in ns since the epoch.
         ctime_ns: i128,
     },
+    /// The digest that all bytes must have, as somebody says who is trusted: whoever reads all of
+    /// them holds them against it.
+    Digest(Sha256),
+    /// Of a part, the version of the whole.
+    Part {
+        /// Bytes of the whole before the part.
+        start: u64,
+        /// Length and validator of the whole.
+        whole: Box<Fingerprint>,
+    },
     /// Nothing.
     None,
 }
@@ -43,10 +55,19 @@ pub enum Validator {
 impl Fingerprint {
     /// Whether equal fingerprints can be taken for equal bytes without looking at any.
     pub fn is_strong(&self) -> bool {
-        matches!(
-            self.validator,
-            Validator::StrongEtag(_) | Validator::File { .. }
-        )
+        match &self.validator {
+            Validator::StrongEtag(_) | Validator::File { .. } | Validator::Digest(_) => true,
+            Validator::Part { whole, .. } => whole.is_strong(),
+            Validator::Weak { .. } | Validator::None => false,
+        }
+    }
+
+    /// The digest that all bytes must have, if somebody said so who is trusted.
+    pub fn sha256(&self) -> Option<Sha256> {
+        match self.validator {
+            Validator::Digest(sha256) => Some(sha256),
+            _ => None,
+        }
     }
 
     /// Whether `other` can be of the same version: validators equal, and lengths wherever both
@@ -88,6 +109,8 @@ impl fmt::Display for Fingerprint {
             } => {
                 write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")
             }
+            Validator::Digest(sha256) => write!(f, " sha256={sha256}"),
+            Validator::Part { start, whole } => write!(f, " start={start} of {whole}"),
             Validator::None => Ok(()),
         }
     }

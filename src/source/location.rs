@@ -70,6 +70,14 @@ impl Location {
         }
     }
 
+    /// A place that is shown as `name` and found by `locator`.
+    pub fn with_locator(name: &str, locator: String) -> Self {
+        Self {
+            locator,
+            display: name.to_owned(),
+        }
+    }
+
     /// What saved state is found by: the same for the same place, whoever asks.
     pub fn locator(&self) -> &str {
         &self.locator

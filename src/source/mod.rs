@@ -8,12 +8,14 @@ mod date;
 mod error;
 mod file;
 mod fingerprint;
+mod folder;
 mod http;
 mod location;
 mod memory;
 mod patience;
 mod pipe;
 mod retry;
+mod slice;
 mod watch;
 
 use std::fmt;
@@ -33,11 +35,13 @@ use crate::base::stats::Stats;
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Fingerprint, Validator};
+pub use folder::Folder;
 pub use http::{Content, Http, Message, Transport};
 pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;
 pub use retry::Retry;
+pub use slice::Slice;
 pub use watch::{Persistence, Watch};
 
 /// Immutable bytes.
@@ -226,8 +230,8 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
 /// Bytes of one piece of [`pieces`].
 const PIECE_LEN: u64 = 1 << 20;
 
-/// A source with ranges from the front, one range after the other.
-fn pieces<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
+/// A source with ranges from the front, one range after the other: for its [`Source::stream`].
+pub fn pieces<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
     let pool = Pool::new(2 * PIECE_LEN);
     let len = source.fingerprint().len.unwrap_or(u64::MAX);
     stream::unfold(Some(0), move |offset| {

@@ -89,5 +89,6 @@ tests! {
     any_bytes_as_a_profile "profile" 3000,
     any_bytes_as_a_servers_answer "answer" 3000,
     any_bytes_as_a_keepers_packet "packet" 3000,
+    any_bytes_as_an_image "image" 3000,
     any_bytes_as_texts "texts" 3000,
 }

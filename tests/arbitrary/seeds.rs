@@ -243,6 +243,49 @@ pub(crate) fn packets() -> Vec<Vec<u8>> {
     .into()
 }
 
+pub(crate) fn images() -> Vec<Vec<u8>> {
+    let digest = "ab".repeat(32);
+    let descriptor = |kind: &str, more: &str| {
+        format!(
+            r#"{{"mediaType":"application/vnd.{kind}","digest":"sha256:{digest}","size":7{more}}}"#
+        )
+    };
+    let platform = r#","platform":{"os":"linux","architecture":"arm","variant":"v7"},
+        "annotations":{"org.opencontainers.image.ref.name":"v1"}"#;
+    let index = format!(
+        r#"{{"schemaVersion":2,"manifests":[{},{}]}}"#,
+        descriptor("oci.image.manifest.v1+json", platform),
+        descriptor("oci.image.index.v1+json", ""),
+    );
+    let manifest = format!(
+        r#"{{"schemaVersion":2,"config":{},"layers":[{},{}]}}"#,
+        descriptor("oci.image.config.v1+json", ""),
+        descriptor("oci.image.layer.v1.tar+gzip", ""),
+        descriptor("docker.image.rootfs.diff.tar.gzip", ""),
+    );
+    let docker = format!(
+        r#"[{{"Config":"{digest}.json","RepoTags":["a:1"],"Layers":["{digest}/layer.tar"]}}]"#
+    );
+    let config = format!(
+        r#"{{"os":"linux","architecture":"amd64","created":"2000-01-01T00:00:00Z","config":{{
+            "User":"www:users","Env":["A=b"],"Entrypoint":["/e"],"Cmd":["c"],"WorkingDir":"w",
+            "Labels":{{"l":"m"}},"StopSignal":"SIGTERM","Hostname":"h-","ExposedPorts":{{"80/tcp":{{}}}}
+            }},"rootfs":{{"type":"layers","diff_ids":["sha256:{digest}"]}}}}"#
+    );
+    let mut seeds: Vec<_> = [index, manifest, docker, config]
+        .map(String::into_bytes)
+        .into();
+    let names = [
+        "oci:dir:tag",
+        "oci-archive:https://user@example.org:80/a.tar?b=c:v1",
+        "docker-archive:a.tar:example.org/a/b:1",
+        "linux/arm/v7",
+        "root:users\nroot:x:0:0:root:/root:/bin/sh\nusers:x:100:root,other\nmore:x:7:root\n",
+    ];
+    seeds.extend(names.map(|name| name.as_bytes().to_vec()));
+    seeds
+}
+
 pub(crate) fn texts() -> Vec<Vec<u8>> {
     let texts = [
         "a/./b//../c/",

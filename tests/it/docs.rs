@@ -5,12 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&[&str]; 10] = [
+const VERBS: [&[&str]; 12] = [
     &["mount"],
     &["umount"],
     &["status"],
     &["materialize"],
     &["ls"],
+    &["image"],
+    &["bundle"],
     &["index"],
     &["verify"],
     &["cache", "list"],

@@ -13,6 +13,7 @@ mod differential;
 mod docs;
 mod faults;
 mod helper;
+mod image;
 mod kills;
 mod layers;
 mod lazy;

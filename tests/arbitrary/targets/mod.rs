@@ -1,6 +1,7 @@
 //! What is done with any bytes, and what must then hold.
 
 mod codec;
+mod image;
 mod index;
 mod knobs;
 mod private;
@@ -55,6 +56,7 @@ impl Target {
         Self::new("profile", private::profile, seeds::profiles),
         Self::new("answer", private::answer, seeds::answers),
         Self::new("packet", private::packet, seeds::packets),
+        Self::new("image", image::run, seeds::images),
         Self::new("texts", texts::run, seeds::texts),
     ];
 

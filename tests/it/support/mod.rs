@@ -1,6 +1,7 @@
 //! What several tests need.
 
 pub(crate) mod http;
+pub(crate) mod image;
 pub(crate) mod measured;
 pub(crate) mod mounts;
 pub(crate) mod noise;

@@ -1,0 +1,216 @@
+//! What SOURCE names, opened: an archive, or an image and the layers that it has.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::runtime::Runtime;
+
+use super::args::{CacheArgs, SavedArgs, SourceArgs};
+use super::headers::{self, Header};
+use super::layers::LayerArgs;
+use super::{open, privileges};
+use crate::archive::{Archive, OpenOptions, Spooling, scan};
+use crate::base::buffer::Pool;
+use crate::base::extent::{Extent, Packed};
+use crate::base::stats::Stats;
+use crate::codec::{self, Compression, Detected};
+use crate::fetch;
+use crate::image::{self, Image, Layout, Reference, Transport};
+use crate::source::{Access, Folder, Source};
+use crate::tar;
+
+/// One part in so many of the memory is for the archive around an image. Where it is a plain one that
+/// is needed for its index only.
+const OUTER_SHARE: u64 = 4;
+
+/// How the archive around an image is opened, if there is one.
+#[derive(Clone, Debug)]
+pub(super) struct Outer {
+    /// Where its index is kept, if anywhere.
+    pub cache_dir: Option<PathBuf>,
+    /// Where what is decoded of it is kept when it is packed.
+    pub spooling: Spooling,
+    /// Whether nobody wants to see how it goes.
+    pub quiet: bool,
+}
+
+impl Outer {
+    /// For who has no say in how much is kept.
+    pub(super) fn new(saved: &SavedArgs, quiet: bool) -> Self {
+        Self {
+            cache_dir: open::cache_dir(saved),
+            spooling: Spooling::ToDisk { limit_bytes: None },
+            quiet,
+        }
+    }
+
+    /// As much is kept of it as of what is in it.
+    pub(super) fn with(cache: &CacheArgs, quiet: bool) -> Self {
+        Self {
+            spooling: open::spooling(cache),
+            ..Self::new(&cache.saved, quiet)
+        }
+    }
+}
+
+/// The image that SOURCE names; `None` when it is a path or a URL.
+pub(super) fn reference(args: &SourceArgs) -> Option<Reference> {
+    Reference::parse(args.source.to_str()?)
+}
+
+/// Where the bytes of `source` are: itself, or the file or directory with the image.
+pub(super) fn place(source: &OsStr) -> Option<String> {
+    let source = source.to_str()?;
+    let reference = Reference::parse(source);
+    Some(reference.map_or_else(|| source.to_owned(), |reference| reference.place))
+}
+
+/// Memory for what SOURCE names, without what an archive around it takes.
+pub(super) fn memory(args: &SourceArgs) -> u64 {
+    let memory = args.memory.0;
+    match reference(args).map(|reference| reference.transport) {
+        Some(Transport::OciArchive | Transport::DockerArchive) => memory - memory / OUTER_SHARE,
+        Some(Transport::Oci) | None => memory,
+    }
+}
+
+/// The archives that SOURCE names, the lowest first: itself, or the layers of the image that it is;
+/// asked with these headers and no others.
+///
+/// # Errors
+/// When it cannot be reached, or is none.
+pub(super) fn layers(
+    headers: &[Header],
+    args: &SourceArgs,
+    outer: &Outer,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Vec<Arc<dyn Source>>> {
+    let Some(reference) = reference(args) else {
+        return Ok(vec![open::source_with(headers, args, network, stats)?]);
+    };
+    let image = image_with(&reference, headers, args, outer, network, stats)?;
+    Ok(image.layers.into_iter().map(|layer| layer.source).collect())
+}
+
+/// The image that `reference` names, asked for with all headers that are given.
+///
+/// # Errors
+/// When it cannot be reached, or is none; or a header is none.
+pub(super) fn image(
+    reference: &Reference,
+    args: &SourceArgs,
+    outer: &Outer,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Image> {
+    privileges::guard(args, &LayerArgs::default());
+    let headers = headers::all(&args.headers)?;
+    image_with(reference, &headers, args, outer, network, stats)
+}
+
+fn image_with(
+    reference: &Reference,
+    headers: &[Header],
+    args: &SourceArgs,
+    outer: &Outer,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Image> {
+    let kind = reference.transport.name();
+    anyhow::ensure!(
+        !reference.place.is_empty(),
+        "SOURCE names no place (write {kind}:PATH)"
+    );
+    let is_url = reference.place.contains("://");
+    let layout = match reference.transport {
+        Transport::Oci if is_url => anyhow::bail!(
+            "{kind}: is for directories on this machine (put the image into an archive for \
+             oci-archive:URL)"
+        ),
+        Transport::Oci => Layout::Folder(Folder::open(
+            Path::new(&reference.place),
+            Arc::clone(stats),
+        )?),
+        Transport::OciArchive | Transport::DockerArchive => {
+            anyhow::ensure!(
+                reference.place != "-",
+                "an image is read here and there, and standard input only from the front (store it \
+                 in a file first)"
+            );
+            let args = SourceArgs {
+                source: reference.place.clone().into(),
+                ..args.clone()
+            };
+            let source = open::source_with(headers, &args, network, stats)?;
+            let archive = outer.open(source, &args, network)?;
+            Layout::Archive(Arc::new(archive))
+        }
+    };
+    let platform = args.platform.as_ref();
+    let image = image::open(reference, &layout, platform, network.handle())?;
+    if let Some(expected) = args.expect_sha256 {
+        let (location, found) = (&image.location, image.digest);
+        anyhow::ensure!(
+            found == expected,
+            "{location}: the image's digest is sha256:{found}, not sha256:{expected}"
+        );
+    }
+    Ok(image)
+}
+
+impl Outer {
+    /// The archive at `source`, for the files in it.
+    fn open(
+        &self,
+        source: Arc<dyn Source>,
+        args: &SourceArgs,
+        network: &Runtime,
+    ) -> anyhow::Result<Archive> {
+        // What is read of it is counted by its source, what is decoded of it nowhere: the user asks
+        // how far the layers are.
+        let stats = Arc::new(Stats::default());
+        let is_plain = is_plain(&source, network)?;
+        let options = OpenOptions {
+            scan: scan::Options {
+                compression: None,
+                tar: tar::Options::default(),
+                allow_truncated: false,
+                hops: true,
+                memory: args.memory.0 / OUTER_SHARE,
+                sha256: scan::Digest::Ignore,
+                ..open::scan_options(args)
+            },
+            cache_dir: self.cache_dir.clone(),
+            index_file: None,
+            // Of a plain one nothing is read but by ranges of its source.
+            spooling: if is_plain {
+                Spooling::TreeOnly
+            } else {
+                self.spooling
+            },
+        };
+        let _progress = open::indexing(source.fingerprint().len, &stats, self.quiet);
+        let archive = Archive::open(source, &options, network.handle(), &stats);
+        archive.context("the archive around the image")
+    }
+}
+
+/// Whether the files of the archive at `source` are ranges of it.
+fn is_plain(source: &Arc<dyn Source>, network: &Runtime) -> anyhow::Result<bool> {
+    if source.access() == Access::Stream {
+        return Ok(false);
+    }
+    let len = source.fingerprint().len.unwrap_or_default();
+    let first = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
+    let bytes = fetch::read(
+        network.handle(),
+        source,
+        first,
+        &Pool::new(first.len().max(1)),
+    )?;
+    let found = codec::detect(&bytes);
+    Ok(matches!(found, Detected::Supported(Compression::None)))
+}

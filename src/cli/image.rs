@@ -1,0 +1,207 @@
+//! `tarfs image`: what an image in an archive or a directory is, and what it runs.
+
+use std::io::{IsTerminal, Write, stderr, stdout};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+use super::args::{SavedArgs, SourceArgs};
+use super::{given, open};
+use crate::base::stats::Stats;
+use crate::image::{Image, Layer};
+
+/// Arguments of `tarfs image`.
+#[derive(clap::Args, Debug)]
+pub(super) struct ImageArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    saved: SavedArgs,
+
+    /// One JSON object, the image's configuration in it, instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is told of an image. Programs read it: a name may be added; none may change or go.
+#[derive(Serialize, Debug)]
+struct Report<'a> {
+    /// Without secrets.
+    source: &'a str,
+    /// What it is called there.
+    names: &'a [String],
+    /// Of its manifest; of its configuration, where there is none.
+    digest: String,
+    config_digest: String,
+    /// As OS/ARCH or OS/ARCH/VARIANT.
+    platform: String,
+    /// The lowest first.
+    layers: Vec<LayerReport<'a>>,
+    /// As the image has it.
+    config: &'a serde_json::Value,
+}
+
+#[derive(Serialize, Debug)]
+struct LayerReport<'a> {
+    /// None when nobody says it.
+    digest: Option<String>,
+    size_bytes: u64,
+    media_type: Option<&'a str>,
+}
+
+pub(super) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
+    let reference = given::reference(&args.source).context(
+        "SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)",
+    )?;
+    let network = open::network()?;
+    let stats = Arc::new(Stats::default());
+    let outer = given::Outer::new(&args.saved, !stderr().is_terminal());
+    let image = given::image(&reference, &args.source, &outer, &network, &stats)?;
+    let mut text = if args.json {
+        serde_json::to_string(&report(&image))?
+    } else {
+        in_words(&image)
+    };
+    text.push('\n');
+    let written = stdout().write_all(text.as_bytes());
+    written.context("cannot write what was found")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(image: &Image) -> Report<'_> {
+    let layers = image.layers.iter().map(|layer| LayerReport {
+        digest: digest(layer),
+        size_bytes: layer.size,
+        media_type: layer.media_type.as_deref(),
+    });
+    Report {
+        source: &image.location,
+        names: &image.names,
+        digest: format!("sha256:{}", image.digest),
+        config_digest: format!("sha256:{}", image.config_digest),
+        platform: image.config.platform.to_string(),
+        layers: layers.collect(),
+        config: &image.config.document,
+    }
+}
+
+fn digest(layer: &Layer) -> Option<String> {
+    layer.digest.map(|digest| format!("sha256:{digest}"))
+}
+
+fn in_words(image: &Image) -> String {
+    let execution = &image.config.execution;
+    let bytes = image.layers.iter().map(|layer| layer.size);
+    let bytes = bytes.fold(0, u64::saturating_add);
+    let count = image.layers.len();
+    let mut lines = vec![("image", image.location.clone())];
+    let mut line = |name, value: String| {
+        if !value.is_empty() {
+            lines.push((name, value));
+        }
+    };
+    line("names", image.names.join(" "));
+    line("digest", format!("sha256:{}", image.digest));
+    let platform = &image.config.platform;
+    if !platform.os.is_empty() {
+        line("platform", platform.to_string());
+    }
+    line("created", image.config.created.clone().unwrap_or_default());
+    line("layers", format!("{count}, {} packed", HumanBytes(bytes)));
+    for layer in &image.layers {
+        let digest = digest(layer).unwrap_or_else(|| "without a digest".to_owned());
+        line("", format!("{digest} {}", HumanBytes(layer.size)));
+    }
+    line("entry point", words(&execution.entrypoint));
+    line("command", words(&execution.cmd));
+    for variable in &execution.env {
+        line("environment", variable.clone());
+    }
+    line("user", execution.user.clone());
+    line("directory", execution.working_dir.clone());
+    line("stop signal", execution.stop_signal.clone());
+    let lines = lines.iter().map(|(name, value)| {
+        // The image's words, and no orders to the terminal.
+        format!("{name:13} {}", harmless(value))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The text without control characters.
+fn harmless(text: &str) -> String {
+    let letters = text.chars().map(|letter| match letter {
+        letter if letter.is_control() => letter.escape_unicode().to_string(),
+        letter => letter.to_string(),
+    });
+    letters.collect()
+}
+
+/// Words such that one sees where each ends.
+fn words(words: &[String]) -> String {
+    let quoted = words.iter().map(|word| {
+        let is_plain = |letter: char| letter.is_ascii_graphic() && !"'\"\\".contains(letter);
+        if !word.is_empty() && word.chars().all(is_plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::sha256::Sha256;
+    use crate::image::Config;
+    use crate::source::Memory;
+
+    fn image(config: &str) -> Image {
+        Image {
+            location: "x.tar".to_owned(),
+            names: vec!["one".to_owned()],
+            digest: Sha256([1; 32]),
+            config_digest: Sha256([2; 32]),
+            config: Config::parse(config.as_bytes()).expect("a config"),
+            layers: vec![Layer {
+                source: Arc::new(Memory::new("layer", "")),
+                digest: None,
+                size: 7,
+                media_type: None,
+            }],
+        }
+    }
+
+    /// Programs read these. One may be added; none may change or go.
+    #[test]
+    fn the_names_of_what_is_told_of_an_image_stay() {
+        let image = image(r#"{"os":"linux","architecture":"amd64"}"#);
+        let (ones, twos) = ("01".repeat(32), "02".repeat(32));
+        assert_eq!(
+            serde_json::to_string(&report(&image)).expect("a report"),
+            format!(
+                r#"{{"source":"x.tar","names":["one"],"digest":"sha256:{ones}","config_digest":"sha256:{twos}","platform":"linux/amd64","layers":[{{"digest":null,"size_bytes":7,"media_type":null}}],"config":{{"architecture":"amd64","os":"linux"}}}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn an_image_gives_no_orders_to_the_terminal() {
+        let config = r#"{"config":{"Cmd":["a b","c'd","","\u001b[2J"],"Env":["A=\u0007"]}}"#;
+        let told = in_words(&image(config));
+        assert!(
+            told.contains(r"command       'a b' 'c'\''d' '' '\u{1b}[2J'"),
+            "{told}"
+        );
+        assert!(
+            !told
+                .chars()
+                .any(|letter| letter.is_control() && letter != '\n'),
+            "{told:?}"
+        );
+    }
+}

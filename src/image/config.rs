@@ -1,0 +1,142 @@
+//! An image's configuration: what it runs, as whom, and what its layers unpack to; pure.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::document::{MAX_LAYERS, digest, malformed, or_nothing};
+use super::error::Cause;
+use super::platform::Platform;
+use crate::base::sha256::Sha256;
+
+/// What an image says of itself.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Config {
+    /// What it was made for.
+    pub platform: Platform,
+    /// What it runs, and how.
+    pub execution: Execution,
+    /// What its layers unpack to, the lowest first.
+    pub diff_ids: Vec<Sha256>,
+    /// When it was made, RFC 3339.
+    pub created: Option<String>,
+    /// Who made it.
+    pub author: Option<String>,
+    /// All of it, as it is written.
+    pub document: serde_json::Value,
+}
+
+/// What an image runs, and how.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Execution {
+    /// `user`, `uid`, `user:group` and so on; empty for root.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub user: String,
+    /// `NAME=value`.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub env: Vec<String>,
+    /// What comes before the arguments.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub entrypoint: Vec<String>,
+    /// The arguments, unless somebody gives others.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub cmd: Vec<String>,
+    /// Where it is started; empty for the root.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub working_dir: String,
+    /// What else is said of it.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub labels: BTreeMap<String, String>,
+    /// What asks it to end, as `SIGTERM`.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub stop_signal: String,
+    /// What the machine is called.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub hostname: String,
+    /// Ports that it listens on, as `80/tcp`.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub exposed_ports: BTreeMap<String, serde_json::Value>,
+}
+
+/// As it is written.
+#[derive(Deserialize)]
+struct Raw {
+    #[serde(flatten)]
+    platform: Platform,
+    #[serde(default, deserialize_with = "or_nothing")]
+    config: Execution,
+    #[serde(default, deserialize_with = "or_nothing")]
+    rootfs: RawRootfs,
+    created: Option<String>,
+    author: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct RawRootfs {
+    #[serde(default, deserialize_with = "or_nothing")]
+    diff_ids: Vec<String>,
+}
+
+impl Config {
+    /// What `bytes` say.
+    ///
+    /// # Errors
+    /// When they say nothing of the kind.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Cause> {
+        let raw: Raw = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+        let document = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+        let diff_ids = raw.rootfs.diff_ids;
+        if diff_ids.len() > MAX_LAYERS {
+            return Err(Cause::Malformed("it has too many layers".to_owned()));
+        }
+        let diff_ids = diff_ids.iter().map(|text| digest(text));
+        Ok(Self {
+            platform: raw.platform,
+            execution: raw.config,
+            diff_ids: diff_ids.collect::<Result<_, _>>()?,
+            created: raw.created,
+            author: raw.author,
+            document,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_null_is_nothing() {
+        let empty = Config::parse(b"{}").expect("a config");
+        let nulls = br#"{"os":"","architecture":"","config":{"User":null,"Env":null,"Cmd":null,
+            "Entrypoint":null,"Labels":null,"ExposedPorts":null},"rootfs":{"diff_ids":null}}"#;
+        let nulls = Config::parse(nulls).expect("a config");
+        assert_eq!(empty.execution, nulls.execution);
+        assert_eq!(empty.diff_ids, nulls.diff_ids);
+    }
+
+    #[test]
+    fn what_an_image_runs_is_found() {
+        let text =
+            br#"{"architecture":"arm64","os":"linux","variant":"v8","config":{"User":"www:80",
+            "Env":["A=b"],"Entrypoint":["/e"],"Cmd":["c"],"WorkingDir":"/w","StopSignal":"SIGQUIT",
+            "Labels":{"l":"m"},"ExposedPorts":{"80/tcp":{}}},"unknown":[1]}"#;
+        let config = Config::parse(text).expect("a config");
+        assert_eq!(config.platform.to_string(), "linux/arm64/v8");
+        let execution = config.execution;
+        assert_eq!(execution.user, "www:80");
+        assert_eq!(
+            (execution.env, execution.cmd),
+            (vec!["A=b".to_owned()], vec!["c".to_owned()])
+        );
+        assert_eq!(execution.entrypoint, ["/e"]);
+        assert_eq!(
+            (execution.working_dir, execution.stop_signal),
+            ("/w".into(), "SIGQUIT".into())
+        );
+        assert_eq!(execution.labels.get("l").map(String::as_str), Some("m"));
+        assert!(execution.exposed_ports.contains_key("80/tcp"));
+        assert_eq!(config.document["unknown"][0], 1);
+    }
+}

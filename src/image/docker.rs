@@ -1,0 +1,196 @@
+//! An image in what `docker save` writes: from `manifest.json` to its config and its layers.
+//!
+//! Nothing vouches for `manifest.json`. The configuration is vouched for by its own name, which is its
+//! digest, and the layers by the digests in it, which are those of their plain bytes: a layer that is
+//! packed has no digest but where its name is one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+
+use super::config::Config;
+use super::document::{self, DockerImage};
+use super::error::{Cause, Error};
+use super::layout::Layout;
+use super::{Image, Layer, Wish};
+use crate::archive::sha256;
+use crate::base::buffer::Pool;
+use crate::base::extent::{Extent, Packed};
+use crate::base::sha256::Sha256;
+use crate::codec::{self, Compression, Detected};
+use crate::fetch;
+use crate::source::Source;
+
+/// The file with which everything begins.
+const MANIFEST: &str = "manifest.json";
+
+/// What a name has that does not say where it comes from.
+const DEFAULT_REGISTRY: &str = "docker.io/library/";
+const DEFAULT_HOST: &str = "docker.io/";
+const DEFAULT_TAG: &str = ":latest";
+
+/// The image in `layout` that `wish` wants.
+pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Image, Error> {
+    let error = |cause| Error {
+        location: layout.location().to_owned(),
+        document: None,
+        cause: Box::new(cause),
+    };
+    if !layout.has(MANIFEST)? {
+        let (missing, kind) = (MANIFEST, wish.kind);
+        return Err(error(Cause::NotAnImage { missing, kind }));
+    }
+    let bytes = layout.document(MANIFEST, network)?;
+    let images = document::docker(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
+    let image = choose(images, wish.name.as_deref()).map_err(error)?;
+
+    let bytes = layout.document(&image.config, network)?;
+    let wrong = |cause| layout.error(&image.config, cause);
+    let found = sha256(&bytes);
+    if let Some(expected) = named_digest(&image.config).filter(|&expected| expected != found) {
+        return Err(wrong(Cause::OtherDigest { expected, found }));
+    }
+    let config = Config::parse(&bytes).map_err(wrong)?;
+    wish.check(&config.platform).map_err(error)?;
+    let count = image.layers.len();
+    if config.diff_ids.len() != count {
+        let told = config.diff_ids.len();
+        let what = format!("it speaks of {told} layers, and there are {count}");
+        return Err(wrong(Cause::Malformed(what)));
+    }
+    let mut layers = Vec::with_capacity(count);
+    for (number, (path, diff_id)) in image.layers.iter().zip(&config.diff_ids).enumerate() {
+        let file = layout.file(path)?;
+        let is_plain = is_plain(&file, network).map_err(|cause| layout.error(path, cause))?;
+        let digest = if is_plain {
+            Some(*diff_id)
+        } else {
+            named_digest(path)
+        };
+        let name = super::layer_name(layout, number, count, digest);
+        layers.push(Layer {
+            source: layout.layer(path, &name, digest, None)?,
+            digest,
+            size: file.fingerprint().len.unwrap_or_default(),
+            media_type: None,
+        });
+    }
+    Ok(Image {
+        location: layout.location().to_owned(),
+        names: image.repo_tags,
+        digest: found,
+        config_digest: found,
+        config,
+        layers,
+    })
+}
+
+/// The digest that a file's name is, with or without a suffix.
+fn named_digest(path: &str) -> Option<Sha256> {
+    document::hex(Path::new(path).file_stem()?.to_str()?)
+}
+
+/// Whether a layer's bytes are those of its tar archive.
+fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
+    let len = file.fingerprint().len.unwrap_or_default();
+    let extent = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
+    let bytes = fetch::read(network, file, extent, &Pool::new(extent.len().max(1)))?;
+    let packed = |found| !matches!(found, Detected::Supported(Compression::None));
+    Ok(!packed(codec::detect(&bytes)))
+}
+
+/// The one of `images` that is called `wanted`; the only one, if none is wanted.
+fn choose(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
+    if let Some(wanted) = wanted {
+        let is_wanted = |image: &DockerImage| {
+            let mut tags = image.repo_tags.iter();
+            tags.any(|tag| whole_name(tag) == whole_name(wanted))
+        };
+        if let Some(at) = images.iter().position(is_wanted) {
+            return Ok(images.swap_remove(at));
+        }
+        let known = images.into_iter().flat_map(|image| image.repo_tags);
+        return Err(Cause::NoSuchName {
+            wanted: wanted.to_owned(),
+            known: known.collect(),
+        });
+    }
+    match images.len() {
+        0 => Err(Cause::Malformed("it lists no image".to_owned())),
+        1 => Ok(images.swap_remove(0)),
+        _ => {
+            let known = images.into_iter().flat_map(|image| image.repo_tags);
+            Err(Cause::SeveralImages(known.collect()))
+        }
+    }
+}
+
+/// The name without what goes without saying, and with the tag that does.
+fn whole_name(name: &str) -> String {
+    let short = name
+        .strip_prefix(DEFAULT_REGISTRY)
+        .or_else(|| name.strip_prefix(DEFAULT_HOST))
+        .unwrap_or(name);
+    let last = short.rsplit('/').next().unwrap_or_default();
+    let tag = if last.contains(':') { "" } else { DEFAULT_TAG };
+    format!("{short}{tag}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(config: &str, tags: &[&str]) -> DockerImage {
+        DockerImage {
+            config: config.to_owned(),
+            repo_tags: tags.iter().map(ToString::to_string).collect(),
+            layers: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_image_is_found_by_any_way_to_write_its_name() {
+        let images = vec![
+            image("a", &["busybox:latest", "example.com:5000/busybox:1"]),
+            image("b", &["docker.io/me/tool:latest"]),
+        ];
+        let chosen = |wanted: &str| choose(images.clone(), Some(wanted)).map(|image| image.config);
+        for wanted in [
+            "busybox",
+            "busybox:latest",
+            "docker.io/library/busybox",
+            "example.com:5000/busybox:1",
+        ] {
+            assert_eq!(chosen(wanted).expect("there"), "a", "{wanted}");
+        }
+        assert_eq!(chosen("me/tool").expect("there"), "b");
+        for wanted in ["busybox:1", "tool", "example.com:5000/busybox"] {
+            assert!(
+                matches!(chosen(wanted), Err(Cause::NoSuchName { .. })),
+                "{wanted}"
+            );
+        }
+        assert!(matches!(choose(images, None), Err(Cause::SeveralImages(_))));
+    }
+
+    #[test]
+    fn a_name_is_a_digest_or_is_not() {
+        let hex = "ab".repeat(32);
+        let digest = Some(Sha256([0xab; 32]));
+        for name in [
+            hex.clone(),
+            format!("{hex}.json"),
+            format!("blobs/sha256/{hex}"),
+        ] {
+            assert_eq!(named_digest(&name), digest, "{name}");
+        }
+        for name in [
+            "layer.tar".to_owned(),
+            format!("{hex}/layer.tar"),
+            format!("{hex}0.json"),
+        ] {
+            assert_eq!(named_digest(&name), None, "{name}");
+        }
+    }
+}

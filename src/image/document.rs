@@ -1,0 +1,396 @@
+//! The documents of images: OCI's and Docker's, as they are written; pure.
+//!
+//! What they say is checked here as far as one document can tell: digests are of a kind that can be
+//! verified, media types are known, lists are bounded.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+
+use super::error::Cause;
+use super::platform::Platform;
+use crate::base::sha256::Sha256;
+
+/// Layers of one image. Overlayfs takes a few hundred; nobody has so many.
+pub(super) const MAX_LAYERS: usize = 1000;
+
+/// Entries of one index. An image for everything has some twenty.
+const MAX_ENTRIES: usize = 10_000;
+
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+const CONFIGS: [&str; 2] = [
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+];
+/// What a layer's media type begins with, and what may follow.
+const LAYERS: [&str; 4] = [
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar",
+];
+const PACKINGS: [&str; 5] = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
+
+/// The annotation with an image's name in a layout.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+/// The annotation with its whole name, as containerd writes it.
+const FULL_NAME: &str = "io.containerd.image.name";
+/// The annotation of what is said about an image, and is none.
+const ATTESTATION: &str = "vnd.docker.reference.type";
+
+/// What a document says of another one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    /// What it is.
+    pub media_type: String,
+    /// What its bytes must have.
+    pub digest: Sha256,
+    /// How many they are.
+    pub size: u64,
+    /// What it is for, if that is said.
+    pub platform: Option<Platform>,
+    /// What it is called: its name in this layout, and its full one.
+    pub names: Vec<String>,
+    /// Whether it is only about an image.
+    is_attestation: bool,
+}
+
+/// What a descriptor leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// Another index.
+    Index,
+    /// An image's manifest.
+    Manifest,
+    /// Nothing that can be mounted.
+    Other,
+}
+
+impl Descriptor {
+    /// What it leads to.
+    pub fn target(&self) -> Target {
+        match self.media_type.as_str() {
+            _ if self.is_attestation => Target::Other,
+            OCI_INDEX | DOCKER_LIST => Target::Index,
+            OCI_MANIFEST | DOCKER_MANIFEST => Target::Manifest,
+            _ => Target::Other,
+        }
+    }
+
+    /// Where its bytes are in a layout.
+    pub fn path(&self) -> String {
+        format!("blobs/sha256/{}", self.digest)
+    }
+}
+
+/// A manifest: one image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Manifest {
+    /// Its configuration.
+    pub config: Descriptor,
+    /// Its layers, the lowest first.
+    pub layers: Vec<Descriptor>,
+}
+
+/// An image in a Docker archive.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct DockerImage {
+    /// Where its configuration is.
+    pub config: String,
+    /// What it is called.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub repo_tags: Vec<String>,
+    /// Where its layers are, the lowest first.
+    #[serde(default, deserialize_with = "or_nothing")]
+    pub layers: Vec<String>,
+}
+
+/// A descriptor as it is written.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawDescriptor {
+    media_type: Option<String>,
+    digest: String,
+    size: u64,
+    platform: Option<Platform>,
+    #[serde(default, deserialize_with = "or_nothing")]
+    annotations: BTreeMap<String, String>,
+}
+
+/// An index or a manifest as it is written. No document is both: who shows one thing to one program
+/// and another to the next is up to no good.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawDocument {
+    schema_version: Option<u64>,
+    media_type: Option<String>,
+    manifests: Option<Vec<RawDescriptor>>,
+    config: Option<RawDescriptor>,
+    layers: Option<Vec<RawDescriptor>>,
+}
+
+/// What Go writes as `null` when there is nothing.
+pub(super) fn or_nothing<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// What cannot be understood, in words without the document's own: it may be of any length.
+pub(super) fn malformed(error: &serde_json::Error) -> Cause {
+    let (line, column) = (error.line(), error.column());
+    let what = match error.classify() {
+        serde_json::error::Category::Data => "it is not what belongs there",
+        serde_json::error::Category::Eof => "it ends too early",
+        _ => "it is no JSON",
+    };
+    Cause::Malformed(format!("{what} (line {line}, column {column})"))
+}
+
+/// The digest that `text` stands for: `sha256:` and 64 digits.
+pub(super) fn digest(text: &str) -> Result<Sha256, Cause> {
+    let wrong = || Cause::Malformed("a digest in it is none".to_owned());
+    let (algorithm, digits) = text.split_once(':').ok_or_else(wrong)?;
+    match algorithm {
+        "sha256" => hex(digits).ok_or_else(wrong),
+        "sha384" | "sha512" | "blake3" => Err(Cause::Unsupported(format!(
+            "a digest of the kind {algorithm}"
+        ))),
+        _ => Err(wrong()),
+    }
+}
+
+/// The digest that 64 digits in lower case stand for.
+pub(super) fn hex(digits: &str) -> Option<Sha256> {
+    let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    let is_digest = digits.len() == 64 && digits.bytes().all(is_hex);
+    is_digest.then(|| digits.parse().ok())?
+}
+
+impl RawDescriptor {
+    fn check(self) -> Result<Descriptor, Cause> {
+        let mut names = Vec::new();
+        for key in [REF_NAME, FULL_NAME] {
+            names.extend(self.annotations.get(key).cloned());
+        }
+        Ok(Descriptor {
+            media_type: self.media_type.unwrap_or_default(),
+            digest: digest(&self.digest)?,
+            size: self.size,
+            platform: self.platform,
+            names,
+            is_attestation: self.annotations.contains_key(ATTESTATION),
+        })
+    }
+}
+
+impl RawDocument {
+    fn parse(bytes: &[u8]) -> Result<Self, Cause> {
+        let document: Self = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+        match document.schema_version {
+            Some(2) => Ok(document),
+            Some(1) => Err(Cause::Unsupported(
+                "a manifest of Docker's schema 1".to_owned(),
+            )),
+            _ => Err(Cause::Malformed("its schemaVersion is not 2".to_owned())),
+        }
+    }
+}
+
+/// What the index `bytes` lists.
+///
+/// # Errors
+/// When it is no index, or one that cannot be trusted to be one.
+pub fn index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
+    let document = RawDocument::parse(bytes)?;
+    let wrong = |what: &str| Err(Cause::Malformed(what.to_owned()));
+    if document.config.is_some() || document.layers.is_some() {
+        return wrong("it is an index and a manifest at once");
+    }
+    let media_type = document.media_type.as_deref().unwrap_or(OCI_INDEX);
+    if ![OCI_INDEX, DOCKER_LIST].contains(&media_type) {
+        return wrong("its media type is not an index'");
+    }
+    let entries = document.manifests.unwrap_or_default();
+    if entries.len() > MAX_ENTRIES {
+        return wrong("it lists too many manifests");
+    }
+    // What cannot be verified is nobody's business as long as nobody wants it.
+    let mut unsupported = None;
+    let mut checked = Vec::new();
+    for entry in entries {
+        match entry.check() {
+            Ok(descriptor) => checked.push(descriptor),
+            Err(error @ Cause::Unsupported(_)) => unsupported = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    match unsupported {
+        Some(error) if checked.is_empty() => Err(error),
+        _ => Ok(checked),
+    }
+}
+
+/// The manifest in `bytes`.
+///
+/// # Errors
+/// When it is none, or has parts that are no layers of a file system.
+pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
+    let document = RawDocument::parse(bytes)?;
+    let wrong = |what: &str| Cause::Malformed(what.to_owned());
+    if document.manifests.is_some() {
+        return Err(wrong("it is an index and a manifest at once"));
+    }
+    let media_type = document.media_type.as_deref().unwrap_or(OCI_MANIFEST);
+    if ![OCI_MANIFEST, DOCKER_MANIFEST].contains(&media_type) {
+        return Err(wrong("its media type is not a manifest's"));
+    }
+    let config = document.config.ok_or_else(|| wrong("it names no config"))?;
+    let config = config.check()?;
+    if !CONFIGS.contains(&config.media_type.as_str()) {
+        let media_type = config.media_type.escape_debug();
+        return Err(Cause::Unsupported(format!(
+            "what is no image of a file system (its config is '{media_type}')"
+        )));
+    }
+    let layers = document.layers.unwrap_or_default();
+    if layers.len() > MAX_LAYERS {
+        return Err(wrong("it has too many layers"));
+    }
+    let layers = layers.into_iter().map(|layer| {
+        let layer = layer.check()?;
+        let packing = LAYERS
+            .iter()
+            .find_map(|kind| layer.media_type.strip_prefix(kind));
+        if !packing.is_some_and(|packing| PACKINGS.contains(&packing)) {
+            let media_type = layer.media_type.escape_debug();
+            return Err(Cause::Unsupported(format!(
+                "a layer of the type '{media_type}'"
+            )));
+        }
+        Ok(layer)
+    });
+    Ok(Manifest {
+        config,
+        layers: layers.collect::<Result<_, _>>()?,
+    })
+}
+
+/// The images that a Docker archive's `manifest.json` lists.
+///
+/// # Errors
+/// When it is none.
+pub fn docker(bytes: &[u8]) -> Result<Vec<DockerImage>, Cause> {
+    let images: Vec<DockerImage> =
+        serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+    if images.iter().any(|image| image.layers.len() > MAX_LAYERS) {
+        return Err(Cause::Malformed("an image has too many layers".to_owned()));
+    }
+    Ok(images)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEX: &str = "01091119212931394149515961697179818991a9b1b9c1c9d1d9e1e9f1f90109";
+
+    fn descriptor(media_type: &str, digest: &str) -> String {
+        format!(r#"{{"mediaType":"{media_type}","digest":"{digest}","size":7}}"#)
+    }
+
+    fn good(media_type: &str) -> String {
+        descriptor(media_type, &format!("sha256:{HEX}"))
+    }
+
+    fn manifest_with(config: &str, layer: &str) -> String {
+        format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#)
+    }
+
+    #[test]
+    fn every_kind_of_layer_of_a_file_system_is_known_and_no_other() {
+        for kind in LAYERS {
+            for packing in PACKINGS {
+                let layer = good(&format!("{kind}{packing}"));
+                let text = manifest_with(&good(CONFIGS[0]), &layer);
+                let parsed = manifest(text.as_bytes()).expect("known");
+                assert_eq!(parsed.layers[0].path(), format!("blobs/sha256/{HEX}"));
+            }
+        }
+        let encrypted = good(&format!("{}+gzip+encrypted", LAYERS[0]));
+        for (config, layer) in [
+            (good(CONFIGS[0]), encrypted),
+            (good("application/vnd.oci.empty.v1+json"), good(LAYERS[0])),
+        ] {
+            let refused = manifest(manifest_with(&config, &layer).as_bytes());
+            assert!(matches!(refused, Err(Cause::Unsupported(_))), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_digest_that_is_none_or_leads_elsewhere_is_refused() {
+        let upper = HEX.to_uppercase();
+        for digest in [
+            HEX.to_owned(),
+            format!("sha256:{upper}"),
+            format!("sha256:{}", &HEX[1..]),
+            format!("sha256:{}/../../../etc/passwd", &HEX[22..]),
+            "sha256:../../index.json".to_owned(),
+            format!("md5:{HEX}"),
+            String::new(),
+        ] {
+            let text = manifest_with(&good(CONFIGS[0]), &descriptor(LAYERS[0], &digest));
+            let refused = manifest(text.as_bytes());
+            assert!(matches!(refused, Err(Cause::Malformed(_))), "{digest}");
+        }
+        let long = format!("sha512:{HEX}{HEX}");
+        let text = manifest_with(&good(CONFIGS[0]), &descriptor(LAYERS[0], &long));
+        let refused = manifest(text.as_bytes()).expect_err("not verified here");
+        assert_eq!(
+            refused.to_string(),
+            "a digest of the kind sha512 is not supported"
+        );
+    }
+
+    #[test]
+    fn a_document_is_an_index_or_a_manifest_and_not_both() {
+        let both = format!(
+            r#"{{"schemaVersion":2,"manifests":[],"config":{},"layers":[]}}"#,
+            good(CONFIGS[0])
+        );
+        assert!(index(both.as_bytes()).is_err());
+        assert!(manifest(both.as_bytes()).is_err());
+        let typed = format!(r#"{{"schemaVersion":2,"mediaType":"{OCI_MANIFEST}","manifests":[]}}"#);
+        assert!(index(typed.as_bytes()).is_err());
+        assert!(index(br#"{"schemaVersion":2,"manifests":null}"#).is_ok());
+        let old = manifest(br#"{"schemaVersion":1,"fsLayers":[]}"#);
+        assert!(matches!(old, Err(Cause::Unsupported(_))));
+    }
+
+    #[test]
+    fn what_is_about_an_image_is_none() {
+        let text = format!(
+            r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{OCI_MANIFEST}","digest":"sha256:{HEX}",
+                "size":1,"annotations":{{"{ATTESTATION}":"attestation-manifest"}}}},
+                {},{}]}}"#,
+            good(DOCKER_LIST),
+            good("application/wasm"),
+        );
+        let listed = index(text.as_bytes()).expect("an index");
+        let targets: Vec<_> = listed.iter().map(Descriptor::target).collect();
+        assert_eq!(targets, [Target::Other, Target::Index, Target::Other]);
+    }
+
+    #[test]
+    fn dockers_lists_may_be_null() {
+        let text = br#"[{"Config":"a.json","RepoTags":null,"Layers":null}]"#;
+        let images = docker(text).expect("an image");
+        assert_eq!(images[0].repo_tags, Vec::<String>::new());
+    }
+}

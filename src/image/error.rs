@@ -1,0 +1,146 @@
+//! Why an image cannot be had.
+
+use super::platform::Platform;
+use crate::base::sha256::Sha256;
+use crate::source;
+
+/// What is wrong with an image, and where.
+#[derive(Debug, thiserror::Error)]
+#[error("{location}{}", of(.document.as_deref()))]
+pub struct Error {
+    /// Where the image is, without secrets.
+    pub location: String,
+    /// The file in it that is at fault, if one is.
+    pub document: Option<String>,
+    /// What is wrong.
+    #[source]
+    pub cause: Box<Cause>,
+}
+
+fn of(document: Option<&str>) -> String {
+    document.map_or_else(String::new, |document| {
+        format!(": {}", document.escape_debug())
+    })
+}
+
+/// What is wrong with an image.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// It cannot be read.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// What makes it an image of this kind is not there.
+    #[error("there is no {missing}, so this is no image of the kind '{kind}'")]
+    NotAnImage {
+        /// What is missing.
+        missing: &'static str,
+        /// As which it was named.
+        kind: &'static str,
+    },
+    /// Something that it speaks of is not there.
+    #[error("it is not there")]
+    Missing,
+    /// It is not what the specification wants.
+    #[error("{0}")]
+    Malformed(String),
+    /// It is, and is not supported.
+    #[error("{0} is not supported")]
+    Unsupported(String),
+    /// A document that nobody needs to be so long.
+    #[error("it has {len} bytes, and {limit} are allowed")]
+    TooLong {
+        /// Its bytes.
+        len: u64,
+        /// As many are read.
+        limit: u64,
+    },
+    /// It has another length than what speaks of it says.
+    #[error("it has {found} bytes, not {expected}")]
+    OtherSize {
+        /// What was said.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
+    /// It is another one than what speaks of it says.
+    #[error("its SHA-256 is {found}, not {expected}")]
+    OtherDigest {
+        /// What was said.
+        expected: Sha256,
+        /// What is there.
+        found: Sha256,
+    },
+    /// No image here has the name.
+    #[error("no image there is called '{}'; there {}", .wanted.escape_debug(), names(.known))]
+    NoSuchName {
+        /// The name.
+        wanted: String,
+        /// What they are called.
+        known: Vec<String>,
+    },
+    /// There are several, and no name was given.
+    #[error("several images are there; there {}", names(.0))]
+    SeveralImages(Vec<String>),
+    /// None is for the platform.
+    #[error("no image there is for {wanted}; there {}", names(.known))]
+    NoSuchPlatform {
+        /// The platform.
+        wanted: Platform,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The image's configuration names a user whom its files do not know.
+    #[error("it runs as '{}', who is not in the image's /etc/{file}", .name.escape_debug())]
+    UnknownUser {
+        /// The user or group.
+        name: String,
+        /// Where it was looked for.
+        file: &'static str,
+    },
+    /// There is nothing to run.
+    #[error("it names no command")]
+    NoCommand,
+}
+
+/// So many names are told.
+const TOLD_NAMES: usize = 10;
+
+fn names(known: &[String]) -> String {
+    let told: Vec<_> = known
+        .iter()
+        .take(TOLD_NAMES)
+        .map(|name| format!("'{}'", name.escape_debug()))
+        .collect();
+    match known.len().saturating_sub(told.len()) {
+        _ if told.is_empty() => "is none that has a name".to_owned(),
+        0 => format!("is {}", told.join(", ")),
+        more => format!("is {}, and {more} more", told.join(", ")),
+    }
+}
+
+impl Cause {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Source(error) => return error.cause.hint(),
+            Self::NotAnImage { .. } => {
+                "'oci-archive:' is for OCI layouts, 'docker-archive:' for what docker save writes, \
+                 'oci:' for a directory; an archive that is no image is named without any of them"
+            }
+            Self::Missing
+            | Self::Malformed(_)
+            | Self::TooLong { .. }
+            | Self::OtherSize { .. }
+            | Self::OtherDigest { .. } => {
+                "the image is damaged or incomplete: make or fetch it anew"
+            }
+            Self::Unsupported(_) => "convert the image, for instance with skopeo copy",
+            Self::NoSuchName { .. } | Self::SeveralImages(_) => {
+                "put a colon and the image's name behind SOURCE"
+            }
+            Self::NoSuchPlatform { .. } => "choose one with --platform",
+            Self::UnknownUser { .. } => "the image is broken: make it with a numeric user",
+            Self::NoCommand => "put one behind SOURCE and DIR: -- COMMAND",
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! Where the files of an image are: in a directory, or in a tar archive around them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+
+use super::document::Descriptor;
+use super::error::{Cause, Error};
+use crate::archive::{Archive, sha256};
+use crate::base::buffer::Pool;
+use crate::base::extent::{Extent, Packed};
+use crate::base::path::ArchivePath;
+use crate::base::sha256::Sha256;
+use crate::fetch;
+use crate::index::{Index, Ino, Kind};
+use crate::source::{self, Folder, Slice, Source};
+
+/// Bytes of one document. The specification suggests that registries take 4 MiB.
+const MAX_DOCUMENT_LEN: u64 = 4 << 20;
+
+/// Symbolic links that one name may lead through. What Docker writes has one.
+const MAX_LINKS: usize = 8;
+
+/// Where the files of an image are.
+#[derive(Debug)]
+pub enum Layout {
+    /// A directory.
+    Folder(Folder),
+    /// An archive, which is not unpacked.
+    Archive(Arc<Archive>),
+}
+
+impl Layout {
+    /// What the user calls it, without secrets.
+    pub fn location(&self) -> &str {
+        match self {
+            Self::Folder(folder) => folder.name(),
+            Self::Archive(archive) => archive.source().location(),
+        }
+    }
+
+    /// The error that `cause` is, of the file at `path`.
+    pub(super) fn error(&self, path: &str, cause: impl Into<Cause>) -> Error {
+        Error {
+            location: self.location().to_owned(),
+            document: Some(path.to_owned()),
+            cause: Box::new(cause.into()),
+        }
+    }
+
+    /// The file at `path`.
+    ///
+    /// # Errors
+    /// When there is none, or it is none.
+    pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
+        let file = match self {
+            Self::Folder(folder) => folder.file(path),
+            Self::Archive(archive) => {
+                let found =
+                    find(&archive.index(), path).map_err(|cause| self.error(path, cause))?;
+                let name = format!("{}: {path}", self.location());
+                archive.file_as_source(found, &name)
+            }
+        };
+        file.map_err(|error| match error.cause {
+            source::Cause::NotFound => self.error(path, Cause::Missing),
+            _ => self.error(path, error),
+        })
+    }
+
+    /// Whether there is something at `path`.
+    pub(super) fn has(&self, path: &str) -> Result<bool, Error> {
+        match self.file(path) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(*error.cause, Cause::Missing) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All bytes of the document at `path`, which are not many.
+    ///
+    /// # Errors
+    /// When there is none, it cannot be read, or has too many.
+    pub(super) fn document(&self, path: &str, network: &Handle) -> Result<Bytes, Error> {
+        let file = self.file(path)?;
+        let len = file.fingerprint().len.unwrap_or(u64::MAX);
+        if len > MAX_DOCUMENT_LEN {
+            let limit = MAX_DOCUMENT_LEN;
+            return Err(self.error(path, Cause::TooLong { len, limit }));
+        }
+        let extent = Extent::with_len(Packed(0), len);
+        let read = fetch::read(network, &file, extent, &Pool::new(len.max(1)));
+        read.map_err(|error| self.error(path, error))
+    }
+
+    /// The document that `descriptor` speaks of, which is the one.
+    ///
+    /// # Errors
+    /// As [`document`](Self::document), and when it is another one.
+    pub(super) fn verified(
+        &self,
+        descriptor: &Descriptor,
+        network: &Handle,
+    ) -> Result<Bytes, Error> {
+        let path = descriptor.path();
+        let bytes = self.document(&path, network)?;
+        let cause = match (bytes.len() as u64, sha256(&bytes)) {
+            (len, _) if len != descriptor.size => Cause::OtherSize {
+                expected: descriptor.size,
+                found: len,
+            },
+            (_, found) if found != descriptor.digest => Cause::OtherDigest {
+                expected: descriptor.digest,
+                found,
+            },
+            _ => return Ok(bytes),
+        };
+        Err(self.error(&path, cause))
+    }
+
+    /// The file at `path` as a layer called `name`, which is known by `digest`, if that is known.
+    ///
+    /// # Errors
+    /// When there is none, or it has not `size` bytes.
+    pub(super) fn layer(
+        &self,
+        path: &str,
+        name: &str,
+        digest: Option<Sha256>,
+        size: Option<u64>,
+    ) -> Result<Arc<dyn Source>, Error> {
+        let file = self.file(path)?;
+        let found = file.fingerprint().len.unwrap_or_default();
+        if let Some(expected) = size.filter(|&expected| expected != found) {
+            return Err(self.error(path, Cause::OtherSize { expected, found }));
+        }
+        let whole = Extent::with_len(Packed(0), found);
+        let layer = Slice::new(file, whole, name).map_err(|error| self.error(path, error))?;
+        Ok(Arc::new(match digest {
+            Some(digest) => layer.known_by(digest),
+            None => layer,
+        }))
+    }
+}
+
+/// The file at `path`, links followed that lead to another one of the archive.
+fn find(index: &Index, path: &str) -> Result<Ino, Cause> {
+    let mut path = path.as_bytes().to_vec();
+    for _ in 0..=MAX_LINKS {
+        let name = ArchivePath::sanitize(&path);
+        if name.climbs || !name.stripped.is_empty() {
+            return Err(Cause::Malformed(
+                "its name leads out of the archive".to_owned(),
+            ));
+        }
+        let entry = index.find(&name.path).ok_or(Cause::Missing)?;
+        let Kind::Symlink(target) = entry.kind() else {
+            return Ok(entry.ino());
+        };
+        path = linked(&name.path, target)
+            .ok_or_else(|| Cause::Malformed("it is a link out of the archive".to_owned()))?;
+    }
+    Err(Cause::Malformed(
+        "it is a link to a link, and so on".to_owned(),
+    ))
+}
+
+/// Where the link at `path` leads; `None` when that is not in the archive.
+fn linked(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
+    if target.first() == Some(&b'/') {
+        return None;
+    }
+    let (directory, _) = path.split_last()?;
+    let mut names: Vec<&[u8]> = directory.components().collect();
+    for name in target.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()?),
+            name => names.push(name),
+        }
+    }
+    Some(names.join(&b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_to_other_files_of_the_archive_and_never_out_of_it() {
+        let path = ArchivePath::sanitize(b"a/b/layer.tar").path;
+        let linked = |target: &str| linked(&path, target.as_bytes());
+        assert_eq!(linked("x"), Some(b"a/b/x".to_vec()));
+        assert_eq!(linked("../c/layer.tar"), Some(b"a/c/layer.tar".to_vec()));
+        assert_eq!(linked("../../x.tar"), Some(b"x.tar".to_vec()));
+        for outside in ["../../../x", "/x", "/a/b/x"] {
+            assert_eq!(linked(outside), None, "{outside}");
+        }
+    }
+}

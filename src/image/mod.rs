@@ -1,0 +1,119 @@
+//! Container images as they lie in archives and directories: which layers they have, and what they
+//! run.
+//!
+//! An image in an archive is not unpacked: each of its files is a stretch of the archive, or is read
+//! through it ([`Archive::file_as_source`](crate::archive::Archive::file_as_source)), and a layer is an
+//! archive in its turn. Documents are verified before they are looked into, layers when all of their
+//! bytes go by.
+
+mod config;
+mod docker;
+mod document;
+mod error;
+mod layout;
+mod oci;
+mod platform;
+mod reference;
+mod runtime;
+mod users;
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+
+use crate::base::sha256::Sha256;
+use crate::source::Source;
+
+pub use config::{Config, Execution};
+pub use document::{Descriptor, DockerImage, Manifest, Target, docker, index, manifest};
+pub use error::{Cause, Error};
+pub use layout::Layout;
+pub use platform::{NotAPlatform, Platform};
+pub use reference::{Reference, Transport};
+pub use runtime::{Bundle, bundle};
+pub use users::User;
+
+/// An image, found and verified but for the bytes of its layers.
+#[derive(Debug)]
+pub struct Image {
+    /// Where it is, without secrets.
+    pub location: String,
+    /// What it is called there.
+    pub names: Vec<String>,
+    /// Of its manifest; of its configuration, where there is none.
+    pub digest: Sha256,
+    /// Of its configuration.
+    pub config_digest: Sha256,
+    /// What it says of itself.
+    pub config: Config,
+    /// The lowest first.
+    pub layers: Vec<Layer>,
+}
+
+/// A layer: an archive of what it adds to those below it.
+#[derive(Debug)]
+pub struct Layer {
+    /// Its bytes. Where its digest is known, it is known by that.
+    pub source: Arc<dyn Source>,
+    /// Of its packed bytes, if it is known.
+    pub digest: Option<Sha256>,
+    /// Its packed bytes.
+    pub size: u64,
+    /// What kind of an archive it is, if that is said.
+    pub media_type: Option<String>,
+}
+
+/// Which image is wanted.
+struct Wish {
+    /// As what it was named.
+    kind: &'static str,
+    name: Option<String>,
+    platform: Option<Platform>,
+}
+
+impl Wish {
+    /// Whether an image that says it is for `platform` will do.
+    fn check(&self, platform: &Platform) -> Result<(), Cause> {
+        match &self.platform {
+            Some(wanted) if platform.distance(wanted).is_none() => Err(Cause::NoSuchPlatform {
+                wanted: wanted.clone(),
+                known: vec![platform.to_string()],
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The image that `reference` names in `layout`: the one for `platform`, or for this machine when none
+/// is given.
+///
+/// Only for threads outside the runtime.
+///
+/// # Errors
+/// When it is not there, is none, or is not what its digests say.
+pub fn open(
+    reference: &Reference,
+    layout: &Layout,
+    platform: Option<&Platform>,
+    network: &Handle,
+) -> Result<Image, Error> {
+    let wish = Wish {
+        kind: reference.transport.name(),
+        name: reference.name.clone(),
+        platform: platform.cloned(),
+    };
+    match reference.transport {
+        Transport::Oci | Transport::OciArchive => oci::open(layout, &wish, network),
+        Transport::DockerArchive => docker::open(layout, &wish, network),
+    }
+}
+
+/// What layer `number` of `count` is called.
+fn layer_name(layout: &Layout, number: usize, count: usize, digest: Option<Sha256>) -> String {
+    let location = layout.location();
+    let digits = digest.map(|digest| digest.to_string());
+    match digits.as_deref().and_then(|digits| digits.get(..12)) {
+        Some(digits) => format!("{location}: layer {} of {count} ({digits})", number + 1),
+        None => format!("{location}: layer {} of {count}", number + 1),
+    }
+}

@@ -1,0 +1,268 @@
+//! An image in an OCI layout: from `index.json` to a manifest, its config and its layers.
+
+use tokio::runtime::Handle;
+
+use super::config::Config;
+use super::document::{self, Descriptor, Target};
+use super::error::{Cause, Error};
+use super::layout::Layout;
+use super::platform::Platform;
+use super::{Image, Layer, Wish};
+
+/// Indexes in indexes, at the most.
+const MAX_DEPTH: usize = 3;
+
+/// Indexes that are looked into, at the most.
+const MAX_INDEXES: usize = 32;
+
+/// The file with which everything begins.
+const INDEX: &str = "index.json";
+
+/// A manifest, and what is said of it on the way to it.
+#[derive(Clone, Debug)]
+struct Candidate {
+    manifest: Descriptor,
+    names: Vec<String>,
+}
+
+/// Finds manifests.
+struct Search<'a> {
+    layout: &'a Layout,
+    network: &'a Handle,
+    /// Indexes that may still be looked into.
+    left: usize,
+    found: Vec<Candidate>,
+}
+
+/// The image in `layout` that `wish` wants.
+pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Image, Error> {
+    let error = |cause| Error {
+        location: layout.location().to_owned(),
+        document: None,
+        cause: Box::new(cause),
+    };
+    if !layout.has(INDEX)? {
+        let (missing, kind) = (INDEX, wish.kind);
+        return Err(error(Cause::NotAnImage { missing, kind }));
+    }
+    let bytes = layout.document(INDEX, network)?;
+    let listed = document::index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
+    let listed = named(listed, wish.name.as_deref()).map_err(error)?;
+    let mut search = Search {
+        layout,
+        network,
+        left: MAX_INDEXES,
+        found: Vec::new(),
+    };
+    for descriptor in listed {
+        let names = descriptor.names.clone();
+        search.descend(descriptor, &names, MAX_DEPTH)?;
+    }
+    let chosen = choose(&search.found, wish.platform.as_ref()).map_err(error)?;
+    let path = chosen.manifest.path();
+    let bytes = layout.verified(&chosen.manifest, network)?;
+    let manifest = document::manifest(&bytes).map_err(|cause| layout.error(&path, cause))?;
+    let bytes = layout.verified(&manifest.config, network)?;
+    let config =
+        Config::parse(&bytes).map_err(|cause| layout.error(&manifest.config.path(), cause))?;
+    wish.check(&config.platform).map_err(error)?;
+    let count = manifest.layers.len();
+    let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
+        let name = super::layer_name(layout, number, count, Some(layer.digest));
+        let (path, digest) = (layer.path(), Some(layer.digest));
+        Ok(Layer {
+            source: layout.layer(&path, &name, digest, Some(layer.size))?,
+            digest,
+            size: layer.size,
+            media_type: Some(layer.media_type.clone()),
+        })
+    });
+    Ok(Image {
+        location: layout.location().to_owned(),
+        names: chosen.names,
+        digest: chosen.manifest.digest,
+        config_digest: manifest.config.digest,
+        config,
+        layers: layers.collect::<Result<_, Error>>()?,
+    })
+}
+
+/// Those of `listed` that are called `wanted`, by name or by digest; all, if none is wanted.
+fn named(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<Vec<Descriptor>, Cause> {
+    let Some(wanted) = wanted else {
+        return Ok(listed);
+    };
+    let digest = document::digest(wanted).ok();
+    let (found, others): (Vec<_>, Vec<_>) = listed.into_iter().partition(|descriptor| {
+        descriptor.names.iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
+    });
+    if found.is_empty() {
+        let known = others.into_iter().flat_map(|other| other.names).collect();
+        let wanted = wanted.to_owned();
+        return Err(Cause::NoSuchName { wanted, known });
+    }
+    Ok(found)
+}
+
+impl Search<'_> {
+    /// Goes on with what `descriptor`, which has `names`, leads to.
+    fn descend(
+        &mut self,
+        descriptor: Descriptor,
+        names: &[String],
+        depth: usize,
+    ) -> Result<(), Error> {
+        match descriptor.target() {
+            Target::Other => {}
+            Target::Manifest => self.found.push(Candidate {
+                manifest: descriptor,
+                names: names.to_vec(),
+            }),
+            Target::Index => {
+                let path = descriptor.path();
+                let malformed = |what: &str| Cause::Malformed(what.to_owned());
+                if depth == 0 {
+                    let cause = malformed("it is an index in too many others");
+                    return Err(self.layout.error(&path, cause));
+                }
+                self.left = self.left.checked_sub(1).ok_or_else(|| {
+                    let cause = malformed("there are too many indexes");
+                    self.layout.error(&path, cause)
+                })?;
+                let bytes = self.layout.verified(&descriptor, self.network)?;
+                let listed =
+                    document::index(&bytes).map_err(|cause| self.layout.error(&path, cause))?;
+                for descriptor in listed {
+                    self.descend(descriptor, names, depth - 1)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The one of `found` for the platform that is wanted, or for this machine; if there is only one, and
+/// nobody says what it is for, that one.
+fn choose(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
+    let here = Platform::here();
+    let platform = wanted.unwrap_or(&here);
+    let distance = |candidate: &Candidate| candidate.manifest.platform.as_ref()?.distance(platform);
+    let nearest = found.iter().filter_map(distance).min();
+    let is_silent = |candidate: &Candidate| candidate.manifest.platform.is_none();
+    let mut best: Vec<Candidate> = match nearest {
+        Some(_) => found
+            .iter()
+            .filter(|one| distance(one) == nearest)
+            .cloned()
+            .collect(),
+        // Its config may say more.
+        None => found.iter().filter(|one| is_silent(one)).cloned().collect(),
+    };
+    // An image with two names is one image.
+    best.dedup_by(|next, before| {
+        let is_same = next.manifest.digest == before.manifest.digest;
+        if is_same {
+            before.names.append(&mut next.names);
+        }
+        is_same
+    });
+    if best.is_empty() && found.len() == 1 && wanted.is_none() {
+        // Nobody insists, and there is nothing to choose.
+        best = found.to_vec();
+    }
+    match best.len() {
+        0 => {
+            let platforms = found
+                .iter()
+                .filter_map(|one| one.manifest.platform.as_ref());
+            let mut known: Vec<_> = platforms.map(ToString::to_string).collect();
+            known.sort_unstable();
+            known.dedup();
+            let wanted = platform.clone();
+            Err(Cause::NoSuchPlatform { wanted, known })
+        }
+        1 => Ok(best.swap_remove(0)),
+        _ => {
+            let names = best.into_iter().flat_map(|one| one.names);
+            Err(Cause::SeveralImages(names.collect()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+    /// Entry `number`, called so and for this platform, if any.
+    fn candidate(number: u8, name: &str, platform: Option<&str>) -> Candidate {
+        let text = format!(
+            r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{MANIFEST}","size":1,
+                "digest":"sha256:{}"}}]}}"#,
+            format!("{number:02x}").repeat(32)
+        );
+        let mut listed = document::index(text.as_bytes()).expect("an index");
+        let mut manifest = listed.swap_remove(0);
+        manifest.platform = platform.map(|text| text.parse().expect("a platform"));
+        let names = vec![name.to_owned()];
+        Candidate { manifest, names }
+    }
+
+    fn chosen(found: &[Candidate], wanted: Option<&str>) -> Result<Vec<String>, Cause> {
+        let wanted: Option<Platform> = wanted.map(|text| text.parse().expect("a platform"));
+        choose(found, wanted.as_ref()).map(|one| one.names)
+    }
+
+    #[test]
+    fn the_platform_decides_and_what_says_none_comes_last() {
+        let found = [
+            candidate(1, "silent", None),
+            candidate(2, "arm", Some("linux/arm/v5")),
+            candidate(3, "arm7", Some("linux/arm/v7")),
+            candidate(4, "s390x", Some("linux/s390x")),
+        ];
+        assert_eq!(chosen(&found, Some("linux/arm")).expect("one"), ["arm7"]);
+        assert_eq!(chosen(&found, Some("linux/arm/v5")).expect("one"), ["arm"]);
+        assert_eq!(
+            chosen(&found, Some("linux/riscv64")).expect("one"),
+            ["silent"]
+        );
+        let none = chosen(found.get(1..).expect("three"), Some("linux/riscv64"));
+        let told = none.expect_err("none").to_string();
+        assert!(
+            told.contains("'linux/arm/v5', 'linux/arm/v7', 'linux/s390x'"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn the_only_image_is_taken_whatever_it_is_for_unless_someone_insists() {
+        let found = [candidate(1, "only", Some("plan9/mips"))];
+        assert_eq!(chosen(&found, None).expect("the one"), ["only"]);
+        assert!(chosen(&found, Some("linux/amd64")).is_err());
+    }
+
+    #[test]
+    fn of_several_images_one_must_be_named_but_several_names_are_one_image() {
+        let twice = [candidate(1, "a", None), candidate(1, "b", None)];
+        assert_eq!(chosen(&twice, None).expect("the one"), ["a", "b"]);
+        let two = [candidate(1, "a", None), candidate(2, "b", None)];
+        let told = chosen(&two, None).expect_err("which?").to_string();
+        assert!(told.contains("'a', 'b'"), "{told}");
+        let named = |wanted: &str| {
+            let listed = two.iter().map(|one| {
+                let mut descriptor = one.manifest.clone();
+                descriptor.names.clone_from(&one.names);
+                descriptor
+            });
+            named(listed.collect(), Some(wanted)).map(|found| found.len())
+        };
+        assert_eq!(named("b").expect("one"), 1);
+        assert_eq!(
+            named(&format!("sha256:{}", "01".repeat(32))).expect("one"),
+            1
+        );
+        assert!(matches!(named("c"), Err(Cause::NoSuchName { .. })));
+    }
+}

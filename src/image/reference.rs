@@ -1,0 +1,131 @@
+//! How an image in an archive or a directory is named on the command line; pure.
+
+use std::fmt;
+
+/// How an image is laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// An OCI image layout in a directory.
+    Oci,
+    /// An OCI image layout in a tar archive.
+    OciArchive,
+    /// What `docker save` writes.
+    DockerArchive,
+}
+
+impl Transport {
+    const ALL: [Self; 3] = [Self::Oci, Self::OciArchive, Self::DockerArchive];
+
+    /// What stands before the first colon.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Oci => "oci",
+            Self::OciArchive => "oci-archive",
+            Self::DockerArchive => "docker-archive",
+        }
+    }
+}
+
+/// `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` or `docker-archive:FILE[:NAME]`, where FILE may be a URL.
+///
+/// The first colon behind DIR or FILE ends it; in a URL, the first one behind its host and port. A
+/// URL with a colon of its own has it written as `%3A`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reference {
+    /// How the image is laid out.
+    pub transport: Transport,
+    /// The directory, file or URL.
+    pub place: String,
+    /// Which image there, if that was said.
+    pub name: Option<String>,
+}
+
+impl Reference {
+    /// The image that `spec` names; `None` when it begins with no transport, and so is a path or a
+    /// URL. A file of such a name is given as `./oci:name`.
+    pub fn parse(spec: &str) -> Option<Self> {
+        let (transport, rest) = spec.split_once(':')?;
+        let mut transports = Transport::ALL.into_iter();
+        let transport = transports.find(|known| known.name() == transport)?;
+        let before_name = rest.find("://").map_or(0, |at| {
+            let host = at + "://".len();
+            let path = rest.get(host..).and_then(|rest| rest.find('/'));
+            path.map_or(rest.len(), |path| host + path)
+        });
+        let colon = rest.get(before_name..).and_then(|rest| rest.find(':'));
+        let (place, name) = match colon.map(|colon| rest.split_at(before_name + colon)) {
+            Some((place, name)) => (place, name.strip_prefix(':')),
+            None => (rest, None),
+        };
+        Some(Self {
+            transport,
+            place: place.to_owned(),
+            name: name.filter(|name| !name.is_empty()).map(str::to_owned),
+        })
+    }
+}
+
+impl fmt::Display for Reference {
+    /// As it is parsed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.transport.name(), self.place)?;
+        self.name.iter().try_for_each(|name| write!(f, ":{name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Transport::{DockerArchive, Oci, OciArchive};
+    use super::*;
+
+    #[test]
+    fn an_image_is_named_by_transport_place_and_name() {
+        let parsed = |spec: &str| {
+            let reference = Reference::parse(spec).expect("an image");
+            assert_eq!(reference.to_string(), spec.trim_end_matches(':'));
+            (reference.transport, reference.place, reference.name)
+        };
+        let named = |name: &str| Some(name.to_owned());
+        for (spec, transport, place, name) in [
+            ("oci:dir", Oci, "dir", None),
+            ("oci:/a/b:v1", Oci, "/a/b", named("v1")),
+            ("oci-archive:x.tar:", OciArchive, "x.tar", None),
+            (
+                "docker-archive:x.tar:docker.io/library/busybox:1.36",
+                DockerArchive,
+                "x.tar",
+                named("docker.io/library/busybox:1.36"),
+            ),
+            (
+                "oci-archive:https://me:pw@example.com:8443/a/x.tar?sig=1",
+                OciArchive,
+                "https://me:pw@example.com:8443/a/x.tar?sig=1",
+                None,
+            ),
+            (
+                "oci-archive:https://example.com:8443/x.tar:v1:a",
+                OciArchive,
+                "https://example.com:8443/x.tar",
+                named("v1:a"),
+            ),
+            ("oci-archive:http://h:80", OciArchive, "http://h:80", None),
+        ] {
+            assert_eq!(parsed(spec), (transport, place.to_owned(), name), "{spec}");
+        }
+    }
+
+    #[test]
+    fn what_begins_with_no_transport_is_a_path_or_a_url() {
+        for spec in [
+            "x.tar",
+            "./oci:x",
+            "https://example.com/oci:x",
+            "oci",
+            "OCI:x",
+            "-",
+            "",
+        ] {
+            assert_eq!(Reference::parse(spec), None, "{spec}");
+        }
+    }
+}

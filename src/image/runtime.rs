@@ -1,0 +1,370 @@
+//! From an image's configuration to a runtime's: what `config.json` of a bundle says; pure.
+//!
+//! As far as an image says nothing, it is what `runc spec` writes, but for the capabilities: those are
+//! the ones with which Docker and Podman start containers, as the entry points of many images change
+//! owners and users.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::config::{Config, Execution};
+use super::error::Cause;
+use super::users::User;
+
+/// Where programs are looked for, unless the image says so.
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+const CAPABILITIES: [&str; 14] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+const MASKED: [&str; 10] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/sys/firmware",
+    "/proc/scsi",
+];
+
+const READONLY: [&str; 5] = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+];
+
+/// The longest name of a machine.
+const MAX_HOSTNAME_LEN: usize = 63;
+
+/// What of a bundle the image does not say.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    /// As whom it runs.
+    pub user: User,
+    /// Arguments instead of the image's.
+    pub args: Vec<String>,
+    /// What it is called.
+    pub name: String,
+    /// Whether it has a terminal.
+    pub terminal: bool,
+    /// Who starts it, if that is not root: the user and the group whom root in it is then.
+    pub rootless: Option<(u32, u32)>,
+}
+
+/// The text of `config.json` for a bundle of the image with this configuration, whose tree is writable
+/// at `rootfs` beside it.
+///
+/// # Errors
+/// When there is nothing to run.
+pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
+    let execution = &config.execution;
+    let args = args(execution, &bundle.args)?;
+    let user = &bundle.user;
+    let mut user_object = json!({ "uid": user.uid, "gid": user.gid });
+    if !user.groups.is_empty() && bundle.rootless.is_none() {
+        put(&mut user_object, "additionalGids", json!(user.groups));
+    }
+    // Who is not root has none to begin with, and may get those that a program brings.
+    let own: &[&str] = if user.uid == 0 { &CAPABILITIES } else { &[] };
+    let mut document = json!({
+        "ociVersion": "1.0.2",
+        "process": {
+            "terminal": bundle.terminal,
+            "user": user_object,
+            "args": args,
+            "env": env(execution, user),
+            "cwd": cwd(execution),
+            "capabilities": {
+                "bounding": CAPABILITIES,
+                "effective": own,
+                "permitted": own,
+            },
+            "noNewPrivileges": true,
+        },
+        "root": { "path": "rootfs", "readonly": false },
+        "hostname": hostname(execution, &bundle.name),
+        "mounts": mounts(bundle.rootless.is_some()),
+        "linux": linux(bundle.rootless),
+    });
+    let annotations = annotations(config);
+    if !annotations.is_empty() {
+        put(&mut document, "annotations", json!(annotations));
+    }
+    let mut text = serde_json::to_string_pretty(&document)
+        .map_err(|error| Cause::Malformed(error.to_string()))?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// Adds `name` to an object.
+fn put(object: &mut Value, name: &str, value: Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.insert(name.to_owned(), value);
+    }
+}
+
+fn args(execution: &Execution, given: &[String]) -> Result<Vec<String>, Cause> {
+    let rest = if given.is_empty() {
+        &execution.cmd
+    } else {
+        given
+    };
+    let args = [execution.entrypoint.as_slice(), rest].concat();
+    if args.is_empty() {
+        return Err(Cause::NoCommand);
+    }
+    Ok(args)
+}
+
+fn env(execution: &Execution, user: &User) -> Vec<String> {
+    let mut env = execution.env.clone();
+    let has = |env: &[String], name: &str| env.iter().any(|word| word.starts_with(name));
+    if !has(&env, "PATH=") {
+        env.push(PATH.to_owned());
+    }
+    if !has(&env, "HOME=") {
+        env.push(format!("HOME={}", user.home.as_deref().unwrap_or("/")));
+    }
+    env
+}
+
+/// The runtime wants an absolute one.
+fn cwd(execution: &Execution) -> String {
+    format!("/{}", execution.working_dir.trim_start_matches('/'))
+}
+
+fn hostname(execution: &Execution, name: &str) -> String {
+    let wanted = match execution.hostname.as_str() {
+        "" => name,
+        hostname => hostname,
+    };
+    let letters = wanted
+        .chars()
+        .filter(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.'));
+    let hostname: String = letters.take(MAX_HOSTNAME_LEN).collect();
+    let hostname = hostname.trim_matches(['-', '.']);
+    if hostname.is_empty() {
+        "container".to_owned()
+    } else {
+        hostname.to_owned()
+    }
+}
+
+/// As the specification of images wants them: labels, and what else has no place of its own.
+fn annotations(config: &Config) -> BTreeMap<String, String> {
+    let execution = &config.execution;
+    let mut ports = execution.exposed_ports.keys().cloned().collect::<Vec<_>>();
+    ports.sort_unstable();
+    let platform = &config.platform;
+    let said = [
+        ("os", platform.os.clone()),
+        ("architecture", platform.architecture.clone()),
+        ("variant", platform.variant.clone().unwrap_or_default()),
+        ("author", config.author.clone().unwrap_or_default()),
+        ("created", config.created.clone().unwrap_or_default()),
+        ("stopSignal", execution.stop_signal.clone()),
+        ("exposedPorts", ports.join(",")),
+    ];
+    let said = said
+        .into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value));
+    // What someone says expressly counts.
+    let labels = execution.labels.clone().into_iter();
+    said.chain(labels.filter(|(name, _)| !name.is_empty()))
+        .collect()
+}
+
+fn mounts(is_rootless: bool) -> Value {
+    let sys = if is_rootless {
+        // Of another network it cannot be mounted anew.
+        json!({ "destination": "/sys", "type": "none", "source": "/sys",
+                "options": ["rbind", "nosuid", "noexec", "nodev", "ro"] })
+    } else {
+        json!({ "destination": "/sys", "type": "sysfs", "source": "sysfs",
+                "options": ["nosuid", "noexec", "nodev", "ro"] })
+    };
+    let mut pts = vec![
+        "nosuid",
+        "noexec",
+        "newinstance",
+        "ptmxmode=0666",
+        "mode=0620",
+    ];
+    if !is_rootless {
+        pts.push("gid=5");
+    }
+    let mut mounts = vec![
+        json!({ "destination": "/proc", "type": "proc", "source": "proc" }),
+        json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+                "options": ["nosuid", "strictatime", "mode=755", "size=65536k"] }),
+        json!({ "destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": pts }),
+        json!({ "destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+                "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"] }),
+        json!({ "destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
+                "options": ["nosuid", "noexec", "nodev"] }),
+        sys,
+    ];
+    if !is_rootless {
+        mounts.push(
+            json!({ "destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup",
+                            "options": ["nosuid", "noexec", "nodev", "relatime", "ro"] }),
+        );
+    }
+    Value::Array(mounts)
+}
+
+fn linux(rootless: Option<(u32, u32)>) -> Value {
+    let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
+    namespaces.push(if rootless.is_some() {
+        "user"
+    } else {
+        "network"
+    });
+    let namespaces: Vec<_> = namespaces
+        .iter()
+        .map(|kind| json!({ "type": kind }))
+        .collect();
+    let mut linux = json!({
+        "namespaces": namespaces,
+        "maskedPaths": MASKED,
+        "readonlyPaths": READONLY,
+    });
+    if let Some((uid, gid)) = rootless {
+        let mapping = |id| json!([{ "containerID": 0, "hostID": id, "size": 1 }]);
+        put(&mut linux, "uidMappings", mapping(uid));
+        put(&mut linux, "gidMappings", mapping(gid));
+    } else {
+        let devices = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
+        put(&mut linux, "resources", devices);
+    }
+    linux
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> Bundle {
+        Bundle {
+            user: User {
+                uid: 0,
+                gid: 0,
+                groups: vec![6],
+                home: Some("/root".to_owned()),
+            },
+            args: Vec::new(),
+            name: "the_bundle".to_owned(),
+            terminal: false,
+            rootless: None,
+        }
+    }
+
+    fn made(config: &str, bundle: &Bundle) -> Value {
+        let config = Config::parse(config.as_bytes()).expect("a config");
+        let text = super::bundle(&config, bundle).expect("something to run");
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    #[test]
+    fn what_the_image_says_is_what_runs() {
+        let config = r#"{"os":"linux","architecture":"amd64","config":{"Entrypoint":["/e","-x"],
+            "Cmd":["c"],"Env":["A=b","PATH=/p"],"WorkingDir":"w/x","StopSignal":"SIGQUIT",
+            "Labels":{"l":"m","org.opencontainers.image.os":"mine"},
+            "ExposedPorts":{"80/tcp":{},"53/udp":{}}}}"#;
+        let document = made(config, &root());
+        let process = &document["process"];
+        assert_eq!(process["args"], json!(["/e", "-x", "c"]));
+        assert_eq!(process["env"], json!(["A=b", "PATH=/p", "HOME=/root"]));
+        assert_eq!(process["cwd"], "/w/x");
+        assert_eq!(
+            process["user"],
+            json!({ "uid": 0, "gid": 0, "additionalGids": [6] })
+        );
+        assert_eq!(process["capabilities"]["effective"], json!(CAPABILITIES));
+        assert_eq!(
+            document["root"],
+            json!({ "path": "rootfs", "readonly": false })
+        );
+        assert_eq!(document["hostname"], "thebundle");
+        let annotations = &document["annotations"];
+        assert_eq!(annotations["l"], "m");
+        assert_eq!(annotations["org.opencontainers.image.os"], "mine");
+        assert_eq!(
+            annotations["org.opencontainers.image.stopSignal"],
+            "SIGQUIT"
+        );
+        assert_eq!(
+            annotations["org.opencontainers.image.exposedPorts"],
+            "53/udp,80/tcp"
+        );
+    }
+
+    #[test]
+    fn given_arguments_take_the_place_of_the_images_behind_its_entry_point() {
+        let mut bundle = root();
+        bundle.args = vec!["-c".to_owned(), "true".to_owned()];
+        let config = r#"{"config":{"Entrypoint":["/bin/sh"],"Cmd":["gone"]}}"#;
+        let document = made(config, &bundle);
+        assert_eq!(
+            document["process"]["args"],
+            json!(["/bin/sh", "-c", "true"])
+        );
+        let path = document["process"]["env"][0].as_str().expect("a word");
+        assert!(path.starts_with("PATH=/usr/local/sbin:"), "{path}");
+
+        let empty = Config::parse(b"{}").expect("a config");
+        let nothing = super::bundle(&empty, &root());
+        assert!(matches!(nothing, Err(Cause::NoCommand)));
+        assert!(super::bundle(&empty, &bundle).is_ok());
+    }
+
+    #[test]
+    fn who_is_not_root_has_no_capabilities_to_begin_with() {
+        let mut bundle = root();
+        bundle.user.uid = 33;
+        let document = made(r#"{"config":{"Cmd":["c"]}}"#, &bundle);
+        let capabilities = &document["process"]["capabilities"];
+        assert_eq!(capabilities["effective"], json!([]));
+        assert_eq!(capabilities["permitted"], json!([]));
+        assert_eq!(capabilities["bounding"], json!(CAPABILITIES));
+    }
+
+    #[test]
+    fn a_user_who_is_not_root_gets_a_namespace_in_which_they_are() {
+        let mut bundle = root();
+        bundle.rootless = Some((1000, 1001));
+        let document = made(r#"{"config":{"Cmd":["c"]}}"#, &bundle);
+        let linux = &document["linux"];
+        assert_eq!(linux["uidMappings"][0]["hostID"], 1000);
+        assert_eq!(linux["gidMappings"][0]["hostID"], 1001);
+        let kinds = linux["namespaces"].as_array().expect("a list");
+        assert!(kinds.contains(&json!({ "type": "user" })));
+        assert!(
+            !kinds.contains(&json!({ "type": "network" })),
+            "nobody could set it up"
+        );
+        assert_eq!(linux["resources"], Value::Null);
+        assert_eq!(document["process"]["user"], json!({ "uid": 0, "gid": 0 }));
+    }
+}

@@ -1,0 +1,143 @@
+//! As whom an image runs: its words, looked up in its own passwd(5) and group(5); pure.
+
+use super::error::Cause;
+
+/// Groups that are looked at; a hostile file has as many as it has lines.
+const MAX_GROUPS: usize = 1000;
+
+/// As whom a process runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct User {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+    /// Where the user is at home, if that is known.
+    pub home: Option<String>,
+}
+
+impl User {
+    /// Whom `spec` means: `user`, `uid`, `user:group`, `uid:gid` or a mixture; nobody named is root.
+    /// Who names no group gets those of the user in `passwd` and `group`.
+    ///
+    /// # Errors
+    /// When it is a name that they do not know.
+    pub fn find(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Self, Cause> {
+        let (name, group_name) = match spec.split_once(':') {
+            Some((name, group)) => (name, Some(group).filter(|group| !group.is_empty())),
+            None => (spec, None),
+        };
+        let name = if name.is_empty() { "0" } else { name };
+        let number = name.parse::<u32>().ok();
+        let account = lines(passwd).find(|fields| match number {
+            Some(number) => numeral(fields.get(2)) == Some(number),
+            None => fields.first() == Some(&name),
+        });
+        let uid = number.or_else(|| numeral(account.as_ref()?.get(2)));
+        let uid = uid.ok_or_else(|| unknown(name, "passwd"))?;
+        let own_name = account.as_ref().and_then(|fields| fields.first().copied());
+        let (gid, groups) = match group_name {
+            Some(name) => (find_group(name, group)?, Vec::new()),
+            None => (
+                numeral(account.as_ref().and_then(|fields| fields.get(3))).unwrap_or(0),
+                own_name.map_or_else(Vec::new, |name| groups_of(name, group)),
+            ),
+        };
+        let home = account.as_ref().and_then(|fields| fields.get(5));
+        Ok(Self {
+            uid,
+            gid,
+            groups,
+            home: home
+                .filter(|home| home.starts_with('/'))
+                .map(ToString::to_string),
+        })
+    }
+}
+
+fn unknown(name: &str, file: &'static str) -> Cause {
+    let name = name.to_owned();
+    Cause::UnknownUser { name, file }
+}
+
+fn find_group(name: &str, group: &[u8]) -> Result<u32, Cause> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let line = lines(group).find(|fields| fields.first() == Some(&name));
+    numeral(line.as_ref().and_then(|fields| fields.get(2))).ok_or_else(|| unknown(name, "group"))
+}
+
+/// The groups that list `user` as a member.
+fn groups_of(user: &str, group: &[u8]) -> Vec<u32> {
+    let lists = |fields: &Vec<&str>| {
+        let members = fields.get(3).copied().unwrap_or_default();
+        members.split(',').any(|member| member == user)
+    };
+    let numbers = lines(group)
+        .filter(lists)
+        .filter_map(|fields| numeral(fields.get(2)));
+    let mut numbers: Vec<_> = numbers.take(MAX_GROUPS).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
+fn numeral(field: Option<&&str>) -> Option<u32> {
+    field?.parse().ok()
+}
+
+/// Lines of fields; what is not UTF-8 names nobody.
+fn lines(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
+    let lines = text.split(|&byte| byte == b'\n');
+    lines
+        .filter_map(|line| std::str::from_utf8(line).ok())
+        .map(|line| line.trim_end().split(':').collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &[u8] =
+        b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:34:web:/var/www:/bin/false\n\xff\n\
+                            odd:x:a:b::/:\n";
+    const GROUP: &[u8] =
+        b"root:x:0:\nwww:x:34:\ndisk:x:6:root,www\nlog:x:7:www\nalso:x:6:www\nww:x:9:ww\n";
+
+    fn find(spec: &str) -> (u32, u32, Vec<u32>, Option<String>) {
+        let user = User::find(spec, PASSWD, GROUP).expect("known");
+        (user.uid, user.gid, user.groups, user.home)
+    }
+
+    #[test]
+    fn users_and_groups_are_found_by_name_and_by_number() {
+        let home = |path: &str| Some(path.to_owned());
+        assert_eq!(find(""), (0, 0, vec![6], home("/root")));
+        assert_eq!(find("www"), (33, 34, vec![6, 7], home("/var/www")));
+        assert_eq!(find("33"), find("www"));
+        assert_eq!(find("33:"), find("www"));
+        assert_eq!(find("www:disk"), (33, 6, vec![], home("/var/www")));
+        assert_eq!(find("www:5"), (33, 5, vec![], home("/var/www")));
+        assert_eq!(find("4242"), (4242, 0, vec![], None));
+        assert_eq!(find("4242:log"), (4242, 7, vec![], None));
+        assert_eq!(find(":7"), (0, 7, vec![], home("/root")));
+    }
+
+    #[test]
+    fn whom_nobody_knows_is_an_error() {
+        for spec in [
+            "nobody",
+            "www:nobody",
+            "odd",
+            "-1",
+            "99999999999",
+            "www:x:y",
+        ] {
+            let found = User::find(spec, PASSWD, GROUP);
+            assert!(matches!(found, Err(Cause::UnknownUser { .. })), "{spec}");
+        }
+    }
+}

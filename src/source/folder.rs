@@ -1,0 +1,109 @@
+//! A directory, from which files are opened as sources.
+
+use std::fs::File as StdFile;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+
+use super::{Cause, Error, Source, file};
+use crate::base::stats::Stats;
+
+/// A directory, held open. Whatever a name says and whatever links lie there, what is opened lies
+/// below it.
+#[derive(Debug)]
+pub struct Folder {
+    directory: OwnedFd,
+    name: String,
+    stats: Arc<Stats>,
+}
+
+impl Folder {
+    /// The directory at `path`.
+    ///
+    /// # Errors
+    /// When there is none, or it may not be looked into.
+    pub fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
+        let name = path.to_string_lossy().into_owned();
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        match openat(CWD, path, flags, Mode::empty()) {
+            Ok(directory) => Ok(Self {
+                directory,
+                name,
+                stats,
+            }),
+            Err(error) => Err(Error::new(name, std::io::Error::from(error).into())),
+        }
+    }
+
+    /// What the user calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The regular file called `name`, a path from here.
+    ///
+    /// # Errors
+    /// When there is none below this directory, or it cannot be opened.
+    pub fn file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
+        let shown = format!("{}/{name}", self.name);
+        // What is no file must not make us wait for somebody who writes to it.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let opened = openat2(&self.directory, name, flags, Mode::empty(), resolve);
+        let source = match opened {
+            Ok(opened) => file::of(StdFile::from(opened), &shown, Arc::clone(&self.stats)),
+            Err(Errno::XDEV) => Err(Cause::Unsupported("what lies outside it".to_owned())),
+            Err(error) => Err(std::io::Error::from(error).into()),
+        };
+        source.map_err(|cause| Error::new(shown, cause))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn nothing_but_regular_files_below_it_is_opened() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let inside = directory.path().join("inside");
+        fs::create_dir_all(inside.join("deep")).expect("made");
+        fs::write(directory.path().join("outside"), "secret").expect("written");
+        fs::write(inside.join("deep/file"), "here").expect("written");
+        for (target, link) in [
+            ("deep/file", "good"),
+            ("../outside", "climbs"),
+            ("/etc/passwd", "absolute"),
+        ] {
+            symlink(target, inside.join(link)).expect("linked");
+        }
+        let fifo = rustix::fs::FileType::Fifo;
+        let path = inside.join("fifo");
+        rustix::fs::mknodat(CWD, &path, fifo, Mode::RUSR, 0).expect("made");
+
+        let folder = Folder::open(&inside, Arc::default()).expect("a directory");
+        for name in ["deep/file", "good", "deep/../good"] {
+            let file = folder.file(name).expect("a file below it");
+            assert_eq!(file.fingerprint().len, Some(4), "{name}");
+        }
+        for name in [
+            "climbs",
+            "absolute",
+            "../outside",
+            "/etc/passwd",
+            "fifo",
+            "deep",
+        ] {
+            let opened = folder.file(name).map_err(|error| error.cause);
+            assert!(matches!(opened, Err(Cause::Unsupported(_))), "{name}");
+        }
+        let missing = folder.file("missing").map_err(|error| error.cause);
+        assert!(matches!(missing, Err(Cause::NotFound)));
+    }
+}

@@ -1,0 +1,210 @@
+//! A part of another source as a source of its own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::BoxStream;
+
+use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator, Watch};
+use crate::base::buffer::Buffer;
+use crate::base::extent::{Extent, Packed};
+use crate::base::sha256::Sha256;
+
+/// A stretch of another source: read by that one's requests, and by no others. What goes wrong is
+/// told of the other source, which is where it went wrong.
+#[derive(Debug)]
+pub struct Slice {
+    whole: Arc<dyn Source>,
+    extent: Extent<Packed>,
+    location: Location,
+    fingerprint: Fingerprint,
+}
+
+impl Slice {
+    /// The bytes `extent` of `whole`, shown to the user as `name`. It is found again by the place and
+    /// the version of the whole.
+    ///
+    /// # Errors
+    /// When `whole` gives its bytes only once, does not know how long it is, or ends before.
+    pub fn new(whole: Arc<dyn Source>, extent: Extent<Packed>, name: &str) -> Result<Self, Error> {
+        let refused = |cause| Err(Error::new(whole.location(), cause));
+        if whole.access() == Access::Stream {
+            return refused(Cause::Spent);
+        }
+        if whole
+            .fingerprint()
+            .len
+            .is_none_or(|len| extent.end().0 > len)
+        {
+            return refused(Cause::Truncated);
+        }
+        let start = extent.start().0;
+        let place = format!("part:{start}+{}:{}", extent.len(), whole.locator());
+        Ok(Self {
+            location: Location::with_locator(name, place),
+            fingerprint: Fingerprint {
+                len: Some(extent.len()),
+                validator: Validator::Part {
+                    start,
+                    whole: Box::new(whole.fingerprint().clone()),
+                },
+            },
+            whole,
+            extent,
+        })
+    }
+
+    /// The same, of which somebody says that its bytes have the digest `sha256`: it is found again by
+    /// that, wherever it lies. Whoever reads all of it holds it against the digest.
+    #[must_use]
+    pub fn known_by(self, sha256: Sha256) -> Self {
+        Self {
+            location: Location::with_locator(self.location.as_str(), format!("sha256:{sha256}")),
+            fingerprint: Fingerprint {
+                len: self.fingerprint.len,
+                validator: Validator::Digest(sha256),
+            },
+            ..self
+        }
+    }
+
+    /// Where in the whole `len` bytes at `offset` lie.
+    fn place(&self, offset: Packed, len: usize) -> Result<Packed, Error> {
+        let truncated = || Error::new(self.location(), Cause::Truncated);
+        let end = offset.0.checked_add(len as u64);
+        end.filter(|&end| end <= self.extent.len())
+            .map(|_| Packed(self.extent.start().0 + offset.0))
+            .ok_or_else(truncated)
+    }
+}
+
+impl Source for Slice {
+    fn location(&self) -> &str {
+        self.location.as_str()
+    }
+
+    fn locator(&self) -> &str {
+        self.location.locator()
+    }
+
+    fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    fn access(&self) -> Access {
+        Access::Ranges
+    }
+
+    fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        match self.place(offset, buffer.len()) {
+            Ok(place) => self.whole.read_at(place, buffer),
+            Err(error) => std::future::ready(Err(error)).boxed(),
+        }
+    }
+
+    fn read_watched<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        watch: &'a Watch,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        match self.place(offset, buffer.len()) {
+            Ok(place) => self.whole.read_watched(place, buffer, watch),
+            Err(error) => std::future::ready(Err(error)).boxed(),
+        }
+    }
+
+    fn read_afresh(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        match self.place(offset, buffer.len()) {
+            Ok(place) => self.whole.read_afresh(place, buffer),
+            Err(error) => std::future::ready(Err(error)).boxed(),
+        }
+    }
+
+    fn bearable_reads(&self) -> usize {
+        self.whole.bearable_reads()
+    }
+
+    fn is_remote(&self) -> bool {
+        self.whole.is_remote()
+    }
+
+    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
+        super::pieces(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream::StreamExt;
+
+    use super::*;
+    use crate::base::buffer::Pool;
+    use crate::source::{Memory, Pipe};
+
+    fn whole(bytes: &'static [u8]) -> Arc<dyn Source> {
+        Arc::new(Memory::new("whole", bytes))
+    }
+
+    fn slice(start: u64, len: u64) -> Result<Slice, Error> {
+        let extent = Extent::with_len(Packed(start), len);
+        Slice::new(whole(b"0123456789"), extent, "part")
+    }
+
+    /// What `work` comes to.
+    fn ends<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").block_on(work)
+    }
+
+    fn read(slice: &Slice, offset: u64, len: usize) -> Result<Bytes, Cause> {
+        let read = ends(slice.read_at(Packed(offset), Pool::new(100).take(len)));
+        read.map_err(|error| error.cause)
+    }
+
+    #[test]
+    fn a_part_is_read_from_its_own_front_and_never_beyond_its_ends() {
+        let part = slice(3, 4).expect("inside");
+        assert_eq!(part.fingerprint().len, Some(4));
+        assert_eq!(read(&part, 0, 4).expect("all of it"), b"3456"[..]);
+        assert_eq!(read(&part, 1, 2).expect("its middle"), b"45"[..]);
+        assert_eq!(read(&part, 4, 0).expect("nothing"), b""[..]);
+        for (offset, len) in [(0, 5), (4, 1), (u64::MAX, 1), (u64::MAX - 1, 9)] {
+            let beyond = read(&part, offset, len);
+            assert!(matches!(beyond, Err(Cause::Truncated)), "{offset}+{len}");
+        }
+        let pieces: Vec<_> = ends(part.stream().collect());
+        let bytes: Vec<u8> = pieces.into_iter().flat_map(Result::unwrap).collect();
+        assert_eq!(bytes, b"3456");
+    }
+
+    #[test]
+    fn a_part_that_is_not_all_there_is_none() {
+        assert!(slice(3, 7).is_ok());
+        for (start, len) in [(3, 8), (11, 0), (u64::MAX, 1), (0, u64::MAX)] {
+            let beyond = slice(start, len).map_err(|error| error.cause);
+            assert!(matches!(beyond, Err(Cause::Truncated)), "{start}+{len}");
+        }
+        let once = Arc::new(Pipe::new("pipe", std::io::empty(), Arc::default()));
+        let extent = Extent::with_len(Packed(0), 0);
+        let part = Slice::new(once, extent, "part").map_err(|error| error.cause);
+        assert!(matches!(part, Err(Cause::Spent)));
+    }
+
+    #[test]
+    fn a_part_is_found_again_by_its_place_in_a_version_or_by_its_digest() {
+        let (one, other) = (slice(3, 4).expect("one"), slice(4, 4).expect("another"));
+        assert_ne!(one.locator(), other.locator());
+        assert_ne!(
+            one.fingerprint().to_string(),
+            other.fingerprint().to_string()
+        );
+        assert!(!one.fingerprint().is_strong(), "the whole is not");
+        let digest = Sha256([7; 32]);
+        let (one, other) = (one.known_by(digest), other.known_by(digest));
+        assert_eq!(one.locator(), other.locator());
+        assert_eq!(one.fingerprint(), other.fingerprint());
+        assert!(one.fingerprint().is_strong());
+    }
+}

@@ -1,0 +1,96 @@
+//! The documents of container images, and the names that people give images.
+
+use std::path::Path;
+
+use tarfs::image::{self, Bundle, Config, Descriptor, Platform, Reference, User};
+
+/// Layers and groups that a document may speak of.
+const MOST: usize = 1000;
+
+/// Reads `bytes` as each document that an image has, and as what is said of one.
+pub(super) fn run(bytes: &[u8]) {
+    for descriptor in image::index(bytes).into_iter().flatten() {
+        check(&descriptor);
+    }
+    if let Ok(manifest) = image::manifest(bytes) {
+        check(&manifest.config);
+        assert!(manifest.layers.len() <= MOST);
+        manifest.layers.iter().for_each(check);
+    }
+    for image in image::docker(bytes).into_iter().flatten() {
+        assert!(image.layers.len() <= MOST);
+    }
+    if let Ok(config) = Config::parse(bytes) {
+        bundle(&config);
+    }
+    let text = String::from_utf8_lossy(bytes);
+    names(&text);
+    let half = bytes.len() / 2;
+    let (passwd, group) = bytes.split_at(half);
+    for spec in [
+        text.lines().next().unwrap_or_default(),
+        "0",
+        "root",
+        "root:users",
+    ] {
+        if let Ok(user) = User::find(spec, passwd, group) {
+            assert!(user.groups.len() <= MOST);
+            assert!(user.home.is_none_or(|home| home.starts_with('/')));
+        }
+    }
+}
+
+/// It leads to a blob and nowhere else.
+fn check(descriptor: &Descriptor) {
+    let path = descriptor.path();
+    let name = path.strip_prefix("blobs/sha256/").expect("among the blobs");
+    assert_eq!(Path::new(name).components().count(), 1);
+    assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()));
+}
+
+/// Whatever an image says of itself, a runtime gets a document that makes sense.
+fn bundle(config: &Config) {
+    assert!(config.diff_ids.len() <= MOST);
+    let user = User {
+        uid: 0,
+        gid: 0,
+        groups: Vec::new(),
+        home: None,
+    };
+    for rootless in [None, Some((1000, 1000))] {
+        let bundle = Bundle {
+            user: user.clone(),
+            args: vec!["given".to_owned()],
+            name: config.execution.hostname.clone(),
+            terminal: false,
+            rootless,
+        };
+        let text = image::bundle(config, &bundle).expect("there is something to run");
+        let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let at = |pointer: &str| {
+            document
+                .pointer(pointer)
+                .and_then(serde_json::Value::as_str)
+        };
+        assert_eq!(at("/root/path"), Some("rootfs"));
+        assert!(at("/process/cwd").is_some_and(|cwd| cwd.starts_with('/')));
+        let hostname = at("/hostname").expect("a name");
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+        assert!((1..=63).contains(&hostname.len()) && hostname.bytes().all(is_plain));
+        let args = document
+            .pointer("/process/args")
+            .and_then(|args| args.as_array());
+        assert_eq!(args.and_then(|args| args.last()?.as_str()), Some("given"));
+    }
+}
+
+/// What is read is written such that it is read again.
+fn names(text: &str) {
+    if let Some(reference) = Reference::parse(text) {
+        assert_eq!(Reference::parse(&reference.to_string()), Some(reference));
+    }
+    if let Ok(platform) = text.parse::<Platform>() {
+        assert_eq!(platform.to_string(), text);
+        assert_eq!(platform.distance(&platform), Some(0));
+    }
+}

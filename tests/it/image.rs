@@ -1,0 +1,575 @@
+//! Container images as sources: found in archives and directories, verified, mounted, and run.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+use crate::support::http::{Resource, Server};
+use crate::support::image::{self, Files, Image};
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::program::{tarfs, told};
+use crate::support::raw::{self, Archive, Header};
+use crate::support::sums::sha256;
+
+/// More than is passed over whatever the link is.
+const HUGE: usize = 70 << 20;
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().expect("a directory"));
+        for name in ["out", "mnt"] {
+            fs::create_dir(place.path().join(name)).expect("made");
+        }
+        place
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path().join(name), bytes).expect("space");
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        tarfs(self.path(), words)
+    }
+
+    /// What it writes when all goes well.
+    #[track_caller]
+    fn says(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert!(output.status.success(), "{words:?}: {}", told(&output));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    /// What it complains about when it fails.
+    #[track_caller]
+    fn complains(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert_eq!(
+            output.status.code(),
+            Some(2),
+            "{words:?}: {}",
+            told(&output)
+        );
+        told(&output)
+    }
+}
+
+/// A layer with a file of noise.
+fn layer() -> Vec<u8> {
+    files().end()
+}
+
+fn files() -> Archive {
+    Archive::new()
+        .directory("d/")
+        .file("d/noise", Noise::new(7).bytes(3 << 20))
+        .file("d/text", "some text")
+        .symlink("link", "d/text")
+}
+
+fn one() -> Image {
+    Image::new("one", vec![layer()]).running(json!({ "Cmd": ["true"] }))
+}
+
+/// Of two layers, the upper of which takes a file of the lower away.
+fn two() -> Image {
+    let lower = Archive::new()
+        .directory("d/")
+        .file("d/gone", "for good")
+        .file("low", "below");
+    let upper = files().file("d/.wh.gone", "");
+    Image::new("two", vec![lower.end(), upper.end()])
+}
+
+/// Every way to keep an image, as SOURCE.
+fn kept(place: &Place, image: &Image) -> Vec<String> {
+    let oci = image::oci(std::slice::from_ref(image));
+    oci.write(&place.path().join("layout"));
+    place.put("oci.tar", &oci.tar());
+    place.put("oci.tgz", &image::packed(Packing::Gzip, &oci.tar()));
+    let docker = image::docker(image).end();
+    place.put("docker.tar", &docker);
+    place.put("docker.tar.zst", &image::packed(Packing::Zstd, &docker));
+    place.put("blobs.tar", &image::docker_with_blobs(image).tar());
+    let mut kept = vec![
+        "oci:layout".to_owned(),
+        format!("oci:layout:{}", image.name),
+        format!("oci-archive:oci.tar:{}", image.name),
+        "oci-archive:oci.tgz".to_owned(),
+        "docker-archive:docker.tar".to_owned(),
+        format!("docker-archive:docker.tar.zst:{}:latest", image.name),
+        "docker-archive:blobs.tar".to_owned(),
+    ];
+    let absolute = place.path().join("oci.tar");
+    kept.push(format!("oci-archive:{}", absolute.display()));
+    kept
+}
+
+#[test]
+fn an_image_is_a_source_however_it_is_kept() {
+    let noise = Noise::new(7).bytes(3 << 20);
+    for packing in [Packing::Gzip, Packing::Zstd, Packing::Plain] {
+        let place = Place::new();
+        for (number, source) in kept(&place, &two().packed(packing)).iter().enumerate() {
+            let listed = place.says(&["ls", "-R", source]);
+            assert_eq!(listed, "d\nd/noise\nd/text\nlink\nlow\n", "{source}");
+            let out = format!("out/{number}");
+            fs::create_dir(place.path().join(&out)).expect("made");
+            place.says(&["materialize", "-q", source, "-C", &out]);
+            let written = fs::read(place.path().join(&out).join("d/noise")).expect("written");
+            assert!(written == noise, "{source}");
+            let names = fs::read_dir(place.path().join(&out).join("d")).expect("a directory");
+            assert_eq!(names.count(), 2, "{source}: what is gone is gone");
+            place.says(&["verify", "-q", source]);
+        }
+    }
+}
+
+#[test]
+fn a_mount_of_an_image_serves_its_layers() {
+    let place = Place::new();
+    let mnt = place.path().join("mnt");
+    for source in kept(&place, &two()) {
+        place.says(&["mount", &source, "mnt"]);
+        let read = fs::read(mnt.join("d/noise"));
+        let linked = fs::read(mnt.join("link"));
+        let (below, gone) = (fs::read(mnt.join("low")), mnt.join("d/gone").exists());
+        place.says(&["umount", "mnt"]);
+        assert!(
+            read.expect("readable") == Noise::new(7).bytes(3 << 20),
+            "{source}"
+        );
+        assert_eq!(linked.expect("readable"), b"some text", "{source}");
+        assert_eq!(below.expect("readable"), b"below", "{source}");
+        assert!(!gone, "{source}");
+    }
+}
+
+/// An archive with a huge image and a small one.
+fn huge_and_small() -> Files {
+    let huge = Archive::new().file("huge", Noise::new(1).bytes(HUGE)).end();
+    image::oci(&[
+        Image::new("huge", vec![huge]).packed(Packing::Plain),
+        Image::new("small", vec![layer()]),
+    ])
+}
+
+#[test]
+fn of_an_archive_with_several_images_only_what_is_wanted_is_fetched() {
+    let server = Server::start();
+    let archive = huge_and_small().tar();
+    let len = archive.len() as u64;
+    server.serve("/i.tar", Resource::new(archive).etag("\"1\""));
+    let place = Place::new();
+    let url = server.url("/i.tar");
+
+    let small = format!("oci-archive:{url}:small");
+    place.says(&["materialize", "-q", &small, "-C", "out"]);
+    assert_eq!(
+        fs::read(place.path().join("out/link")).expect("there"),
+        b"some text"
+    );
+    let sent = server.sent_bytes("/i.tar");
+    assert!(sent < 40 << 20, "{sent} of {len}");
+
+    // Now where everything is is known: only documents and the layer's bytes.
+    place.says(&["ls", &small]);
+    let more = server.sent_bytes("/i.tar") - sent;
+    assert!((3 << 20..4 << 20).contains(&more), "{more}");
+    // And nothing of the layer, once it has an index.
+    place.says(&["ls", &small]);
+    let least = server.sent_bytes("/i.tar") - sent - more;
+    assert!(least < 1 << 17, "{least}");
+}
+
+#[test]
+fn a_layer_is_known_by_its_digest_wherever_it_lies() {
+    let server = Server::start();
+    let (mut first, mut second) = (huge_and_small(), huge_and_small());
+    first.put("note", "the first");
+    second.put("other", "the second, and longer");
+    for (path, files) in [("/1.tar", first), ("/2.tar", second)] {
+        server.serve(path, Resource::new(files.tar()).etag("\"1\""));
+    }
+    let place = Place::new();
+    let list = |path: &str| {
+        let source = format!("oci-archive:{}:huge", server.url(path));
+        assert_eq!(place.says(&["ls", &source]), "huge\n");
+        server.sent_bytes(path)
+    };
+    let sent = list("/1.tar");
+    assert!(
+        sent > HUGE as u64,
+        "all of a layer is held against its digest"
+    );
+    let sent = list("/2.tar");
+    assert!(sent < 40 << 20, "{sent} of what is known already");
+}
+
+#[test]
+fn a_layer_that_is_not_what_its_digest_says_is_refused() {
+    let place = Place::new();
+    let image = one().packed(Packing::Plain);
+    let path = format!("blobs/sha256/{}", sha256(&layer()));
+    // The archive in it stays one: only the digest tells.
+    let middle = layer().len() / 2;
+    let mut oci = image::oci(std::slice::from_ref(&image));
+    oci.get(&path)[middle] ^= 1;
+    place.put("oci.tar", &oci.tar());
+    oci.write(&place.path().join("layout"));
+    let mut docker = image::docker_with_blobs(&image);
+    docker.get(&path)[middle] ^= 1;
+    place.put("docker.tar", &docker.tar());
+
+    for source in [
+        "oci-archive:oci.tar",
+        "oci:layout",
+        "docker-archive:docker.tar",
+    ] {
+        let words = ["materialize", "-q", source, "--atomic", "-C", "out"];
+        let complaint = place.complains(&words);
+        assert!(complaint.contains("its SHA-256 is"), "{complaint}");
+        assert_eq!(
+            fs::read_dir(place.path().join("out"))
+                .expect("there")
+                .count(),
+            0
+        );
+        let complaint = place.complains(&["mount", "--wait-index", source, "mnt"]);
+        assert!(complaint.contains("its SHA-256 is"), "{complaint}");
+        let complaint = place.complains(&["ls", source]);
+        assert!(complaint.contains("its SHA-256 is"), "{complaint}");
+        let complaint = place.complains(&["verify", "-q", source]);
+        assert!(complaint.contains("its SHA-256 is"), "{complaint}");
+    }
+}
+
+/// The name of the document that `what` is part of.
+fn blob_with(files: &Files, what: &str) -> String {
+    let is_it = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        text.starts_with('{') && text.contains(what)
+    };
+    let mut blobs = files
+        .0
+        .iter()
+        .filter(|(name, _)| name.starts_with("blobs/"));
+    let found = blobs.find(|(_, bytes)| is_it(bytes));
+    found.expect("a blob with that").0.clone()
+}
+
+#[test]
+fn documents_that_lie_are_refused_before_they_are_believed() {
+    let place = Place::new();
+    let good = image::oci(&[one()]);
+    let (manifest, config) = (
+        blob_with(&good, "\"layers\":"),
+        blob_with(&good, "diff_ids"),
+    );
+    let layer = good
+        .0
+        .iter()
+        .find(|(_, bytes)| bytes.starts_with(&[0x1f, 0x8b]));
+    let layer = layer.expect("packed").0.clone();
+    let refused = |files: &Files, why: &str| {
+        place.put("oci.tar", &files.tar());
+        let complaint = place.complains(&["ls", "oci-archive:oci.tar"]);
+        assert!(complaint.contains(why), "{complaint}");
+    };
+    for document in [&manifest, &config] {
+        let mut files = good.clone();
+        let bytes = files.get(document);
+        let last = bytes.len() - 1;
+        bytes[last] = b' ';
+        refused(&files, "its SHA-256 is");
+        files.get(document).push(b' ');
+        refused(&files, " bytes, not ");
+        let mut files = good.clone();
+        files.0.retain(|(name, _)| name != document);
+        refused(&files, "it is not there");
+    }
+    let mut files = good.clone();
+    files.get(&layer).push(0);
+    refused(&files, " bytes, not ");
+
+    let mut files = good.clone();
+    let index = String::from_utf8(files.get("index.json").clone()).expect("UTF-8");
+    files.put("index.json", vec![b' '; (4 << 20) + 1]);
+    refused(&files, "4194304 are allowed");
+    let digest = manifest.trim_start_matches("blobs/sha256/");
+    for wrong in ["../../index.json", &digest.to_uppercase(), ""] {
+        files.put("index.json", index.replace(digest, wrong));
+        refused(&files, "a digest in it is none");
+    }
+    files.put("index.json", index.replace("sha256:", "sha512:"));
+    refused(&files, "sha512 is not supported");
+    files.put("index.json", format!(r#"{{"deep":{}"#, "[".repeat(100_000)));
+    refused(&files, "it ends too early");
+    files.0.retain(|(name, _)| name != "index.json");
+    refused(&files, "there is no index.json");
+
+    // An index of indexes of indexes, and so on.
+    let mut files = good.clone();
+    let mut inner = files.manifest(&one());
+    for _ in 0..6 {
+        let index = json!({ "schemaVersion": 2, "manifests": [inner] });
+        inner = files.blob(image::INDEX, index.to_string().into_bytes());
+    }
+    files.index(&[inner]);
+    refused(&files, "an index in too many others");
+}
+
+#[test]
+fn no_name_in_an_image_leads_out_of_it() {
+    let place = Place::new();
+    place.put("secret.tar", &layer());
+    let image = one().packed(Packing::Plain);
+
+    let directory = place.path().join("layout");
+    image::oci(std::slice::from_ref(&image)).write(&directory);
+    let blob = directory.join("blobs/sha256").join(sha256(&layer()));
+    fs::remove_file(&blob).expect("there");
+    symlink(place.path().join("secret.tar"), &blob).expect("linked");
+    let complaint = place.complains(&["ls", "oci:layout"]);
+    assert!(
+        complaint.contains("what lies outside it is not supported"),
+        "{complaint}"
+    );
+
+    let config = json!({ "rootfs": { "diff_ids": [format!("sha256:{}", sha256(&layer()))] } });
+    for (path, why) in [
+        ("../secret.tar", "leads out of the archive"),
+        ("/secret.tar", "leads out of the archive"),
+        ("up", "a link out of the archive"),
+        ("round", "a link to a link"),
+        ("nothing", "it is not there"),
+        ("directory", "no regular file"),
+    ] {
+        let manifest = json!([{ "Config": "c.json", "Layers": [path] }]);
+        let archive = raw::Archive::new()
+            .file("c.json", config.to_string())
+            .file("manifest.json", manifest.to_string())
+            .directory("directory/")
+            .symlink("up", "../secret.tar")
+            .symlink("round", "round")
+            .end();
+        place.put("docker.tar", &archive);
+        let complaint = place.complains(&["ls", "docker-archive:docker.tar"]);
+        assert!(complaint.contains(why), "{path}: {complaint}");
+    }
+}
+
+#[test]
+fn the_image_for_the_platform_is_taken() {
+    let place = Place::new();
+    let layer = |name: &str| vec![Archive::new().file(name, name).end()];
+    let here = Image::new("here", layer("here"));
+    let files = image::oci_for_all(&[
+        Image::new("s390x", layer("s390x")).on("linux", "s390x"),
+        here.clone(),
+        Image::new("windows", layer("windows")).on("windows", here.platform.1),
+    ]);
+    place.put("i.tar", &files.tar());
+    assert_eq!(place.says(&["ls", "oci-archive:i.tar"]), "here\n");
+    for (platform, listed) in [("linux/s390x", "s390x\n"), ("linux/s390x/v1", "")] {
+        let words = ["ls", "oci-archive:i.tar", "--platform", platform];
+        if listed.is_empty() {
+            let complaint = place.complains(&words);
+            assert!(
+                complaint.contains("no image there is for linux/s390x/v1"),
+                "{complaint}"
+            );
+        } else {
+            assert_eq!(place.says(&words), listed);
+        }
+    }
+    let docker = Image::new("alien", layer("alien")).on("linux", "s390x");
+    place.put("d.tar", &image::docker(&docker).end());
+    assert_eq!(
+        place.says(&["ls", "docker-archive:d.tar"]),
+        "alien\n",
+        "the only one there is"
+    );
+    let words = ["ls", "docker-archive:d.tar", "--platform", "linux/riscv64"];
+    let complaint = place.complains(&words);
+    assert!(complaint.contains("there is 'linux/s390x'"), "{complaint}");
+}
+
+#[test]
+fn what_an_image_is_and_runs_is_told() {
+    let place = Place::new();
+    let execution = json!({ "Entrypoint": ["/bin/app"], "Env": ["A=b"], "User": "www",
+                            "WorkingDir": "/srv" });
+    let image = one().running(execution.clone());
+    for source in kept(&place, &image) {
+        let told: Value =
+            serde_json::from_str(&place.says(&["image", "--json", &source])).expect("JSON");
+        assert_eq!(told["config"]["config"], execution, "{source}");
+        assert_eq!(told["names"][0], "one", "{source}");
+        assert_eq!(told["layers"].as_array().map(Vec::len), Some(1));
+        let digest = told["layers"][0]["digest"].as_str().expect("a digest");
+        let packed = source.starts_with("oci");
+        let layer = if packed {
+            image::packed(Packing::Gzip, &layer())
+        } else {
+            layer()
+        };
+        assert_eq!(digest, format!("sha256:{}", sha256(&layer)), "{source}");
+
+        let digest = told["digest"].as_str().expect("a digest").to_owned();
+        let words = place.says(&["image", &source]);
+        for part in [
+            &digest,
+            "entry point   /bin/app",
+            "user          www",
+            "A=b",
+            "/srv",
+        ] {
+            assert!(words.contains(part), "{words}");
+        }
+        place.says(&["ls", &source, "--expect-sha256", &digest]);
+        let other = sha256(b"other");
+        let complaint = place.complains(&["ls", &source, "--expect-sha256", &other]);
+        assert!(complaint.contains("the image's digest is"), "{complaint}");
+    }
+    let words = ["materialize", "-q", "--resume", "oci:layout", "-C", "out"];
+    let complaint = place.complains(&words);
+    assert!(
+        complaint.contains("--resume cannot be used with an image"),
+        "{complaint}"
+    );
+    let complaint = place.complains(&["image", "oci.tar"]);
+    assert!(complaint.contains("names no image"), "{complaint}");
+    let complaint = place.complains(&["ls", "docker-archive:oci.tar"]);
+    assert!(
+        complaint.contains("there is no manifest.json"),
+        "{complaint}"
+    );
+    let complaint = place.complains(&["ls", "oci-archive:-"]);
+    assert!(complaint.contains("standard input"), "{complaint}");
+    let complaint = place.complains(&["ls", "oci:layout:two"]);
+    assert!(
+        complaint.contains("called 'two'; there is 'one'"),
+        "{complaint}"
+    );
+}
+
+/// A root file system with one static program, which is a shell.
+fn busybox() -> Vec<u8> {
+    let program = fs::read("/bin/busybox").expect("busybox-static is installed");
+    let executable = Header::new("bin/busybox", b'0').mode(0o755);
+    let mut archive = Archive::new()
+        .directory("bin/")
+        .add(executable, program)
+        .directory("etc/")
+        .file(
+            "etc/passwd.real",
+            "root:x:0:0::/root:/bin/sh\napp:x:1234:77:app:/home/app:/bin/sh\n",
+        )
+        .symlink("etc/passwd", "/etc/passwd.real")
+        .file("etc/group", "app:x:77:\nmore:x:88:other,app\n")
+        .add(
+            Header::new("home/app/", b'5').mode(0o755).owner(1234, 77),
+            "",
+        );
+    for name in ["sh", "id", "cat", "touch", "hostname"] {
+        archive = archive.symlink(&format!("bin/{name}"), "busybox");
+    }
+    archive.end()
+}
+
+/// What the container from the bundle at `bundle` says.
+#[track_caller]
+fn contained(place: &Place, bundle: &str) -> String {
+    let name = format!("tarfs-{}-{bundle}", std::process::id());
+    // crun does not run where both versions of cgroups are mounted; in here one of them is not.
+    let script = "umount /sys/fs/cgroup/unified 2>/dev/null; exec crun run -b \"$1\" \"$2\"";
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, "sh", bundle, &name])
+        .current_dir(place.path())
+        .output()
+        .expect("unshare and crun are installed");
+    assert!(output.status.success(), "{}", told(&output));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn a_bundle_is_run_by_a_container_runtime() {
+    let place = Place::new();
+    let script = "id -u; id -g; id -G; cat /proc/self/mounts >/dev/null && echo $HOME $A; \
+                  echo written >file";
+    let execution = json!({
+        "Entrypoint": ["/bin/sh", "-c"],
+        "Cmd": [script],
+        "Env": ["A=b"],
+        "User": "app",
+        "WorkingDir": "/home/app",
+    });
+    let image = Image::new("one", vec![busybox()]).running(execution);
+    place.put("i.tar", &image::oci(&[image]).tar());
+    place.says(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let said = contained(&place, "box");
+    assert_eq!(said, "1234\n77\n77 88\n/home/app b\n");
+    let written = place.path().join("box/rootfs/home/app/file");
+    assert_eq!(fs::read_to_string(written).expect("written"), "written\n");
+
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    assert!(complaint.contains("--force"), "{complaint}");
+    let words = [
+        "bundle",
+        "-q",
+        "--force",
+        "oci-archive:i.tar",
+        "box",
+        "--",
+        "hostname; id -u",
+    ];
+    place.says(&words);
+    assert_eq!(contained(&place, "box"), "box\n1234\n");
+    assert!(
+        !place.path().join("box/rootfs/home/app/file").exists(),
+        "a new tree"
+    );
+}
+
+#[test]
+fn a_bundle_that_cannot_be_made_leaves_no_half_of_one() {
+    let place = Place::new();
+    let image = one().packed(Packing::Plain).running(json!({}));
+    let mut files = image::oci(std::slice::from_ref(&image));
+    place.put("i.tar", &files.tar());
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    assert!(complaint.contains("it names no command"), "{complaint}");
+    assert!(!place.path().join("box").exists());
+
+    let path = format!("blobs/sha256/{}", sha256(&layer()));
+    let middle = layer().len() / 2;
+    files.get(&path)[middle] ^= 1;
+    place.put("i.tar", &files.tar());
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box", "--", "x"]);
+    assert!(complaint.contains("its SHA-256 is"), "{complaint}");
+    assert_eq!(
+        fs::read_dir(place.path().join("box"))
+            .expect("made")
+            .count(),
+        0
+    );
+
+    let image = image.running(json!({ "User": "nobody", "Cmd": ["x"] }));
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    assert!(
+        complaint.contains("runs as 'nobody', who is not in"),
+        "{complaint}"
+    );
+    assert!(!place.path().join("box/config.json").exists());
+}
