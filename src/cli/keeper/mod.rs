@@ -333,7 +333,7 @@ struct Estate {
     site: Site,
     /// The mount itself, if something lies over it: it is out of the tree before long.
     below: Option<Site>,
-    /// Its connection: while it is held the mount has not ended, and its number is no other's.
+    /// Its connection: until that has ended the mount's number is no other's.
     device: OwnedFd,
 }
 
