@@ -18,7 +18,7 @@ use super::problem::{Cause, Error, Trouble, While};
 use super::root::{Directory, Identity, Missing, name_of, parent_of, status};
 use super::{CLAIM, Materializer};
 use crate::base::path::ArchivePath;
-use crate::base::resolve::ResolveError;
+use crate::base::resolve::{Refusal, ResolveError};
 use crate::index::{Builder, Entry, Index, Ino, Kind, Options, Origin, Placed, Refused};
 use crate::stack::{Link, Meaning, Whiteouts, canonical, ends, names_hidden};
 use crate::tar::{self, Member};
@@ -48,6 +48,8 @@ impl Laying {
 
 /// What a member of a layer is to the tree on disk.
 enum Fate {
+    /// Nothing at all: it hides what cannot be there.
+    Idle,
     /// An entry.
     Made(Way),
     /// Nothing now; its directory is there all the same.
@@ -114,6 +116,7 @@ impl Materializer {
             Fate::Made(placed) => self.begin(member, placed),
             Fate::Nothing(path) => self.make_parent(&path),
             Fate::Gone(path) => self.unmake(&path),
+            Fate::Idle => {}
             Fate::Refused {
                 path,
                 cause,
@@ -150,6 +153,13 @@ impl Materializer {
         let lies = lies.unwrap_or_else(|| path.clone());
         let placed = match placed {
             Ok(placed) => placed,
+            // Who makes layers by comparing trees says of a directory that has become a file what of
+            // it is gone as well.
+            Err(Refused::Unreachable(Refusal::NotADirectory))
+                if whiteouts.takes_name(name_of(path)) =>
+            {
+                return Fate::Idle;
+            }
             Err(refused) => {
                 let cause = cause(refused, member);
                 return Fate::Refused {

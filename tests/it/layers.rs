@@ -546,6 +546,14 @@ fn layers_hide_and_replace_what_lies_below() {
             ],
         ),
         over_bottom(
+            "what was in a directory that is a file now",
+            vec![
+                File("d", "above"),
+                File("d/.wh.x", ""),
+                File("d/.wh.sub", ""),
+            ],
+        ),
+        over_bottom(
             "names that are none",
             vec![
                 File(".wh...", ""),
