@@ -48,7 +48,7 @@ impl Laying {
 
 /// What a member of a layer is to the tree on disk.
 enum Fate {
-    /// Nothing at all: it hides what cannot be there.
+    /// Nothing at all: it hides what cannot be there, or is there already.
     Idle,
     /// An entry.
     Made(Way),
@@ -198,6 +198,10 @@ impl Materializer {
             return refused(lies, Cause::Elsewhere);
         }
         if let tar::Kind::HardLink(target) = &mut member.kind {
+            if entry.kind() == Kind::Directory {
+                // To itself, which is there.
+                return Fate::Idle;
+            }
             let named = ArchivePath::sanitize(target).path;
             if names_hidden(index, whiteouts, &entry) {
                 return refused(lies, Cause::NoTarget { target: named });
