@@ -112,8 +112,9 @@ fn prepare(directory: &Path, config_file: &Path, force: bool) -> anyhow::Result<
         _ => Ok(()),
     };
     gone(fs::remove_file(config_file), config_file)?;
-    let rootfs = directory.join(ROOTFS);
-    gone(fs::remove_dir_all(&rootfs), &rootfs)
+    let opened = File::open(directory)?;
+    let removed = crate::materialize::remove(&opened, ROOTFS.as_ref());
+    gone(removed, &directory.join(ROOTFS))
 }
 
 fn root() -> User {

@@ -282,7 +282,7 @@ impl Refusal {
 /// Puts `call` into the words of `mount`, the command of that verb.
 fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
     let mut words: Vec<OsString> = vec!["mount".into()];
-    let mut wants_to_write = false;
+    let mut wants_to_write = None;
     let mut is_writable = false;
     for option in call.options.iter().flat_map(|options| split(options)) {
         let (name, value) = match option.split_once('=') {
@@ -291,7 +291,7 @@ fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
         };
         match name {
             "remount" => return Err(Refusal::Remount),
-            "rw" | "ro" => wants_to_write = name == "rw",
+            "rw" | "ro" => wants_to_write = Some(name == "rw"),
             // mount(8) takes these two words for what is so anyway, and keeps them to itself.
             "allow_suid" | "allow_dev" if value.is_none() => {
                 words.push("-o".into());
@@ -319,13 +319,16 @@ fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
             },
         }
     }
+    if wants_to_write == Some(false) {
+        words.extend(["-o".into(), "ro".into()]);
+    }
     // Behind it nothing is taken for a flag.
     words.push("--".into());
     words.push(call.source.clone());
     words.push(call.directory.clone().into());
     Ok(Translated {
         words,
-        wants_to_write: wants_to_write && !is_writable,
+        wants_to_write: wants_to_write == Some(true) && !is_writable,
     })
 }
 
@@ -478,7 +481,8 @@ mod tests {
     fn what_fstab_says_to_others_is_left_out() {
         let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,\
                        x-systemd.automount,X-mount.mkdir,x-a=b,noatime,ro";
-        assert_eq!(flags(options), [""; 0]);
+        assert_eq!(flags(options), ["-o", "ro"]);
+        assert_eq!(flags("ro,rw"), [""; 0], "mount(8) adds it by itself");
     }
 
     #[test]

@@ -20,6 +20,9 @@ use crate::base::stats::Stats;
 use crate::source;
 use crate::stack::{self, Layer, Stack};
 
+/// Layers of one tree; an image may have as many by itself.
+const MAX_LAYERS: usize = 1000;
+
 /// What is laid over SOURCE.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct LayerArgs {
@@ -101,6 +104,11 @@ pub(super) fn sources(
         let sources = given::layers(headers, &args, outer, network, stats)?;
         opened.extend(sources.into_iter().map(|source| Layer { source, digest }));
     }
+    ensure!(
+        opened.len() <= MAX_LAYERS,
+        "{} layers are more than the {MAX_LAYERS} that one tree can have",
+        opened.len()
+    );
     ensure!(
         !opened.is_empty(),
         "the image has no layers, and so no files"

@@ -397,7 +397,13 @@ fn serve_opened(
     };
     let (at, source) = (&args.mountpoint, &opened.location);
     let mount = match (&orphan, &writable) {
-        (Some(orphan), _) => Mount::adopt(tree, orphan, options, ended)?,
+        (Some(orphan), writable) => {
+            let mount = Mount::adopt(tree, orphan, options, ended)?;
+            if let Some(writable) = writable {
+                writable.adopted();
+            }
+            mount
+        }
         (None, None) => Mount::start_kept(tree, source, at, options, mounted, ended)?,
         (None, Some(writable)) => {
             writable::refuse_restart(args, opened.is_strong)?;

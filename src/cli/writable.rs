@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -57,13 +58,18 @@ pub(super) struct Writable {
 #[derive(Debug)]
 struct Scratch {
     path: PathBuf,
+    /// Whether it goes with this process. One that was inherited is in use by a mount that may have to
+    /// be left to somebody else.
+    is_ours: AtomicBool,
     /// What cleans up by age leaves it alone that long.
     _lock: Option<File>,
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        remove_scratch(&self.path);
+        if self.is_ours.load(Ordering::Relaxed) {
+            remove_scratch(&self.path);
+        }
     }
 }
 
@@ -90,7 +96,7 @@ pub(super) fn claim(
     };
     if let Some(inherited) = inherited {
         // It is set once.
-        drop(scratch.set(Scratch::at(inherited)));
+        drop(scratch.set(Scratch::at(inherited, false)));
     } else {
         Mount::check_writable()?;
     }
@@ -122,13 +128,17 @@ pub(super) fn lower_options(options: &MountOptions) -> MountOptions {
 }
 
 impl Scratch {
-    fn at(path: PathBuf) -> Self {
+    fn at(path: PathBuf, is_ours: bool) -> Self {
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
             // It is nobody else's.
             flock(lock, FlockOperation::NonBlockingLockShared).ok();
         }
-        Self { path, _lock: lock }
+        Self {
+            path,
+            is_ours: AtomicBool::new(is_ours),
+            _lock: lock,
+        }
     }
 }
 
@@ -139,11 +149,18 @@ impl Writable {
     /// When there is none.
     pub(super) fn make_lower(&self, keeper: Option<&Keeper>) -> anyhow::Result<PathBuf> {
         let path = make_scratch(self.named.is_none())?;
-        let scratch = self.scratch.get_or_init(|| Scratch::at(path));
+        let scratch = self.scratch.get_or_init(|| Scratch::at(path, true));
         if let Some(keeper) = keeper {
             keeper.scratch(&scratch.path);
         }
         Ok(scratch.path.join(LOWER))
+    }
+
+    /// This process goes on with the mount that it was inherited with.
+    pub(super) fn adopted(&self) {
+        if let Some(scratch) = self.scratch.get() {
+            scratch.is_ours.store(true, Ordering::Relaxed);
+        }
     }
 
     fn upper(&self) -> Upper {

@@ -14,6 +14,9 @@ use crate::base::sha256::Sha256;
 /// Layers of one image. Overlayfs takes a few hundred; nobody has so many.
 pub(super) const MAX_LAYERS: usize = 1000;
 
+/// The longest name of an image that is one, in bytes: each manifest below it bears it.
+const MAX_NAME_LEN: usize = 1024;
+
 /// Entries of one index. An image for everything has some twenty.
 const MAX_ENTRIES: usize = 10_000;
 
@@ -177,7 +180,8 @@ impl RawDescriptor {
     fn check(self) -> Result<Descriptor, Cause> {
         let mut names = Vec::new();
         for key in [REF_NAME, FULL_NAME] {
-            names.extend(self.annotations.get(key).cloned());
+            let name = self.annotations.get(key);
+            names.extend(name.filter(|name| name.len() <= MAX_NAME_LEN).cloned());
         }
         Ok(Descriptor {
             media_type: self.media_type.unwrap_or_default(),

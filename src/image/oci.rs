@@ -15,6 +15,9 @@ const MAX_DEPTH: usize = 3;
 /// Indexes that are looked into, at the most.
 const MAX_INDEXES: usize = 32;
 
+/// Manifests that are looked at, of all indexes together.
+const MAX_FOUND: usize = 10_000;
+
 /// The file with which everything begins.
 const INDEX: &str = "index.json";
 
@@ -114,6 +117,10 @@ impl Search<'_> {
     ) -> Result<(), Error> {
         match descriptor.target() {
             Target::Other => {}
+            Target::Manifest if self.found.len() >= MAX_FOUND => {
+                let cause = Cause::Malformed("there are too many manifests".to_owned());
+                return Err(self.layout.error(&descriptor.path(), cause));
+            }
             Target::Manifest => self.found.push(Candidate {
                 manifest: descriptor,
                 names: names.to_vec(),

@@ -17,6 +17,7 @@ use super::removal;
 use super::root::{Directory, Identity, status};
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
+use crate::index::Options;
 
 /// How often something in the way is removed before giving up; more than once only when another
 /// process makes it again.
@@ -72,6 +73,18 @@ impl Claims {
             return Err(Errno::DQUOT);
         }
         Ok(())
+    }
+
+    /// How many there may be.
+    pub(super) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Numbers that an index of as many entries gives out at the most: those of the root and of
+    /// nothing are two more. Never more than an index gives out by itself.
+    pub(super) fn most_numbers(&self) -> u32 {
+        let most = u32::try_from(self.most.saturating_add(2)).unwrap_or(u32::MAX);
+        most.min(Options::default().max_entries)
     }
 
     /// How many were taken.

@@ -26,6 +26,9 @@ use crate::tar::{self, Member};
 const CLEAR: &str = "remove what a layer says to be gone";
 const LINK: &str = "create the hard link";
 
+/// What links are called that are not in their place yet, with two numbers behind it.
+const ASIDE: &str = ".tarfs-link-";
+
 /// A layer that is being written.
 #[derive(Debug)]
 pub(super) struct Laying {
@@ -74,7 +77,10 @@ impl Materializer {
         self.root.replace_on_the_way();
         self.laying = Some(Laying {
             whiteouts,
-            builder: Builder::new(Options::default()),
+            builder: Builder::new(Options {
+                max_entries: self.context.claims.most_numbers(),
+                ..Options::default()
+            }),
             is_bottom,
             below: self.directories.count(),
             forward: Vec::new(),
@@ -122,6 +128,11 @@ impl Materializer {
                 cause,
                 has_parent,
             } => {
+                if matches!(cause, Cause::Unplaced(Refused::Full)) {
+                    let limit = self.context.claims.most();
+                    let too_many = Error::TooManyEntries { path, limit };
+                    return self.context.problems.stop(too_many);
+                }
                 if has_parent && !matches!(cause, Cause::Climbs) {
                     self.make_parent(&path);
                 }
@@ -413,12 +424,19 @@ impl Materializer {
     /// in another's way, and then each in its place.
     fn make_links_below(&mut self, index: &Index, whiteouts: Whiteouts, is_bottom: bool) {
         let unresolved: Vec<_> = unresolved(index).collect();
+        let aside = match self.free_number(&unresolved) {
+            Ok(number) => format!("{ASIDE}{number}-"),
+            Err(trouble) => {
+                let top = self.root.top().clone();
+                return self.context.fail(&ArchivePath::root(), &top, trouble, 0);
+            }
+        };
         let mut made = Vec::new();
         for (link, end) in unresolved.iter().zip(ends(&unresolved)) {
             if hidden_part(index, &link.path, whiteouts).is_some() {
                 continue;
             }
-            let name = format!(".tarfs-link-{}", made.len()).into_bytes();
+            let name = format!("{aside}{}", made.len()).into_bytes();
             let end = end.filter(|_| !is_bottom);
             match end.map(|end| self.link_aside(&end, &name)) {
                 Some(Ok(true)) => made.push((&link.path, name)),
@@ -442,6 +460,21 @@ impl Materializer {
                 self.context.take_away(&top, &aside).ok();
             }
         }
+    }
+
+    /// A number that begins no name of the kind of [`ASIDE`], of what is in the destination itself and of
+    /// `links`.
+    fn free_number(&self, links: &[Link]) -> Result<u64, Trouble> {
+        if links.is_empty() {
+            return Ok(0);
+        }
+        let there = names(self.root.top()).while_trying_to(LINK)?;
+        let there = there.iter().map(Vec::as_slice);
+        let to_be = links
+            .iter()
+            .filter_map(|link| link.path.components().next());
+        let taken = there.chain(to_be).filter_map(aside_number).max();
+        Ok(taken.map_or(0, |number| number.saturating_add(1)))
     }
 
     /// Links what lies at `target` to `name` in the destination itself; whether there is anything.
@@ -560,6 +593,14 @@ fn below(path: &ArchivePath, name: &[u8]) -> ArchivePath {
     let mut path = path.clone();
     path.push(name);
     path
+}
+
+/// The number of a name that begins like those of links that are not in their place yet. A longer one than
+/// can be counted is no such name.
+fn aside_number(name: &[u8]) -> Option<u64> {
+    let digits = name.strip_prefix(ASIDE.as_bytes())?;
+    let digits = digits.split(|byte| !byte.is_ascii_digit()).next()?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 fn names(directory: &Directory) -> Result<Vec<Vec<u8>>, Errno> {

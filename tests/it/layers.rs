@@ -546,6 +546,14 @@ fn layers_hide_and_replace_what_lies_below() {
             ],
         ),
         over_bottom(
+            "links that are called like those that wait for their places",
+            vec![
+                Hard(".tarfs-link-1", "d/y"),
+                Hard("b", "d/x"),
+                File(".tarfs-link-0", "above"),
+            ],
+        ),
+        over_bottom(
             "what was in a directory that is a file now",
             vec![
                 File("d", "above"),

@@ -165,6 +165,20 @@ fn another_process_goes_on_with_it_where_that_can_be() {
 }
 
 #[test]
+fn what_was_written_outlives_those_who_fail_to_go_on() {
+    let said = says(
+        r#"
+        tarfs mount --writable --restart a.tar mnt
+        echo x >>mnt/a; old=$(pid); : >empty; upper=$(tarfs status mnt | grep -o '/.*/upper')
+        mount --bind empty a.tar; kill -KILL $old; sleep 1; umount a.tar
+        until tarfs status mnt >/dev/null 2>&1; do sleep 0.05; done
+        test "$(pid)" != $old; cat mnt/a "$upper/a"; tarfs umount mnt; gone
+        "#,
+    );
+    assert_eq!(said, "one\nx\none\nx\n");
+}
+
+#[test]
 fn names_are_told_ahead_through_the_overlay() {
     let said = says(
         r#"
