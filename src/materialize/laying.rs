@@ -6,7 +6,7 @@
 //! makes room. What the layer says to be gone is taken away when it is complete: from what lies below,
 //! never from what the layer's own tree holds. Hard links to lower layers are made then, too.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, Dir, FileType};
@@ -40,7 +40,34 @@ pub(super) struct Laying {
     /// Directories that layers below it have made.
     below: usize,
     /// Hard links whose targets it had not held.
-    forward: Vec<Link>,
+    forward: Forward,
+}
+
+/// Hard links in their order, without those whose names have become something else since.
+#[derive(Debug, Default)]
+struct Forward {
+    links: Vec<Option<Link>>,
+    numbers: HashMap<ArchivePath, usize>,
+}
+
+impl Forward {
+    fn add(&mut self, link: Link) {
+        self.forget(&link.path);
+        self.numbers.insert(link.path.clone(), self.links.len());
+        self.links.push(Some(link));
+    }
+
+    /// `path` is something else now.
+    fn forget(&mut self, path: &ArchivePath) {
+        let number = self.numbers.remove(path);
+        if let Some(link) = number.and_then(|number| self.links.get_mut(number)) {
+            *link = None;
+        }
+    }
+
+    fn into_links(self) -> Vec<Link> {
+        self.links.into_iter().flatten().collect()
+    }
 }
 
 impl Laying {
@@ -83,7 +110,7 @@ impl Materializer {
             }),
             is_bottom,
             below: self.directories.count(),
-            forward: Vec::new(),
+            forward: Forward::default(),
         });
     }
 
@@ -99,7 +126,7 @@ impl Materializer {
         };
         let index = laying.builder.finish(Origin::default());
         self.make_late_links();
-        self.make_forward_links(&index, laying.whiteouts, &laying.forward);
+        self.make_forward_links(&index, laying.whiteouts, &laying.forward.into_links());
         if !laying.is_bottom {
             let mut hiding = Hiding {
                 index: &index,
@@ -151,15 +178,15 @@ impl Materializer {
         let may_change = member.kind == tar::Kind::Directory
             || member.name.ends_with(b"/")
             || whiteouts == Whiteouts::Overlay;
-        let before = may_change
-            .then(|| canonical(laying.index(), path))
-            .flatten();
-        let before = before.and_then(|path| Some(laying.index().find(&path)?.kind()));
+        // Before it is there: it may take the place of a link on its own way.
+        let way = canonical(laying.index(), path);
+        let before = way.as_ref().filter(|_| may_change);
+        let before = before.and_then(|path| Some(laying.index().find(path)?.kind()));
         let was_other = before.is_some_and(|kind| kind != Kind::Directory);
         let was_there = before.is_some();
         let placed = laying.builder.member(member);
         let index = laying.builder.index();
-        let lies = canonical(index, path);
+        let lies = way.or_else(|| canonical(index, path));
         let has_parent = lies.is_some();
         let lies = lies.unwrap_or_else(|| path.clone());
         let placed = match placed {
@@ -180,6 +207,9 @@ impl Materializer {
                 };
             }
         };
+        if !matches!(placed, Placed::Forward) {
+            laying.forward.forget(&lies);
+        }
         if let Some(shown) = hidden_part(index, &lies, whiteouts) {
             return Fate::Nothing(shown);
         }
@@ -187,7 +217,7 @@ impl Materializer {
             Placed::Entry(ino) | Placed::Link(ino) => index.entry(ino),
             Placed::Forward => {
                 if let tar::Kind::HardLink(target) = &member.kind {
-                    laying.forward.push(Link {
+                    laying.forward.add(Link {
                         path: lies.clone(),
                         target: ArchivePath::sanitize(target).path,
                     });
