@@ -278,9 +278,12 @@ impl Daemon {
         }
         let mut effective = self.threads("CapEff:");
         assert!(effective.len() > 5, "{effective:?}");
-        assert_eq!(effective, self.threads("CapPrm:"));
         effective.dedup();
         assert_eq!(effective.len(), 1, "all threads alike: {effective:?}");
+        // Threads come and go, but none has more in reserve.
+        let mut permitted = self.threads("CapPrm:");
+        permitted.dedup();
+        assert_eq!(effective, permitted);
         u64::from_str_radix(effective.first().expect("one"), 16).expect("a number")
     }
 }
@@ -295,6 +298,18 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 const DAC_READ_SEARCH: u64 = 1 << 2;
 const SYS_ADMIN: u64 = 1 << 21;
 
+/// Whether anything is pushed while all files of a mount are read.
+fn pushes() -> bool {
+    let daemon = Daemon::start(&[]);
+    for (name, _) in &Tree::mixed().files {
+        fs::read(daemon.place.path("mnt").join(name)).expect("readable");
+    }
+    let status = daemon.place.status();
+    daemon.place.succeeds(&["umount", "mnt"]);
+    let pushed = status.pointer("/counters/pushed_bytes");
+    pushed.and_then(Value::as_u64) > Some(0)
+}
+
 #[test]
 fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
     let daemon = Daemon::start(&[]);
@@ -302,14 +317,9 @@ fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
     let mut new_privileges = daemon.threads("NoNewPrivs:");
     new_privileges.dedup();
     assert_eq!(new_privileges, ["1"]);
-    for (name, _) in &Tree::mixed().files {
-        fs::read(daemon.place.path("mnt").join(name)).expect("readable");
-    }
-    // Which needs copies of the mount.
-    let pushed = daemon.place.status();
-    let pushed = pushed.pointer("/counters/pushed_bytes");
-    assert!(pushed.and_then(Value::as_u64) > Some(0));
     daemon.place.succeeds(&["umount", "mnt"]);
+    // What is pushed needs copies of the mount. Who reads everything may be faster, but not always.
+    assert!((0..20).any(|_| pushes()), "nothing was pushed");
 
     let daemon = Daemon::start(&["--record", "profile"]);
     assert_eq!(
