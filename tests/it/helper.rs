@@ -6,9 +6,10 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use crate::support::http::{Resource, Server};
+use crate::support::namespace;
 use crate::support::program::told;
 use crate::support::raw::{Archive, Header};
 
@@ -58,19 +59,13 @@ impl Place {
 
     /// Runs `script` as root.
     fn run(&self, script: &str) -> Output {
-        Command::new("unshare")
-            .args(["--mount", "--propagation", "private", "sh", "-euc"])
-            .arg(format!("{PRELUDE}{script}"))
-            .current_dir(&self.directory)
-            .output()
-            .expect("util-linux")
+        let script = format!("{PRELUDE}{script}");
+        namespace::run("sh", &script, self.directory.path())
     }
 
     #[track_caller]
     fn says(&self, script: &str) -> String {
-        let output = self.run(script);
-        assert!(output.status.success(), "{}", told(&output));
-        String::from_utf8(output.stdout).expect("UTF-8")
+        namespace::said(&self.run(script))
     }
 }
 

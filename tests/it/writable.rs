@@ -2,9 +2,9 @@
 //!
 //! In mount namespaces of their own; what is mounted there goes with them.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::support::program::told;
+use crate::support::namespace;
 
 /// An archive, and words for what the scripts do: `left` tells what there is that should be gone, and
 /// `pid` which process serves the mount.
@@ -37,23 +37,14 @@ for_users() {
 
 fn run(script: &str) -> Output {
     let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "bash", "-euc"])
-        .arg(format!(
-            "program={}\n{PRELUDE}{script}",
-            env!("CARGO_BIN_EXE_tarfs")
-        ))
-        .current_dir(&place)
-        .output()
-        .expect("util-linux")
+    let program = env!("CARGO_BIN_EXE_tarfs");
+    let script = format!("program={program}\n{PRELUDE}{script}");
+    namespace::run("bash", &script, place.path())
 }
 
 #[track_caller]
 fn says(script: &str) -> String {
-    let output = run(script);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", told(&output));
-    said
+    namespace::said(&run(script))
 }
 
 #[test]

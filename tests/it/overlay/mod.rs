@@ -3,9 +3,9 @@
 //!
 //! In mount namespaces of their own; what is mounted there goes with them.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use crate::support::program::told;
+use crate::support::namespace;
 
 /// A tree of everything that an archive can hold, its archive, and what GNU tar makes of that.
 const TREE: &str = r#"
@@ -63,20 +63,13 @@ fn run(script: &str) -> Output {
         "tarfs={}\noperations={here}/operations.py\ndump={here}/dump.py\nidmap={here}/idmap.py\n",
         env!("CARGO_BIN_EXE_tarfs")
     );
-    Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "bash", "-euc"])
-        .arg(format!("{names}{PRELUDE}{TREE}{script}"))
-        .current_dir(&place)
-        .output()
-        .expect("util-linux")
+    let script = format!("{names}{PRELUDE}{TREE}{script}");
+    namespace::run("bash", &script, place.path())
 }
 
 #[track_caller]
 fn says(script: &str) -> String {
-    let output = run(script);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", told(&output));
-    said
+    namespace::said(&run(script))
 }
 
 #[test]

@@ -4,6 +4,7 @@ pub(crate) mod http;
 pub(crate) mod image;
 pub(crate) mod measured;
 pub(crate) mod mounts;
+pub(crate) mod namespace;
 pub(crate) mod noise;
 pub(crate) mod packing;
 pub(crate) mod program;
