@@ -14,11 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::http::{Resource, Server};
 use crate::support::raw::{Archive, Header, noise};
 use crate::support::refusal::{self, Refused};
+use crate::support::wait;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
-
-/// How long something may take that takes a moment.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A directory for the archive, `a.tar`, and what becomes of it.
 struct Place(tempfile::TempDir);
@@ -126,7 +124,7 @@ fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "it does not come");
+        assert!(start.elapsed() < wait::PATIENCE, "it does not come");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -133,7 +133,7 @@ impl Place {
             if should(&status) {
                 return status;
             }
-            assert!(start.elapsed() < Duration::from_secs(20), "{status}");
+            assert!(start.elapsed() < wait::PATIENCE, "{status}");
         }
     }
 
@@ -161,7 +161,7 @@ impl Place {
         let server = self.server.as_ref().expect("running");
         let start = Instant::now();
         while server.seen(ARCHIVE).iter().any(|seen| seen.status == 0) {
-            assert!(start.elapsed() < Duration::from_secs(20));
+            assert!(start.elapsed() < wait::PATIENCE);
             std::thread::yield_now();
         }
         self.sent_bytes()
@@ -428,12 +428,7 @@ fn a_killed_mount_goes_on_where_it_stopped_and_believes_nothing_that_was_touched
     place.status_when(|status| whole(status) > 20 << 20);
     let (pid, process) = place.process();
     kill_process(pid, Signal::KILL).expect("running");
-    let deadline = Timespec {
-        tv_sec: 10,
-        tv_nsec: 0,
-    };
-    let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&deadline));
-    assert_eq!(ended, Ok(1));
+    assert!(wait::process_ends(&process));
     wait::until("its mount is taken out", || !is_mounted(&place.path("mnt")));
 
     // The first two files are whole; somebody writes to one and cuts the other.

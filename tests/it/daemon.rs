@@ -6,15 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
 use crate::support::program::children;
-use crate::support::wait;
+use crate::support::wait::{self, process_ends};
 
 /// An archive, a place to mount it on, and a runtime directory of their own.
 struct Place {
@@ -140,14 +138,6 @@ fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn ends(process: &OwnedFd) -> bool {
-    let deadline = Timespec {
-        tv_sec: 10,
-        tv_nsec: 0,
-    };
-    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&deadline)) == Ok(1)
-}
-
 #[test]
 fn umount_unmounts_and_leaves_no_process() {
     let place = Place::new();
@@ -155,7 +145,7 @@ fn umount_unmounts_and_leaves_no_process() {
     let (_, process) = place.server();
     let output = place.umount(&[]);
     assert!(output.status.success(), "{}", told(&output));
-    assert!(ends(&process));
+    assert!(process_ends(&process));
     assert!(!place.is_mounted());
     let sockets = fs::read_dir(place.path("tarfs")).expect("there");
     assert_eq!(sockets.count(), 0);
@@ -168,7 +158,7 @@ fn signals_unmount_and_leave_no_process() {
         place.mount();
         let (pid, process) = place.server();
         kill_process(pid, signal).expect("running");
-        assert!(ends(&process));
+        assert!(process_ends(&process));
         assert!(!place.is_mounted());
     }
 }
@@ -185,7 +175,7 @@ fn unmounting_by_other_means_leaves_no_process() {
             .arg(place.path("mnt"))
             .status();
         assert!(helped.expect("installed").success());
-        assert!(ends(&process));
+        assert!(process_ends(&process));
     }
 }
 
@@ -202,7 +192,7 @@ fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
     // Two of a kind that come at once would count as one.
     kill_process(pid, Signal::TERM).expect("running");
     kill_process(pid, Signal::INT).expect("running");
-    assert!(ends(&process));
+    assert!(process_ends(&process));
     assert!(!place.is_mounted());
     drop(user);
 
@@ -257,8 +247,8 @@ fn what_a_killed_process_leaves_is_taken_out() {
         let keeper = place.keeper(pid);
         let user = fs::File::open(place.path("mnt/file")).expect("there");
         kill_process(pid, Signal::KILL).expect("running");
-        assert!(ends(&process));
-        assert!(ends(&keeper), "{how}");
+        assert!(process_ends(&process));
+        assert!(process_ends(&keeper), "{how}");
         assert!(!place.is_mounted(), "{how}");
         drop((user, served.map(|mut served| served.wait())));
     }
@@ -273,7 +263,7 @@ fn a_dead_mount_can_be_unmounted_and_is_in_no_mounts_way() {
         let (pid, process) = place.server();
         kill_process(place.keeper_pid(pid), Signal::KILL).expect("running");
         kill_process(pid, Signal::KILL).expect("running");
-        assert!(ends(&process));
+        assert!(process_ends(&process));
         assert!(place.is_mounted());
     }
     let output = place.umount(&[]);
@@ -371,7 +361,7 @@ fn a_silent_connection_does_not_stop_an_unmount() {
     kill_process(pid, Signal::TERM).expect("running");
     wait::until("it is unmounted", || !place.is_mounted());
     drop(silent);
-    assert!(ends(&process));
+    assert!(process_ends(&process));
 }
 
 #[test]
@@ -422,7 +412,7 @@ fn a_process_that_hears_late_of_its_end_leaves_the_next_mount_alone() {
         assert!(output.status.success(), "{}", told(&output));
         let second = number();
         kill_process(pid, Signal::CONT).expect("stopped");
-        assert!(ends(&process));
+        assert!(process_ends(&process));
         assert!(place.path("mnt/file").exists());
         assert!(place.umount(&[]).status.success());
         if first == second {
@@ -445,7 +435,7 @@ fn a_service_manager_hears_when_a_mount_answers_how_it_is_and_that_it_ends() {
         .expect("started");
     let hear = || {
         let mut bytes = [0; 512];
-        let patience = Some(Duration::from_secs(20));
+        let patience = Some(wait::PATIENCE);
         manager.set_read_timeout(patience).expect("set");
         let len = manager.recv(&mut bytes).expect("told");
         String::from_utf8_lossy(bytes.get(..len).expect("read")).into_owned()

@@ -22,9 +22,6 @@ use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";
 
-/// Longer than anything takes unless it waits for ever.
-const LONG: Duration = Duration::from_secs(20);
-
 /// Holds back what is asked for until it is opened.
 #[derive(Default)]
 struct Gate {
@@ -42,7 +39,7 @@ impl Gate {
         let is_open = self.is_open.lock().expect("no panic");
         let waited = self
             .opened
-            .wait_timeout_while(is_open, LONG, |is_open| !*is_open);
+            .wait_timeout_while(is_open, wait::PATIENCE, |is_open| !*is_open);
         drop(waited.expect("no panic"));
     }
 }

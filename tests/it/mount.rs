@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::fs::{
@@ -27,6 +26,8 @@ use tarfs::fs::{Content, Force, Mount, MountOptions, ReadReply, Tree, UnmountErr
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
 use tarfs::materialize::{Materializer, Options as MaterializeOptions};
 use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
+
+use crate::support::wait;
 
 /// An archive in memory.
 #[derive(Debug)]
@@ -212,7 +213,7 @@ impl Mounted {
 
     /// Whether the session ends, and the directory is an empty one again.
     fn is_gone(&self) -> bool {
-        let ended = self.ended.recv_timeout(Duration::from_secs(10));
+        let ended = self.ended.recv_timeout(wait::PATIENCE);
         ended == Err(mpsc::RecvTimeoutError::Disconnected)
             && fs::read_dir(self.directory.path())
                 .expect("readable")

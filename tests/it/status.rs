@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::Output;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -286,7 +286,7 @@ fn a_recorded_mount_is_replayed_and_tells_so() {
 
     fs::write(place.path("profile"), profile + "0 5 not/there\n").expect("written");
     place.mount(&["--replay", "profile", "--prefetch", "all"]);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + wait::PATIENCE;
     let status = loop {
         let status = place.status();
         if status.pointer("/prefetch/state").and_then(Value::as_str) == Some("complete") {

@@ -271,12 +271,14 @@ impl Ward {
         self.estate.take().filter(Estate::is_there)
     }
 
-    /// Hears what it says next, or nothing for a while; false when it is dead.
+    /// Hears what it says next, or nothing for a while; false when it is dead and has said no more.
     fn listen(&mut self) -> bool {
-        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-        match poll(&mut polled, Some(&LOOK)) {
-            Ok(0) | Err(Errno::INTR) => return is_alive(self.pid),
-            Ok(_) => {}
+        match self.hears(&LOOK) {
+            Ok(true) => {}
+            Ok(false) | Err(Errno::INTR) => {
+                // What it said last may have come since.
+                return is_alive(self.pid) || self.hears(&Timespec::default()) == Ok(true);
+            }
             Err(_) => return false,
         }
         match wire::receive(&self.socket) {
@@ -301,6 +303,12 @@ impl Ward {
             Err(error) => tracing::debug!(%error, "what the mount says makes no sense"),
         }
         true
+    }
+
+    /// Whether there is something to receive, or the other end has closed, before `deadline` has passed.
+    fn hears(&self, deadline: &Timespec) -> Result<bool, Errno> {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+        Ok(poll(&mut polled, Some(deadline))? > 0)
     }
 
     /// Sees to it that none of its threads takes a request any more, but for those that wait for the

@@ -3,20 +3,20 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
 use tarfs::base::task::Thread;
 
-/// How long it may take.
-const DEADLINE: Duration = Duration::from_secs(20);
-
-/// Longer than anything takes unless it hangs.
-const LONG: Duration = Duration::from_secs(50);
+/// Longer than anything takes unless it hangs, also where the disk is busy with what all other tests
+/// write.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Waits until `happened` says so; `what` is told if that takes too long.
 #[track_caller]
 pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = Instant::now();
     while !happened() {
-        assert!(start.elapsed() < DEADLINE, "waited for: {what}");
+        assert!(start.elapsed() < PATIENCE, "waited for: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -30,7 +30,7 @@ pub(crate) fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
         drop(done.send(work()));
     });
     let thread = thread.expect("a thread");
-    match result.recv_timeout(LONG) {
+    match result.recv_timeout(PATIENCE) {
         Ok(result) => result,
         Err(error) => {
             // A hanging thread must not be waited for.
@@ -38,4 +38,11 @@ pub(crate) fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
             panic!("it hangs: {error}");
         }
     }
+}
+
+/// Whether the process that `process` is a handle of ends.
+pub(crate) fn process_ends(process: &OwnedFd) -> bool {
+    let patience = Timespec::try_from(PATIENCE).expect("short");
+    let mut polled = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut polled, Some(&patience)) == Ok(1)
 }
