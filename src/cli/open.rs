@@ -286,7 +286,14 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
         {
             path.clone_into(&mut reference.place);
         }
-        return reference.to_string().into();
+        let absolute = reference.to_string();
+        // Below a directory with a colon in its name it would be read as another place.
+        let is_same = Reference::parse(&absolute).as_ref() == Some(&reference);
+        return if is_same {
+            absolute.into()
+        } else {
+            source.clone()
+        };
     }
     let is_path = text.is_none_or(|text| text != "-" && !text.contains("://"));
     match std::path::absolute(source) {

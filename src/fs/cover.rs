@@ -3,10 +3,10 @@
 //! The read-only mount below is in the tree only until the overlay has taken a copy of it for itself. From
 //! then on it lives and ends with the overlay, whoever takes that out, and nobody finds it by any path.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -302,7 +302,7 @@ fn lower_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
     };
     let mut words = words.split(|&byte| byte == b',');
     let lower = words.find_map(|word| word.strip_prefix(b"lowerdir="));
-    Ok(lower.map(|lower| PathBuf::from(OsStr::from_bytes(lower))))
+    Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(table::unescaped(lower)))))
 }
 
 /// What directories are called in which mounts lie until they are covered; what follows is by chance.

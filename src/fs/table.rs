@@ -103,8 +103,9 @@ fn numbers(word: &[u8]) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Blanks, tabs, newlines and backslashes stand there as a backslash and three octal digits.
-fn unescaped(word: &[u8]) -> Vec<u8> {
+/// Blanks, tabs, newlines and backslashes, and in options what separates them, stand there as a
+/// backslash and three octal digits.
+pub(super) fn unescaped(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, tail)) = rest.split_first() {

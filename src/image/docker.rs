@@ -86,9 +86,12 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
     })
 }
 
-/// The digest that a file's name is, with or without a suffix.
+/// The digest that a file's name is, with or without suffixes: `HEX.json` as docker writes it, `HEX.tar.gz`
+/// and `sha256:HEX` as programs do that build images without docker.
 fn named_digest(path: &str) -> Option<Sha256> {
-    document::hex(Path::new(path).file_stem()?.to_str()?)
+    let name = Path::new(path).file_name()?.to_str()?;
+    let name = name.strip_prefix("sha256:").unwrap_or(name);
+    document::hex(name.split('.').next()?)
 }
 
 /// Whether a layer's bytes are those of its tar archive.
@@ -181,6 +184,8 @@ mod tests {
         for name in [
             hex.clone(),
             format!("{hex}.json"),
+            format!("{hex}.tar.gz"),
+            format!("sha256:{hex}"),
             format!("blobs/sha256/{hex}"),
         ] {
             assert_eq!(named_digest(&name), digest, "{name}");
@@ -189,6 +194,8 @@ mod tests {
             "layer.tar".to_owned(),
             format!("{hex}/layer.tar"),
             format!("{hex}0.json"),
+            format!("sha512:{hex}"),
+            String::new(),
         ] {
             assert_eq!(named_digest(&name), None, "{name}");
         }

@@ -72,15 +72,22 @@ struct Wish {
 }
 
 impl Wish {
-    /// Whether an image that says it is for `platform` will do.
+    /// Whether an image whose configuration says it is for `platform` will do. Many say no variant, also
+    /// where the index does that led to them: then any is right.
     fn check(&self, platform: &Platform) -> Result<(), Cause> {
-        match &self.platform {
-            Some(wanted) if platform.distance(wanted).is_none() => Err(Cause::NoSuchPlatform {
+        let Some(wanted) = &self.platform else {
+            return Ok(());
+        };
+        let said = Platform {
+            variant: platform.variant.clone().or(wanted.variant.clone()),
+            ..platform.clone()
+        };
+        said.distance(wanted)
+            .map(drop)
+            .ok_or_else(|| Cause::NoSuchPlatform {
                 wanted: wanted.clone(),
                 known: vec![platform.to_string()],
-            }),
-            _ => Ok(()),
-        }
+            })
     }
 }
 
@@ -115,5 +122,27 @@ fn layer_name(layout: &Layout, number: usize, count: usize, digest: Option<Sha25
     match digits.as_deref().and_then(|digits| digits.get(..12)) {
         Some(digits) => format!("{location}: layer {} of {count} ({digits})", number + 1),
         None => format!("{location}: layer {} of {count}", number + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_without_a_variant_is_for_any() {
+        let platform = |text: &str| text.parse::<Platform>().expect("a platform");
+        let fits = |wanted: &str, said: &str| {
+            let wish = Wish {
+                kind: "oci",
+                name: None,
+                platform: Some(platform(wanted)),
+            };
+            wish.check(&platform(said)).is_ok()
+        };
+        assert!(fits("linux/arm/v6", "linux/arm"));
+        assert!(fits("linux/arm/v6", "linux/arm/v6"));
+        assert!(!fits("linux/arm/v6", "linux/arm/v7"));
+        assert!(!fits("linux/arm/v6", "linux/arm64"));
     }
 }

@@ -5,7 +5,8 @@
 //! from the layers below it, and never from itself.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
 use super::links::{self, Link};
 use super::whiteouts::{Meaning, Whiteouts};
@@ -21,6 +22,11 @@ use crate::index::{
 /// # Errors
 /// When it has more entries than a tree can have.
 pub fn merge(layers: &[&Index], whiteouts: Whiteouts) -> Result<Merged, TooLarge> {
+    linked(layers, whiteouts).tree()
+}
+
+/// `layers`, with their hard links to lower ones.
+fn linked<'a>(layers: &'a [&'a Index], whiteouts: Whiteouts) -> Layers<'a> {
     let mut stack = Layers {
         indexes: layers,
         whiteouts,
@@ -28,13 +34,13 @@ pub fn merge(layers: &[&Index], whiteouts: Whiteouts) -> Result<Merged, TooLarge
         found: 0,
     };
     for number in 1..layers.len() {
-        stack.find_links(number)?;
+        stack.find_links(number);
     }
-    stack.upto(layers.len())
+    stack
 }
 
 /// Names that hard links to lower layers are, by the directory of the layer they lie in.
-type Links<'a> = HashMap<Ino, Vec<(&'a [u8], Place)>>;
+type Links<'a> = HashMap<Ino, BTreeMap<&'a [u8], Place>>;
 
 /// Layers, and what their hard links to lower ones have turned out to name: by directory.
 struct Layers<'a> {
@@ -45,35 +51,98 @@ struct Layers<'a> {
     found: u64,
 }
 
-impl Layers<'_> {
-    /// What the lowest `count` layers make.
-    fn upto(&self, count: usize) -> Result<Merged, TooLarge> {
-        let indexes = self.indexes.get(..count).unwrap_or_default();
+/// What a name stands for: one entry, or directories from the bottom; nothing if it is not seen.
+type Parts = Vec<Place>;
+
+impl<'a> Layers<'a> {
+    /// What all of them make.
+    fn tree(&self) -> Result<Merged, TooLarge> {
         let mut laying = Laying {
             layers: self,
             plan: Plan::default(),
             pending: Vec::new(),
             left_out: Cell::new(0),
         };
-        laying.run(indexes)?;
+        laying.run()?;
         let hides = |name: &[u8]| self.whiteouts.hides_xattr(name);
-        index::merge(
-            indexes,
-            &laying.plan,
-            hides,
-            origin(indexes, self.whiteouts),
-        )
+        let origin = origin(self.indexes, self.whiteouts);
+        index::merge(self.indexes, &laying.plan, hides, origin)
+    }
+
+    fn index(&self, layer: u32) -> Option<&'a Index> {
+        self.indexes.get(layer as usize).copied()
+    }
+
+    fn entry(&self, place: Place) -> Option<Entry<'a>> {
+        self.index(place.layer)?.entry(place.ino)
+    }
+
+    fn is_directory(&self, place: Place) -> bool {
+        let kind = self.entry(place).map(|entry| entry.kind());
+        kind == Some(Kind::Directory)
+    }
+
+    /// What the root of the lowest `count` layers consists of.
+    fn roots(&self, count: usize) -> Parts {
+        let ino = Ino::ROOT;
+        let layers = (0..).zip(self.indexes.iter().take(count));
+        layers.map(|(layer, _)| Place { layer, ino }).collect()
+    }
+
+    /// Lays `place` over what `parts` are.
+    fn lay(&self, parts: &mut Parts, place: Place) {
+        let below = parts.last();
+        let joins =
+            self.is_directory(place) && below.is_some_and(|&below| self.is_directory(below));
+        if !joins {
+            parts.clear();
+        }
+        parts.push(place);
+    }
+
+    /// What `name` stands for in the directory that consists of `parts`.
+    fn named(&self, parts: &[Place], name: &[u8]) -> Parts {
+        let mut named = Parts::new();
+        for &part in parts {
+            let Some(index) = self.index(part.layer) else {
+                continue;
+            };
+            if self.whiteouts.hides(index, part.ino, name) {
+                named.clear();
+            }
+            let entry = index.lookup(part.ino, name);
+            if let Some(entry) = entry.filter(|entry| self.shows(index, name, entry)) {
+                let (layer, ino) = (part.layer, entry.ino());
+                self.lay(&mut named, Place { layer, ino });
+            }
+            if let Some(&place) = self.links_in(part).and_then(|links| links.get(name)) {
+                self.lay(&mut named, place);
+            }
+        }
+        named
+    }
+
+    /// Whether something is made of `entry`, called `name`.
+    fn shows(&self, index: &Index, name: &[u8], entry: &Entry<'_>) -> bool {
+        self.whiteouts.meaning(name, entry) == Meaning::Entry && self.can_show(index, entry)
+    }
+
+    /// Whether what means an entry can be one.
+    fn can_show(&self, index: &Index, entry: &Entry<'_>) -> bool {
+        !self.whiteouts.leads_elsewhere(entry) && !names_hidden(index, self.whiteouts, entry)
+    }
+
+    /// The hard links to lower layers that directory `part` holds.
+    fn links_in(&self, part: Place) -> Option<&BTreeMap<&'a [u8], Place>> {
+        self.links.get(part.layer as usize)?.get(&part.ino)
     }
 
     /// Looks for the targets of those links of layer `number` that the layer does not hold itself.
-    fn find_links(&mut self, number: usize) -> Result<(), TooLarge> {
+    fn find_links(&mut self, number: usize) {
         let Some(index) = self.indexes.get(number).copied() else {
-            return Ok(());
+            return;
         };
         let unresolved: Vec<_> = index.unresolved_links().collect();
-        if unresolved.is_empty() {
-            return Ok(());
-        }
         let links: Vec<_> = unresolved
             .iter()
             .map(|link| {
@@ -83,28 +152,71 @@ impl Layers<'_> {
                 Link { path, target }
             })
             .collect();
-        // With this layer: a way to something below may lead through it.
-        let tree = self.upto(number + 1)?;
+        // With this layer: a way to something below may lead through it. Its own links come last, as
+        // none leads to another one's name.
+        let mut found = Vec::new();
+        let mut way = Stacked {
+            layers: self,
+            count: number + 1,
+        };
         for (link, end) in unresolved.iter().zip(links::ends(&links)) {
-            let target = end.and_then(|end| find(&tree, &end));
-            if let (Some(place), Some(links)) = (target, self.links.get_mut(number)) {
-                let siblings = links.entry(link.parent).or_default();
-                siblings.push((link.name, place));
-                self.found += 1;
+            let target = end.and_then(|end| way.find(&end));
+            found.extend(target.map(|place| (link.parent, link.name, place)));
+        }
+        self.found += found.len() as u64;
+        if let Some(links) = self.links.get_mut(number) {
+            for (parent, name, place) in found {
+                links.entry(parent).or_default().insert(name, place);
             }
         }
-        Ok(())
     }
 }
 
-/// What a hard link to `path` in `tree` would be another name of.
-fn find(tree: &Merged, path: &ArchivePath) -> Option<Place> {
-    let (directory, name) = path.split_last()?;
-    let parent = resolve::directory(&mut Way(&tree.index), directory.components()).ok()?;
-    let entry = tree.index.lookup(parent, name)?;
+/// The lowest layers, looked at name by name: a tree of them, which is long to make, would be needed for
+/// each layer with links to those below it.
+struct Stacked<'a, 'l> {
+    layers: &'l Layers<'a>,
+    count: usize,
+}
+
+impl Stacked<'_, '_> {
+    /// What a hard link to `path` would be another name of.
+    fn find(&mut self, path: &ArchivePath) -> Option<Place> {
+        let (directory, name) = path.split_last()?;
+        let parent = resolve::directory(self, directory.components()).ok()?;
+        let place = self.layers.named(&parent, name).first().copied()?;
+        (!self.layers.is_directory(place)).then_some(place)
+    }
+}
+
+impl resolve::Tree for Stacked<'_, '_> {
+    type Directory = Rc<Parts>;
+    type Error = Missing;
+
+    fn root(&self) -> Rc<Parts> {
+        Rc::new(self.layers.roots(self.count))
+    }
+
+    fn step(&mut self, parent: &Rc<Parts>, name: &[u8]) -> Result<Step<Rc<Parts>>, Missing> {
+        let parts = self.layers.named(parent, name);
+        let first = parts.first().and_then(|&place| self.layers.entry(place));
+        Ok(step(first, |_| Rc::new(parts)))
+    }
+
+    fn imply(&mut self, _parent: &Rc<Parts>, _name: &[u8]) -> Result<Rc<Parts>, Missing> {
+        Err(Missing)
+    }
+}
+
+/// What `entry` is for who passes it, in the shape that `directory` gives to one.
+fn step<D>(entry: Option<Entry<'_>>, directory: impl FnOnce(Ino) -> D) -> Step<D> {
+    let Some(entry) = entry else {
+        return Step::Missing;
+    };
     match entry.kind() {
-        Kind::Directory => None,
-        _ => tree.place(entry.ino()),
+        Kind::Directory => Step::Directory(directory(entry.ino())),
+        Kind::Symlink(target) => Step::Link(target.to_vec()),
+        _ => Step::Other,
     }
 }
 
@@ -124,14 +236,7 @@ impl resolve::Tree for Way<'_> {
     }
 
     fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, Missing> {
-        Ok(match self.0.lookup(*parent, name) {
-            None => Step::Missing,
-            Some(entry) => match entry.kind() {
-                Kind::Directory => Step::Directory(entry.ino()),
-                Kind::Symlink(target) => Step::Link(target.to_vec()),
-                _ => Step::Other,
-            },
-        })
+        Ok(step(self.0.lookup(*parent, name), |ino| ino))
     }
 
     fn imply(&mut self, _parent: &Ino, _name: &[u8]) -> Result<Ino, Missing> {
@@ -183,19 +288,13 @@ struct Laying<'a, 'l> {
     left_out: Cell<u64>,
 }
 
-/// What a name stands for: one entry, or directories from the bottom.
-type Parts = Vec<Place>;
-
 impl<'a> Laying<'a, '_> {
-    fn run(&mut self, indexes: &[&'a Index]) -> Result<(), TooLarge> {
+    fn run(&mut self) -> Result<(), TooLarge> {
+        let indexes = self.layers.indexes;
         let problems = indexes.iter().map(|index| index.problem_count());
         let problems = problems.fold(0, u64::saturating_add);
         self.plan.problems = problems.saturating_sub(self.layers.found);
-        let roots = (0_u32..).zip(indexes).map(|(layer, _)| Place {
-            layer,
-            ino: Ino::ROOT,
-        });
-        self.directory(roots.collect())?;
+        self.directory(self.layers.roots(indexes.len()))?;
         while let Some((directory, parts)) = self.pending.pop() {
             match parts.as_slice() {
                 [only] => self.names_of_one(directory, *only)?,
@@ -206,21 +305,15 @@ impl<'a> Laying<'a, '_> {
         Ok(())
     }
 
-    fn index(&self, layer: u32) -> Option<&'a Index> {
-        self.layers.indexes.get(layer as usize).copied()
-    }
-
-    fn entry(&self, place: Place) -> Option<Entry<'a>> {
-        self.index(place.layer)?.entry(place.ino)
-    }
-
     /// Plans a directory that consists of `parts`, one at least; its place.
     fn directory(&mut self, parts: Parts) -> Result<Option<Place>, TooLarge> {
         let Some(&place) = parts.first() else {
             return Ok(None);
         };
-        let is_spoken_of =
-            |part: &&Place| self.entry(**part).is_some_and(|entry| !entry.is_implied());
+        let is_spoken_of = |part: &&Place| {
+            let entry = self.layers.entry(**part);
+            entry.is_some_and(|entry| !entry.is_implied())
+        };
         let attributes = *parts.iter().rev().find(is_spoken_of).unwrap_or(&place);
         let number = u32::try_from(self.plan.directories.len()).map_err(|_| TooLarge)?;
         self.plan.directories.push(Surface { place, attributes });
@@ -232,7 +325,7 @@ impl<'a> Laying<'a, '_> {
         let Some(&first) = parts.first() else {
             return Ok(());
         };
-        let target = if self.is_directory(first) {
+        let target = if self.layers.is_directory(first) {
             self.directory(parts)?
         } else {
             Some(first)
@@ -243,11 +336,6 @@ impl<'a> Laying<'a, '_> {
             target,
         }));
         Ok(())
-    }
-
-    fn is_directory(&self, place: Place) -> bool {
-        let kind = self.entry(place).map(|entry| entry.kind());
-        kind == Some(Kind::Directory)
     }
 
     /// The names of a directory that one layer alone has: as they are.
@@ -283,12 +371,7 @@ impl<'a> Laying<'a, '_> {
                     names.len() - 1
                 });
                 if let Some((_, parts)) = names.get_mut(number) {
-                    let joins = self.is_directory(place)
-                        && parts.last().is_some_and(|&below| self.is_directory(below));
-                    if !joins {
-                        parts.clear();
-                    }
-                    parts.push(place);
+                    self.layers.lay(parts, place);
                 }
             };
             self.entries(part, &mut put);
@@ -302,7 +385,7 @@ impl<'a> Laying<'a, '_> {
 
     /// Calls `hides` with what `part` says to be gone from what lies below it, `None` for all.
     fn hidden(&self, part: Place, mut hides: impl FnMut(Option<&'a [u8]>)) {
-        let Some(index) = self.index(part.layer) else {
+        let Some(index) = self.layers.index(part.layer) else {
             return;
         };
         let whiteouts = self.layers.whiteouts;
@@ -324,7 +407,7 @@ impl<'a> Laying<'a, '_> {
 
     /// Calls `put` with what of directory `part` is an entry.
     fn entries(&self, part: Place, mut put: impl FnMut(&'a [u8], Place)) {
-        let Some(index) = self.index(part.layer) else {
+        let Some(index) = self.layers.index(part.layer) else {
             return;
         };
         let whiteouts = self.layers.whiteouts;
@@ -335,20 +418,18 @@ impl<'a> Laying<'a, '_> {
             if whiteouts.meaning(child.name, &entry) != Meaning::Entry {
                 continue;
             }
-            if whiteouts.leads_elsewhere(&entry) || names_hidden(index, whiteouts, &entry) {
-                self.left_out.set(self.left_out.get() + 1);
-            } else {
+            if self.layers.can_show(index, &entry) {
                 let (layer, ino) = (part.layer, child.ino);
                 put(child.name, Place { layer, ino });
+            } else {
+                self.left_out.set(self.left_out.get() + 1);
             }
         }
     }
 
     /// Calls `put` with the hard links to lower layers that directory `part` holds.
     fn links(&self, part: Place, mut put: impl FnMut(&'a [u8], Place)) {
-        let links = self.layers.links.get(part.layer as usize);
-        let siblings = links.and_then(|links| links.get(&part.ino));
-        for &(name, place) in siblings.into_iter().flatten() {
+        for (&name, &place) in self.layers.links_in(part).into_iter().flatten() {
             put(name, place);
         }
     }
@@ -361,4 +442,63 @@ pub fn names_hidden(index: &Index, whiteouts: Whiteouts, entry: &Entry<'_>) -> b
     }
     let path = index.path(entry.ino());
     path.is_some_and(|path| path.components().any(|name| whiteouts.takes_name(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::index::sample::{directory, file, hard_link, index, member, symlink};
+    use crate::tar::{self, Device, Member};
+
+    /// Few, so that they meet.
+    const NAMES: [&str; 8] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "l/a"];
+
+    fn a_member() -> impl Strategy<Value = Member> {
+        let name = || prop::sample::select(&NAMES[..]);
+        let hidden = |name: &str| match name.rsplit_once('/') {
+            Some((parent, name)) => format!("{parent}/.wh.{name}"),
+            None => format!(".wh.{name}"),
+        };
+        let none = tar::Kind::CharDevice(Device { major: 0, minor: 0 });
+        prop_oneof![
+            3 => name().prop_map(|name| file(name, 0..1)),
+            2 => name().prop_map(|name| directory(name, 0o755)),
+            1 => name().prop_map(move |name| file(&hidden(name), 0..0)),
+            1 => name().prop_map(|name| file(&format!("{name}/.wh..wh..opq"), 0..0)),
+            1 => name().prop_map(move |name| member(name, none.clone())),
+            1 => (name(), name()).prop_map(|(name, target)| symlink(name, target)),
+            3 => (name(), name()).prop_map(|(name, target)| hard_link(name, target)),
+        ]
+    }
+
+    proptest! {
+        /// A link finds by itself what the whole tree has where it leads.
+        #[test]
+        fn a_name_alone_is_what_it_is_in_the_whole_tree(
+            layers in prop::collection::vec(prop::collection::vec(a_member(), 0..8), 1..5),
+            whiteouts in prop::sample::select(
+                &[Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep][..]
+            ),
+        ) {
+            let layers: Vec<_> = layers.iter().map(|members| index(members)).collect();
+            let indexes: Vec<_> = layers.iter().collect();
+            let stack = linked(&indexes, whiteouts);
+            let whole = stack.tree().expect("small");
+            let in_whole = |path: &ArchivePath| {
+                let (directory, name) = path.split_last()?;
+                let way = &mut Way(&whole.index);
+                let parent = resolve::directory(way, directory.components()).ok()?;
+                let entry = whole.index.lookup(parent, name)?;
+                let is_directory = entry.kind() == Kind::Directory;
+                (!is_directory).then(|| whole.place(entry.ino()))?
+            };
+            let mut way = Stacked { layers: &stack, count: indexes.len() };
+            for name in NAMES.iter().chain(&["l", "d/d/d", "a/b"]) {
+                let path = ArchivePath::sanitize(name.as_bytes()).path;
+                prop_assert_eq!(way.find(&path), in_whole(&path), "{}", name);
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What an entry of a layer says about the layers below it; pure.
 
-use crate::index::{Entry, Kind};
+use crate::index::{Entry, Index, Ino, Kind};
 use crate::tar::Device;
 
 /// What names begin with by which layers of images say what is gone.
@@ -47,6 +47,23 @@ impl Whiteouts {
                 .map_or(Meaning::Entry, Meaning::Hides),
             Self::Overlay if entry.kind() == Kind::CharDevice(NONE) => Meaning::Hides(name),
             Self::Overlay | Self::Keep => Meaning::Entry,
+        }
+    }
+
+    /// Whether directory `ino` of a layer says that `name` of lower layers is not to be seen in it.
+    pub fn hides(self, index: &Index, ino: Ino, name: &[u8]) -> bool {
+        let means = |called: &[u8], meaning: Meaning<'_>| {
+            let entry = index.lookup(ino, called);
+            entry.is_some_and(|entry| self.meaning(called, &entry) == meaning)
+        };
+        let is_marked = || index.entry(ino).is_some_and(|entry| self.is_opaque(&entry));
+        match self {
+            Self::Oci => {
+                means(OPAQUE, Meaning::Opaque)
+                    || means(&[PREFIX, name].concat(), Meaning::Hides(name))
+            }
+            Self::Overlay => is_marked() || means(name, Meaning::Hides(name)),
+            Self::Keep => false,
         }
     }
 
