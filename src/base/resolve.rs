@@ -8,6 +8,8 @@
 
 use std::fmt::Debug;
 
+use super::path::ArchivePath;
+
 /// Links that one path may lead through, as Linux's own limit (`path_resolution(7)`).
 pub const MAX_LINKS: usize = 40;
 
@@ -87,26 +89,52 @@ pub fn directory<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<T::Directory, ResolveError<T::Error>> {
+    Ok(way(tree, components)?.here())
+}
+
+/// As [`directory`], with the way to it that leads through no link.
+///
+/// # Errors
+/// As for [`directory`].
+pub fn place<'a, T: Tree>(
+    tree: &mut T,
+    components: impl Iterator<Item = &'a [u8]>,
+) -> Result<(T::Directory, ArchivePath), ResolveError<T::Error>> {
+    let way = way(tree, components)?;
+    let mut path = ArchivePath::default();
+    for (name, _) in &way.below {
+        path.push(name);
+    }
+    Ok((way.here(), path))
+}
+
+fn way<'a, T: Tree>(
+    tree: &mut T,
+    components: impl Iterator<Item = &'a [u8]>,
+) -> Result<Way<T::Directory>, ResolveError<T::Error>> {
     let mut way = Way {
-        stack: vec![tree.root()],
+        root: tree.root(),
+        below: Vec::new(),
         links: 0,
     };
     for component in components {
         way.walk(tree, component)?;
     }
-    Ok(way.here())
+    Ok(way)
 }
 
 /// The directories from the root to where we stand.
 struct Way<D> {
-    /// Never empty: the root stays.
-    stack: Vec<D>,
+    root: D,
+    /// Those below it, with their names.
+    below: Vec<(Vec<u8>, D)>,
     links: usize,
 }
 
 impl<D: Clone> Way<D> {
     fn here(&self) -> D {
-        self.stack.last().expect("the root is never popped").clone()
+        let last = self.below.last();
+        last.map_or(&self.root, |(_, directory)| directory).clone()
     }
 
     fn walk<T: Tree<Directory = D>>(
@@ -120,20 +148,19 @@ impl<D: Clone> Way<D> {
             match name.as_slice() {
                 b"" | b"." => continue,
                 b".." => {
-                    if self.stack.len() == 1 {
+                    if self.below.pop().is_none() {
                         return Err(ResolveError::Refused(Refusal::Outside));
                     }
-                    self.stack.pop();
                     continue;
                 }
                 _ => {}
             }
             let here = self.here();
             match tree.step(&here, &name).map_err(ResolveError::Tree)? {
-                Step::Directory(directory) => self.stack.push(directory),
+                Step::Directory(directory) => self.below.push((name, directory)),
                 Step::Missing => {
                     let made = tree.imply(&here, &name).map_err(ResolveError::Tree)?;
-                    self.stack.push(made);
+                    self.below.push((name, made));
                 }
                 Step::Other => return Err(ResolveError::Refused(Refusal::NotADirectory)),
                 Step::Link(target) => {

@@ -203,8 +203,9 @@ impl Materializer {
                 self.root.remember(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
                 let policy: &Policy = &self.context.policy;
+                let place = job.directory.place_of(name_of(&job.path), job.path.clone());
                 self.directories
-                    .add(job.path, identity, new, *job.member, policy);
+                    .add(place, identity, new, *job.member, policy);
                 self.journal_directory(&job.directory);
             }
             Ok(None) => {}

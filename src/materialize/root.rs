@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -36,6 +36,8 @@ struct Handle {
     identity: Identity,
     /// New entries inherit an ACL, which changes modes.
     inherits_acl: bool,
+    /// The way to it through directories alone, where it was asked for by one through links.
+    behind_links: OnceLock<ArchivePath>,
     /// What a new file's owner was seen to be; see [`Directory::ownership`].
     ownership: AtomicU8,
     /// All open directories of this root.
@@ -93,6 +95,16 @@ impl Directory {
 
     pub(super) fn inherits_acl(&self) -> bool {
         self.0.inherits_acl
+    }
+
+    /// Where `name` in it lies, which it was asked for as `path`: the links that led here may lead
+    /// elsewhere soon.
+    pub(super) fn place_of(&self, name: &[u8], path: ArchivePath) -> ArchivePath {
+        let Some(mut place) = self.0.behind_links.get().cloned() else {
+            return path;
+        };
+        place.push(name);
+        place
     }
 
     pub(super) fn ownership(&self) -> Ownership {
@@ -276,7 +288,11 @@ impl Root {
         writers: &mut Writers,
     ) -> Result<Directory, ResolveError<Trouble>> {
         let components = path.split(|&byte| byte == b'/');
-        let directory = resolve::directory(&mut self.way(missing, writers), components)?;
+        let (directory, place) = resolve::place(&mut self.way(missing, writers), components)?;
+        // It was just opened for this, unless it is the destination itself.
+        if !place.is_root() {
+            drop(directory.0.behind_links.set(place));
+        }
         self.cache.insert(path, directory.clone());
         Ok(directory)
     }
@@ -311,7 +327,7 @@ impl Root {
         self.make_room(writers);
         let fd = open_directory(parent, name)?;
         let inherits_acl = has_default_acl(&fd);
-        directory(fd, inherits_acl, &self.open)
+        self.child(parent, name, fd, inherits_acl)
     }
 
     /// Opens the directory `name` that was just made in `parent`: it has a default ACL if its
@@ -324,7 +340,23 @@ impl Root {
     ) -> Result<Directory, Errno> {
         self.make_room(writers);
         let fd = open_directory(parent, name)?;
-        directory(fd, parent.inherits_acl(), &self.open)
+        self.child(parent, name, fd, parent.inherits_acl())
+    }
+
+    /// `fd` is the directory `name` in `parent`.
+    fn child(
+        &self,
+        parent: &Directory,
+        name: &[u8],
+        fd: OwnedFd,
+        inherits_acl: bool,
+    ) -> Result<Directory, Errno> {
+        let child = directory(fd, inherits_acl, &self.open)?;
+        if let Some(mut place) = parent.0.behind_links.get().cloned() {
+            place.push(name);
+            drop(child.0.behind_links.set(place));
+        }
+        Ok(child)
     }
 
     /// Closes directories when too many are open.
@@ -416,6 +448,7 @@ fn directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result
         fd,
         identity,
         inherits_acl,
+        behind_links: OnceLock::new(),
         ownership: AtomicU8::new(0),
         open: Arc::clone(open),
     })))

@@ -229,6 +229,29 @@ fn each_type_replaces_each_type() {
 }
 
 #[test]
+fn directories_behind_a_link_get_their_attributes_though_it_goes() {
+    let directory = |name: &str, mode| Header::new(name, b'5').mode(mode).mtime(1_000_000_007);
+    let behind = || {
+        let archive = base().directory("to/").directory("to/a/");
+        let archive = archive.symlink("l", "to").file("l/a/x", "1");
+        let archive = archive.add(directory("l/a/b/", 0o711), "");
+        // GNU tar gives directories their attributes where it leaves them, and fails for those that
+        // it leaves for what takes the link's place.
+        let archive = archive.add(directory("l/a/b/c/", 0o500), "");
+        archive.file("elsewhere", "")
+    };
+    check([
+        case("a link stays", behind()),
+        case("a file takes its place", behind().file("l", "2")),
+        case("a link takes its place", behind().symlink("l", "keep")),
+        case(
+            "more comes by its target",
+            behind().file("l", "3").file("to/a/y", "4"),
+        ),
+    ]);
+}
+
+#[test]
 fn a_path_beyond_what_a_system_call_takes_is_written_and_shown() {
     let mut archive = Archive::new();
     let mut path = String::new();
