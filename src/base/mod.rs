@@ -15,4 +15,5 @@ pub mod stats;
 pub mod sync;
 pub mod task;
 pub mod ticket;
+pub mod time_left;
 pub mod workers;

@@ -94,6 +94,9 @@ stats! {
     source_peak_requests: Peak,
     /// Bytes received from a source.
     source_read_bytes,
+    /// Bytes of these that were received for a scan in the background, or for whoever reads a source from
+    /// its front.
+    scan_received_bytes,
     /// Packed bytes that a scan has handed to its decoder, or passed over: how far it is.
     scanned_packed_bytes,
     /// Bytes of large payloads that a scan has passed over, without fetching them.
@@ -209,6 +212,7 @@ mod tests {
             "source_timeouts",
             "source_peak_requests",
             "source_read_bytes",
+            "scan_received_bytes",
             "scanned_packed_bytes",
             "decoded_bytes",
             "decoder_jobs",

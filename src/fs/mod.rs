@@ -55,7 +55,7 @@ use crate::stack::Stack;
 use copies::{Desk, Handles};
 use failures::Failures;
 use pages::Pages;
-use patience::{Patience, Refusal, Vain, Watch};
+use patience::{For, Patience, Refusal, Vain, Watch};
 use roster::Roster;
 use seek::Whence;
 
@@ -197,6 +197,20 @@ impl Content for Stack {
     }
 }
 
+/// The patience of who waits for what `content` has.
+fn patience_with(
+    content: &Arc<dyn Content>,
+    timeout: Duration,
+    stats: &Arc<Stats>,
+) -> Arc<Patience> {
+    let content = Arc::downgrade(content);
+    let scanned = move || {
+        let content = content.upgrade().filter(|content| !content.is_scanned())?;
+        Some(content.index().origin().plain_bytes)
+    };
+    Arc::new(Patience::new(timeout, Arc::clone(stats), Box::new(scanned)))
+}
+
 /// A directory of an archive as a filesystem.
 #[derive(Debug)]
 pub struct Tree {
@@ -234,7 +248,7 @@ impl Tree {
             Accounts::default()
         };
         let pages = Arc::new(Pages::new(view, Arc::clone(&stats)));
-        let patience = Arc::new(Patience::new(patience::TIMEOUT, Arc::clone(&stats)));
+        let patience = patience_with(&content, patience::TIMEOUT, &stats);
         Self {
             view,
             pages,
@@ -256,7 +270,7 @@ impl Tree {
     /// decoded for `timeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.patience = Arc::new(Patience::new(timeout, Arc::clone(&self.stats)));
+        self.patience = patience_with(&self.content, timeout, &self.stats);
         self
     }
 
@@ -330,7 +344,7 @@ impl Tree {
         }
         let later = self.later();
         let awaited = Awaited::Name(directory, name.clone());
-        let kept = self.patience.keep(reply, caller);
+        let kept = self.patience.keep(reply, caller, For::TheScan);
         let wanted = kept.wanted();
         let then = move || match (kept.take(), later()) {
             (Some(reply), Some(tree)) => tree.answer_lookup(caller, parent, name, reply),
@@ -354,7 +368,7 @@ impl Tree {
         }
         drop(index);
         let later = self.later();
-        let kept = self.patience.keep(reply, caller);
+        let kept = self.patience.keep(reply, caller, For::TheScan);
         let wanted = kept.wanted();
         let then = move || match (kept.take(), later()) {
             (Some(reply), Some(tree)) => answer(&tree, &tree.content.index(), reply),
@@ -497,7 +511,12 @@ impl Answer {
             return self.give(result);
         }
         let (patience, caller) = (Arc::clone(&self.patience), self.caller);
-        let kept = patience.keep(self, caller);
+        let what = if content.is_scanned() {
+            For::Bytes
+        } else {
+            For::TheScan
+        };
+        let kept = patience.keep(self, caller, what);
         let wanted = kept.wanted();
         let done = move |result| {
             // Unless it was given up.

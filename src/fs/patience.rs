@@ -15,6 +15,7 @@ use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 use crate::archive::Wanted;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
+use crate::base::time_left::TimeLeft;
 
 /// How often those who wait are looked at; who has waited for less is not.
 const ROUND: Duration = Duration::from_millis(250);
@@ -23,8 +24,13 @@ const ROUND: Duration = Duration::from_millis(250);
 pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The bit of SIGKILL in a mask of signals. The kernel sets it for every other signal that ends a
-/// process, too.
+/// process, too, but for those that leave a core.
 const KILL: u64 = 1 << 8;
+
+/// The bits of the signals that end a process with a core, unless it wants something else: QUIT, ILL,
+/// TRAP, ABRT, BUS, FPE, SEGV, XCPU, XFSZ and SYS (signal(7)).
+const CORE: u64 =
+    1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
 
 /// Why somebody waited in vain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -117,15 +123,38 @@ struct Waiting {
     waiter: Arc<dyn Waiter + Sync>,
     /// The thread that asked; 0 where it is of no namespace that we see.
     caller: u32,
-    /// Since when nothing has come for anybody.
-    since: Instant,
-    /// How much had come by then.
-    came: u64,
+    what: For,
+    time: TimeLeft,
+    /// When it was looked at, and what had come by then.
+    looked: Instant,
+    came: Came,
 }
+
+/// What somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum For {
+    /// That the scan comes to something; whatever else comes is of no help.
+    TheScan,
+    /// Bytes of a file, wherever they come from.
+    Bytes,
+}
+
+/// What shows whether somebody is brought nearer to an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Came {
+    /// Bytes from the source: as drops they are no reason to wait.
+    received: u64,
+    /// Something that changes with each piece of work that is done with them.
+    done: u64,
+}
+
+/// How many plain bytes the scan has passed; `None` when it is over.
+pub(super) type Scanned = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// Everyone who waits.
 pub(super) struct Patience {
     stats: Arc<Stats>,
+    scanned: Scanned,
     timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
@@ -147,25 +176,28 @@ impl std::fmt::Debug for Patience {
 }
 
 impl Patience {
-    /// Who waits is told that it was in vain when for `timeout` nothing was fetched or decoded, as
-    /// `stats` tell.
-    pub(super) fn new(timeout: Duration, stats: Arc<Stats>) -> Self {
+    /// Who waits is told that it was in vain when for `timeout` nothing worth the name was fetched or
+    /// decoded of what they wait for, as `stats` and `scanned` tell.
+    pub(super) fn new(timeout: Duration, stats: Arc<Stats>, scanned: Scanned) -> Self {
         Self {
             stats,
+            scanned,
             timeout,
             state: Mutex::default(),
             changed: Condvar::new(),
         }
     }
 
-    /// Keeps `reply` to the thread `caller` until somebody takes it.
-    pub(super) fn keep<R: Refusal>(&self, reply: R, caller: u32) -> Kept<R> {
+    /// Keeps `reply` to the thread `caller`, which waits for `what`, until somebody takes it.
+    pub(super) fn keep<R: Refusal>(&self, reply: R, caller: u32, what: For) -> Kept<R> {
         let slot = Arc::new(Mutex::new(Some(reply)));
         let waiting = Waiting {
             waiter: Arc::clone(&slot) as Arc<dyn Waiter + Sync>,
             caller,
-            since: Instant::now(),
-            came: self.came(),
+            what,
+            time: TimeLeft::new(self.timeout),
+            looked: Instant::now(),
+            came: self.came((self.scanned)(), what),
         };
         let mut state = lock(&self.state);
         if state.waiting.is_empty() {
@@ -175,32 +207,39 @@ impl Patience {
         Kept(slot)
     }
 
-    /// Something that changes whenever somebody is brought nearer to an answer.
-    fn came(&self) -> u64 {
+    /// What has come for who waits for `what`, the scan being at `scanned`.
+    fn came(&self, scanned: Option<u64>, what: For) -> Came {
         let stats = &self.stats;
-        [
-            &stats.source_read_bytes,
-            &stats.scanned_packed_bytes,
-            &stats.decoded_bytes,
-            &stats.unspooled_bytes,
-        ]
-        .map(crate::base::stats::Counter::get)
-        .into_iter()
-        .fold(0, u64::wrapping_add)
+        match (scanned, what) {
+            (Some(plain), For::TheScan) => Came {
+                received: stats.scan_received_bytes.get(),
+                done: plain.wrapping_add(stats.scanned_packed_bytes.get()),
+            },
+            (None, _) | (_, For::Bytes) => Came {
+                received: stats.source_read_bytes.get(),
+                done: (stats.decoded_bytes.get()).wrapping_add(stats.unspooled_bytes.get()),
+            },
+        }
     }
 
     /// Looks at those who have waited for a while, and tells those who wait in vain.
     fn look(&self, now: Instant) {
-        let came = self.came();
+        let scanned = (self.scanned)();
         let mut old = Vec::new();
         lock(&self.state).waiting.retain_mut(|waiting| {
             if waiting.waiter.is_answered() {
                 return false;
             }
-            if waiting.came != came {
-                (waiting.came, waiting.since) = (came, now);
+            let came = self.came(scanned, waiting.what);
+            if came.done == waiting.came.done {
+                let received = came.received.saturating_sub(waiting.came.received);
+                let waited = now.saturating_duration_since(waiting.looked);
+                waiting.time.waited(waited, received);
+            } else {
+                waiting.time.renew();
             }
-            let is_late = now.duration_since(waiting.since) >= self.timeout;
+            (waiting.looked, waiting.came) = (now, came);
+            let is_late = waiting.time.left().is_zero();
             old.push((Arc::clone(&waiting.waiter), waiting.caller, is_late));
             true
         });
@@ -272,19 +311,21 @@ fn is_killed(thread: u32) -> bool {
     // Who cannot be looked at, or is gone because nothing kept it, counts as alive: its answer comes
     // by and by.
     let status = (thread != 0).then(|| fs::read_to_string(format!("/proc/{thread}/status")));
-    status.is_some_and(|status| status.is_ok_and(|status| pending(&status) & KILL != 0))
+    status.is_some_and(|status| status.is_ok_and(|status| has_fatal_signal(&status)))
 }
 
-/// The signals that wait for a thread or for its process, as `/proc/PID/status` has them.
-fn pending(status: &str) -> u64 {
-    status
-        .lines()
-        .filter_map(|line| {
-            line.strip_prefix("SigPnd:")
-                .or(line.strip_prefix("ShdPnd:"))
-        })
-        .filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .fold(0, |all, mask| all | mask)
+/// Whether a thread with this `/proc/PID/status` has got a signal that ends it (proc(5)).
+fn has_fatal_signal(status: &str) -> bool {
+    let signals = |names: &[&str]| {
+        let lines = status.lines().filter_map(|line| line.split_once(':'));
+        lines
+            .filter(|(name, _)| names.contains(name))
+            .filter_map(|(_, mask)| u64::from_str_radix(mask.trim(), 16).ok())
+            .fold(0, |all, mask| all | mask)
+    };
+    let pending = signals(&["SigPnd", "ShdPnd"]);
+    let survived = signals(&["SigBlk", "SigIgn", "SigCgt"]);
+    pending & (KILL | CORE & !survived) != 0
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -308,12 +349,16 @@ mod tests {
     }
 
     fn patience() -> Patience {
-        Patience::new(TIMEOUT, Arc::default())
+        Patience::new(TIMEOUT, Arc::default(), Box::new(|| Some(0)))
     }
 
     fn keep(patience: &Patience) -> (Kept<Reply>, Receiver<Vain>) {
+        keep_for(patience, For::TheScan)
+    }
+
+    fn keep_for(patience: &Patience, what: For) -> (Kept<Reply>, Receiver<Vain>) {
         let (sender, told) = channel();
-        (patience.keep(Reply(sender), std::process::id()), told)
+        (patience.keep(Reply(sender), std::process::id(), what), told)
     }
 
     #[test]
@@ -340,13 +385,51 @@ mod tests {
         let (kept, told) = keep(&patience);
         let start = Instant::now();
         for round in 1..5 {
-            patience.stats.source_read_bytes.increment();
-            patience.look(start + TIMEOUT * round);
+            patience.stats.scan_received_bytes.add(1 << 20);
+            patience.look(start + TIMEOUT / 2 * round);
+        }
+        for round in 5..9 {
+            patience.stats.scanned_packed_bytes.increment();
+            patience.look(start + TIMEOUT / 2 * round);
         }
         assert!(told.try_recv().is_err());
         assert!(kept.take().is_some());
         patience.look(start + TIMEOUT * 10);
         assert!(told.try_recv().is_err(), "it was answered");
+    }
+
+    #[test]
+    fn drops_are_not_waited_for() {
+        for what in [For::TheScan, For::Bytes] {
+            let patience = patience();
+            let (_kept, told) = keep_for(&patience, what);
+            let start = Instant::now();
+            for round in 1..5 {
+                patience.stats.scan_received_bytes.increment();
+                patience.stats.source_read_bytes.increment();
+                patience.look(start + TIMEOUT / 2 * round);
+            }
+            assert_eq!(told.try_recv(), Ok(Vain::Late), "{what:?}");
+        }
+    }
+
+    #[test]
+    fn what_comes_for_others_is_no_reason_to_wait_for_the_scan_unless_that_is_over() {
+        let come = |scanned: Option<u64>, what| {
+            let patience = Patience::new(TIMEOUT, Arc::default(), Box::new(move || scanned));
+            let (_kept, told) = keep_for(&patience, what);
+            let start = Instant::now();
+            for round in 1..5 {
+                patience.stats.source_read_bytes.add(1 << 20);
+                patience.stats.decoded_bytes.add(1 << 20);
+                patience.stats.unspooled_bytes.add(1 << 20);
+                patience.look(start + TIMEOUT / 2 * round);
+            }
+            told.try_recv().ok()
+        };
+        assert_eq!(come(Some(7), For::TheScan), Some(Vain::Late));
+        assert_eq!(come(Some(7), For::Bytes), None);
+        assert_eq!(come(None, For::TheScan), None);
     }
 
     #[test]
@@ -359,12 +442,22 @@ mod tests {
         assert!(lock(&patience.state).waiting.is_empty());
     }
 
+    const TERM: u64 = 1 << 14;
+    const QUIT: u64 = 1 << 2;
+
     #[test]
-    fn signals_that_wait_are_found_in_a_status() {
-        let status =
-            "Name:\tcat\nSigQ:\t0/1\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000004000\n";
-        assert_eq!(pending(status), KILL | 1 << 14);
-        assert_eq!(pending("Name:\tcat\nSigPnd:\tnonsense\n"), 0);
+    fn signals_that_end_a_thread_are_found_in_its_status() {
+        let status = |thread: u64, process: u64, caught: u64| {
+            format!(
+                "Name:\tcat\nSigQ:\t0/1\nSigPnd:\t{thread:016x}\nShdPnd:\t{process:016x}\n\
+                 SigBlk:\t0000000000000000\nSigCgt:\t{caught:016x}\n"
+            )
+        };
+        assert!(has_fatal_signal(&status(KILL, TERM, 0)));
+        assert!(!has_fatal_signal(&status(0, TERM, 0)), "not yet");
+        assert!(has_fatal_signal(&status(0, QUIT, 0)));
+        assert!(!has_fatal_signal(&status(0, QUIT, QUIT)));
+        assert!(!has_fatal_signal("Name:\tcat\nSigPnd:\tnonsense\n"));
         assert!(!is_killed(std::process::id()));
         assert!(!is_killed(0));
     }

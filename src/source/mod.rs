@@ -12,7 +12,6 @@ mod folder;
 mod http;
 mod location;
 mod memory;
-mod patience;
 mod pipe;
 mod retry;
 mod slice;

@@ -109,6 +109,7 @@ impl Source for Pipe {
                     Ok(None) => None,
                     Ok(Some((bytes, reader))) => {
                         self.stats.source_read_bytes.add(bytes.len() as u64);
+                        self.stats.scan_received_bytes.add(bytes.len() as u64);
                         Some((Ok(bytes), Some(reader)))
                     }
                     Err(cause) => Some((Err(self.error(cause)), None)),

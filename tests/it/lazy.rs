@@ -5,12 +5,12 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-
 use tarfs::base::task::Thread;
 
 use crate::support::http::{Resource, Response, Server};
@@ -51,6 +51,8 @@ enum Rest {
     Comes,
     /// An error that no retry mends.
     Is404,
+    /// A byte now and then, whether the gate is open or not.
+    Drips,
 }
 
 /// An archive of which a server gives the first part, and the rest when its gate opens.
@@ -81,6 +83,10 @@ impl Place {
         let held = Arc::clone(&gate);
         server.route(ARCHIVE, move |request| {
             if request.range().is_none_or(|(_, end)| end > held_from) {
+                if what == Rest::Drips {
+                    let answer = resource.answer(request);
+                    return answer.paced(1, Duration::from_millis(200));
+                }
                 held.pass();
                 if what == Rest::Is404 {
                     return Response::new(404);
@@ -361,32 +367,53 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
     let front = Archive::new().file("early", "early");
     let place = Place::new(front, |rest| rest.file("late", "late"), Rest::Comes);
     let waiting = |program: &str, path: &str| {
-        let mut command = Command::new(program);
-        command.arg(place.path(path)).stdout(Stdio::null());
-        command.spawn().expect("installed")
+        let mut command = Command::new("sh");
+        let line = format!("ulimit -c 0; exec {program} \"$0\"");
+        command.args(["-c", &line]).arg(place.path(path));
+        command.stdout(Stdio::null()).spawn().expect("installed")
     };
     let mut waiting = [
-        waiting("cat", "mnt/late"),
-        waiting("ls", "mnt"),
-        waiting("cat", "mnt/filler"),
+        (waiting("cat", "mnt/late"), Signal::KILL),
+        (waiting("cat", "mnt/last"), Signal::QUIT),
+        (waiting("ls", "mnt"), Signal::TERM),
+        (waiting("cat", "mnt/filler"), Signal::KILL),
     ];
     std::thread::sleep(Duration::from_millis(300));
-    for process in &mut waiting {
+    let killed = Instant::now();
+    for (process, signal) in &mut waiting {
         assert_eq!(process.try_wait().expect("a child"), None, "waits");
-        process.kill().expect("running");
+        kill_process(Pid::from_child(process), *signal).expect("running");
     }
     wait::until("they are gone", || {
-        let mut ended = waiting.iter_mut().map(Child::try_wait);
+        let mut ended = waiting.iter_mut().map(|(process, _)| process.try_wait());
         ended.all(|ended| ended.expect("a child").is_some())
     });
+    // A moment is enough; their own deadline is a minute.
+    assert!(killed.elapsed() < Duration::from_secs(20));
     assert_eq!(place.phase(), "scanning");
     assert_eq!(
         fs::read(place.path("mnt/early")).expect("readable"),
         b"early"
     );
-    assert!(place.count("interrupted_requests") >= 2);
+    assert!(place.count("interrupted_requests") >= 3);
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
+}
+
+#[test]
+fn nobody_waits_for_a_server_that_sends_a_byte_now_and_then() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::with(front, |rest| rest, Rest::Drips, &["--timeout", "1"]);
+    let late = fs::read(place.path("mnt/last")).expect_err("it never comes");
+    assert_eq!(late.kind(), std::io::ErrorKind::TimedOut, "{late}");
+    let list = fs::read_dir(place.path("mnt"));
+    let list = list.and_then(|mut entries| entries.next().transpose());
+    let list = list.expect_err("never whole");
+    assert_eq!(list.kind(), std::io::ErrorKind::TimedOut, "{list}");
+    let filler = fs::read(place.path("mnt/filler")).expect_err("never whole");
+    assert_eq!(filler.kind(), std::io::ErrorKind::TimedOut, "{filler}");
+    assert_eq!(place.phase(), "scanning");
+    assert!(place.count("late_requests") >= 2);
 }
 
 #[test]

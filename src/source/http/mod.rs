@@ -5,7 +5,7 @@
 //! memory. Every later answer must be of the same version. Later requests go straight to where
 //! the redirects led; when that runs out, the original URL is asked again.
 //!
-//! Every wait for the network has an end: that of the [`Patience`] of who waits.
+//! Every wait for the network has an end: that of the [time](TimeLeft) of who waits.
 
 mod client;
 mod gate;
@@ -25,7 +25,6 @@ use self::client::{Client, Reply};
 use self::gate::{Gate, Pass};
 use self::transport::Network;
 use super::answer::{Answer, ContentRange};
-use super::patience::Patience;
 use super::retry::{Jitter, Retry};
 use super::watch::Order;
 use super::{
@@ -34,6 +33,7 @@ use super::{
 use crate::base::buffer::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
+use crate::base::time_left::TimeLeft;
 
 pub use self::transport::{Content, Message, Transport};
 
@@ -362,6 +362,10 @@ impl Http {
         self.remember(url);
         let target = buffer.get_mut(..*filled + len).unwrap_or_default();
         receive(&mut content, target, filled, &self.stats, |received| {
+            if watch.persists() {
+                let came = (received as u64).saturating_sub(watch.received());
+                self.stats.scan_received_bytes.add(came);
+            }
             watch.set_received(received);
         })
         .await?;
@@ -525,7 +529,7 @@ impl Effort {
 /// Runs while something is waited for of which it is told now and then how many bytes are there.
 #[derive(Debug)]
 struct Timer {
-    patience: Patience,
+    time: TimeLeft,
     looked: Instant,
     counted: u64,
     /// Whether anything came.
@@ -536,7 +540,7 @@ impl Timer {
     /// `received` bytes are there without having been waited for.
     fn new(timeout: Duration, received: u64) -> Self {
         Self {
-            patience: Patience::new(timeout),
+            time: TimeLeft::new(timeout),
             looked: Instant::now(),
             counted: received,
             is_alive: false,
@@ -546,10 +550,10 @@ impl Timer {
     /// What is left, now that `received` bytes are there.
     fn left(&mut self, received: u64) -> Duration {
         let (now, came) = (Instant::now(), received.saturating_sub(self.counted));
-        self.patience.waited(now - self.looked, came);
+        self.time.waited(now - self.looked, came);
         self.is_alive |= came > 0;
         (self.looked, self.counted) = (now, received);
-        self.patience.left()
+        self.time.left()
     }
 
     /// Takes no account of the time since it was looked at: nobody waited.
@@ -813,6 +817,7 @@ impl<'a> Pour<'a> {
         let len = piece.len() as u64;
         self.source.stats.source_read_bytes.add(len);
         let known = self.given.saturating_sub(self.seen).min(len);
+        let counted = self.counted;
         if known > 0 {
             let again = self.again.max(self.seen + known);
             self.counted += again - self.again;
@@ -820,6 +825,8 @@ impl<'a> Pour<'a> {
         }
         self.seen += len;
         self.counted += len - known;
+        let came = self.counted - counted;
+        self.source.stats.scan_received_bytes.add(came);
         // The time that passed was waited for this.
         self.timer.left(self.counted);
         if known == len {

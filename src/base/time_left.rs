@@ -1,4 +1,4 @@
-//! How long a read waits for bytes; pure.
+//! How long somebody waits for bytes; pure.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 /// still come. A sixteenth of what a modem brought.
 const SLOWEST: u64 = 4 << 10;
 
-/// The time that a read has left.
+/// The time that who waits for bytes has left.
 ///
 /// It begins with all of it, loses what it waits, and gains, up to what it began with, what the
 /// bytes that come would have taken on the slowest link that is worth waiting for. So a slow and
@@ -14,23 +14,29 @@ const SLOWEST: u64 = 4 << 10;
 /// that sends a byte now and then gains next to nothing. A read of a number of bytes ends at the
 /// latest after the whole time and what they take at that speed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub struct TimeLeft {
     whole: Duration,
     left: Duration,
 }
 
-impl Patience {
-    pub(super) fn new(whole: Duration) -> Self {
+impl TimeLeft {
+    /// All of `whole`.
+    pub fn new(whole: Duration) -> Self {
         Self { whole, left: whole }
     }
 
     /// What is left; zero when it is over.
-    pub(super) fn left(&self) -> Duration {
+    pub fn left(&self) -> Duration {
         self.left
     }
 
+    /// Begins anew.
+    pub fn renew(&mut self) {
+        self.left = self.whole;
+    }
+
     /// Loses the time that was waited, and gains by the bytes that came meanwhile.
-    pub(super) fn waited(&mut self, time: Duration, came: u64) {
+    pub fn waited(&mut self, time: Duration, came: u64) {
         let gained = u128::from(came) * 1_000_000_000 / u128::from(SLOWEST);
         let gained = Duration::from_nanos(u64::try_from(gained).unwrap_or(u64::MAX));
         let left = self.left.saturating_add(gained).saturating_sub(time);
@@ -42,16 +48,16 @@ impl Patience {
 mod tests {
     use super::*;
 
-    fn seconds(patience: &Patience) -> f64 {
-        patience.left().as_secs_f64()
+    fn seconds(time: &TimeLeft) -> f64 {
+        time.left().as_secs_f64()
     }
 
     /// Seconds until it is over, when `bytes` come every `pause` seconds.
     fn lasts(bytes: u64, pause: u64) -> Option<u64> {
-        let mut patience = Patience::new(Duration::from_mins(1));
+        let mut time = TimeLeft::new(Duration::from_mins(1));
         (1..10_000).map(|number| number * pause).find(|_| {
-            patience.waited(Duration::from_secs(pause), bytes);
-            patience.left().is_zero()
+            time.waited(Duration::from_secs(pause), bytes);
+            time.left().is_zero()
         })
     }
 
@@ -67,13 +73,13 @@ mod tests {
 
     #[test]
     fn what_came_fast_buys_no_more_than_the_whole_time() {
-        let mut patience = Patience::new(Duration::from_secs(10));
-        patience.waited(Duration::from_secs(4), 100 << 20);
-        assert!((seconds(&patience) - 10.0).abs() < 1e-9);
-        patience.waited(Duration::from_secs(4), u64::MAX);
-        patience.waited(Duration::from_secs(9), 0);
-        assert!((seconds(&patience) - 1.0).abs() < 1e-9);
-        patience.waited(Duration::from_secs(9), 0);
-        assert!(patience.left().is_zero());
+        let mut time = TimeLeft::new(Duration::from_secs(10));
+        time.waited(Duration::from_secs(4), 100 << 20);
+        assert!((seconds(&time) - 10.0).abs() < 1e-9);
+        time.waited(Duration::from_secs(4), u64::MAX);
+        time.waited(Duration::from_secs(9), 0);
+        assert!((seconds(&time) - 1.0).abs() < 1e-9);
+        time.waited(Duration::from_secs(9), 0);
+        assert!(time.left().is_zero());
     }
 }
