@@ -539,6 +539,7 @@ impl Opening {
             loans,
             memory_bytes,
             stats: Arc::clone(&self.stats),
+            first_hashes: Mutex::default(),
             in_use: OnceLock::new(),
         }
     }

@@ -2,7 +2,7 @@
 //! decoded again from the nearest seek point. Whatever the way, a span is verified against the
 //! hash in the index before anyone sees it; but for those that the scan passed over, which have none.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -110,6 +110,8 @@ pub(super) struct Reader {
     /// What kept spans, reads and their decoders may take together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
+    /// What spans without a hash had when they were first fetched, by their numbers.
+    pub(super) first_hashes: Mutex<HashMap<u32, u64>>,
     /// Keeps the saved index from being removed.
     pub(super) in_use: OnceLock<InUse>,
 }
@@ -465,8 +467,7 @@ impl Reader {
             .inspect_err(|error| self.count_damage(error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
-        let is_other = |hash| xxh3_64(&bytes) != hash;
-        if bytes.len() != len || span.hash.is_some_and(is_other) {
+        if bytes.len() != len || !self.has_right_hash(span, &bytes) {
             let damaged = ReadError::Damaged {
                 extent: span.plain,
                 cause: None,
@@ -475,6 +476,18 @@ impl Reader {
             return Err(damaged);
         }
         Ok(bytes)
+    }
+
+    /// Whether `bytes` have the hash of `span`; where a scan has passed over it, the one that they had
+    /// when they were first fetched.
+    fn has_right_hash(&self, span: &Span, bytes: &[u8]) -> bool {
+        let found = xxh3_64(bytes);
+        let expected = span.hash.unwrap_or_else(|| {
+            let firsts = self.first_hashes.lock();
+            let mut firsts = firsts.unwrap_or_else(PoisonError::into_inner);
+            *firsts.entry(span.number).or_insert(found)
+        });
+        found == expected
     }
 
     fn count_damage(&self, error: &ReadError) {
@@ -811,6 +824,7 @@ mod tests {
             loans: Loans::limited(0),
             memory_bytes: 0,
             stats: Arc::default(),
+            first_hashes: Mutex::default(),
             in_use: OnceLock::new(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));

@@ -15,7 +15,7 @@ use crate::support::http::{Resource, Seen};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
-fn flipped(packed: &Bytes, place: usize) -> Bytes {
+pub(super) fn flipped(packed: &Bytes, place: usize) -> Bytes {
     let mut packed = packed.to_vec();
     *packed.get_mut(place).expect("a place inside") ^= 0x10;
     packed.into()

@@ -1,12 +1,14 @@
 //! Large payloads of a plain archive are passed over: what is fetched, and what is read afterwards.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenError, OpenOptions, scan::Digest};
+use tarfs::archive::{Archive, OpenError, OpenOptions, Spooling, scan::Digest};
 use tarfs::index::{Index, Ino};
 
-use super::{Lab, PATH, ino};
+use super::damage::flipped;
+use super::{Lab, PATH, index, ino};
 use crate::support::http::Resource;
 use crate::support::raw;
 use crate::support::sums::sha256;
@@ -119,6 +121,41 @@ fn assert_disjoint(lab: &Lab) {
     for (before, after) in ranges.iter().zip(ranges.iter().skip(1)) {
         assert!(before.1 <= after.0, "{before:?} {after:?}");
     }
+}
+
+#[test]
+fn what_was_passed_over_is_the_same_each_time_or_fetched_once_more() {
+    let lab = Lab::serving(archive());
+    let mut options = hopping(&lab);
+    options.spooling = Spooling::Refused;
+    options.scan.memory = 32 << 20;
+    let opened = lab.open_with(&options);
+    let at = 40 << 20;
+    check(&opened, "d/huge-1", 1, at, 1000);
+    // Until nothing of that is left in memory.
+    for place in (0..HUGE - (1 << 20)).step_by(1 << 20) {
+        check(&opened, "huge-2", 3, place, 1000);
+    }
+    let place = {
+        let index = opened.index();
+        let entry = index.entry(ino(&opened, "d/huge-1")).expect("a file");
+        let whole = entry.pieces(0, 1).next().expect("a byte");
+        whole.plain.start().0 + at as u64
+    };
+    let good = Resource::new(archive()).etag("\"1\"");
+    let bad = Resource::new(flipped(&archive(), index(place))).etag("\"1\"");
+    let is_bad = AtomicBool::new(true);
+    lab.server.route(PATH, move |request| {
+        let range = request.range();
+        let hits = range.is_some_and(|(start, end)| (start..end).contains(&place));
+        let which = match hits && is_bad.swap(false, Ordering::SeqCst) {
+            true => &bad,
+            false => &good,
+        };
+        which.answer(request)
+    });
+    check(&opened, "d/huge-1", 1, at, 1000);
+    assert_eq!(opened.stats().damaged_spans.get(), 1);
 }
 
 #[test]
