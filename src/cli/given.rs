@@ -21,8 +21,8 @@ use crate::image::{self, Image, Layout, Reference, Transport};
 use crate::source::{Access, Folder, Source};
 use crate::tar;
 
-/// One part in so many of the memory is for the archive around an image. Where it is a plain one that
-/// is needed for its index only.
+/// One part in so many of the memory is for the archives around images. Of a plain one only its index is
+/// needed.
 const OUTER_SHARE: u64 = 4;
 
 /// How the archive around an image is opened, if there is one.
@@ -34,6 +34,8 @@ pub(super) struct Outer {
     pub spooling: Spooling,
     /// Whether nobody wants to see how it goes.
     pub quiet: bool,
+    /// How many archives around images share their part of the memory.
+    pub count: u64,
 }
 
 impl Outer {
@@ -43,6 +45,7 @@ impl Outer {
             cache_dir: open::cache_dir(saved),
             spooling: Spooling::ToDisk { limit_bytes: None },
             quiet,
+            count: 1,
         }
     }
 
@@ -67,13 +70,21 @@ pub(super) fn place(source: &OsStr) -> Option<String> {
     Some(reference.map_or_else(|| source.to_owned(), |reference| reference.place))
 }
 
-/// Memory for what SOURCE names, without what an archive around it takes.
-pub(super) fn memory(args: &SourceArgs) -> u64 {
-    let memory = args.memory.0;
-    match reference(args).map(|reference| reference.transport) {
-        Some(Transport::OciArchive | Transport::DockerArchive) => memory - memory / OUTER_SHARE,
-        Some(Transport::Oci) | None => memory,
+/// Of `memory` what is left beside the archives around images, of which there are `count`.
+pub(super) fn memory(memory: u64, count: u64) -> u64 {
+    match count {
+        0 => memory,
+        _ => memory - memory / OUTER_SHARE,
     }
+}
+
+/// Whether `source` names an image with an archive around it.
+pub(super) fn has_outer(source: &OsStr) -> bool {
+    let reference = source.to_str().and_then(Reference::parse);
+    reference.is_some_and(|reference| match reference.transport {
+        Transport::OciArchive | Transport::DockerArchive => true,
+        Transport::Oci => false,
+    })
 }
 
 /// The archives that SOURCE names, the lowest first: itself, or the layers of the image that it is;
@@ -179,7 +190,7 @@ impl Outer {
                 tar: tar::Options::default(),
                 allow_truncated: false,
                 hops: true,
-                memory: args.memory.0 / OUTER_SHARE,
+                memory: args.memory.0 / OUTER_SHARE / self.count.max(1),
                 sha256: scan::Digest::Ignore,
                 ..open::scan_options(args)
             },

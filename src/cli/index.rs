@@ -47,7 +47,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         let sources = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;
         let stack = layers::stack(
             &sources,
-            none.whiteouts(),
+            &none,
             (&args.source, &args.cache),
             (Spooling::TreeOnly, false),
             &network,

@@ -62,6 +62,17 @@ impl LayerArgs {
         self.are_given() || given::reference(source).is_some()
     }
 
+    /// How many archives around images there are, that of `source` among them.
+    fn outer_count(&self, source: &SourceArgs) -> u64 {
+        let names = std::iter::once(&source.source).chain(&self.layers);
+        names.filter(|name| given::has_outer(name)).count() as u64
+    }
+
+    /// Memory for `source` and what is laid over it, without what archives around images take.
+    pub(super) fn memory(&self, source: &SourceArgs) -> u64 {
+        given::memory(source.memory.0, self.outer_count(source))
+    }
+
     /// How the layers are to be read.
     pub(super) fn whiteouts(&self) -> stack::Whiteouts {
         match self.whiteouts {
@@ -90,6 +101,10 @@ pub(super) fn sources(
         names().filter(|name| *name == "-").count() < 2,
         "standard input can only be one of the layers"
     );
+    let outer = &Outer {
+        count: layers.outer_count(args),
+        ..outer.clone()
+    };
     let mut opened = Vec::new();
     for (number, name) in names().enumerate() {
         let is_ours = number == 0 || is_same_host(&args.source, name);
@@ -130,7 +145,7 @@ fn is_same_host(source: &OsString, other: &OsString) -> bool {
 /// When one of them cannot be opened, or they make no tree.
 pub(super) fn stack(
     layers: &[Layer],
-    whiteouts: stack::Whiteouts,
+    layer_args: &LayerArgs,
     (args, cache): (&SourceArgs, &CacheArgs),
     (spooling, hops): (Spooling, bool),
     network: &Runtime,
@@ -141,6 +156,8 @@ pub(super) fn stack(
     let _progress = open::indexing(lens.sum(), stats, quiet);
     let mut options = open::open_options(args, &cache.saved, spooling);
     options.scan.hops = hops;
+    options.scan.memory = layer_args.memory(args);
+    let whiteouts = layer_args.whiteouts();
     let stack = Stack::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)
 }
@@ -152,7 +169,7 @@ pub(super) fn stack(
 pub(super) fn for_mount(
     args: &MountArgs,
     layers: &[Layer],
-    whiteouts: stack::Whiteouts,
+    layer_args: &LayerArgs,
     network: Runtime,
     stats: Arc<Stats>,
 ) -> anyhow::Result<Opened> {
@@ -165,7 +182,7 @@ pub(super) fn for_mount(
     let hops = args.prefetch.prefetch != prefetch::Mode::All;
     let stack = stack(
         layers,
-        whiteouts,
+        layer_args,
         (&args.source, &args.cache),
         (spooling, hops),
         &network,
@@ -307,5 +324,35 @@ pub(super) fn absolute(layers: &LayerArgs) -> LayerArgs {
     LayerArgs {
         layers: layers.layers.iter().map(open::absolute_path).collect(),
         ..layers.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        source: SourceArgs,
+        #[command(flatten)]
+        layers: LayerArgs,
+    }
+
+    #[test]
+    fn archives_around_images_share_one_part_of_the_memory() {
+        let memory = |words: &[&str]| {
+            let words = ["x", "--memory", "64MiB"].iter().chain(words);
+            let line = Line::try_parse_from(words).expect("a command line");
+            let count = line.layers.outer_count(&line.source);
+            (line.layers.memory(&line.source) >> 20, count)
+        };
+        assert_eq!(memory(&["a.tar"]), (64, 0));
+        assert_eq!(memory(&["oci:a", "--layer", "b.tar"]), (64, 0));
+        assert_eq!(memory(&["oci-archive:a"]), (48, 1));
+        let above = ["--layer", "docker-archive:b", "--layer", "oci-archive:c"];
+        assert_eq!(memory(&[&["a.tar"], &above[..]].concat()), (48, 2));
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         let sources = layers::sources(source, layers, &headers, &outer, &network, &stats)?;
         let stack = layers::stack(
             &sources,
-            args.layers.whiteouts(),
+            &args.layers,
             (&args.source, &args.cache),
             (Spooling::TreeOnly, true),
             &network,

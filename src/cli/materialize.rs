@@ -174,6 +174,7 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     let (bottom, above) = layers.split_first().context("there is always SOURCE")?;
     let source = &bottom.source;
     let mut opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
+    opening.scan.memory = args.layers.memory(&args.source);
     if let Some(size) = args.max_size {
         opening.scan.tar.limits.size = size.0;
     }

@@ -99,7 +99,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             wait: Duration::from_secs(args.min_speed_wait),
         },
         persistence: source::Persistence::default(),
-        memory: given::memory(args),
+        memory: LayerArgs::default().memory(args),
         lenders: Vec::new(),
         workers: settings::processors(),
         hops: false,
@@ -128,7 +128,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     if args.layers.make_a_stack(&args.source) {
         let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
         let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
-        return layers::for_mount(args, &opened, layers.whiteouts(), network, stats);
+        return layers::for_mount(args, &opened, &layers, network, stats);
     }
     let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
     let progress = indexing(source.fingerprint().len, &stats, quiet);

@@ -68,6 +68,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         cache_dir: settings::cache_dir().ok(),
         spooling: Spooling::ToDisk { limit_bytes: None },
         quiet: args.quiet,
+        count: 1,
     };
     let none = LayerArgs::default();
     ensure!(

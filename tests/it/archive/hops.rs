@@ -148,11 +148,8 @@ fn what_was_passed_over_is_the_same_each_time_or_fetched_once_more() {
     lab.server.route(PATH, move |request| {
         let range = request.range();
         let hits = range.is_some_and(|(start, end)| (start..end).contains(&place));
-        let which = match hits && is_bad.swap(false, Ordering::SeqCst) {
-            true => &bad,
-            false => &good,
-        };
-        which.answer(request)
+        let is_hit = hits && is_bad.swap(false, Ordering::SeqCst);
+        if is_hit { &bad } else { &good }.answer(request)
     });
     check(&opened, "d/huge-1", 1, at, 1000);
     assert_eq!(opened.stats().damaged_spans.get(), 1);
