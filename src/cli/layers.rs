@@ -337,22 +337,23 @@ mod tests {
     struct Line {
         #[command(flatten)]
         source: SourceArgs,
-        #[command(flatten)]
-        layers: LayerArgs,
     }
 
     #[test]
     fn archives_around_images_share_one_part_of_the_memory() {
-        let memory = |words: &[&str]| {
-            let words = ["x", "--memory", "64MiB"].iter().chain(words);
-            let line = Line::try_parse_from(words).expect("a command line");
-            let count = line.layers.outer_count(&line.source);
-            (line.layers.memory(&line.source) >> 20, count)
+        let memory = |source: &str, layers: &[&str]| {
+            let line = Line::try_parse_from(["x", "--memory", "64MiB", source]);
+            let source = line.expect("a command line").source;
+            let layers = LayerArgs {
+                layers: layers.iter().map(OsString::from).collect(),
+                whiteouts: None,
+            };
+            (layers.memory(&source) >> 20, layers.outer_count(&source))
         };
-        assert_eq!(memory(&["a.tar"]), (64, 0));
-        assert_eq!(memory(&["oci:a", "--layer", "b.tar"]), (64, 0));
-        assert_eq!(memory(&["oci-archive:a"]), (48, 1));
-        let above = ["--layer", "docker-archive:b", "--layer", "oci-archive:c"];
-        assert_eq!(memory(&[&["a.tar"], &above[..]].concat()), (48, 2));
+        assert_eq!(memory("a.tar", &[]), (64, 0));
+        assert_eq!(memory("oci:a", &["b.tar"]), (64, 0));
+        assert_eq!(memory("oci-archive:a", &[]), (48, 1));
+        let above = ["docker-archive:b", "oci-archive:c"];
+        assert_eq!(memory("a.tar", &above), (48, 2));
     }
 }

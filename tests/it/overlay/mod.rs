@@ -100,7 +100,7 @@ fn it_is_when_the_kernel_reads_files_by_itself() {
         "$tarfs" mount --wait-index -o suid,dev,allow_other --materialize copy a.tar mnt
         until "$tarfs" status mnt | grep -q 'materialize  *complete'; do sleep 0.05; done
         compare xino=on
-        "$tarfs" status mnt | grep -q passthrough
+        "$tarfs" status --json mnt | grep -q '"passthrough_opens":[1-9]'
         "$tarfs" umount mnt
     "#;
     assert_eq!(says(script), "");
