@@ -156,6 +156,23 @@ fn another_process_goes_on_with_it_where_that_can_be() {
 }
 
 #[test]
+fn several_layers_are_written_over_and_gone_on_with() {
+    let said = says(
+        r#"
+        mkdir -p l/dir; echo four >l/dir/d; : >l/dir/.wh.b; tar -C l -cf l.tar .
+        tarfs mount --writable --restart --layer l.tar a.tar mnt
+        ls mnt/dir; echo more >>mnt/dir/d
+        before=$(pid); kill -9 $before
+        for _ in $(seq 400); do after=$(pid); test -z "$after" -o "$after" = $before || break; sleep 0.02; done
+        test -n "$after" -a "$after" != $before
+        cat mnt/dir/d mnt/dir/sub/c mnt/a
+        tarfs umount mnt; left
+        "#,
+    );
+    assert_eq!(said, "d\nsub\nfour\nmore\nthree\none\n");
+}
+
+#[test]
 fn what_was_written_outlives_those_who_fail_to_go_on() {
     let said = says(
         r#"

@@ -1,4 +1,5 @@
-"""Mounts a copy of the mount sys.argv[1] on sys.argv[2] whose owners are 100000 higher."""
+"""Mounts a copy of the mount sys.argv[1] on sys.argv[2] whose owners are 100000 higher, and runs what
+follows in the user namespace for which that is made, as user 7 and group 8 of it."""
 
 import ctypes
 import os
@@ -30,6 +31,10 @@ if child == 0:
     os.write(ready[1], b"x")
     os.close(done[1])
     os.read(done[0], 1)
+    if sys.argv[3:]:
+        os.setgid(8)
+        os.setuid(7)
+        os.execvp(sys.argv[3], sys.argv[3:])
     os._exit(0)
 os.read(ready[0], 1)
 for kind in ("uid_map", "gid_map"):

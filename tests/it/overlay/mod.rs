@@ -129,15 +129,25 @@ fn an_idmapped_mount_shifts_owners_and_who_may_read() {
     let script = r#"
         "$tarfs" mount --wait-index -o allow_other a.tar mnt
         mkdir idmapped
-        python3 "$idmap" mnt idmapped
-        stat -c '%u:%g %n' idmapped/a idmapped/mode mnt/mode
         chmod 755 .
+        python3 "$idmap" mnt idmapped sh -c 'stat -c "in it %u:%g" idmapped/mode && cat idmapped/mode'
+        stat -c '%u:%g %n' idmapped/a idmapped/mode mnt/mode
         setpriv --reuid=100007 --regid=1 --clear-groups cat idmapped/mode
         setpriv --reuid=7 --regid=1 --clear-groups cat idmapped/mode 2>/dev/null || echo kept out
-        umount idmapped
+        mkdir -p up.i/upper up.i/work merged.i
+        chmod 755 up.i/upper
+        mount -t overlay overlay -o lowerdir=idmapped,upperdir=up.i/upper,workdir=up.i/work merged.i
+        setpriv --reuid=100007 --regid=1 --clear-groups sh -c 'echo more >>merged.i/mode'
+        setpriv --reuid=7 --regid=1 --clear-groups sh -c 'echo no >>merged.i/mode' 2>/dev/null || echo kept out
+        cat merged.i/mode
+        stat -c '%u:%g %n' merged.i/mode up.i/upper/mode mnt/mode
+        umount merged.i idmapped
         "$tarfs" umount mnt
     "#;
-    let shifted = "100000:100000 idmapped/a\n100007:100008 idmapped/mode\n7:8 mnt/mode\n\
-                   this is mode\nkept out\n";
+    let shifted = "in it 7:8\nthis is mode\n\
+                   100000:100000 idmapped/a\n100007:100008 idmapped/mode\n7:8 mnt/mode\n\
+                   this is mode\nkept out\n\
+                   kept out\nthis is mode\nmore\n\
+                   100007:100008 merged.i/mode\n100007:100008 up.i/upper/mode\n7:8 mnt/mode\n";
     assert_eq!(says(script), shifted);
 }
