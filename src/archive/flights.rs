@@ -57,6 +57,37 @@ impl Flights {
         })
     }
 
+    /// The bytes of `span`, and whether it was `make` that made them: what `look` finds, or somebody else
+    /// is about to make, is not made again. What `make` makes must be where `look` finds it. Who waited
+    /// for one who failed makes them in turn.
+    ///
+    /// # Errors
+    /// What `make` fails with.
+    pub(super) fn get<E>(
+        &self,
+        span: u32,
+        look: impl FnOnce() -> Option<Bytes>,
+        make: impl FnOnce() -> Result<Bytes, E>,
+    ) -> Result<(Bytes, bool), E> {
+        loop {
+            let flight = match self.claim(span) {
+                Ok(claim) => {
+                    // It may just have been made.
+                    if let Some(bytes) = look() {
+                        return Ok((bytes, false));
+                    }
+                    let bytes = make()?;
+                    claim.land(bytes.clone());
+                    return Ok((bytes, true));
+                }
+                Err(flight) => flight,
+            };
+            if let Some(bytes) = flight.wait() {
+                return Ok((bytes, false));
+            }
+        }
+    }
+
     fn flying(&self) -> MutexGuard<'_, HashMap<u32, Arc<Flight>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -299,29 +299,19 @@ impl Reader {
 
     /// Makes span `number`, or waits for who makes it ahead of reads.
     fn fly(&self, number: u32) -> Result<Bytes, ReadError> {
-        loop {
-            let flight = match self.flights.claim(number) {
-                Ok(claim) => {
-                    // It may just have been made ahead.
-                    if let Some(bytes) = self.memory.get(self.key(number)) {
-                        self.stats.memory_shared_spans.increment();
-                        return Ok(bytes);
-                    }
-                    let _busy = self.foreground.enter();
-                    self.stats.memory_miss_spans.increment();
-                    let bytes = self.fill(number)?;
-                    // Before it is over, or it might be made again in between.
-                    self.memory.insert(self.key(number), bytes.clone());
-                    claim.land(bytes.clone());
-                    return Ok(bytes);
-                }
-                Err(flight) => flight,
-            };
-            if let Some(bytes) = flight.wait() {
-                self.stats.memory_shared_spans.increment();
-                return Ok(bytes);
-            }
+        let look = || self.memory.get(self.key(number));
+        let make = || {
+            let _busy = self.foreground.enter();
+            self.stats.memory_miss_spans.increment();
+            let bytes = self.fill(number)?;
+            self.memory.insert(self.key(number), bytes.clone());
+            Ok(bytes)
+        };
+        let (bytes, is_new) = self.flights.get(number, look, make)?;
+        if !is_new {
+            self.stats.memory_shared_spans.increment();
         }
+        Ok(bytes)
     }
 
     /// As [`Reader::try_read`], for who reads on nobody's behalf; `None` also when it fails.

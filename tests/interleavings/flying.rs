@@ -53,24 +53,15 @@ impl Reader {
 
     /// The bytes of a span; `None` when it was this one's turn to make it, and that failed.
     fn read(&self, number: u64, panics: bool) -> Option<Bytes> {
-        let memory = || lock(&self.span(number).memory).clone();
-        loop {
-            let flight = match self.flights.claim(u32::try_from(number).expect("small")) {
-                Ok(claim) => {
-                    if let Some(bytes) = memory() {
-                        return Some(bytes);
-                    }
-                    let bytes = self.make(number, panics)?;
-                    *lock(&self.span(number).memory) = Some(bytes.clone());
-                    claim.land(bytes.clone());
-                    return Some(bytes);
-                }
-                Err(flight) => flight,
-            };
-            if let Some(bytes) = flight.wait() {
-                return Some(bytes);
-            }
-        }
+        let memory = &self.span(number).memory;
+        let make = || {
+            let bytes = self.make(number, panics).ok_or("made to fail")?;
+            *lock(memory) = Some(bytes.clone());
+            Ok::<_, &str>(bytes)
+        };
+        let span = u32::try_from(number).expect("small");
+        let read = self.flights.get(span, || lock(memory).clone(), make);
+        read.ok().map(|(bytes, _)| bytes)
     }
 
     fn make(&self, number: u64, panics: bool) -> Option<Bytes> {
