@@ -15,6 +15,7 @@ mod attr;
 mod copies;
 mod cover;
 mod device;
+mod encore;
 mod errno;
 mod failures;
 mod handover;
@@ -36,7 +37,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fuser::{
@@ -53,6 +54,7 @@ use crate::index::{Entry, Index, Ino, Kind};
 use crate::stack::Stack;
 
 use copies::{Desk, Handles};
+use encore::{Asked, Encores};
 use failures::Failures;
 use pages::Pages;
 use patience::{For, Patience, Refusal, Vain, Watch};
@@ -226,6 +228,8 @@ pub struct Tree {
     pages: Arc<Pages>,
     /// Who waits for what is not known yet.
     patience: Arc<Patience>,
+    /// Who has waited in vain just now.
+    encores: Arc<Encores>,
     /// What the kernel has offered, a bit each, once it is mounted.
     capabilities: Arc<OnceLock<u64>>,
     /// Where there may be copies of files, which are opened with handles then.
@@ -253,6 +257,7 @@ impl Tree {
             view,
             pages,
             patience,
+            encores: Arc::default(),
             capabilities: Arc::default(),
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
@@ -403,6 +408,7 @@ impl Tree {
                 patience,
                 capabilities: Arc::default(),
                 // What comes late is no open and no read.
+                encores: Arc::default(),
                 desk: None,
                 watch: None,
             })
@@ -498,9 +504,19 @@ struct Answer {
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     patience: Arc<Patience>,
+    encores: Arc<Encores>,
 }
 
 impl Answer {
+    fn asked(&self) -> Asked {
+        Asked {
+            caller: self.caller,
+            ino: self.ino,
+            offset: self.offset,
+            len: self.len,
+        }
+    }
+
     /// Gives what the archive has.
     fn read(self) {
         let (ino, offset, len) = (self.ino, self.offset, self.len);
@@ -509,6 +525,11 @@ impl Answer {
         };
         if let Some(result) = content.try_read(ino, offset, len) {
             return self.give(result);
+        }
+        if self.encores.is_one(self.asked(), Instant::now()) {
+            // Counted, and told once already.
+            self.stats.failed_reads.increment();
+            return self.reply.error(Errno::ETIMEDOUT);
         }
         let (patience, caller) = (Arc::clone(&self.patience), self.caller);
         let what = if content.is_scanned() {
@@ -555,6 +576,9 @@ impl Answer {
         let path = content.and_then(|content| content.index().path(self.ino));
         let path = path.unwrap_or_default();
         self.failures.record(path.to_string(), error);
+        if errno == Errno::ETIMEDOUT {
+            self.encores.failed(self.asked(), Instant::now());
+        }
         self.reply.error(errno);
     }
 }
@@ -726,6 +750,7 @@ impl Filesystem for Tree {
             reply,
             caller: req.pid(),
             patience: Arc::clone(&self.patience),
+            encores: Arc::clone(&self.encores),
             ino: entry,
             offset,
             len,
