@@ -1,6 +1,7 @@
 //! Faults of the network, one by one, each met by reads in real mounts and by `materialize`: right
 //! bytes or an error that says why, and both in time. The table in docs/semantics.md is made of these.
 
+mod unmounts;
 mod ways;
 
 use std::fs;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Advice;
 use rustix::io::Errno;
+use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::support::http::{Fault, Request, Resource, Server};
@@ -152,6 +153,14 @@ impl Place {
         let status = self.status();
         let counter = status.pointer(&format!("/counters/{name}"));
         counter.and_then(Value::as_u64).expect("a counter")
+    }
+
+    /// Who serves the mount.
+    pub(super) fn server_pid(&self) -> Pid {
+        let status = self.status();
+        let pid = status.get("pid").and_then(Value::as_i64);
+        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        pid.expect("a number")
     }
 }
 
