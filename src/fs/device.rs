@@ -103,6 +103,9 @@ impl MountError {
             Self::Helper { message, .. } if message.contains(DEVICE) => {
                 Some("`tarfs materialize` works without it")
             }
+            Self::Helper { message, .. } if message.contains("no write access") => {
+                Some("mount on a directory of your own, or as root")
+            }
             Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
                 Some("make the directory first")
             }

@@ -133,6 +133,54 @@ fn others_are_let_in_only_where_fuse_conf_says_so_and_then_by_permissions() {
 }
 
 #[test]
+fn who_has_no_helper_is_told_how_to_come_by_it() {
+    let place = Place::new();
+    let said = place.says(
+        "as_user env PATH=/nowhere ./tarfs mount a.tar mnt 2>&1 || echo $?
+         ls mnt; ls run/tarfs 2>/dev/null || true",
+    );
+    let (told, code) = said.split_at(said.find('\n').expect("a line") + 1);
+    assert_eq!(code, "2\n", "{said}");
+    for words in [
+        "not permitted, and fusermount3 is not installed",
+        "apt install fuse3",
+        "mount as root",
+        "tarfs materialize",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+}
+
+#[test]
+fn a_place_that_is_not_the_users_to_mount_on_is_named_with_what_to_do() {
+    for (how, words) in [
+        (
+            "mkdir roots",
+            &["no write access", "mount on a directory of your own"][..],
+        ),
+        (
+            "mkdir -m 700 closed; mkdir closed/roots; ln -s closed/roots roots",
+            &["Permission denied"],
+        ),
+        ("touch roots; chmod 666 roots", &["not a directory"]),
+    ] {
+        let place = Place::new();
+        let said = place.says(&format!(
+            "{how}
+             user mount a.tar roots 2>&1 || echo $?
+             grep -c \"$PWD/roots \" /proc/self/mounts || true"
+        ));
+        let (told, rest) = said.split_at(said.find('\n').expect("a line") + 1);
+        assert_eq!(rest, "2\n0\n", "{how}: {said}");
+        assert!(told.contains("cannot mount on"), "{how}: {told}");
+        assert!(told.contains("roots"), "{how}: {told}");
+        for words in words {
+            assert!(told.contains(words), "{how}: {told}");
+        }
+    }
+}
+
+#[test]
 fn a_service_that_has_its_capability_from_who_started_it_leaves_no_dead_mount() {
     let place = Place::new();
     let said = place.says(
