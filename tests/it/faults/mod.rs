@@ -83,7 +83,7 @@ fn slow_and_steady_connections_are_waited_for() {
 #[test]
 fn drops_do_not_count_as_bytes() {
     let fault = Fault::Paced(1, millis(100));
-    both(
+    all_ways(
         SHORT,
         always(fault),
         Err(Errno::TIMEDOUT),
@@ -324,11 +324,16 @@ fn other_bytes_of_a_server_that_names_no_versions_are_damage() {
     assert_eq!(written, 0, "nothing of a mixture appears");
 }
 
-/// What a server that knows no ranges sends, broken off at `cut`.
+/// A mount of what a server that knows no ranges sends, broken off at `cut`, and not before it is there.
 fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
     let place = Place::new(&resource);
-    place.disturb(resource.without_ranges(), move |number, _| {
-        (number == 1).then_some(Fault::Short(cut))
+    let resource = resource.without_ranges();
+    place.server.route(PATH, move |request| {
+        let answer = resource.answer(request);
+        match request.number {
+            1 => answer.paced(64 << 10, millis(20)).cut_after(cut),
+            _ => answer,
+        }
     });
     let url = place.server.url(PATH);
     let output = place.tarfs(&["mount", &url, "mnt", "--timeout", AMPLE]);
