@@ -302,6 +302,13 @@ impl Place {
         was_killed
     }
 
+    fn check_that_nobody_panicked(&self) {
+        let log = fs::read_to_string(self.path("log")).expect("written");
+        let mut lines = log.lines();
+        let found = lines.find(|line| line.contains("panicked"));
+        assert_eq!(found, None);
+    }
+
     /// Kills somebody who saves something in `directory`; whether that was left unfinished.
     fn kill_who_saves(&self, directory: &str, words: &[&str], pause: Duration) -> bool {
         let directory = self.forget_and_make(directory);
@@ -368,6 +375,7 @@ impl Place {
         };
         self.is_slow.store(false, Ordering::SeqCst);
         self.check_mount(packing);
+        self.check_that_nobody_panicked();
         was_killed
     }
 }
