@@ -24,6 +24,7 @@ pub(super) fn tell() {
         let thread = std::thread::current();
         let thread = thread.name().unwrap_or("(unnamed)");
         let place = panic.location().map(ToString::to_string);
+        let place = place.as_deref().unwrap_or("(unknown)");
         let message = words(panic.payload());
         // Nothing unless the environment asks for it, as it does of any program.
         let trace = Backtrace::capture();
@@ -31,7 +32,7 @@ pub(super) fn tell() {
             BacktraceStatus::Captured => &format!("\n{trace}"),
             _ => &"",
         };
-        tracing::error!(thread, place, "panicked: {message}{trace}");
+        tracing::error!("thread '{thread}' panicked at {place}: {message}{trace}");
     }));
 }
 
@@ -84,9 +85,9 @@ mod tests {
         assert!(count() > before);
         let told = String::from_utf8(log.0.lock().expect("whole").clone()).expect("text");
         assert!(told.contains("ERROR"), "{told}");
-        assert!(told.contains("panicked: on purpose"), "{told}");
-        let place = format!("{}:{line}:", file!());
+        let place = format!(" panicked at {}:{line}:", file!());
         assert!(told.contains(&place), "{place}: {told}");
+        assert!(told.contains(": on purpose"), "{told}");
     }
 
     #[test]
