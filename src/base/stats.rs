@@ -172,6 +172,8 @@ stats! {
     written_entries,
     /// File systems brought to disk by materialize, because it was asked to.
     synced_file_systems,
+    /// Panics, each of which is a fault of this program and is told in its log.
+    panics,
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl<T> Drop for Thread<T> {
             .take()
             .filter(|handle| handle.thread().id() != thread::current().id());
         if let Some(handle) = handle {
-            // The panic, if any, was printed by the hook; a second one inside drop would abort.
+            // The panic, if any, was told by the hook; a second one inside drop would abort.
             drop(handle.join());
         }
     }

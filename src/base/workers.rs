@@ -73,7 +73,7 @@ fn run(work: &Mutex<Receiver<Work>>, abandoned: &AtomicBool) {
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
         match next {
             Ok(work) if abandoned.load(Ordering::Relaxed) => drop(work),
-            // The panic was printed by the hook, and what the work held was dropped; the thread
+            // The panic was told by the hook, and what the work held was dropped; the thread
             // must live on, or the queue would fill for ever.
             Ok(work) => drop(catch_unwind(AssertUnwindSafe(work))),
             Err(_) => return,

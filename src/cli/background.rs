@@ -126,7 +126,7 @@ pub(super) fn detach(log: Log, inherited: Inherited) -> io::Result<()> {
     }
     inherited.close();
     let nowhere = nowhere()?;
-    // Panics and the like are written to stderr by whoever they happen to.
+    // What ends a process may still be written to stderr by whoever it happens to.
     dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;
     match log.file {
         Some(file) => telemetry::write_to_file(file),

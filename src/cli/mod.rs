@@ -24,6 +24,7 @@ mod mount;
 mod notify;
 mod open;
 mod output;
+mod panics;
 mod prefetch;
 mod privileges;
 mod profile;
@@ -80,6 +81,7 @@ enum Verb {
 /// all went well, 2 when something did not, 64 when the command line makes no sense; those of mount(8)
 /// when that has started it.
 pub fn run() -> ExitCode {
+    panics::tell();
     let words: Vec<_> = std::env::args_os().collect();
     if settings::role().is_none()
         && let Some(words) = helper::called(&words)

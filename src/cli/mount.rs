@@ -32,7 +32,7 @@ use super::notify::{self, Manager};
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
 use super::writable::{self, Writable};
-use super::{control, open, output, privileges, status as words};
+use super::{control, open, output, panics, privileges, status as words};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
@@ -591,6 +591,7 @@ fn status(seen: &Seen<'_>) -> Status {
     // By itself: what is asked below asks the index again, which a scan that waits to change it lets
     // nobody do twice.
     let entries = opened.content.index().entry_count();
+    opened.stats.panics.raise(panics::count());
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),

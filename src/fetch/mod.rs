@@ -13,11 +13,13 @@ mod plan;
 mod reads;
 mod stream;
 
+use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
@@ -72,7 +74,7 @@ pub fn read(
     pool: &Pool,
 ) -> Result<Bytes, Error> {
     let buffer = pool.take(whole_len(source, extent)?);
-    handle.block_on(source.read_at(extent.start(), buffer))
+    wait(handle, source, source.read_at(extent.start(), buffer))
 }
 
 /// As [`read`], for who got bytes there that cannot be right: see [`Source::read_afresh`].
@@ -86,7 +88,31 @@ pub fn read_afresh(
     pool: &Pool,
 ) -> Result<Bytes, Error> {
     let buffer = pool.take(whole_len(source, extent)?);
-    handle.block_on(source.read_afresh(extent.start(), buffer))
+    wait(handle, source, source.read_afresh(extent.start(), buffer))
+}
+
+/// What `reading` of `source` comes to; that it was cancelled when the runtime ends before.
+fn wait(
+    handle: &Handle,
+    source: &Arc<dyn Source>,
+    reading: impl Future<Output = Result<Bytes, Error>>,
+) -> Result<Bytes, Error> {
+    let read = unless_over(handle, reading);
+    read.unwrap_or_else(|| Err(Error::new(source.location(), Cause::Cancelled)))
+}
+
+/// What `work` comes to on this thread; `None` when the runtime ends before.
+fn unless_over<T>(handle: &Handle, work: impl Future<Output = T>) -> Option<T> {
+    // A runtime that ends drops its tasks first, and then its clock: who waits for that panics.
+    let mut guards = JoinSet::new();
+    guards.spawn_on(pending::<()>(), handle);
+    handle.block_on(async {
+        tokio::select! {
+            biased;
+            _ = guards.join_next() => None,
+            done = work => Some(done),
+        }
+    })
 }
 
 /// Bytes of `extent`, all of which `source` has.
@@ -98,4 +124,39 @@ fn whole_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, 
     }
     // Longer than memory is longer than any source.
     usize::try_from(extent.len()).map_err(|_| truncated())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::base::task::Thread;
+
+    #[test]
+    fn who_waits_on_a_thread_when_the_runtime_ends_is_told_and_does_not_panic() {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_time()
+            .build()
+            .expect("a runtime");
+        let handle = runtime.handle().clone();
+        assert_eq!(unless_over(&handle, async { 7 }), Some(7));
+        let (began, begun) = std::sync::mpsc::channel();
+        let waiter = Thread::spawn("waiter", {
+            let handle = handle.clone();
+            move || {
+                unless_over(&handle, async {
+                    began.send(()).expect("someone listens");
+                    sleep(Duration::from_hours(1)).await;
+                })
+            }
+        });
+        begun.recv().expect("it waits");
+        runtime.shutdown_background();
+        assert_eq!(waiter.expect("a thread").join(), None);
+        let late = unless_over(&handle, async { sleep(Duration::from_hours(1)).await });
+        assert_eq!(late, None);
+    }
 }

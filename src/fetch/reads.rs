@@ -72,14 +72,13 @@ impl Reads {
         let len = super::whole_len(&self.source, extent)?;
         let buffer = pool.take(len);
         if !self.source.is_remote() {
-            return self
-                .handle
-                .block_on(self.source.read_at(extent.start(), buffer));
+            let reading = self.source.read_at(extent.start(), buffer);
+            return super::wait(&self.handle, &self.source, reading);
         }
         self.habits().reads += 1;
         let watch = Watch::default();
         let first = self.source.read_watched(extent.start(), buffer, &watch);
-        let landed = self.handle.block_on(async {
+        let landed = super::wait(&self.handle, &self.source, async {
             tokio::select! {
                 biased;
                 landed = first => landed,

@@ -1,16 +1,22 @@
 //! Processes that are killed at any moment: the next start works, and never serves a wrong byte.
 
-use std::fs;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::process::Signal;
 use tarfs::base::task::Thread;
 
-use crate::support::http::{Resource, Server};
+use crate::support::http::{Fault, Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
@@ -19,17 +25,59 @@ use crate::support::raw::Archive;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
-/// Rounds when nobody asks for more.
-const FEW: u64 = 16;
+/// Rounds when nobody asks for more: three of each kind.
+const FEW: u64 = 18;
 
 /// Files of the archive, and their lengths: some in many spans, many in one.
 const FILES: usize = 60;
+
+/// Empty files besides, so that writing the index takes a while.
+const EMPTY_FILES: usize = 4000;
+
+/// What a slow server sends on a connection at a time, and how long it pauses then: with as many
+/// connections as there may be all of the archive takes longer than anyone lives. Requests are short, so
+/// that the archive's first file comes soon.
+const PIECE_BYTES: usize = 4096;
+const PAUSE: Duration = Duration::from_millis(5);
+const SOURCE: [&str; 4] = ["--connections", "4", "--chunk-size", "128KiB"];
+
+/// How long who is killed may live, at the most.
+const LIFE: Duration = Duration::from_millis(250);
+/// The same of one who finds all it needs in the cache.
+const SHORT_LIFE: Duration = Duration::from_millis(40);
+
+/// How often one is killed while it saves until what it leaves shows that it has not come to the end.
+const ATTEMPTS: usize = 50;
+
+/// What everybody has, and what they may take besides, the index included.
+const MEMORY_MIB: u64 = 32;
+const BESIDES_MIB: u64 = 64;
 
 const PACKINGS: [Packing; 4] = [
     Packing::Plain,
     Packing::Gzip,
     Packing::Lz4,
     Packing::ZstdFrames,
+];
+
+/// What somebody does who is killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Mounting,
+    Reading,
+    Materializing,
+    Indexing,
+    SavingIndex,
+    SavingSpool,
+}
+
+const KINDS: [Kind; 6] = [
+    Kind::Mounting,
+    Kind::Reading,
+    Kind::Materializing,
+    Kind::Indexing,
+    Kind::SavingIndex,
+    Kind::SavingSpool,
 ];
 
 fn content(number: usize) -> Vec<u8> {
@@ -46,9 +94,95 @@ fn name(number: usize) -> String {
     format!("d{}/f{number}", number / 16)
 }
 
+/// A time below `longest`.
+fn below(dice: &mut Noise, longest: Duration) -> Duration {
+    let micros = u64::try_from(longest.as_micros()).expect("short");
+    Duration::from_micros(dice.below(micros))
+}
+
+/// Tells when something is made in a directory.
+struct Watch(OwnedFd);
+
+impl Watch {
+    fn new(directory: &Path) -> Self {
+        let events = inotify::init(CreateFlags::CLOEXEC).expect("a descriptor");
+        inotify::add_watch(&events, directory, WatchFlags::CREATE).expect("there");
+        Self(events)
+    }
+
+    /// Waits until something was made, or `victim` has ended, or hangs.
+    fn wait(&self, victim: &mut Child) {
+        let start = Instant::now();
+        let a_while = Timespec::try_from(Duration::from_millis(20)).expect("short");
+        let mut events = [PollFd::new(&self.0, PollFlags::IN)];
+        while poll(&mut events, Some(&a_while)) == Ok(0) {
+            if victim.try_wait().expect("a child").is_some() {
+                return;
+            }
+            assert!(start.elapsed() < wait::PATIENCE, "nothing is saved");
+        }
+    }
+}
+
+/// Who reads a mount until told to stop. What can be read must be right.
+struct Readers {
+    is_over: Arc<AtomicBool>,
+    /// Files that were read.
+    reads: Arc<AtomicU64>,
+    threads: [Thread<()>; 2],
+}
+
+impl Readers {
+    fn start(mount: &Path, dice: &mut Noise) -> Self {
+        let (is_over, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let threads = [dice.number(), dice.number()].map(|order| {
+            let (mount, mut dice) = (mount.to_owned(), Noise::new(order));
+            let (is_over, reads) = (Arc::clone(&is_over), Arc::clone(&reads));
+            let read = move || {
+                // The archive's first, which is there at once.
+                let mut number = 0;
+                while !is_over.load(Ordering::SeqCst) {
+                    let all = content(number);
+                    let offset = usize::try_from(dice.below(all.len() as u64)).expect("small");
+                    let expected = all.get(offset..).expect("inside");
+                    let mut bytes = vec![0; expected.len()];
+                    let file = File::open(mount.join(name(number)));
+                    let read = file.and_then(|file| file.read_exact_at(&mut bytes, offset as u64));
+                    if read.is_err() {
+                        std::thread::sleep(Duration::from_millis(1));
+                        continue;
+                    }
+                    assert!(bytes == expected, "{number}");
+                    reads.fetch_add(1, Ordering::SeqCst);
+                    number = usize::try_from(dice.below(FILES as u64)).expect("small");
+                }
+            };
+            Thread::spawn("reader", read).expect("a thread")
+        });
+        Self {
+            is_over,
+            reads,
+            threads,
+        }
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads.load(Ordering::SeqCst)
+    }
+
+    /// How many files were read.
+    fn stop(self) -> u64 {
+        self.is_over.store(true, Ordering::SeqCst);
+        let Self { reads, threads, .. } = self;
+        wait::ends(move || threads.into_iter().for_each(Thread::join));
+        reads.load(Ordering::SeqCst)
+    }
+}
+
 /// A server, and a place with a cache that outlives everyone who is killed.
 struct Place {
     server: Server,
+    is_slow: Arc<AtomicBool>,
     directory: tempfile::TempDir,
 }
 
@@ -57,15 +191,27 @@ impl Place {
         let plain = (0..FILES).fold(Archive::new(), |archive, number| {
             archive.file(&name(number), content(number))
         });
+        let plain = (0..EMPTY_FILES).fold(plain, |archive, number| {
+            archive.file(&format!("empty/{number}"), "")
+        });
         let plain = Bytes::from(plain.end());
         let server = Server::start();
+        let is_slow = Arc::<AtomicBool>::default();
         for packing in PACKINGS {
             let resource = Resource::new(packing.pack(&plain)).etag("\"1\"");
-            server.serve(&format!("/{packing:?}"), resource);
+            let is_slow = Arc::clone(&is_slow);
+            server.serve_badly(&format!("/{packing:?}"), resource, move |_| {
+                let is_slow = is_slow.load(Ordering::SeqCst);
+                is_slow.then_some(Fault::Paced(PIECE_BYTES, PAUSE))
+            });
         }
         let directory = tempfile::tempdir().expect("a directory");
         fs::create_dir(directory.path().join("mnt")).expect("made");
-        Self { server, directory }
+        Self {
+            server,
+            is_slow,
+            directory,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -76,45 +222,48 @@ impl Place {
         self.server.url(&format!("/{packing:?}"))
     }
 
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tarfs"));
-        command
+    /// Starts somebody who will be killed.
+    fn start(&self, words: &[&str]) -> Child {
+        let mut log = OpenOptions::new();
+        let log = log.append(true).create(true).open(self.path("log"));
+        Command::new(env!("CARGO_BIN_EXE_tarfs"))
             .args(words)
+            .args(["--memory", &format!("{MEMORY_MIB}MiB")])
+            .args(SOURCE)
             .current_dir(self.directory.path())
             .env("XDG_RUNTIME_DIR", self.directory.path())
             .env("TARFS_CACHE_DIR", self.path("cache"))
             .env("no_proxy", "*")
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        command
+            .stderr(log.expect("ours"))
+            .spawn()
+            .expect("started")
     }
 
-    fn start(&self, words: &[&str]) -> Child {
-        self.command(words).spawn().expect("started")
+    fn start_mount(&self, url: &str) -> Child {
+        self.start(&["mount", "-f", "--log-file", "log", url, "mnt"])
     }
 
-    /// Reads everything as long as it can; what can be read must be right.
-    fn read_what_can_be_read(&self, order: u64) -> Thread<()> {
-        let mut dice = Noise::new(order);
-        let mount = self.path("mnt");
-        let read = move || {
-            for _ in 0..2 * FILES {
-                let number = usize::try_from(dice.below(FILES as u64)).expect("small");
-                let all = content(number);
-                let offset = usize::try_from(dice.below(all.len() as u64)).expect("small");
-                let expected = all.get(offset..).expect("inside");
-                let mut bytes = vec![0; expected.len()];
-                let file = fs::File::open(mount.join(name(number)));
-                let read = file.and_then(|file| file.read_exact_at(&mut bytes, offset as u64));
-                assert!(read.is_err() || bytes == expected, "{number}");
-            }
-        };
-        Thread::spawn("reader", read).expect("a thread")
+    /// Words that write the tree, without what would only take long.
+    fn copying(url: &str) -> [&str; 6] {
+        ["materialize", url, "-C", "tree", "--exclude", "empty"]
+    }
+
+    /// Forgets what was saved so far, and makes a directory for `what` is saved next.
+    fn forget_and_make(&self, what: &str) -> PathBuf {
+        drop(fs::remove_dir_all(self.path("cache")));
+        let directory = self.path("cache").join(what);
+        let mut maker = DirBuilder::new();
+        let maker = maker.mode(0o700).recursive(true);
+        maker.create(&directory).expect("made");
+        directory
     }
 
     /// A mount, and all of it is right.
     fn check_mount(&self, packing: Packing) {
-        let output = program::tarfs(self.directory.path(), &["mount", &self.url(packing), "mnt"]);
+        let url = self.url(packing);
+        let words = ["mount", "--log-file", "log", &url, "mnt"];
+        let output = program::tarfs(self.directory.path(), &words);
         assert!(output.status.success(), "{}", program::told(&output));
         for number in 0..FILES {
             let read = fs::read(self.path("mnt").join(name(number))).expect("readable");
@@ -126,7 +275,8 @@ impl Place {
 
     /// A tree on disk, over whatever was left there, and all of it is right.
     fn check_tree(&self, packing: Packing) {
-        let words = ["materialize", &self.url(packing), "-C", "tree"];
+        let url = self.url(packing);
+        let words = Self::copying(&url);
         let output = program::tarfs(self.directory.path(), &words);
         assert!(output.status.success(), "{}", program::told(&output));
         for number in 0..FILES {
@@ -136,50 +286,123 @@ impl Place {
         fs::remove_dir_all(self.path("tree")).expect("removed");
     }
 
-    /// Kills `victim` after a while, and waits until nothing of it is left.
-    fn kill(&self, mut victim: Child, pause: Duration) {
+    /// Kills `victim` after a while, and waits until nothing of it is left. Whether it was still there to
+    /// be killed.
+    fn kill(&self, mut victim: Child, pause: Duration) -> bool {
         std::thread::sleep(pause);
-        // It may have ended by itself.
+        if let Some(peak) = program::peak_mib(victim.id()) {
+            assert!(peak <= MEMORY_MIB + BESIDES_MIB, "{peak} MiB of memory");
+        }
+        // It may have ended by itself: that shows in how it ended.
         drop(victim.kill());
-        victim.wait().expect("a child");
+        let status = victim.wait().expect("a child");
+        let was_killed = status.signal() == Some(Signal::KILL.as_raw());
+        assert!(was_killed || status.success(), "{status}");
         wait::until("its mount is taken out", || !is_mounted(&self.path("mnt")));
+        was_killed
+    }
+
+    fn check_that_nobody_panicked(&self) {
+        let log = fs::read_to_string(self.path("log")).expect("written");
+        let found = log.split_once("panicked");
+        assert!(found.is_none(), "{log}");
+    }
+
+    /// Kills somebody who saves something in `directory`; whether that was left unfinished.
+    fn kill_who_saves(&self, directory: &str, words: &[&str], pause: Duration) -> bool {
+        let directory = self.forget_and_make(directory);
+        let watch = Watch::new(&directory);
+        let mut victim = self.start(words);
+        watch.wait(&mut victim);
+        let was_killed = self.kill(victim, pause);
+        let names = fs::read_dir(directory).expect("there").flatten();
+        let mut names = names.map(|entry| entry.file_name());
+        was_killed && names.any(|name| name.to_string_lossy().starts_with('.'))
+    }
+}
+
+/// What all rounds came to.
+#[derive(Default, Debug)]
+struct Tally {
+    rounds: [u64; KINDS.len()],
+    /// Of which so many found somebody to kill, who had not finished.
+    kills: [u64; KINDS.len()],
+    /// Files that were read from mounts whose processes were killed.
+    reads: u64,
+}
+
+impl Place {
+    /// Kills somebody who does a `kind` of work, by chance now or then; whether it was in the midst of it.
+    fn round(&self, kind: Kind, packing: Packing, dice: &mut Noise, reads: &mut u64) -> bool {
+        let url = self.url(packing);
+        let is_saving = matches!(kind, Kind::SavingIndex | Kind::SavingSpool);
+        self.is_slow.store(!is_saving, Ordering::SeqCst);
+        // A saved index leaves nothing to do.
+        let is_new = kind == Kind::Indexing || dice.below(2) == 0;
+        if is_new {
+            drop(fs::remove_dir_all(self.path("cache")));
+        }
+        let life = if is_new { LIFE } else { SHORT_LIFE };
+        let was_killed = match kind {
+            Kind::Mounting => self.kill(self.start_mount(&url), below(dice, SHORT_LIFE)),
+            Kind::Reading => {
+                let mount = self.start_mount(&url);
+                wait::until("it is mounted", || is_mounted(&self.path("mnt")));
+                let readers = Readers::start(&self.path("mnt"), dice);
+                wait::until("a file is read", || readers.reads() > 0);
+                let was_killed = self.kill(mount, below(dice, LIFE));
+                *reads += readers.stop();
+                was_killed
+            }
+            Kind::Materializing => {
+                fs::create_dir(self.path("tree")).expect("made");
+                let words = Self::copying(&url);
+                let was_killed = self.kill(self.start(&words), below(dice, life));
+                self.is_slow.store(false, Ordering::SeqCst);
+                self.check_tree(packing);
+                was_killed
+            }
+            Kind::Indexing => self.kill(self.start(&["index", &url]), below(dice, LIFE)),
+            Kind::SavingIndex => (0..ATTEMPTS).any(|_| {
+                let pause = below(dice, Duration::from_micros(500));
+                self.kill_who_saves("index", &["index", &url], pause)
+            }),
+            Kind::SavingSpool => (0..ATTEMPTS).any(|_| {
+                let words = ["mount", "-f", "--log-file", "log", &url, "mnt"];
+                self.kill_who_saves("spool", &words, below(dice, SHORT_LIFE))
+            }),
+        };
+        self.is_slow.store(false, Ordering::SeqCst);
+        self.check_mount(packing);
+        self.check_that_nobody_panicked();
+        was_killed
     }
 }
 
 #[test]
 #[expect(
     clippy::print_stderr,
-    reason = "the rounds of a failure are shown with it"
+    reason = "the rounds of a failure are shown with it, and what all came to"
 )]
 fn whoever_is_killed_at_whatever_moment_the_next_start_is_right() {
     let place = Place::new();
     let mut dice = Noise::new(seed());
-    for round in 0..rounds(FEW) {
+    let mut tally = Tally::default();
+    for (round, (at, kind)) in (0..rounds(FEW)).zip(KINDS.into_iter().enumerate().cycle()) {
         let packing = PACKINGS[usize::try_from(dice.below(4)).expect("small")];
-        let url = place.url(packing);
-        let pause = Duration::from_micros(dice.below(250_000));
-        eprintln!("round {round}: {packing:?}, {pause:?}");
-        if dice.below(3) == 0 {
-            // Without what the rounds before have left.
-            drop(fs::remove_dir_all(place.path("cache")));
-        }
-        match dice.below(4) {
-            0 => place.kill(place.start(&["mount", "-f", &url, "mnt"]), pause),
-            1 => {
-                let mount = place.start(&["mount", "-f", &url, "mnt"]);
-                let readers = [1, 2].map(|reader| place.read_what_can_be_read(round * 2 + reader));
-                place.kill(mount, pause);
-                for reader in readers {
-                    reader.join();
-                }
-            }
-            2 => {
-                fs::create_dir(place.path("tree")).expect("made");
-                place.kill(place.start(&["materialize", &url, "-C", "tree"]), pause);
-                place.check_tree(packing);
-            }
-            _ => place.kill(place.start(&["index", &url]), pause),
-        }
-        place.check_mount(packing);
+        eprintln!("round {round}: {kind:?}, {packing:?}");
+        tally.rounds[at] += 1;
+        let was_killed = place.round(kind, packing, &mut dice, &mut tally.reads);
+        tally.kills[at] += u64::from(was_killed);
     }
+    eprintln!(
+        "of {:?} of each kind {:?} were killed",
+        tally.rounds, tally.kills
+    );
+    // One who finds everything in the cache may be done before.
+    let is_enough = |(rounds, kills)| 2 * kills >= rounds;
+    let mut all = tally.rounds.into_iter().zip(tally.kills);
+    assert!(all.all(is_enough), "nobody was left to kill: {tally:?}");
+    let has_read = tally.reads > 0 || tally.rounds[1] == 0;
+    assert!(has_read, "nothing was read: {tally:?}");
 }

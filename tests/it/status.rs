@@ -148,6 +148,7 @@ fn status_and_metrics_tell_what_a_mount_did() {
         ("failed_reads", 0),
         ("memory_miss_spans", 0),
         ("decoded_spans", 0),
+        ("panics", 0),
     ] {
         assert_eq!(
             number(&status, &format!("/counters/{name}")),

@@ -46,8 +46,13 @@ const READERS: u64 = 4;
 const MEMORY_MIB: u64 = 32;
 const BESIDES_MIB: u64 = 64;
 
-/// An operation that takes so long hangs: their deadline is a second, and five more.
-const HANGS: Duration = Duration::from_secs(30);
+/// An operation that takes so long hangs: their deadline is a second, and five more; and once more where
+/// another process goes on with it.
+const HANGS: Duration = Duration::from_secs(15);
+
+/// How long a trouble lasts that outlives every deadline, in seconds, and at the most so many more.
+const LONG_SECONDS: u64 = 7;
+const LONGER_SECONDS: u64 = 4;
 
 /// What a read may fail with when its server is in trouble.
 const TROUBLES: [Errno; 4] = [Errno::IO, Errno::TIMEDOUT, Errno::STALE, Errno::ACCESS];
@@ -120,10 +125,14 @@ struct Shared {
     is_over: AtomicBool,
     /// Odd while a mount is there for certain; another number each time.
     era: AtomicU64,
+    /// Whether the mount has seen no trouble, so that nothing of it may fail.
+    is_sound: AtomicBool,
     began: Instant,
     /// When each reader began what it does, in milliseconds.
     starts: Vec<AtomicU64>,
     reads: AtomicU64,
+    /// Of which so many had no reason to fail.
+    sound_reads: AtomicU64,
     failures: AtomicU64,
 }
 
@@ -138,14 +147,20 @@ impl Shared {
         while !self.is_over.load(Ordering::SeqCst) {
             start.store(self.now(), Ordering::SeqCst);
             let era = self.era.load(Ordering::SeqCst);
+            let was_sound = self.is_sound.load(Ordering::SeqCst);
             let number = below(&mut dice, FILES);
             let done = match dice.below(8) {
                 0 => self.list(number),
                 1 => self.look(number),
                 _ => self.read(number, &mut dice),
             };
+            // In this order: what is sound becomes unsound before another era begins.
+            let is_sound = was_sound && self.is_sound.load(Ordering::SeqCst);
             let is_steady = era % 2 == 1 && era == self.era.load(Ordering::SeqCst);
+            let is_sound = is_sound && is_steady;
             self.reads.fetch_add(1, Ordering::SeqCst);
+            self.sound_reads
+                .fetch_add(u64::from(is_sound), Ordering::SeqCst);
             match done {
                 Ok(is_right) => assert!(is_right || !is_steady, "wrong: {number}"),
                 Err(error) => {
@@ -156,6 +171,7 @@ impl Shared {
                     };
                     let may_be = may_be(&TROUBLES) || (!is_steady && may_be(&COMINGS));
                     assert!(may_be, "{number}: {error}, steady: {is_steady}");
+                    assert!(!is_sound, "{number}: {error}, without any trouble");
                     std::thread::sleep(Duration::from_millis(2));
                 }
             }
@@ -172,11 +188,11 @@ impl Shared {
         let offset = below(dice, all.len());
         let len = 1 + below(dice, all.len() - offset);
         let mut bytes = vec![0; len];
-        let file = File::open(self.mount.join(name(number)))?;
+        let file = in_time(|| File::open(self.mount.join(name(number))))?;
         let mut filled = 0;
         while filled < len {
             let rest = bytes.get_mut(filled..).expect("inside");
-            let read = file.read_at(rest, (offset + filled) as u64)?;
+            let read = in_time(|| file.read_at(rest, (offset + filled) as u64))?;
             assert!(read > 0, "it ends too early: {number}");
             filled += read;
         }
@@ -186,13 +202,13 @@ impl Shared {
     }
 
     fn look(&self, number: usize) -> io::Result<bool> {
-        let found = fs::metadata(self.mount.join(name(number)))?;
+        let found = in_time(|| fs::metadata(self.mount.join(name(number))))?;
         Ok(found.len() == self.content(number).len() as u64)
     }
 
     fn list(&self, number: usize) -> io::Result<bool> {
         let directory = self.mount.join(format!("d{}", number / 16));
-        let names = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
+        let names = in_time(|| fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>())?;
         Ok(names.len() == 16)
     }
 
@@ -203,6 +219,15 @@ impl Shared {
             assert!(u128::from(since) < HANGS.as_millis(), "a reader hangs");
         }
     }
+}
+
+/// What an operation comes to, provided that it does not hang.
+fn in_time<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let start = Instant::now();
+    let done = operation();
+    let took = start.elapsed();
+    assert!(took < HANGS, "it took {took:?}");
+    done
 }
 
 /// Ends what readers do when dropped, also when a round fails: they are waited for.
@@ -253,9 +278,11 @@ impl Place {
             contents: (0..FILES).map(content).collect(),
             is_over: AtomicBool::new(false),
             era: AtomicU64::new(0),
+            is_sound: AtomicBool::new(false),
             began: Instant::now(),
             starts: (0..READERS).map(|_| AtomicU64::new(0)).collect(),
             reads: AtomicU64::new(0),
+            sound_reads: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         };
         Self {
@@ -275,6 +302,9 @@ impl Place {
     }
 
     fn set_mood(&self, mood: Mood) {
+        if mood != Mood::Well {
+            self.shared.is_sound.store(false, Ordering::SeqCst);
+        }
         *self.mood.lock().expect("whole") = mood;
     }
 
@@ -293,18 +323,21 @@ impl Place {
         let url = self.server.url(&format!("/{packing:?}"));
         let memory = format!("{MEMORY_MIB}MiB");
         let words = ["mount", "--timeout", "1", "--memory", &memory, &url, "mnt"];
-        let output = self.tarfs(&[&words[..], flags].concat());
+        let log = ["--log-file", "log"];
+        let output = self.tarfs(&[&words[..], &log, flags].concat());
         let is_well = *self.mood.lock().expect("whole") == Mood::Well;
         let told = program::told(&output);
         assert!(output.status.success() || !is_well, "{told}");
         assert!(!told.contains("panicked"), "{told}");
         if output.status.success() {
+            self.shared.is_sound.store(is_well, Ordering::SeqCst);
             self.shared.era.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     /// From now on nobody relies on the mount.
     fn unsettle(&self) {
+        self.shared.is_sound.store(false, Ordering::SeqCst);
         self.shared
             .era
             .fetch_add(self.shared.era.load(Ordering::SeqCst) % 2, Ordering::SeqCst);
@@ -320,9 +353,18 @@ impl Place {
         Pid::from_raw(i32::try_from(pid).ok()?)
     }
 
+    /// Process `pid` has never had more memory than it may have, if it still runs.
+    fn check_peak(pid: Pid) {
+        let pid = u32::try_from(pid.as_raw_pid()).expect("positive");
+        if let Some(peak) = program::peak_mib(pid) {
+            assert!(peak <= MEMORY_MIB + BESIDES_MIB, "{peak} MiB of memory");
+        }
+    }
+
     /// Takes the mount out, whoever uses it.
     fn unmount(&self, is_lazy: bool) {
         self.unsettle();
+        self.daemon().into_iter().for_each(Self::check_peak);
         if !is_lazy {
             // It may be in use.
             self.tarfs(&["umount", "mnt"]);
@@ -341,6 +383,7 @@ impl Place {
         }
         let Some(before) = self.daemon() else { return };
         self.unsettle();
+        Self::check_peak(before);
         kill_process(before, Signal::KILL).expect("running");
         if restarts {
             wait::until("somebody goes on", || {
@@ -376,14 +419,14 @@ impl Place {
             Some(of("reads_bytes")? + of("decoders_bytes")?)
         };
         wait::until("all memory is given back", || used() == Some(0));
-        let pid = self.daemon().expect("mounted").as_raw_nonzero();
-        let told = fs::read_to_string(format!("/proc/{pid}/status")).expect("running");
-        let peak = told.lines().find_map(|line| {
-            let number = line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?;
-            number.parse::<u64>().ok()
-        });
-        let peak = peak.expect("known") >> 10;
-        assert!(peak <= MEMORY_MIB + BESIDES_MIB, "{peak} MiB of memory");
+        Self::check_peak(self.daemon().expect("mounted"));
+    }
+
+    /// A worker that panics goes on, and so does the next process: only its log tells.
+    fn check_that_nobody_panicked(&self) {
+        let log = fs::read_to_string(self.path("log")).expect("written");
+        let found = log.split_once("panicked");
+        assert!(found.is_none(), "{log}");
     }
 
     /// Processes of the program that belong here.
@@ -432,6 +475,14 @@ impl Place {
             }
             self.shared.check_that_nobody_hangs();
         }
+        // Which takes too long where only a few rounds are wanted.
+        if rounds(FEW) > FEW && dice.below(5) == 0 {
+            self.set_mood(one(dice, &[Mood::InTrouble, Mood::Gone]));
+            for _ in 0..LONG_SECONDS + dice.below(LONGER_SECONDS) {
+                std::thread::sleep(Duration::from_secs(1));
+                self.shared.check_that_nobody_hangs();
+            }
+        }
         self.set_mood(Mood::Well);
         if !self.is_mounted() {
             self.unsettle();
@@ -449,12 +500,14 @@ impl Place {
         Ok(())
     }
 
-    /// When all is well again the mount rests, and it or the next one shows everything; then nothing
-    /// is left.
+    /// When all is well again the mount rests, and shows everything; or the next one, if it says that its
+    /// scan has failed for good. Then nothing is left.
     fn check_the_end(&self, packing: Packing) {
         self.check_that_it_rests();
-        // A scan that failed for good has left a part.
-        if self.read_all().is_err() {
+        if let Err(error) = self.read_all() {
+            let status = self.status().expect("mounted");
+            let phase = status.pointer("/index/phase").and_then(Value::as_str);
+            assert_eq!(phase, Some("failed"), "{error}, and all is well: {status}");
             self.unmount(false);
             self.mount(packing, &[]);
             self.read_all().expect("all is well");
@@ -462,6 +515,7 @@ impl Place {
         }
         self.unmount(false);
         wait::until("no process is left", || self.processes().is_empty());
+        self.check_that_nobody_panicked();
     }
 }
 
@@ -481,7 +535,7 @@ impl Drop for Place {
 fn mounts_in_any_trouble_are_right_end_in_time_and_leave_nothing() {
     let place = Place::new();
     let mut dice = Noise::new(seed());
-    let (mut reads, mut failures) = (0, 0);
+    let (mut reads, mut sound_reads, mut failures) = (0, 0, 0);
     for round in 0..rounds(FEW) {
         let packing = one(&mut dice, &PACKINGS);
         eprintln!("round {round}: {packing:?}");
@@ -502,8 +556,10 @@ fn mounts_in_any_trouble_are_right_end_in_time_and_leave_nothing() {
         wait::ends(move || readers.into_iter().for_each(Thread::join));
         place.check_the_end(packing);
         reads = shared.reads.load(Ordering::SeqCst);
+        sound_reads = shared.sound_reads.load(Ordering::SeqCst);
         failures = shared.failures.load(Ordering::SeqCst);
     }
-    eprintln!("of {reads} operations {failures} failed as they may");
+    eprintln!("of {reads} operations {failures} failed as they may, and {sound_reads} could not");
+    assert!(sound_reads > 0, "there was always some trouble");
     assert!(reads > failures && failures > 0, "chance had no say");
 }

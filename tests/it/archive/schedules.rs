@@ -1,5 +1,6 @@
 //! Faults of the network in any order: right bytes or an error, whatever comes.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,10 +13,11 @@ use tarfs::source::{self, Retry};
 use super::{Lab, PATH, index, read};
 use crate::support::http::{Fault, Resource};
 use crate::support::noise::Noise;
+use crate::support::rounds::{rounds, seed};
 use crate::support::tree::Tree;
 
-/// Schedules of each kind.
-const SCHEDULES: u64 = 25;
+/// Schedules of each kind when nobody asks for more.
+const FEW: u64 = 25;
 
 /// Files of an archive, each of more than one span.
 const FILES: [&str; 3] = ["a", "b", "c"];
@@ -57,6 +59,12 @@ fn fault(dice: &mut Noise, other: &Resource) -> Option<Fault> {
         21 => Fault::Other(other.clone()),
         _ => return None,
     })
+}
+
+/// The seeds of all schedules of a kind; others when chance is another one.
+fn schedules() -> Range<u64> {
+    let first = seed().wrapping_mul(1 << 24);
+    first..first + rounds(FEW)
 }
 
 /// What all schedules came to.
@@ -135,7 +143,7 @@ fn reads_end_in_right_bytes_or_an_error_whatever_the_schedule_of_faults() {
         let lab = Lab::new();
         lab.serve(resource.clone());
         drop(lab.open());
-        for seed in 0..SCHEDULES {
+        for seed in schedules() {
             lab.serve(resource.clone());
             let archive = lab.open_hastily().expect("an archive");
             assert_eq!(archive.stats().scans.get(), 0);
@@ -160,7 +168,7 @@ fn scans_end_in_the_whole_archive_or_an_error_whatever_the_schedule_of_faults() 
     let [old, new] = resources("");
     let versions = [(old.0, old.1, "\"1\""), (new.0, new.1, "\"2\"")];
     let (mut all, mut refused) = (Tally::default(), 0);
-    for seed in 0..SCHEDULES {
+    for seed in schedules() {
         let lab = Lab::new();
         lab.disturb(seed, &versions[0].1, &versions[1].1);
         let Ok(archive) = lab.open_hastily() else {

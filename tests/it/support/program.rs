@@ -33,6 +33,16 @@ pub(crate) fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
+/// The most memory that process `pid` has taken so far, in MiB; `None` when it has ended.
+pub(crate) fn peak_mib(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib >> 10)
+}
+
 /// What it complained about.
 pub(crate) fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()

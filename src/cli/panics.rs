@@ -1,0 +1,99 @@
+//! Panics, which are faults of this program: told where all else is told, and counted.
+//!
+//! A worker that panics goes on with its next work, and who waited for the last gets an error. In the
+//! background stderr leads nowhere, so that without this nobody would hear why.
+
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt::Display;
+use std::panic;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tracing::Level;
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// From now on each panic is an event of the log; as before while there is none.
+pub(super) fn tell() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        if !tracing::enabled!(Level::ERROR) {
+            return usual(panic);
+        }
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or("(unnamed)");
+        let place = panic.location().map(ToString::to_string);
+        let place = place.as_deref().unwrap_or("(unknown)");
+        let message = words(panic.payload());
+        // Nothing unless the environment asks for it, as it does of any program.
+        let trace = Backtrace::capture();
+        let trace: &dyn Display = match trace.status() {
+            BacktraceStatus::Captured => &format!("\n{trace}"),
+            _ => &"",
+        };
+        tracing::error!("thread '{thread}' panicked at {place}: {message}{trace}");
+    }));
+}
+
+/// How many there were so far.
+pub(super) fn count() -> u64 {
+    COUNT.load(Ordering::Relaxed)
+}
+
+/// What a panic says, if it is text.
+fn words(payload: &(dyn Any + Send)) -> &str {
+    let owned = || payload.downcast_ref::<String>().map(String::as_str);
+    let borrowed = payload.downcast_ref::<&str>().copied();
+    borrowed.or_else(owned).unwrap_or("(no words)")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("whole").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_panic_is_told_in_the_log_and_counted() {
+        let log = Log::default();
+        let lines = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || lines.clone())
+            .finish();
+        tell();
+        let before = count();
+        let line = line!() + 2;
+        tracing::subscriber::with_default(subscriber, || {
+            panic::catch_unwind(|| panic!("on {}", "purpose")).expect_err("a panic");
+        });
+        assert!(count() > before);
+        let told = String::from_utf8(log.0.lock().expect("whole").clone()).expect("text");
+        assert!(told.contains("ERROR"), "{told}");
+        let place = format!(" panicked at {}:{line}:", file!());
+        assert!(told.contains(&place), "{place}: {told}");
+        assert!(told.contains(": on purpose"), "{told}");
+    }
+
+    #[test]
+    fn a_panic_may_say_anything() {
+        assert_eq!(words(&"borrowed"), "borrowed");
+        assert_eq!(words(&"owned".to_owned()), "owned");
+        assert_eq!(words(&7), "(no words)");
+    }
+}
