@@ -44,7 +44,7 @@ pub(super) fn launch(words: &[OsString], environment: Environment) -> anyhow::Re
         command.env_remove(settings::RUNTIME_DIR);
         command.env(settings::CACHE_DIR, settings::system_cache_dir());
     }
-    let mut child = command
+    let mut child = settings::named_alike(&mut command)
         .args(words)
         .env(settings::ROLE, Role::Background.name())
         .stdin(Stdio::null())

@@ -2,7 +2,9 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::Context;
 use tracing::Level;
@@ -66,6 +68,15 @@ pub(super) fn role() -> Option<Role> {
     Role::ALL
         .into_iter()
         .find(|role| word == Path::new(role.name()))
+}
+
+/// Has `command`, this program once more, listed by the name that this process was called by: who ends a
+/// system spares those with an `@` in front.
+pub(super) fn named_alike(command: &mut Command) -> &mut Command {
+    match env::args_os().next() {
+        Some(name) => command.arg0(name),
+        None => command,
+    }
 }
 
 /// The text of [`HEADERS`], if there is one.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -221,6 +222,18 @@ fn of_two_on_top_of_each_other_the_upper_goes_first() {
         assert_eq!(place.path("mnt/file").exists(), is_left);
     }
     assert!(!place.is_mounted());
+}
+
+#[test]
+fn the_processes_of_a_mount_have_the_name_that_it_was_called_by() {
+    let place = Place::new();
+    let output = place.mount_command().arg0("@tarfs").output();
+    assert!(output.expect("started").status.success());
+    let (pid, _) = place.server();
+    for pid in [pid, place.keeper_pid(pid)] {
+        let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("running");
+        assert!(line.starts_with(b"@tarfs\0"), "{line:?}");
+    }
 }
 
 #[test]

@@ -368,7 +368,8 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
     let place = Place::new(front, |rest| rest.file("late", "late"), Rest::Comes);
     let waiting = |program: &str, path: &str| {
         let mut command = Command::new("sh");
-        let line = format!("ulimit -c 0; exec {program} \"$0\"");
+        // Whoever starts the tests in the background may have made them deaf to signals.
+        let line = format!("ulimit -c 0; exec env --default-signal {program} \"$0\"");
         command.args(["-c", &line]).arg(place.path(path));
         command.stdout(Stdio::null()).spawn().expect("installed")
     };

@@ -144,7 +144,7 @@ impl Keeper {
 fn start(role: Role, socket: OwnedFd, directory: Option<&Path>) -> io::Result<Child> {
     // Not by its name, which may be another version's by now, with other numbers for entries, or gone.
     let mut command = Command::new("/proc/self/exe");
-    command
+    settings::named_alike(&mut command)
         .args(std::env::args_os().skip(1))
         .env(settings::ROLE, role.name())
         .stdin(Stdio::from(socket))
