@@ -210,7 +210,7 @@ impl Directory {
             held_bytes: u64::try_from(stat.st_blocks)
                 .unwrap_or_default()
                 .saturating_mul(512),
-            modified: time(stat.st_mtime, stat.st_mtime_nsec),
+            modified: time(stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
         })
     }
 
@@ -287,6 +287,12 @@ fn is_guarded(stat: &Stat) -> bool {
     let is_closed = stat.st_mode & OPEN_TO_OTHERS == 0;
     let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);
     (is_ours(stat) || stat.st_uid == 0) && (is_closed || is_sticky)
+}
+
+/// The part of a file's time behind the second, which is signed or not by how the kernel is called: under
+/// Miri by libc.
+pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
+    part.try_into().unwrap_or_default()
 }
 
 fn is_ours(stat: &Stat) -> bool {

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 
-use rustix::fs::Stat;
+use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
 use super::attributes::{Subject, Xattrs};
@@ -203,7 +203,9 @@ impl Pending {
             Err(ResolveError::Tree(trouble)) => return Err(lost(trouble)),
         };
         let stat = status(&parent, name).while_trying_to(LOOK).map_err(lost)?;
-        if Identity::of(&stat) != self.identity {
+        // What was made in its place may have got its inode.
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if !is_directory || Identity::of(&stat) != self.identity {
             return Err(Lost::Replaced);
         }
         if self.lacks_only_its_time(&stat, &parent, context) {
@@ -272,5 +274,38 @@ fn lost(trouble: Trouble) -> Lost {
     match trouble.errno {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Lost::Replaced,
         _ => Lost::Trouble(trouble),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
+
+    use super::super::testing::{context, member};
+    use super::*;
+    use crate::tar::Kind;
+
+    #[test]
+    fn what_got_a_directorys_inode_is_not_that_directory() {
+        let place = tempfile::tempdir().expect("a directory");
+        fs::write(place.path().join("x"), "1").expect("written");
+        let mut root = Root::open(place.path()).expect("there");
+        let context = Arc::new(context());
+        let mut writers = Writers::start(1, &context).expect("threads");
+        let top = root.top().clone();
+        let identity = Identity::of(&status(&top, b"x").expect("there"));
+        let mut directories = Directories::default();
+        let path = ArchivePath::sanitize(b"x").path;
+        let directory = member(b"x/", Kind::Directory);
+        directories.add(path, identity, true, directory, &context.policy);
+        let before = fs::metadata(place.path().join("x")).expect("there");
+        directories.restore(&mut root, &mut writers, &context);
+        let after = fs::metadata(place.path().join("x")).expect("there");
+        assert_eq!(
+            (after.mtime(), after.mode()),
+            (before.mtime(), before.mode())
+        );
     }
 }

@@ -29,6 +29,7 @@ use super::problem::Error;
 use super::root::{Directory, Identity, name_of, parent_of};
 use crate::archive::Bookmark;
 use crate::base::path::ArchivePath;
+use crate::base::private::nanoseconds;
 
 /// What the journal of `tree` is called: `.tree.tarfs-journal`.
 const MARK: &[u8] = b".tarfs-journal";
@@ -139,8 +140,8 @@ impl Known {
         Self {
             inode: stat.st_ino,
             size: stat.st_size,
-            mtime: (stat.st_mtime, stat.st_mtime_nsec),
-            ctime: (stat.st_ctime, stat.st_ctime_nsec),
+            mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
+            ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
         }
     }
 }

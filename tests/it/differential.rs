@@ -299,6 +299,21 @@ fn directories_behind_a_link_get_their_attributes_though_it_goes() {
 }
 
 #[test]
+fn what_takes_a_directorys_place_and_inode_keeps_its_own_attributes() {
+    let directory = Header::new("x/", b'5').mode(0o711).mtime(1_000_000_007);
+    let first = || base().add(directory.clone(), "");
+    check([
+        case("a file", first().file("x", "1")),
+        case(
+            "a file that is linked",
+            first().file("x", "1").hard_link("y", "x"),
+        ),
+        case("a fifo", first().fifo("x")),
+        case("a symbolic link", first().symlink("x", "keep")),
+    ]);
+}
+
+#[test]
 fn a_path_beyond_what_a_system_call_takes_is_written_and_shown() {
     let mut archive = Archive::new();
     let mut path = String::new();
