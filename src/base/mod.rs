@@ -5,6 +5,7 @@ pub mod acl;
 pub mod bounds;
 pub mod buffer;
 pub mod extent;
+pub mod file_time;
 pub mod free_list;
 pub mod loan;
 pub mod path;

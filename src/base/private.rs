@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, open, openat, readlinkat,
@@ -20,6 +20,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
+
+use super::file_time::{nanoseconds, system_time};
 
 /// Links that are followed one after the other, as the kernel has it.
 const MAX_LINKS: usize = 40;
@@ -210,7 +212,7 @@ impl Directory {
             held_bytes: u64::try_from(stat.st_blocks)
                 .unwrap_or_default()
                 .saturating_mul(512),
-            modified: time(stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
+            modified: system_time(stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
         })
     }
 
@@ -240,19 +242,6 @@ pub struct Found {
     pub held_bytes: u64,
     /// When it was written last, or was said to have been.
     pub modified: SystemTime,
-}
-
-fn time(seconds: i64, nanoseconds: u64) -> SystemTime {
-    let nanoseconds = Duration::from_nanos(nanoseconds);
-    let whole = Duration::from_secs(seconds.unsigned_abs());
-    let whole = if seconds < 0 {
-        SystemTime::UNIX_EPOCH.checked_sub(whole)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_add(whole)
-    };
-    whole
-        .and_then(|whole| whole.checked_add(nanoseconds))
-        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 impl AsFd for Directory {
@@ -287,12 +276,6 @@ fn is_guarded(stat: &Stat) -> bool {
     let is_closed = stat.st_mode & OPEN_TO_OTHERS == 0;
     let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);
     (is_ours(stat) || stat.st_uid == 0) && (is_closed || is_sticky)
-}
-
-/// The part of a file's time behind the second, which is signed or not by how the kernel is called: under
-/// Miri by libc.
-pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
-    part.try_into().unwrap_or_default()
 }
 
 fn is_ours(stat: &Stat) -> bool {
@@ -403,15 +386,6 @@ mod tests {
         assert!(refusal(real.file("link", create)).contains("symbolic link"));
         assert!(real.look("link").is_err());
         assert!(refusal(directory.file("real", OFlags::RDONLY)).contains("not a regular file"));
-    }
-
-    #[test]
-    fn times_are_what_they_are_on_both_sides_of_1970() {
-        let before = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
-        assert_eq!(time(-2, 500_000_000), before);
-        assert_eq!(time(i64::MAX, 0), time(i64::MAX, 0));
-        let after = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
-        assert_eq!(time(1, 500_000_000), after);
     }
 
     #[test]

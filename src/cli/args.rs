@@ -204,8 +204,21 @@ fn count_up_to(most: usize, text: &str) -> Result<usize, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        source: SourceArgs,
+    }
+
+    /// What a command line with these words behind the program's name says of its SOURCE.
+    pub(in super::super) fn source(words: &[&str]) -> SourceArgs {
+        Line::parse_from([&["tarfs"], words].concat()).source
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

@@ -329,21 +329,13 @@ pub(super) fn absolute(layers: &LayerArgs) -> LayerArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
+    use super::super::args::tests::source;
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        source: SourceArgs,
-    }
 
     #[test]
     fn archives_around_images_share_one_part_of_the_memory() {
-        let memory = |source: &str, layers: &[&str]| {
-            let line = Line::try_parse_from(["x", "--memory", "64MiB", source]);
-            let source = line.expect("a command line").source;
+        let memory = |name: &str, layers: &[&str]| {
+            let source = source(&["--memory", "64MiB", name]);
             let layers = LayerArgs {
                 layers: layers.iter().map(OsString::from).collect(),
                 whiteouts: None,

@@ -361,21 +361,14 @@ pub(super) fn open_options(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
+    use super::super::args::tests::source;
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        source: SourceArgs,
-    }
 
     #[test]
     fn what_an_archive_may_keep_grows_with_the_memory() {
         let kept = |flags: &[&str]| {
-            let line = Line::parse_from([&["tarfs"], flags, &["a.tar"]].concat());
-            scan_options(&line.source).tar.limits.kept_bytes
+            let source = source(&[flags, &["a.tar"]].concat());
+            scan_options(&source).tar.limits.kept_bytes
         };
         assert_eq!(kept(&[]), tar::Limits::default().kept_bytes);
         assert_eq!(kept(&["--memory=1GiB"]), 2 << 30);

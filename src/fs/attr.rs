@@ -1,9 +1,10 @@
 //! Entries as the attributes that stat(2) shows; pure.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo};
 
+use crate::base::file_time::system_time;
 use crate::index::{Entry, Kind};
 use crate::tar::{Device, Timestamp};
 
@@ -26,7 +27,7 @@ pub struct Ownership {
 
 /// The attributes of `entry` under the number `inode`.
 pub(super) fn attributes(entry: Entry<'_>, inode: INodeNo, shown: &Ownership) -> FileAttr {
-    let time = system_time(entry.mtime());
+    let time = time_of(entry.mtime());
     let kind = entry.kind();
     FileAttr {
         ino: inode,
@@ -105,21 +106,14 @@ fn rdev(kind: Kind<'_>) -> u32 {
 }
 
 /// A time as the standard library has it; one that it cannot hold becomes 1970.
-fn system_time(time: Timestamp) -> SystemTime {
-    let fraction = Duration::from_nanos(u64::from(time.nanoseconds));
-    let whole = Duration::from_secs(time.seconds.unsigned_abs());
-    let seconds = if time.seconds < 0 {
-        SystemTime::UNIX_EPOCH.checked_sub(whole)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_add(whole)
-    };
-    seconds
-        .and_then(|seconds| seconds.checked_add(fraction))
-        .unwrap_or(SystemTime::UNIX_EPOCH)
+fn time_of(time: Timestamp) -> SystemTime {
+    system_time(time.seconds, time.nanoseconds.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use rustix::fs::makedev;
 
@@ -135,7 +129,7 @@ mod tests {
     #[test]
     fn fractions_count_forward_before_1970_too() {
         let time = |seconds, nanoseconds| {
-            system_time(Timestamp {
+            time_of(Timestamp {
                 seconds,
                 nanoseconds,
             })
@@ -148,7 +142,7 @@ mod tests {
     #[test]
     fn the_ends_of_time_do_no_harm() {
         for seconds in [i64::MIN, i64::MAX] {
-            let time = system_time(Timestamp {
+            let time = time_of(Timestamp {
                 seconds,
                 nanoseconds: 999_999_999,
             });

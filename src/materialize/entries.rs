@@ -203,7 +203,10 @@ impl Materializer {
                 self.root.remember(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
                 let policy: &Policy = &self.context.policy;
-                let place = job.directory.place_of(name_of(&job.path), job.path.clone());
+                let place = job
+                    .directory
+                    .place_of(name_of(&job.path))
+                    .unwrap_or(job.path);
                 self.directories
                     .add(place, identity, new, *job.member, policy);
                 self.journal_directory(&job.directory);

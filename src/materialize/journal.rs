@@ -28,8 +28,8 @@ use super::entries::LateLink;
 use super::problem::Error;
 use super::root::{Directory, Identity, name_of, parent_of};
 use crate::archive::Bookmark;
+use crate::base::file_time::nanoseconds;
 use crate::base::path::ArchivePath;
-use crate::base::private::nanoseconds;
 
 /// What the journal of `tree` is called: `.tree.tarfs-journal`.
 const MARK: &[u8] = b".tarfs-journal";

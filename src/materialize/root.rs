@@ -97,14 +97,12 @@ impl Directory {
         self.0.inherits_acl
     }
 
-    /// Where `name` in it lies, which it was asked for as `path`: the links that led here may lead
-    /// elsewhere soon.
-    pub(super) fn place_of(&self, name: &[u8], path: ArchivePath) -> ArchivePath {
-        let Some(mut place) = self.0.behind_links.get().cloned() else {
-            return path;
-        };
+    /// Where `name` in it lies, if links led here, which may lead elsewhere soon; `None` where it lies by
+    /// the path that it was asked for.
+    pub(super) fn place_of(&self, name: &[u8]) -> Option<ArchivePath> {
+        let mut place = self.0.behind_links.get()?.clone();
         place.push(name);
-        place
+        Some(place)
     }
 
     pub(super) fn ownership(&self) -> Ownership {
@@ -352,8 +350,7 @@ impl Root {
         inherits_acl: bool,
     ) -> Result<Directory, Errno> {
         let child = directory(fd, inherits_acl, &self.open)?;
-        if let Some(mut place) = parent.0.behind_links.get().cloned() {
-            place.push(name);
+        if let Some(place) = parent.place_of(name) {
             drop(child.0.behind_links.set(place));
         }
         Ok(child)

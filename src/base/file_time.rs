@@ -1,0 +1,37 @@
+//! Times of files, as the kernel and archives tell them; pure.
+
+use std::time::{Duration, SystemTime};
+
+/// The part of a file's time behind the second, which is signed or not by how the kernel is called: under
+/// Miri by libc.
+pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
+    part.try_into().unwrap_or_default()
+}
+
+/// A time as the standard library has it; one that it cannot hold becomes 1970.
+pub fn system_time(seconds: i64, nanoseconds: u64) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(nanoseconds);
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let whole = if seconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(whole)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(whole)
+    };
+    whole
+        .and_then(|whole| whole.checked_add(nanoseconds))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_what_they_are_on_both_sides_of_1970() {
+        let before = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
+        assert_eq!(system_time(-2, 500_000_000), before);
+        assert_eq!(system_time(i64::MAX, 0), system_time(i64::MAX, 0));
+        let after = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        assert_eq!(system_time(1, 500_000_000), after);
+    }
+}
