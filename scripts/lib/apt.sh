@@ -5,6 +5,11 @@ is_installed() {
     [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
 }
 
+# For who downloads packages: lists of last month name some that are no longer there.
+apt_update() {
+    as_root apt-get update -qq </dev/null >&2
+}
+
 apt_install() {
     local package missing=()
     for package; do
@@ -12,7 +17,7 @@ apt_install() {
     done
     [[ ${#missing[@]} -gt 0 ]] || return 0
     say "installing ${missing[*]}"
-    as_root apt-get update -qq </dev/null >&2
+    apt_update
     as_root env DEBIAN_FRONTEND=noninteractive \
         apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >&2
 }

@@ -1,7 +1,7 @@
 //! Container images as sources: found in archives and directories, verified, mounted, and run.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -497,18 +497,46 @@ fn busybox() -> Vec<u8> {
     archive.end()
 }
 
-/// What the container from the bundle at `bundle` says.
+/// Where programs run as [`USER`], with these directories of its own.
+const AS_USER: &[&str] = &[
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "env",
+    "-i",
+    "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+    "XDG_RUNTIME_DIR=run",
+    "TARFS_CACHE_DIR=cache",
+];
+
+/// nobody: no range of other ids is its own.
+const USER: u32 = 65534;
+
+/// What the container from the bundle at `bundle` says, run by `runtime`; with `before` in front of
+/// the command.
 #[track_caller]
-fn contained(place: &Place, bundle: &str) -> String {
-    let name = format!("tarfs-{}-{bundle}", std::process::id());
-    // crun does not run where both versions of cgroups are mounted; in here one of them is not.
-    let script = "umount /sys/fs/cgroup/unified 2>/dev/null; exec crun run -b \"$1\" \"$2\"";
+fn contained(place: &Place, before: &[&str], runtime: &str, bundle: &str) -> String {
+    let name = format!("tarfs-{}-{bundle}-{runtime}", std::process::id());
+    // Runtimes do not run where both versions of cgroups are mounted.
+    let script = "umount -R /sys/fs/cgroup
+                  mount -t cgroup2 cgroup2 /sys/fs/cgroup
+                  exec \"$@\"";
+    // Nor does crun set up devices where more memory cannot be locked.
+    let groups: &[&str] = match runtime {
+        "crun" => &["--cgroup-manager=disabled"],
+        _ => &[],
+    };
     let output = Command::new("unshare")
-        .args(["-m", "sh", "-c", script, "sh", bundle, &name])
+        .args(["-m", "sh", "-c", script, "sh"])
+        .args(before)
+        .args([runtime, "--root", "state"])
+        .args(groups)
+        .args(["run", "-b", bundle, &name])
         .current_dir(place.path())
         .output()
-        .expect("unshare and crun are installed");
-    assert!(output.status.success(), "{}", told(&output));
+        .expect("unshare is installed");
+    assert!(output.status.success(), "{runtime}: {}", told(&output));
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
@@ -527,10 +555,14 @@ fn a_bundle_is_run_by_a_container_runtime() {
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
     place.says(&["bundle", "-q", "oci-archive:i.tar", "box"]);
-    let said = contained(&place, "box");
-    assert_eq!(said, "1234\n77\n77 88\n/home/app b\n");
     let written = place.path().join("box/rootfs/home/app/file");
-    assert_eq!(fs::read_to_string(written).expect("written"), "written\n");
+    for runtime in ["crun", "runc"] {
+        let said = contained(&place, &[], runtime, "box");
+        assert_eq!(said, "1234\n77\n77 88\n/home/app b\n", "{runtime}");
+        assert_eq!(fs::read_to_string(&written).expect("written"), "written\n");
+        fs::remove_file(&written).expect("ours");
+    }
+    fs::write(&written, "old").expect("written");
 
     let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("--force"), "{complaint}");
@@ -544,11 +576,36 @@ fn a_bundle_is_run_by_a_container_runtime() {
         "hostname; id -u",
     ];
     place.says(&words);
-    assert_eq!(contained(&place, "box"), "box\n1234\n");
-    assert!(
-        !place.path().join("box/rootfs/home/app/file").exists(),
-        "a new tree"
-    );
+    assert_eq!(contained(&place, &[], "crun", "box"), "box\n1234\n");
+    assert!(!written.exists(), "a new tree");
+}
+
+#[test]
+fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
+    let place = Place::new();
+    let script = "id -u; id -g; cat /proc/self/uid_map; echo written >/file";
+    let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
+    let image = Image::new("one", vec![busybox()]).running(execution);
+    place.put("i.tar", &image::oci(&[image]).tar());
+    fs::copy(env!("CARGO_BIN_EXE_tarfs"), place.path().join("tarfs")).expect("copied");
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
+    chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
+    let words = ["./tarfs", "bundle", "-q", "oci-archive:i.tar", "box"];
+    let made = Command::new(AS_USER[0])
+        .args(AS_USER.get(1..).expect("more words"))
+        .args(words)
+        .current_dir(place.path())
+        .output()
+        .expect("setpriv is installed");
+    assert!(made.status.success(), "{}", told(&made));
+    for runtime in ["crun", "runc"] {
+        let said = contained(&place, AS_USER, runtime, "box");
+        let said: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(said, ["0", "0", "0", "65534", "1"], "{runtime}");
+        let written = fs::metadata(place.path().join("box/rootfs/file")).expect("written");
+        assert_eq!(written.uid(), USER, "{runtime}");
+        fs::remove_file(place.path().join("box/rootfs/file")).expect("there");
+    }
 }
 
 #[test]
