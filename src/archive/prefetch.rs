@@ -120,19 +120,19 @@ pub struct PrefetchProgress {
     pub replay_spans: u64,
 }
 
-/// How far fetching everything is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How far fetching everything is. Of several archives the least state is that of all.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PrefetchState {
-    /// It is not wanted.
-    Off,
     /// It goes on when no one reads.
     Running,
-    /// There is no more room to keep what it makes.
-    Full,
     /// Some parts could not be made.
     Incomplete,
+    /// There is no more room to keep what it makes.
+    Full,
     /// Everything is kept, and nothing is fetched any more.
     Complete,
+    /// It is not wanted.
+    Off,
 }
 
 /// Keeps whole files for readers who then need not ask: the kernel's page cache.

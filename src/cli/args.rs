@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::headers::HeaderArg;
+use super::settings;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::image::Platform;
@@ -19,11 +20,11 @@ pub(super) struct SourceArgs {
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
 
-    /// Send this header with every request to SOURCE's host (never to another); with @FILE those in
-    /// FILE, one a line, which no list of processes shows. `TARFS_HEADERS` holds more of either, one a
-    /// line
     #[arg(
         long = "header",
+        help = "Send this header with every request to SOURCE's host (never to another); with @FILE \
+                those in FILE, one a line, which no list of processes shows. TARFS_HEADERS holds more \
+                of either, one a line",
         value_name = "NAME: VALUE|@FILE",
         help_heading = "Network"
     )]
@@ -61,7 +62,8 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed_wait: u64,
 
-    /// Seconds that a read waits for bytes worth the name, repetitions and pauses included
+    /// Seconds without progress, which is 4 KiB a second, after which a read fails; repetitions and
+    /// pauses count
     #[arg(
         long,
         value_name = "SECONDS",
@@ -108,17 +110,38 @@ pub(super) struct SourceArgs {
     pub max_entries: Option<u64>,
 }
 
-/// Where saved indexes are found.
+/// Where the cache is.
 #[derive(Args, Clone, Debug)]
-pub(super) struct SavedArgs {
-    /// Where indexes and decoded data are kept [default: $`XDG_CACHE_HOME/tarfs`]
+pub(super) struct CacheDirArgs {
     #[arg(
         long,
         value_name = "DIR",
-        env = "TARFS_CACHE_DIR",
+        env = settings::CACHE_DIR,
+        help = "Where indexes and decoded data are kept [default: $XDG_CACHE_HOME/tarfs, \
+                ~/.cache/tarfs, or for the system /var/cache/tarfs]",
         help_heading = "Cache"
     )]
     pub cache_dir: Option<PathBuf>,
+}
+
+impl CacheDirArgs {
+    /// The directory, whether it is there or not.
+    ///
+    /// # Errors
+    /// When neither a flag nor the environment names one.
+    pub(super) fn directory(&self) -> anyhow::Result<PathBuf> {
+        match &self.cache_dir {
+            Some(directory) => Ok(directory.clone()),
+            None => settings::cache_dir(),
+        }
+    }
+}
+
+/// Where saved indexes are found.
+#[derive(Args, Clone, Debug)]
+pub(super) struct SavedArgs {
+    #[command(flatten)]
+    pub place: CacheDirArgs,
 
     /// Use this index file instead of looking in the cache
     #[arg(long, value_name = "FILE", help_heading = "Cache")]
@@ -136,7 +159,7 @@ pub(super) struct CacheArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        env = "TARFS_CACHE_SIZE",
+        env = settings::CACHE_SIZE,
         help_heading = "Cache"
     )]
     pub cache_size: Option<Size>,

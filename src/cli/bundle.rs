@@ -12,7 +12,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 
-use super::args::{SavedArgs, SourceArgs};
+use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
 use super::{given, open, output};
 use crate::base::stats::Stats;
@@ -32,7 +32,7 @@ pub(super) struct BundleArgs {
     source: SourceArgs,
 
     #[command(flatten)]
-    saved: SavedArgs,
+    place: CacheDirArgs,
 
     /// The bundle's directory, made if it is missing
     #[arg(value_name = "DIR")]
@@ -59,6 +59,10 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let reference = given::reference(&args.source).context(
         "SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)",
     )?;
+    ensure!(
+        !args.source.allow_truncated,
+        "--allow-truncated cannot be used with a bundle, which is whole or not there"
+    );
     let directory = &args.directory;
     let config_file = directory.join(CONFIG);
     // Before anything is fetched for nothing.
@@ -71,10 +75,10 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let image = {
         let network = open::network()?;
         let stats = Arc::new(Stats::default());
-        let outer = given::Outer::new(&args.saved, args.quiet);
+        let outer = given::Outer::new(&args.place, args.quiet);
         given::image(&reference, &args.source, &outer, &network, &stats)?
     };
-    // It says so before there is a tree.
+    // Fails now if the configuration cannot be made, before anything is written.
     runtime_config(args, &image.config, root())?;
     prepare(directory, &config_file, args.force)?;
     let pinned = SourceArgs {
@@ -82,7 +86,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         ..args.source.clone()
     };
     let rootfs = directory.join(ROOTFS);
-    let writing = MaterializeArgs::whole(pinned, args.saved.clone(), rootfs.clone(), args.quiet);
+    let writing = MaterializeArgs::whole(pinned, args.place.clone(), rootfs.clone(), args.quiet);
     let code = materialize::run(&writing)?;
     if code != ExitCode::SUCCESS {
         return Ok(code);

@@ -1,7 +1,7 @@
 //! `tarfs cache`: what is kept on disk between mounts, and how to have less of it.
 
 use std::io::{self, Write, stdout};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,8 +9,8 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::args::Size;
-use super::{output, settings, status};
+use super::args::{CacheDirArgs, Size};
+use super::{output, status};
 use crate::archive::kept::{self, Kept, Kind};
 use crate::list::escape;
 
@@ -32,16 +32,9 @@ enum CacheVerb {
 }
 
 #[derive(Debug, Args)]
-struct Place {
-    /// Where indexes and decoded data are kept [default: $`XDG_CACHE_HOME/tarfs`]
-    #[arg(long, value_name = "DIR", env = "TARFS_CACHE_DIR")]
-    cache_dir: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
-    place: Place,
+    place: CacheDirArgs,
 
     /// One JSON object a line for each file
     #[arg(long)]
@@ -51,7 +44,7 @@ struct ListArgs {
 #[derive(Debug, Args)]
 struct PruneArgs {
     #[command(flatten)]
-    place: Place,
+    place: CacheDirArgs,
 
     /// Remove what was used longest ago until the rest takes no more than SIZE of disk
     #[arg(long, value_name = "SIZE")]
@@ -69,20 +62,11 @@ struct PruneArgs {
 #[derive(Debug, Args)]
 struct ClearArgs {
     #[command(flatten)]
-    place: Place,
+    place: CacheDirArgs,
 
     /// Only show what would be removed
     #[arg(short = 'n', long)]
     dry_run: bool,
-}
-
-impl Place {
-    fn directory(&self) -> anyhow::Result<PathBuf> {
-        match &self.cache_dir {
-            Some(directory) => Ok(directory.clone()),
-            None => settings::cache_dir(),
-        }
-    }
 }
 
 /// Does what `args` say.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::runtime::Runtime;
 
-use super::args::{CacheArgs, SavedArgs, SourceArgs};
+use super::args::{CacheArgs, CacheDirArgs, SourceArgs};
 use super::headers::{self, Header};
 use super::layers::LayerArgs;
 use super::{open, privileges};
@@ -40,9 +40,9 @@ pub(super) struct Outer {
 
 impl Outer {
     /// For who has no say in how much is kept.
-    pub(super) fn new(saved: &SavedArgs, quiet: bool) -> Self {
+    pub(super) fn new(place: &CacheDirArgs, quiet: bool) -> Self {
         Self {
-            cache_dir: open::cache_dir(saved),
+            cache_dir: place.directory().ok(),
             spooling: Spooling::ToDisk { limit_bytes: None },
             quiet,
             count: 1,
@@ -53,14 +53,71 @@ impl Outer {
     pub(super) fn with(cache: &CacheArgs, quiet: bool) -> Self {
         Self {
             spooling: open::spooling(cache),
-            ..Self::new(&cache.saved, quiet)
+            ..Self::new(&cache.saved.place, quiet)
         }
+    }
+
+    /// The archive at `source`, for the files in it.
+    fn open(
+        &self,
+        source: Arc<dyn Source>,
+        args: &SourceArgs,
+        network: &Runtime,
+    ) -> anyhow::Result<Archive> {
+        // What is read of it is counted by its source, what is decoded of it nowhere: the user asks
+        // how far the layers are.
+        let stats = Arc::new(Stats::default());
+        let is_plain = is_plain(&source, network)?;
+        let options = OpenOptions {
+            scan: scan::Options {
+                compression: None,
+                tar: tar::Options::default(),
+                allow_truncated: false,
+                hops: true,
+                memory: args.memory.0 / OUTER_SHARE / self.count.max(1),
+                sha256: scan::Digest::Ignore,
+                ..open::scan_options(args)
+            },
+            cache_dir: self.cache_dir.clone(),
+            index_file: None,
+            // Of a plain one nothing is read but by ranges of its source.
+            spooling: if is_plain {
+                Spooling::TreeOnly
+            } else {
+                self.spooling
+            },
+        };
+        let _progress = open::indexing(source.fingerprint().len, &stats, self.quiet);
+        let archive = Archive::open(source, &options, network.handle(), &stats);
+        archive.context("the archive around the image")
     }
 }
 
 /// The image that SOURCE names; `None` when it is a path or a URL.
 pub(super) fn reference(args: &SourceArgs) -> Option<Reference> {
     Reference::parse(args.source.to_str()?)
+}
+
+/// Refuses of an image what is of a single archive.
+///
+/// # Errors
+/// When `args` name an image, and an index is given or how it is packed.
+pub(super) fn ensure_layers_are_alone(
+    args: &SourceArgs,
+    index: Option<&Path>,
+) -> anyhow::Result<()> {
+    if reference(args).is_none() {
+        return Ok(());
+    }
+    anyhow::ensure!(
+        index.is_none(),
+        "--index is of one archive, and each layer of an image has its own (leave it out)"
+    );
+    anyhow::ensure!(
+        args.compression.is_none(),
+        "--compression is of one archive, and each layer of an image says its own (leave it out)"
+    );
+    Ok(())
 }
 
 /// Where the bytes of `source` are: itself, or the file or directory with the image.
@@ -117,6 +174,7 @@ pub(super) fn image(
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Image> {
+    ensure_layers_are_alone(args, None)?;
     privileges::guard(args, &LayerArgs::default());
     let headers = headers::all(&args.headers)?;
     image_with(reference, &headers, args, outer, network, stats)
@@ -170,43 +228,6 @@ fn image_with(
         );
     }
     Ok(image)
-}
-
-impl Outer {
-    /// The archive at `source`, for the files in it.
-    fn open(
-        &self,
-        source: Arc<dyn Source>,
-        args: &SourceArgs,
-        network: &Runtime,
-    ) -> anyhow::Result<Archive> {
-        // What is read of it is counted by its source, what is decoded of it nowhere: the user asks
-        // how far the layers are.
-        let stats = Arc::new(Stats::default());
-        let is_plain = is_plain(&source, network)?;
-        let options = OpenOptions {
-            scan: scan::Options {
-                compression: None,
-                tar: tar::Options::default(),
-                allow_truncated: false,
-                hops: true,
-                memory: args.memory.0 / OUTER_SHARE / self.count.max(1),
-                sha256: scan::Digest::Ignore,
-                ..open::scan_options(args)
-            },
-            cache_dir: self.cache_dir.clone(),
-            index_file: None,
-            // Of a plain one nothing is read but by ranges of its source.
-            spooling: if is_plain {
-                Spooling::TreeOnly
-            } else {
-                self.spooling
-            },
-        };
-        let _progress = open::indexing(source.fingerprint().len, &stats, self.quiet);
-        let archive = Archive::open(source, &options, network.handle(), &stats);
-        archive.context("the archive around the image")
-    }
 }
 
 /// Whether the files of the archive at `source` are ranges of it.

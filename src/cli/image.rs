@@ -8,7 +8,7 @@ use anyhow::Context;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
-use super::args::{SavedArgs, SourceArgs};
+use super::args::{CacheDirArgs, SourceArgs};
 use super::{given, open};
 use crate::base::stats::Stats;
 use crate::image::{Image, Layer};
@@ -20,7 +20,7 @@ pub(super) struct ImageArgs {
     source: SourceArgs,
 
     #[command(flatten)]
-    saved: SavedArgs,
+    place: CacheDirArgs,
 
     /// One JSON object, the image's configuration in it, instead of lines
     #[arg(long)]
@@ -59,7 +59,7 @@ pub(super) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     )?;
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
-    let outer = given::Outer::new(&args.saved, !stderr().is_terminal());
+    let outer = given::Outer::new(&args.place, !stderr().is_terminal());
     let image = given::image(&reference, &args.source, &outer, &network, &stats)?;
     let mut text = if args.json {
         serde_json::to_string(&report(&image))?

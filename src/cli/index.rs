@@ -7,11 +7,10 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 
 use super::args::{CacheArgs, SourceArgs};
-use super::given::Outer;
-use super::layers::{self, LayerArgs};
-use super::{headers, open, output, privileges};
+use super::layers::LayerArgs;
+use super::open::{self, Opening, Tree};
+use super::{given, output};
 use crate::archive::Spooling;
-use crate::base::stats::Stats;
 use crate::index::store;
 
 /// Arguments of `tarfs index`.
@@ -34,42 +33,27 @@ pub(super) struct IndexArgs {
 
 pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
-    let stats = Arc::new(Stats::default());
-    let none = LayerArgs::default();
-    if none.make_a_stack(&args.source) {
-        ensure!(
-            args.output.is_none(),
-            "each layer of an image has an index of its own (leave out -o)"
-        );
-        privileges::guard(&args.source, &none);
-        let headers = headers::all(&args.source.headers)?;
-        let outer = Outer::with(&args.cache, args.quiet);
-        let sources = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;
-        let stack = layers::stack(
-            &sources,
-            &none,
-            (&args.source, &args.cache),
-            (Spooling::TreeOnly, false),
-            &network,
-            &stats,
-            args.quiet,
-        )?;
-        return Ok(output::report_problems(stack.index(), !args.quiet));
+    let opening = Opening {
+        source: &args.source,
+        layers: &LayerArgs::default(),
+        cache: &args.cache,
+        spooling: Spooling::TreeOnly,
+        hops: false,
+        quiet: args.quiet,
+    };
+    ensure!(
+        args.output.is_none() || given::reference(&args.source).is_none(),
+        "each layer of an image has an index of its own (leave out -o)"
+    );
+    let tree = opening.open(&network, &Arc::default())?;
+    if let Tree::Archive(archive) = &tree {
+        for note in archive.notes() {
+            output::complain(&note);
+        }
     }
-    let archive = open::archive(
-        &args.source,
-        &args.cache,
-        Spooling::TreeOnly,
-        &network,
-        &stats,
-        false,
-        args.quiet,
-    )?;
-    for note in archive.notes() {
-        output::complain(&note);
-    }
+    let index = tree.index();
     if let Some(path) = &args.output {
-        store::write(path, &archive.index()).context("cannot write the index")?;
+        store::write(path, &index).context("cannot write the index")?;
     }
-    Ok(output::report_problems(&archive.index(), !args.quiet))
+    Ok(output::report_problems(&index, !args.quiet))
 }

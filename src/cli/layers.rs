@@ -1,21 +1,21 @@
 //! The flags of what is laid over an archive, and a mount of several as one.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
-use super::args::{CacheArgs, SourceArgs};
-use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
+use super::args::SourceArgs;
 use super::copy::Original;
 use super::given::{self, Outer};
 use super::headers::Header;
 use super::mount::{MountArgs, Opened};
-use super::open;
+use super::open::{self, Opening};
 use super::prefetch;
-use crate::archive::Spooling;
+use super::telling::OfStack;
 use crate::base::stats::Stats;
 use crate::source;
 use crate::stack::{self, Layer, Stack};
@@ -58,8 +58,16 @@ impl LayerArgs {
 
     /// Whether `source` and what is laid over it are opened together: an image always is, as its
     /// layers say what of those below is gone.
-    pub(super) fn make_a_stack(&self, source: &SourceArgs) -> bool {
-        self.are_given() || given::reference(source).is_some()
+    ///
+    /// # Errors
+    /// When what is asked with it is of a single archive, as the `index` that is to be used.
+    pub(super) fn make_a_stack(
+        &self,
+        source: &SourceArgs,
+        index: Option<&Path>,
+    ) -> anyhow::Result<bool> {
+        given::ensure_layers_are_alone(source, index)?;
+        Ok(self.are_given() || given::reference(source).is_some())
     }
 
     /// How many archives around images there are, that of `source` among them.
@@ -139,25 +147,21 @@ fn is_same_host(source: &OsString, other: &OsString) -> bool {
     }
 }
 
-/// The tree that `layers` make, as `args` say; shows progress unless `quiet`.
+/// The tree that `layers` make.
 ///
 /// # Errors
 /// When one of them cannot be opened, or they make no tree.
 pub(super) fn stack(
     layers: &[Layer],
-    layer_args: &LayerArgs,
-    (args, cache): (&SourceArgs, &CacheArgs),
-    (spooling, hops): (Spooling, bool),
+    opening: &Opening<'_>,
     network: &Runtime,
     stats: &Arc<Stats>,
-    quiet: bool,
 ) -> anyhow::Result<Stack> {
     let lens = layers.iter().map(|layer| layer.source.fingerprint().len);
-    let _progress = open::indexing(lens.sum(), stats, quiet);
-    let mut options = open::open_options(args, &cache.saved, spooling);
-    options.scan.hops = hops;
-    options.scan.memory = layer_args.memory(args);
-    let whiteouts = layer_args.whiteouts();
+    let _progress = open::indexing(lens.sum(), stats, opening.quiet);
+    let mut options = opening.options();
+    options.scan.memory = opening.layers.memory(opening.source);
+    let whiteouts = opening.layers.whiteouts();
     let stack = Stack::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)
 }
@@ -169,7 +173,7 @@ pub(super) fn stack(
 pub(super) fn for_mount(
     args: &MountArgs,
     layers: &[Layer],
-    layer_args: &LayerArgs,
+    opening: &Opening<'_>,
     network: Runtime,
     stats: Arc<Stats>,
 ) -> anyhow::Result<Opened> {
@@ -178,27 +182,14 @@ pub(super) fn for_mount(
         args.prefetch.record.is_none() && args.prefetch.replay.is_none(),
         "--record and --replay are for a single archive"
     );
-    let spooling = open::spooling(&args.cache);
-    let hops = args.prefetch.prefetch != prefetch::Mode::All;
-    let stack = stack(
-        layers,
-        layer_args,
-        (&args.source, &args.cache),
-        (spooling, hops),
-        &network,
-        &stats,
-        !args.foreground,
-    )?;
+    let stack = stack(layers, opening, &network, &stats)?;
     for layer in stack.layers() {
         prefetch::start_layer(&args.prefetch, layer, layers.len())?;
     }
     let stack = Arc::new(stack);
     let locations = locations(layers);
-    let (noted, used, spooled) = (Arc::clone(&stack), Arc::clone(&stack), Arc::clone(&stack));
-    let (asked, scanned) = (Arc::clone(&stack), Arc::clone(&stack));
     let read = Arc::clone(&stack);
     let index = Arc::clone(stack.index());
-    let is_spooled = !args.cache.no_spool;
     let versions = layers.iter().map(|layer| layer.source.fingerprint());
     Ok(Opened {
         location: called(&locations),
@@ -214,11 +205,10 @@ pub(super) fn for_mount(
             move |ino, offset, len| read.read_here(ino, offset, len),
         ),
         content: Arc::<Stack>::clone(&stack),
-        notes: Box::new(move || notes(&noted, is_spooled)),
-        index: Box::new(move || index_state(&scanned)),
-        memory: Box::new(move || memory_use(&used)),
-        spool: Box::new(move || spool_use(&spooled)),
-        prefetch: Box::new(move || prefetch_status(&asked)),
+        telling: Box::new(OfStack {
+            stack,
+            is_spooled: !args.cache.no_spool,
+        }),
         recording: None,
         stats,
         network,
@@ -241,82 +231,6 @@ fn called(locations: &[String]) -> String {
         [bottom, _] => format!("{bottom} + 1 layer"),
         [bottom, above @ ..] => format!("{bottom} + {} layers", above.len()),
     }
-}
-
-/// What is not as it could be, and of which layer.
-fn notes(stack: &Stack, is_spooled: bool) -> Vec<String> {
-    let mut notes = Vec::new();
-    for layer in stack.layers() {
-        let location = layer.source().location();
-        let of_layer = open::layer_notes(layer, is_spooled).into_iter();
-        notes.extend(of_layer.map(|note| format!("{location}: {note}")));
-    }
-    notes.extend(open::lost(stack.index()));
-    notes
-}
-
-fn index_state(stack: &Stack) -> IndexState {
-    let lens = stack.layers().iter();
-    IndexState {
-        phase: Phase::Complete,
-        scanned_bytes: stack
-            .layers()
-            .first()
-            .map_or(0, |layer| layer.stats().scanned_packed_bytes.get()),
-        of_bytes: lens.map(|layer| layer.source().fingerprint().len).sum(),
-        failure: None,
-    }
-}
-
-/// The layers share all but their indexes.
-fn memory_use(stack: &Stack) -> MemoryUse {
-    let bottom = stack.layers().first();
-    let indexes = stack
-        .layers()
-        .iter()
-        .map(|layer| layer.memory_use().index_bytes);
-    MemoryUse {
-        index_bytes: indexes.sum::<u64>() + stack.memory_bytes(),
-        ..bottom
-            .map(|layer| open::memory_use(layer))
-            .unwrap_or_default()
-    }
-}
-
-fn spool_use(stack: &Stack) -> Option<SpoolUse> {
-    let uses = stack
-        .layers()
-        .iter()
-        .filter_map(|layer| open::spool_use(layer));
-    uses.reduce(|one, other| SpoolUse {
-        held_bytes: one.held_bytes + other.held_bytes,
-        // Whoever looked last.
-        all_bytes: one.all_bytes.max(other.all_bytes),
-        limit_bytes: one.limit_bytes,
-    })
-}
-
-fn prefetch_status(stack: &Stack) -> PrefetchStatus {
-    /// Of several states that which says more.
-    const STATES: [&str; 5] = ["running", "incomplete", "full", "complete", "off"];
-    let rank = |state: &str| STATES.iter().position(|known| *known == state);
-    let all = stack
-        .layers()
-        .iter()
-        .map(|layer| open::prefetch_status(layer));
-    let sum = all.reduce(|one, other| PrefetchStatus {
-        what: one.what,
-        state: if rank(&other.state) < rank(&one.state) {
-            other.state
-        } else {
-            one.state
-        },
-        done_spans: one.done_spans + other.done_spans,
-        total_spans: one.total_spans + other.total_spans,
-        replayed_spans: 0,
-        replay_spans: 0,
-    });
-    sum.unwrap_or_default()
 }
 
 /// SOURCE wherever the process goes, and what is laid over it.

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::args::{CacheArgs, SourceArgs};
-use super::given::Outer;
 use super::layers::LayerArgs;
-use super::{headers, layers, open, output, privileges};
+use super::open::{self, Opening};
+use super::output;
 use crate::archive::Spooling;
 use crate::base::path::ArchivePath;
-use crate::base::stats::Stats;
 use crate::index::{Entry, Index, Ino};
 use crate::list::{self, Columns, json};
 
@@ -54,35 +53,16 @@ pub(super) struct LsArgs {
 
 pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
-    let stats = Arc::new(Stats::default());
-    let quiet = !io::stderr().is_terminal();
-    if args.layers.make_a_stack(&args.source) {
-        privileges::guard(&args.source, &args.layers);
-        let headers = headers::all(&args.source.headers)?;
-        let outer = Outer::with(&args.cache, quiet);
-        let (source, layers) = (&args.source, &args.layers);
-        let sources = layers::sources(source, layers, &headers, &outer, &network, &stats)?;
-        let stack = layers::stack(
-            &sources,
-            &args.layers,
-            (&args.source, &args.cache),
-            (Spooling::TreeOnly, true),
-            &network,
-            &stats,
-            quiet,
-        )?;
-        return list(args, stack.index());
-    }
-    let archive = open::archive(
-        &args.source,
-        &args.cache,
-        Spooling::TreeOnly,
-        &network,
-        &stats,
-        true,
-        quiet,
-    )?;
-    list(args, &archive.index())
+    let opening = Opening {
+        source: &args.source,
+        layers: &args.layers,
+        cache: &args.cache,
+        spooling: Spooling::TreeOnly,
+        hops: true,
+        quiet: !io::stderr().is_terminal(),
+    };
+    let tree = opening.open(&network, &Arc::default())?;
+    list(args, &tree.index())
 }
 
 /// Lists what `args` ask for of `index`.

@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use super::args::{self, SavedArgs, Size, SourceArgs};
+use super::args::{self, CacheDirArgs, SavedArgs, Size, SourceArgs};
 use super::given::Outer;
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
@@ -152,7 +152,8 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
         .atomic
         .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
         .transpose()?;
-    let is_stack = args.layers.make_a_stack(&args.source);
+    let index = args.saved.index.as_deref();
+    let is_stack = args.layers.make_a_stack(&args.source, index)?;
     let whiteouts = is_stack.then(|| args.layers.whiteouts());
     if is_stack {
         args.ensure_whole()?;
@@ -162,7 +163,7 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     }
     privileges::guard(&args.source, &args.layers);
     let headers = headers::all(&args.source.headers)?;
-    let outer = Outer::new(&args.saved, args.quiet);
+    let outer = Outer::new(&args.saved.place, args.quiet);
     let layers = layers::sources(
         &args.source,
         &args.layers,
@@ -218,14 +219,14 @@ impl MaterializeArgs {
     /// names mean nothing here.
     pub(super) fn whole(
         source: SourceArgs,
-        saved: SavedArgs,
+        place: CacheDirArgs,
         directory: PathBuf,
         quiet: bool,
     ) -> Self {
         Self {
             source,
             layers: LayerArgs::default(),
-            saved,
+            saved: SavedArgs { place, index: None },
             directory,
             paths: Vec::new(),
             strip_components: 0,
@@ -266,8 +267,6 @@ impl MaterializeArgs {
             ("--resume", self.resume),
             ("--to-stdout", self.to_stdout),
             ("--dry-run", self.dry_run),
-            ("--index", self.saved.index.is_some()),
-            ("--compression", self.source.compression.is_some()),
         ];
         match asked.iter().find(|(_, is_asked)| *is_asked) {
             Some((flag, _)) => bail!("{flag} cannot be used with an image (leave it out)"),

@@ -31,6 +31,7 @@ mod profile;
 mod settings;
 mod status;
 mod telemetry;
+mod telling;
 mod umount;
 mod undo;
 mod verify;
@@ -51,7 +52,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Verb {
-    /// Put an archive's tree behind a mount point, read-only
+    /// Put an archive's tree behind a mount point, read-only unless it is --writable
     Mount(mount::MountArgs),
     /// Unmount a tarfs mount
     Umount(umount::UmountArgs),

@@ -19,10 +19,7 @@ use tokio::sync::oneshot;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::background::{self, Environment, Log};
-use super::control::{
-    Answer, Control, FailedRead, IndexState, MemoryUse, Phase, PrefetchStatus, Question, SpoolUse,
-    Status,
-};
+use super::control::{Answer, Control, FailedRead, Phase, Question, Status};
 use super::copy::{Copy, Original};
 use super::descriptors::Inherited;
 use super::keeper::{self, Inheritance, Keeper};
@@ -31,8 +28,9 @@ use super::metrics::Metrics;
 use super::notify::{self, Manager};
 use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
+use super::telling::Telling;
 use super::writable::{self, Writable};
-use super::{control, open, output, panics, privileges, status as words};
+use super::{control, output, panics, privileges, status as words};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
@@ -48,7 +46,7 @@ use crate::index::Ino;
 /// over says why.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// Mounts an archive read-only on a directory.
+/// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(super) struct MountArgs {
@@ -63,7 +61,8 @@ pub(super) struct MountArgs {
     /// The directory to mount on.
     pub mountpoint: PathBuf,
     /// Return only when all of the archive is known, instead of letting whoever comes early wait
-    /// for the file they want; --root, --strip-components and --layer imply it.
+    /// for the file they want; --root, --strip-components, --writable and --layer imply it, and so do
+    /// images.
     #[arg(long, overrides_with = "lazy_index")]
     pub wait_index: bool,
     /// Return as soon as the archive's first member is known (the default).
@@ -77,16 +76,19 @@ pub(super) struct MountArgs {
     #[arg(short, long)]
     pub foreground: bool,
     /// Let the tree be written to: by an overlay on DIR, of the archive and of what is written.
-    /// Implies --wait-index.
     #[arg(long)]
     pub writable: bool,
     /// Keep what is written, in DIR/upper, and go on with it in later mounts; otherwise it goes when
     /// the mount does. On a local file system.
     #[arg(long, value_name = "DIR", requires = "writable")]
     pub upper: Option<PathBuf>,
-    /// Mount options: `allow_other`, `default_permissions`, uid=N, gid=N, umask=OCTAL, suid, dev,
-    /// noexec, ro, fsname=NAME. Separated by commas, or repeated.
-    #[arg(short = 'o', value_name = "OPTIONS", value_parser = known_options)]
+    #[arg(
+        short = 'o',
+        value_name = "OPTIONS",
+        value_parser = known_options,
+        help = "Mount options: allow_other, default_permissions, uid=N, gid=N, umask=OCTAL, suid, dev, \
+                noexec, ro, fsname=NAME; separated by commas, or repeated"
+    )]
     pub options: Vec<String>,
     /// Show only this directory of the archive.
     #[arg(long, value_name = "PATH")]
@@ -171,17 +173,8 @@ pub(super) struct Opened {
     pub is_strong: bool,
     /// What has been done so far.
     pub stats: Arc<Stats>,
-    /// What is not as it could be, in words, e.g. that reads start again from the front because
-    /// the spool was lost; asked for each status.
-    pub notes: Box<dyn Fn() -> Vec<String>>,
-    /// How far its index has come; asked for each status, and when the scan is over.
-    pub index: Box<dyn Fn() -> IndexState>,
-    /// What its memory is used for; asked for each status.
-    pub memory: Box<dyn Fn() -> MemoryUse>,
-    /// What its disk is used for; asked for each status.
-    pub spool: Box<dyn Fn() -> Option<SpoolUse>>,
-    /// How far what is fetched in the background is; asked for each status.
-    pub prefetch: Box<dyn Fn() -> PrefetchStatus>,
+    /// What there is to tell about it.
+    pub telling: Box<dyn Telling>,
     /// Writes what is read to a file, if that is wanted; ends with the mount.
     pub recording: Option<Recording>,
     /// What a copy of it is made from.
@@ -345,7 +338,7 @@ fn serve(
 /// Makes what may lie in another user's directory, where root can make it now and not later. Who
 /// needs it says what is wrong with it.
 fn make_directories(args: &MountArgs) {
-    if let Some(cache_dir) = open::cache_dir(&args.cache.saved) {
+    if let Ok(cache_dir) = args.cache.saved.place.directory() {
         drop(Directory::make(&cache_dir));
     }
     drop(control::make_private(&settings::runtime_dir()));
@@ -498,7 +491,7 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
         match event {
             Event::Ended => return,
             Event::Scanned => {
-                if let Some(failure) = (seen.opened.index)().failure {
+                if let Some(failure) = seen.opened.telling.index().failure {
                     tracing::error!(failure, "what is not known by now cannot be found");
                 }
                 if let Some(copy) = seen.copy
@@ -539,7 +532,7 @@ fn next(inbox: &Receiver<Event>, seen: &Seen<'_>) -> Option<Event> {
         return inbox.recv().ok();
     };
     loop {
-        let index = (seen.opened.index)();
+        let index = seen.opened.telling.index();
         let location = &seen.opened.location;
         manager.status(&format!("{location}: {}", words::index(&index)));
         if index.phase != Phase::Scanning {
@@ -560,16 +553,8 @@ fn outcome(mount: &Mount, result: &Result<(), UnmountError>) -> Answer {
         },
         Err(error) => Answer::Refused {
             hint: error.hint().map(str::to_owned),
-            error: in_one_line(error),
+            error: output::chain_of(error),
         },
-    }
-}
-
-/// An error and its causes.
-fn in_one_line(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", in_one_line(cause)),
-        None => error.to_string(),
     }
 }
 
@@ -584,12 +569,12 @@ fn status(seen: &Seen<'_>) -> Status {
     } = seen;
     // First: what it says to be so is explained by notes that come after.
     let progress = copy.map(Copy::progress);
-    let mut notes = (opened.notes)();
+    let mut notes = opened.telling.notes();
     if let Some(copy) = copy {
         notes.extend(copy.notes(mount));
     }
-    // By itself: what is asked below asks the index again, which a scan that waits to change it lets
-    // nobody do twice.
+    // Released before it is asked for again below: to hold it twice while the scan waits to change it
+    // would be a deadlock.
     let entries = opened.content.index().entry_count();
     opened.stats.panics.raise(panics::count());
     Status {
@@ -600,11 +585,11 @@ fn status(seen: &Seen<'_>) -> Status {
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),
         entries,
-        index: (opened.index)(),
+        index: opened.telling.index(),
         resident_bytes: resident_bytes().unwrap_or(0),
-        memory: (opened.memory)(),
-        spool: (opened.spool)(),
-        prefetch: (opened.prefetch)(),
+        memory: opened.telling.memory(),
+        spool: opened.telling.spool(),
+        prefetch: opened.telling.prefetch(),
         metrics: metrics_url.map(str::to_owned),
         counters: opened
             .stats

@@ -1,7 +1,6 @@
 //! From flags to a source, a scan's options, or an archive.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,21 +8,21 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
-use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::copy::Original;
 use super::given::{self, Outer};
 use super::headers::{self, Header};
 use super::layers::{self, LayerArgs};
 use super::mount::{MountArgs, Opened};
-use super::output::{self, Progress, Task};
+use super::output::{Progress, Task};
 use super::prefetch::Mode;
+use super::telling::OfArchive;
 use super::{privileges, settings};
-use crate::archive::{Ahead, Archive, Awaited, OpenOptions, PrefetchState, Spooling, Then, scan};
+use crate::archive::{Archive, Awaited, Known, OpenOptions, Spooling, Then, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::image::Reference;
-use crate::index::Index;
 use crate::source::{self, Retry, Source};
+use crate::stack::Stack;
 use crate::tar;
 
 /// The network's threads; everything else has threads of its own.
@@ -114,27 +113,104 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
     }
 }
 
-/// The archive that a mount serves.
+/// How a verb opens SOURCE and what is laid over it.
+#[derive(Debug)]
+pub(super) struct Opening<'a> {
+    pub source: &'a SourceArgs,
+    pub layers: &'a LayerArgs,
+    pub cache: &'a CacheArgs,
+    /// What is to be done with decoded data.
+    pub spooling: Spooling,
+    /// Whether an index to be made may lack hashes of what nobody has to read for it.
+    pub hops: bool,
+    /// Whether nobody wants to see how it goes.
+    pub quiet: bool,
+}
+
+/// What a verb has opened: one archive, or several as one tree.
+#[derive(Debug)]
+pub(super) enum Tree {
+    Archive(Box<Archive>),
+    Stack(Stack),
+}
+
+impl Tree {
+    /// All of it.
+    pub(super) fn index(&self) -> Known<'_> {
+        match self {
+            Self::Archive(archive) => archive.index(),
+            Self::Stack(stack) => Known::Complete(stack.index()),
+        }
+    }
+}
+
+impl Opening<'_> {
+    /// How each archive is opened.
+    pub(super) fn options(&self) -> OpenOptions {
+        let mut options = open_options(self.source, &self.cache.saved, self.spooling);
+        options.scan.hops = self.hops;
+        options
+    }
+
+    /// Whether it is several archives; see [`LayerArgs::make_a_stack`].
+    ///
+    /// # Errors
+    /// When something is asked that several cannot do.
+    fn is_of_layers(&self) -> anyhow::Result<bool> {
+        let index = self.cache.saved.index.as_deref();
+        self.layers.make_a_stack(self.source, index)
+    }
+
+    /// All of SOURCE and what is laid over it, with its index.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is read from standard input, which gives it only once.
+    pub(super) fn open(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<Tree> {
+        privileges::guard(self.source, self.layers);
+        let headers = headers::all(&self.source.headers)?;
+        if self.is_of_layers()? {
+            let outer = Outer::with(self.cache, self.quiet);
+            let layers =
+                layers::sources(self.source, self.layers, &headers, &outer, network, stats)?;
+            let stack = layers::stack(&layers, self, network, stats)?;
+            return Ok(Tree::Stack(stack));
+        }
+        if self.source.source == "-" {
+            anyhow::bail!("standard input can only be materialized");
+        }
+        let source = source_with(&headers, self.source, network, stats)?;
+        let _progress = indexing(source.fingerprint().len, stats, self.quiet);
+        let archive = Archive::open(source, &self.options(), network.handle(), stats)?;
+        Ok(Tree::Archive(Box::new(archive)))
+    }
+}
+
+/// What a mount serves.
 ///
 /// # Errors
 /// When it cannot be opened.
 pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let network = network()?;
     let stats = Arc::new(Stats::default());
-    let spooling = spooling(&args.cache);
-    let quiet = !args.foreground;
     let headers = headers::all(&args.source.headers)?;
-    let outer = Outer::with(&args.cache, quiet);
-    if args.layers.make_a_stack(&args.source) {
-        let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
+    let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
+    let opening = Opening {
+        source: &source,
+        layers: &layers,
+        cache: &args.cache,
+        spooling: spooling(&args.cache),
+        // What is fetched anyway had better be fetched while the scan goes by.
+        hops: args.prefetch.prefetch != Mode::All,
+        quiet: !args.foreground,
+    };
+    if opening.is_of_layers()? {
+        let outer = Outer::with(&args.cache, opening.quiet);
         let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
-        return layers::for_mount(args, &opened, &layers, network, stats);
+        return layers::for_mount(args, &opened, &opening, network, stats);
     }
-    let source = source_with(&headers, &absolute(&args.source), &network, &stats)?;
-    let progress = indexing(source.fingerprint().len, &stats, quiet);
-    let mut options = open_options(&args.source, &args.cache.saved, spooling);
-    // What is fetched anyway had better be fetched while the scan goes by.
-    options.scan.hops = args.prefetch.prefetch != Mode::All;
+    let source = source_with(&headers, &source, &network, &stats)?;
+    let progress = indexing(source.fingerprint().len, &stats, opening.quiet);
+    let options = opening.options();
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
@@ -145,12 +221,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     };
     archive.when(Awaited::End, Then::new(move || drop(progress)));
     let archive = Arc::new(archive);
-    let (background, said) =
+    let (recording, said) =
         super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;
-    let (noted, used, scanned) = (archive.clone(), archive.clone(), archive.clone());
-    let spooled = archive.clone();
-    let asked = archive.clone();
-    let is_spooled = !args.cache.no_spool;
     Ok(Opened {
         location: archive.source().location().to_owned(),
         layers: Vec::new(),
@@ -159,12 +231,12 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         content: Arc::<Archive>::clone(&archive),
         stats,
         original: Original::of(&archive),
-        notes: Box::new(move || [notes(&noted, is_spooled), said()].concat()),
-        index: Box::new(move || index_state(&scanned)),
-        memory: Box::new(move || memory_use(&used)),
-        spool: Box::new(move || spool_use(&spooled)),
-        prefetch: Box::new(move || prefetch_status(&asked)),
-        recording: background,
+        telling: Box::new(OfArchive {
+            archive,
+            is_spooled: !args.cache.no_spool,
+            said,
+        }),
+        recording,
         network,
     })
 }
@@ -177,94 +249,6 @@ pub(super) fn spooling(cache: &CacheArgs) -> Spooling {
     Spooling::ToDisk {
         limit_bytes: cache.cache_size.map(|size| size.0),
     }
-}
-
-/// What is not as it could be.
-fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
-    let mut notes = layer_notes(archive, is_spooled);
-    notes.extend(lost(&archive.index()));
-    notes
-}
-
-/// What is not as it could be with the bytes of an archive.
-pub(super) fn layer_notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
-    let mut notes = archive.notes();
-    notes.extend(archive.spool_trouble());
-    if !is_spooled && archive.has_long_ways() {
-        notes.push(
-            "parts of the stream cannot be decoded from the middle: without a spool (--no-spool) \
-             reads there decode from the start of their frame"
-                .to_owned(),
-        );
-    }
-    notes
-}
-
-/// What of a tree is not there, if anything.
-pub(super) fn lost(index: &Index) -> Option<String> {
-    let lost = index.problem_count();
-    (lost > 0).then(|| format!("{lost} members are not in the tree"))
-}
-
-fn index_state(archive: &Archive) -> IndexState {
-    let failure = archive.failure();
-    let phase = match (&failure, archive.index().is_complete()) {
-        (Some(_), _) => Phase::Failed,
-        (None, true) => Phase::Complete,
-        (None, false) => Phase::Scanning,
-    };
-    IndexState {
-        phase,
-        scanned_bytes: archive.stats().scanned_packed_bytes.get(),
-        of_bytes: archive.source().fingerprint().len,
-        failure: failure.map(|failure| output::chain_of(&*failure)),
-    }
-}
-
-pub(super) fn prefetch_status(archive: &Archive) -> PrefetchStatus {
-    let Some(progress) = archive.prefetch_progress() else {
-        return PrefetchStatus::default();
-    };
-    let what = match progress.ahead {
-        Ahead::None => "none",
-        Ahead::Readers => "ahead",
-        Ahead::All => "all",
-    };
-    let state = match progress.state {
-        PrefetchState::Off => "off",
-        PrefetchState::Running => "running",
-        PrefetchState::Full => "full",
-        PrefetchState::Incomplete => "incomplete",
-        PrefetchState::Complete => "complete",
-    };
-    PrefetchStatus {
-        what: what.to_owned(),
-        state: state.to_owned(),
-        done_spans: progress.done_spans,
-        total_spans: progress.total_spans,
-        replayed_spans: progress.replayed_spans,
-        replay_spans: progress.replay_spans,
-    }
-}
-
-pub(super) fn memory_use(archive: &Archive) -> MemoryUse {
-    let used = archive.memory_use();
-    MemoryUse {
-        budget_bytes: used.budget_bytes,
-        spans_bytes: used.spans_bytes,
-        reads_bytes: used.reads_bytes,
-        decoders_bytes: used.decoders_bytes,
-        index_bytes: used.index_bytes,
-    }
-}
-
-pub(super) fn spool_use(archive: &Archive) -> Option<SpoolUse> {
-    let used = archive.spool_use()?;
-    Some(SpoolUse {
-        held_bytes: used.held_bytes,
-        all_bytes: used.all_bytes,
-        limit_bytes: used.limit_bytes,
-    })
 }
 
 /// The same source wherever the process goes: a mount leaves the directory it was started in, and
@@ -302,31 +286,6 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
     }
 }
 
-/// The archive that the arguments name, with its index; shows progress unless `quiet`. With `hops`
-/// an index to be made may lack hashes of what nobody has to read for it.
-///
-/// # Errors
-/// When it cannot be opened.
-pub(super) fn archive(
-    args: &SourceArgs,
-    cache: &CacheArgs,
-    spooling: Spooling,
-    network: &Runtime,
-    stats: &Arc<Stats>,
-    hops: bool,
-    quiet: bool,
-) -> anyhow::Result<Archive> {
-    if args.source == "-" {
-        anyhow::bail!("standard input can only be materialized");
-    }
-    privileges::guard(args, &LayerArgs::default());
-    let source = source_with(&headers::all(&args.headers)?, args, network, stats)?;
-    let _progress = indexing(source.fingerprint().len, stats, quiet);
-    let mut options = open_options(args, &cache.saved, spooling);
-    options.scan.hops = hops;
-    Ok(Archive::open(source, &options, network.handle(), stats)?)
-}
-
 /// Shows how the indexing of what has so many packed bytes goes, unless `quiet`.
 pub(super) fn indexing(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool) -> Progress {
     let task = Task {
@@ -337,14 +296,6 @@ pub(super) fn indexing(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool
     Progress::start(task, quiet)
 }
 
-/// Where indexes and decoded data are kept, if anywhere.
-pub(super) fn cache_dir(saved: &SavedArgs) -> Option<PathBuf> {
-    match &saved.cache_dir {
-        Some(directory) => Some(directory.clone()),
-        None => settings::cache_dir().ok(),
-    }
-}
-
 /// How the archive that the arguments name is opened.
 pub(super) fn open_options(
     args: &SourceArgs,
@@ -353,7 +304,7 @@ pub(super) fn open_options(
 ) -> OpenOptions {
     OpenOptions {
         scan: scan_options(args),
-        cache_dir: cache_dir(saved),
+        cache_dir: saved.place.directory().ok(),
         index_file: saved.index.clone(),
         spooling,
     }

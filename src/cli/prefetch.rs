@@ -67,7 +67,7 @@ pub(super) enum Mode {
 }
 
 /// What the user should know, asked for each status.
-type Notes = Box<dyn Fn() -> Vec<String>>;
+pub(super) type Notes = Box<dyn Fn() -> Vec<String>>;
 
 /// Starts what `args` ask for: a recording, if there is one, and what of it is not to be had. The
 /// headers go along to the source's own host.

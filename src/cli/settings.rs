@@ -1,4 +1,4 @@
-//! What the environment says; the only place that asks it.
+//! What the environment says; the only place that asks it, but for the defaults of two flags.
 
 use std::env;
 use std::ffi::OsString;
@@ -42,8 +42,11 @@ pub(super) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 /// Where the sockets of the system's mounts are.
 const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
 
-/// Where the cache is, if the user says so.
+/// Where the cache is, if the user says so; the flag's default, too.
 pub(super) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
+
+/// How much the cache may take, if the user says so: the default of a flag, which is who asks for it.
+pub(super) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
 /// Where the cache of the system's mounts is.
 const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";

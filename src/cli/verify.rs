@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use super::args::SourceArgs;
-use super::given::Outer;
+use super::args::{CacheDirArgs, SourceArgs};
+use super::given::{self, Outer};
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
-use super::{headers, open, privileges, settings};
+use super::{headers, open, privileges};
 use crate::archive::scan::{self, Digest, ScanError};
-use crate::archive::{Check, Error, Spooling};
+use crate::archive::{Check, Error};
 use crate::base::stats::Stats;
 use crate::index::{Index, store};
 use crate::source::Source;
@@ -25,6 +25,9 @@ use crate::source::Source;
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     source: SourceArgs,
+
+    #[command(flatten)]
+    place: CacheDirArgs,
 
     /// Hold this index against the archive too
     #[arg(long, value_name = "FILE")]
@@ -64,17 +67,9 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
     let mut index = args.index.as_deref().map(store::read).transpose()?;
-    let outer = Outer {
-        cache_dir: settings::cache_dir().ok(),
-        spooling: Spooling::ToDisk { limit_bytes: None },
-        quiet: args.quiet,
-        count: 1,
-    };
+    given::ensure_layers_are_alone(&args.source, args.index.as_deref())?;
+    let outer = Outer::new(&args.place, args.quiet);
     let none = LayerArgs::default();
-    ensure!(
-        index.is_none() || !none.make_a_stack(&args.source),
-        "--index is of one archive, and each layer of an image has its own"
-    );
     privileges::guard(&args.source, &none);
     let headers = headers::all(&args.source.headers)?;
     let layers = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;

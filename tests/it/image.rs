@@ -451,12 +451,36 @@ fn what_an_image_is_and_runs_is_told() {
         let complaint = place.complains(&["ls", &source, "--expect-sha256", &other]);
         assert!(complaint.contains("the image's digest is"), "{complaint}");
     }
+    place.put("a.tar", &layer());
     let words = ["materialize", "-q", "--resume", "oci:layout", "-C", "out"];
     let complaint = place.complains(&words);
     assert!(
         complaint.contains("--resume cannot be used with an image"),
         "{complaint}"
     );
+    for verb in ["image", "ls", "index", "verify", "materialize", "mount"] {
+        let place_for_it: &[&str] = match verb {
+            "mount" => &["mnt"],
+            "materialize" => &["-C", "out"],
+            _ => &[],
+        };
+        let with = |flags: &[&str]| {
+            place.complains(&[&[verb, "oci:layout"], place_for_it, flags].concat())
+        };
+        let complaint = with(&["--compression", "gzip"]);
+        assert!(
+            complaint.contains("--compression is of one"),
+            "{verb}: {complaint}"
+        );
+        if verb != "image" {
+            place.says(&["index", "-q", "-o", "a.idx", "a.tar"]);
+            let complaint = with(&["--index", "a.idx"]);
+            assert!(
+                complaint.contains("--index is of one"),
+                "{verb}: {complaint}"
+            );
+        }
+    }
     let complaint = place.complains(&["image", "oci.tar"]);
     assert!(complaint.contains("names no image"), "{complaint}");
     let complaint = place.complains(&["ls", "docker-archive:oci.tar"]);
@@ -555,6 +579,15 @@ fn a_bundle_is_run_by_a_container_runtime() {
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
     place.says(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    for flag in ["--allow-truncated", "--compression=none"] {
+        let words = ["bundle", "-q", "--force", flag, "oci-archive:i.tar", "box"];
+        let complaint = place.complains(&words);
+        assert!(
+            complaint.contains("cannot be used") || complaint.contains("is of one"),
+            "{complaint}"
+        );
+        assert!(place.path().join("box/config.json").exists(), "{flag}");
+    }
     let written = place.path().join("box/rootfs/home/app/file");
     for runtime in ["crun", "runc"] {
         let said = contained(&place, &[], runtime, "box");

@@ -1,0 +1,212 @@
+//! What a mount tells about what it serves: an archive, or several as one tree.
+
+use std::sync::Arc;
+
+use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
+use super::output;
+use super::prefetch::Notes;
+use crate::archive::{Ahead, Archive, PrefetchProgress, PrefetchState};
+use crate::index::Index;
+use crate::stack::Stack;
+
+/// What there is to tell, asked for each status.
+pub(super) trait Telling {
+    /// What is not as it could be, in words, e.g. that reads start again from the front because the
+    /// spool was lost.
+    fn notes(&self) -> Vec<String>;
+
+    /// How far the index has come; asked when the scan is over, too.
+    fn index(&self) -> IndexState;
+
+    /// What memory is used for.
+    fn memory(&self) -> MemoryUse;
+
+    /// What disk is used for.
+    fn spool(&self) -> Option<SpoolUse>;
+
+    /// How far what is fetched in the background is.
+    fn prefetch(&self) -> PrefetchStatus;
+}
+
+/// One archive.
+pub(super) struct OfArchive {
+    /// It.
+    pub archive: Arc<Archive>,
+    /// Whether what is decoded may be kept on disk.
+    pub is_spooled: bool,
+    /// What of prefetching is not to be had.
+    pub said: Notes,
+}
+
+/// Several as one tree.
+pub(super) struct OfStack {
+    /// They.
+    pub stack: Arc<Stack>,
+    /// Whether what is decoded may be kept on disk.
+    pub is_spooled: bool,
+}
+
+impl Telling for OfArchive {
+    fn notes(&self) -> Vec<String> {
+        let mut notes = notes(&self.archive, self.is_spooled);
+        notes.extend(lost(&self.archive.index()));
+        notes.extend((self.said)());
+        notes
+    }
+
+    fn index(&self) -> IndexState {
+        let archive = &self.archive;
+        let failure = archive.failure();
+        let phase = match (&failure, archive.index().is_complete()) {
+            (Some(_), _) => Phase::Failed,
+            (None, true) => Phase::Complete,
+            (None, false) => Phase::Scanning,
+        };
+        IndexState {
+            phase,
+            scanned_bytes: archive.stats().scanned_packed_bytes.get(),
+            of_bytes: archive.source().fingerprint().len,
+            failure: failure.map(|failure| output::chain_of(&*failure)),
+        }
+    }
+
+    fn memory(&self) -> MemoryUse {
+        memory(&self.archive)
+    }
+
+    fn spool(&self) -> Option<SpoolUse> {
+        spool(&self.archive)
+    }
+
+    fn prefetch(&self) -> PrefetchStatus {
+        let progress = self.archive.prefetch_progress();
+        progress.map(in_words).unwrap_or_default()
+    }
+}
+
+impl Telling for OfStack {
+    fn notes(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for layer in self.stack.layers() {
+            let location = layer.source().location();
+            let of_layer = notes(layer, self.is_spooled).into_iter();
+            all.extend(of_layer.map(|note| format!("{location}: {note}")));
+        }
+        all.extend(lost(self.stack.index()));
+        all
+    }
+
+    /// It was complete before the mount was.
+    fn index(&self) -> IndexState {
+        let layers = self.stack.layers();
+        let lens = layers.iter().map(|layer| layer.source().fingerprint().len);
+        // The layers count together.
+        let counted = layers.first().map(|layer| layer.stats());
+        IndexState {
+            phase: Phase::Complete,
+            scanned_bytes: counted.map_or(0, |stats| stats.scanned_packed_bytes.get()),
+            of_bytes: lens.sum(),
+            failure: None,
+        }
+    }
+
+    /// The layers share all but their indexes.
+    fn memory(&self) -> MemoryUse {
+        let layers = self.stack.layers();
+        let indexes = layers.iter().map(|layer| layer.memory_use().index_bytes);
+        let shared = layers.first().map(|layer| memory(layer));
+        MemoryUse {
+            index_bytes: indexes.sum::<u64>() + self.stack.memory_bytes(),
+            ..shared.unwrap_or_default()
+        }
+    }
+
+    fn spool(&self) -> Option<SpoolUse> {
+        let uses = self.stack.layers().iter().filter_map(|layer| spool(layer));
+        uses.reduce(|one, other| SpoolUse {
+            held_bytes: one.held_bytes + other.held_bytes,
+            // Whoever looked last.
+            all_bytes: one.all_bytes.max(other.all_bytes),
+            limit_bytes: one.limit_bytes,
+        })
+    }
+
+    fn prefetch(&self) -> PrefetchStatus {
+        let layers = self.stack.layers().iter();
+        let sum = layers
+            .filter_map(|layer| layer.prefetch_progress())
+            .reduce(|one, other| PrefetchProgress {
+                ahead: one.ahead,
+                state: one.state.min(other.state),
+                done_spans: one.done_spans + other.done_spans,
+                total_spans: one.total_spans + other.total_spans,
+                // A profile is of a single archive.
+                replayed_spans: 0,
+                replay_spans: 0,
+            });
+        sum.map(in_words).unwrap_or_default()
+    }
+}
+
+/// What is not as it could be with the bytes of an archive.
+fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
+    let mut notes = archive.notes();
+    notes.extend(archive.spool_trouble());
+    if !is_spooled && archive.has_long_ways() {
+        notes.push(
+            "parts of the stream cannot be decoded from the middle: without a spool (--no-spool) \
+             reads there decode from the start of their frame"
+                .to_owned(),
+        );
+    }
+    notes
+}
+
+/// What of a tree is not there, if anything.
+fn lost(index: &Index) -> Option<String> {
+    let lost = index.problem_count();
+    (lost > 0).then(|| format!("{lost} members are not in the tree"))
+}
+
+fn memory(archive: &Archive) -> MemoryUse {
+    let used = archive.memory_use();
+    MemoryUse {
+        budget_bytes: used.budget_bytes,
+        spans_bytes: used.spans_bytes,
+        reads_bytes: used.reads_bytes,
+        decoders_bytes: used.decoders_bytes,
+        index_bytes: used.index_bytes,
+    }
+}
+
+fn spool(archive: &Archive) -> Option<SpoolUse> {
+    let used = archive.spool_use()?;
+    Some(SpoolUse {
+        held_bytes: used.held_bytes,
+        all_bytes: used.all_bytes,
+        limit_bytes: used.limit_bytes,
+    })
+}
+
+fn in_words(progress: PrefetchProgress) -> PrefetchStatus {
+    let what = match progress.ahead {
+        Ahead::None => "none",
+        Ahead::Readers => "ahead",
+        Ahead::All => "all",
+    };
+    let state = match progress.state {
+        PrefetchState::Running => "running",
+        PrefetchState::Incomplete => "incomplete",
+        PrefetchState::Full => "full",
+        PrefetchState::Complete => "complete",
+        PrefetchState::Off => "off",
+    };
+    PrefetchStatus {
+        what: what.to_owned(),
+        state: state.to_owned(),
+        done_spans: progress.done_spans,
+        total_spans: progress.total_spans,
+        replayed_spans: progress.replayed_spans,
+        replay_spans: progress.replay_spans,
+    }
+}
