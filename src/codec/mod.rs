@@ -39,6 +39,10 @@ pub use stretches::{Stretch, Sum};
 /// of a piece only by the beginning of the next (bzip2: 48 bits of magic).
 pub const SLACK: usize = 16;
 
+/// Blocks, frames or members that one job decodes, at the most: each takes memory of its own, however
+/// little it makes, and nothing keeps a stream from consisting of empty ones.
+const JOB_PARTS: usize = 4096;
+
 /// What a decoder needs besides bytes.
 #[derive(Clone, Debug)]
 pub struct Context {

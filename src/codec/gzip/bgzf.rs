@@ -8,7 +8,7 @@ use super::trailer::{Check, Trailer};
 use crate::base::buffer::Buffer;
 use crate::base::extent::{Packed, Plain};
 use crate::codec::sys::{Inflate, Reason, Stop};
-use crate::codec::{Cause, Compression, Error};
+use crate::codec::{Cause, Compression, Error, JOB_PARTS};
 
 /// The most plain bytes that a BGZF member holds.
 const MAX_PLAIN_LEN: usize = 64 << 10;
@@ -40,7 +40,7 @@ impl Group {
             packed_len: 0,
             plain_len: 0,
         };
-        while group.plain_len < wanted_len {
+        while group.plain_len < wanted_len && group.members.len() < JOB_PARTS {
             let Some((member, len)) = Member::at(input, group.packed_len) else {
                 break;
             };

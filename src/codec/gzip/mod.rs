@@ -688,6 +688,7 @@ mod tests {
     use super::*;
     use crate::base::loan::Loans;
     use crate::codec::Decoder as _;
+    use crate::codec::JOB_PARTS;
 
     fn context(seek_points: bool) -> Context {
         Context {
@@ -917,6 +918,15 @@ mod tests {
         let packed = bgzf_member(b"").repeat(30_000);
         let run = whole(&packed, usize::MAX);
         assert_eq!((run.plain.len(), run.end), (0, None));
+    }
+
+    #[test]
+    fn bgzf_members_that_make_little_are_no_more_to_a_job_than_others() {
+        let member = bgzf_member(b"1");
+        let input = member.repeat(2 * JOB_PARTS);
+        let group = Group::cut(&input, 1 << 20).expect("members");
+        assert_eq!(group.plain_len(), JOB_PARTS);
+        assert_eq!(group.packed_len(), JOB_PARTS * member.len());
     }
 
     #[test]

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use super::input::Input;
 use super::seek_point::{Spacing, unpack_window};
 use super::walk::{Results, Step, Walk, Walker, error};
-use super::{Cause, Compression, ContentHash, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
+use super::{
+    Cause, Compression, ContentHash, Context, Error, JOB_PARTS, Job, Pull, SeekPoint, UNCOUNTED,
+};
 use crate::base::buffer::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, Tally, check_content_len, decode_group};
@@ -342,7 +344,7 @@ impl Frames {
                 } else {
                     group.room += room;
                     group.blocks.push(block);
-                    if group.room >= PIECE_LEN {
+                    if group.room >= PIECE_LEN || group.blocks.len() == JOB_PARTS {
                         results.extend(group.flush(&self.context, max_len, tally.as_ref()));
                     }
                 }
@@ -623,6 +625,22 @@ mod tests {
             frame.extend(packed);
         }
         frame
+    }
+
+    #[test]
+    fn blocks_that_make_nothing_are_no_more_to_a_job_than_others() {
+        let mut packed = Maker {
+            content_checksum: false,
+            ..INDEPENDENT
+        }
+        .header(0);
+        for _ in 0..3 * JOB_PARTS {
+            packed.extend(STORED.to_le_bytes());
+        }
+        packed.extend([0; 4]);
+        let outcome = decode(Compression::Lz4, &packed, packed.len());
+        assert_eq!(outcome.end, Ok(()));
+        assert_eq!((outcome.plain.len(), outcome.jobs), (0, 3));
     }
 
     #[test]

@@ -15,7 +15,9 @@ use super::input::{Input, Pieces};
 use super::piece::Piece;
 use super::seek_point::Spacing;
 use super::walk::{Results, Step, Walk, Walker, error};
-use super::{Cause, Compression, ContentHash, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
+use super::{
+    Cause, Compression, ContentHash, Context, Error, JOB_PARTS, Job, Pull, SeekPoint, UNCOUNTED,
+};
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::loan::Loan;
@@ -177,7 +179,7 @@ impl Frames {
                 };
                 let room = measure.room();
                 self.group.push(Frame { packed, pieces }, room);
-                if self.group.room >= GROUP_LEN {
+                if self.group.room >= GROUP_LEN || self.group.frames.len() == JOB_PARTS {
                     results.extend(self.group.flush(&self.context.pool));
                 }
                 self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
@@ -547,6 +549,14 @@ mod tests {
         frame.extend(len.to_le_bytes());
         frame.extend(noise(len as usize));
         frame
+    }
+
+    #[test]
+    fn frames_that_make_nothing_are_no_more_to_a_job_than_others() {
+        let packed = frame(b"", true).repeat(3 * JOB_PARTS);
+        let outcome = decode(Compression::Zstd, &packed, packed.len());
+        assert_eq!(outcome.end, Ok(()));
+        assert_eq!((outcome.plain.len(), outcome.jobs), (0, 3));
     }
 
     fn cause(outcome: Outcome) -> Cause {
