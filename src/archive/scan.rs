@@ -57,6 +57,11 @@ pub trait Sink {
     /// Something is odd, and `text` says what and where.
     fn warning(&mut self, text: &str);
 
+    /// A member may be lost at a damaged place, and `text` says why and where.
+    fn damage(&mut self, text: &str) {
+        self.warning(text);
+    }
+
     /// The next bytes of the span that is going by, member or not.
     fn span_piece(&mut self, _bytes: &Bytes) {}
 
@@ -542,7 +547,7 @@ impl<S: Sink> Scan<'_, S> {
             }
             Event::Damaged(warning) => {
                 self.damages += 1;
-                self.sink.warning(&warning.text);
+                self.sink.damage(&warning.text);
                 Ok(())
             }
             Event::NeedInput | Event::End => Ok(()),

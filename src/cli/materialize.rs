@@ -432,20 +432,19 @@ impl Run<'_> {
             sink.finish()
         };
         let complete = self.report(scanned);
-        let code = exit_code(complete, &finished?);
-        if has_checksums && !is_interrupted {
+        let code = finished.map(|summary| exit_code(complete, &summary));
+        if is_interrupted || code.is_err() {
+            output::complain(format_args!(
+                "{}: the same run goes on from here with --resume",
+                directory.display()
+            ));
+        } else if has_checksums {
             output::complain(format_args!(
                 "{}: checksums over bytes from before and after an interruption were not verified",
                 self.source.location()
             ));
         }
-        if is_interrupted {
-            output::complain(format_args!(
-                "{}: the same run goes on from here with --resume",
-                directory.display()
-            ));
-        }
-        Ok(code)
+        Ok(code?)
     }
 
     /// What must be the same for one run to go on with another's work.
@@ -591,6 +590,10 @@ impl Sink for Counting<'_> {
 
     fn warning(&mut self, text: &str) {
         self.sink.warning(text);
+    }
+
+    fn damage(&mut self, text: &str) {
+        self.sink.damage(text);
     }
 }
 

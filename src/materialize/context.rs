@@ -1,9 +1,9 @@
 //! What the scan's thread and the writers share.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
@@ -33,8 +33,9 @@ pub(super) struct Context {
     /// Where it is written down what is whole, if this run is to be taken up again.
     pub(super) journal: OnceLock<Arc<Journal>>,
     /// Links and directories removed to make room; paths through them may lead elsewhere now.
-    pub(super) replacements: AtomicUsize,
+    pub(super) replacements: Arc<AtomicUsize>,
     pub(super) claims: Claims,
+    pub(super) promises: Promises,
     /// Where layers are written one over the other: directories of lower ones that are gone.
     pub(super) removed: OnceLock<Mutex<HashSet<Identity>>>,
 }
@@ -102,6 +103,36 @@ impl Claims {
     }
 }
 
+/// Names that links get at the end, as their targets have not come yet. Nothing is there on disk, and
+/// yet they are taken, as in an index.
+#[derive(Debug, Default)]
+pub(super) struct Promises(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
+
+impl Promises {
+    fn names(&self) -> MutexGuard<'_, HashMap<Identity, HashSet<Vec<u8>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `name` in `directory`.
+    pub(super) fn make(&self, directory: &Directory, name: &[u8]) {
+        let mut all = self.names();
+        let names = all.entry(directory.identity()).or_default();
+        names.insert(name.to_vec());
+    }
+
+    /// Whether `name` in `directory` is taken, where nothing is.
+    pub(super) fn has(&self, directory: &Directory, name: &[u8]) -> bool {
+        let all = self.names();
+        all.get(&directory.identity())
+            .is_some_and(|names| names.contains(name))
+    }
+
+    /// Whether a name is taken in the directory, which therefore is not empty.
+    fn are_in(&self, directory: Identity) -> bool {
+        self.names().contains_key(&directory)
+    }
+}
+
 /// What became of a name.
 #[derive(Debug)]
 pub(super) enum Made<T> {
@@ -112,6 +143,21 @@ pub(super) enum Made<T> {
 }
 
 impl Context {
+    /// As this one, for threads whose problems are counted apart: what stops them stops all.
+    pub(super) fn apart(&self) -> Self {
+        Self {
+            policy: self.policy.clone(),
+            existing: self.existing,
+            stats: Arc::clone(&self.stats),
+            problems: self.problems.apart(),
+            journal: OnceLock::new(),
+            replacements: Arc::clone(&self.replacements),
+            claims: Claims::new(self.claims.most),
+            promises: Promises::default(),
+            removed: OnceLock::new(),
+        }
+    }
+
     /// Has it written down in `journal` what is whole.
     pub(super) fn keep(&self, journal: &Arc<Journal>) {
         // There is one for a run.
@@ -205,6 +251,9 @@ impl Context {
         let removed = match status(directory, name) {
             Err(errno) => Err(errno),
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory if self.promises.are_in(Identity::of(&stat)) => {
+                    Err(Errno::NOTEMPTY)
+                }
                 FileType::Directory => {
                     settle();
                     self.replacements.fetch_add(1, Ordering::Release);

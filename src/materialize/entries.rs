@@ -29,11 +29,6 @@ pub(super) struct LateLink {
 }
 
 impl Links {
-    /// Those that an earlier run put off.
-    pub(super) fn earlier(links: Vec<LateLink>) -> Self {
-        Self(links)
-    }
-
     /// The one put off last.
     pub(super) fn last(&self) -> Option<&LateLink> {
         self.0.last()
@@ -281,25 +276,48 @@ impl Materializer {
     /// Keeps a link for the end. What has its name already stays, as in GNU tar: a name is only
     /// given up for a link that can be made.
     fn put_off(&mut self, job: &Job, target: ArchivePath) {
-        match status(&job.directory, name_of(&job.path)) {
-            Err(Errno::NOENT) => {
-                self.links.0.push(LateLink {
-                    path: job.path.clone(),
-                    target,
-                });
-                self.journal_link();
-            }
-            Ok(_) if self.context.existing == Existing::Skip => {}
-            Ok(_) => self
-                .context
-                .problems
-                .add(&job.path, Cause::NoTarget { target }),
+        let name = name_of(&job.path);
+        let is_taken = match status(&job.directory, name) {
+            Ok(_) => true,
+            Err(Errno::NOENT) => self.context.promises.has(&job.directory, name),
             Err(errno) => {
                 let action = "create the hard link";
                 let trouble = Trouble { action, errno };
                 self.context.fail(&job.path, &job.directory, trouble, 0);
+                return;
+            }
+        };
+        match self.context.existing {
+            Existing::Skip if is_taken => {}
+            _ if is_taken => {
+                let cause = Cause::NoTarget { target };
+                self.context.problems.add(&job.path, cause);
+            }
+            _ => {
+                self.context.promises.make(&job.directory, name);
+                let place = job.directory.place_of(name);
+                self.links.0.push(LateLink {
+                    path: place.unwrap_or_else(|| job.path.clone()),
+                    target,
+                });
+                self.journal_link();
             }
         }
+    }
+
+    /// Takes up the links that an earlier run put off.
+    pub(super) fn put_off_again(&mut self, links: Vec<LateLink>) {
+        for link in &links {
+            let parent = parent_of(&link.path);
+            let directory = self
+                .root
+                .directory(parent, Missing::Fail, &mut self.writers);
+            if let Ok(directory) = directory {
+                let name = name_of(&link.path);
+                self.context.promises.make(&directory, name);
+            }
+        }
+        self.links = Links(links);
     }
 
     fn try_make_link(

@@ -36,13 +36,12 @@ mod testing;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
 use self::attributes::Subject;
-use self::context::{Claims, Context};
+use self::context::{Claims, Context, Promises};
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
@@ -148,7 +147,7 @@ pub struct Summary {
     pub entries: u64,
     /// Payload bytes written.
     pub bytes: u64,
-    /// Entries that are missing or incomplete, and paths that were not found.
+    /// Entries that are missing or incomplete, damaged places, and paths that were not found.
     pub errors: u64,
     /// The first of these.
     pub problems: Vec<Problem>,
@@ -231,8 +230,9 @@ impl Materializer {
             existing: options.existing,
             stats,
             problems,
-            replacements: AtomicUsize::new(0),
+            replacements: Arc::default(),
             claims: Claims::new(options.max_entries),
+            promises: Promises::default(),
             journal: OnceLock::new(),
             removed: OnceLock::new(),
         });
@@ -272,6 +272,10 @@ impl Materializer {
             self.end_of_file(true);
         }
         self.writers.settle_all();
+        // A later run goes on at the last checkpoint, and must find directories that it can write to.
+        if self.keeping.is_some() && self.context.problems.fatal().is_some() {
+            return self.suspend();
+        }
         self.come_to_end();
         self.make_late_links();
         self.come_to_end();
@@ -351,7 +355,7 @@ impl Materializer {
         let shared = self.come_to_place(&job);
         match job.member.kind {
             Kind::File => {
-                self.root.forget(job.path.as_bytes());
+                self.root.forget_ways(&job.directory, job.path.as_bytes());
                 self.current = Current::Waiting(job);
             }
             _ => self.make_entry(job),
@@ -464,6 +468,10 @@ impl Sink for Materializer {
 
     fn warning(&mut self, text: &str) {
         self.context.problems.warn(text);
+    }
+
+    fn damage(&mut self, text: &str) {
+        self.context.problems.damage(text);
     }
 }
 

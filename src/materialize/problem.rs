@@ -346,6 +346,11 @@ impl Problems {
         }
     }
 
+    /// The same, counted apart.
+    pub(super) fn apart(&self) -> Self {
+        Self::until(Arc::clone(&self.fatal), self.reporter.clone())
+    }
+
     pub(super) fn add(&self, path: &ArchivePath, cause: impl Into<Cause>) {
         // The tree is being removed under our feet; nobody wants to hear how that feels.
         if matches!(self.fatal(), Some(Error::Interrupted)) {
@@ -374,6 +379,12 @@ impl Problems {
         if let Some(reporter) = &self.reporter {
             reporter.warning(text);
         }
+    }
+
+    /// Tells of a damaged place, and counts the member that may be lost there.
+    pub(super) fn damage(&self, text: &str) {
+        self.warn(text);
+        self.count.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn entry(&self, path: &ArchivePath) {

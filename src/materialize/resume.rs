@@ -15,7 +15,6 @@ use rustix::fs::{AtFlags, FileType, Stat};
 
 use super::Materializer;
 use super::directories::Directories;
-use super::entries::Links;
 use super::file::Job;
 use super::journal::{Journal, Known, Past, Progress, Was};
 use super::problem::Error;
@@ -49,9 +48,9 @@ pub(super) struct Keeping {
     number: u64,
     /// So many members were done by an earlier run, and are not made again.
     done: u64,
-    /// The last member, and where it can be found again.
+    /// Where the member before the one at hand can be found again.
     previous: Option<Place>,
-    /// Where it can be found again.
+    /// Where the member at hand can be found again.
     place: Option<Place>,
     /// The next checkpoint, as soon as the writers have come so far.
     next: Option<(Mark, Place)>,
@@ -182,7 +181,7 @@ impl Materializer {
         }
         self.selection.set_found(&past.found);
         self.directories = Directories::earlier(past.directories);
-        self.links = Links::earlier(past.links);
+        self.put_off_again(past.links);
         let seen = self.seen();
         if let Some(keeping) = &mut self.keeping {
             for was in past.was {
@@ -308,6 +307,7 @@ impl Materializer {
         }
         if is_file {
             // Here, and not by a writer later: what that changes can be written down.
+            self.writers.replaced();
             rustix::fs::unlinkat(&job.directory, name, AtFlags::empty()).ok();
             self.leave_place(stat.st_ino);
             return None;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
@@ -143,6 +143,8 @@ pub(super) struct Root {
     seen_replacements: usize,
     /// Whether what is on the way and no directory makes room for one.
     replaces: bool,
+    /// Whether a path has led through links.
+    has_followed: bool,
 }
 
 impl Root {
@@ -177,6 +179,7 @@ impl Root {
                 .clamp(32, 4096),
             seen_replacements: 0,
             replaces: false,
+            has_followed: false,
         })
     }
 
@@ -222,6 +225,15 @@ impl Root {
         if self.cache.forget(path) {
             self.last = None;
         }
+    }
+
+    /// As [`Root::forget`], where a writer will do that later: also forgets other paths that lead
+    /// through what has this name in `parent` now.
+    pub(super) fn forget_ways(&mut self, parent: &Directory, path: &[u8]) {
+        if self.has_followed && may_lead_on(parent, path) {
+            self.clear();
+        }
+        self.forget(path);
     }
 
     fn forget_replaced(&mut self, writers: &Writers) {
@@ -285,6 +297,7 @@ impl Root {
         missing: Missing,
         writers: &mut Writers,
     ) -> Result<Directory, ResolveError<Trouble>> {
+        self.has_followed = true;
         let components = path.split(|&byte| byte == b'/');
         let (directory, place) = resolve::place(&mut self.way(missing, writers), components)?;
         // It was just opened for this, unless it is the destination itself.
@@ -381,6 +394,17 @@ struct Way<'a> {
     writers: &'a mut Writers,
 }
 
+impl Way<'_> {
+    /// What `name` is in `parent`, where nothing is.
+    fn missing(&self, parent: &Directory, name: &[u8]) -> Step<Directory> {
+        if self.writers.promises().has(parent, name) {
+            Step::Other
+        } else {
+            Step::Missing
+        }
+    }
+}
+
 impl Tree for Way<'_> {
     type Directory = Directory;
     type Error = Trouble;
@@ -393,7 +417,7 @@ impl Tree for Way<'_> {
         self.writers.settle(parent.identity(), name);
         match self.root.open_child(parent, name, self.writers) {
             Ok(directory) => return Ok(Step::Directory(directory)),
-            Err(Errno::NOENT) => return Ok(Step::Missing),
+            Err(Errno::NOENT) => return Ok(self.missing(parent, name)),
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             Err(errno) => return Err(errno).while_trying_to("open a directory on the way"),
         }
@@ -454,6 +478,14 @@ fn directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result
 /// What is at `name` itself, without following it.
 pub(super) fn status(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Whether what lies at `path`, the last component of which is in `parent`, is a directory or leads to
+/// one.
+fn may_lead_on(parent: &Directory, path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next();
+    status(parent, name.unwrap_or_default())
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile)
 }
 
 /// Open directories by path. When the young are many they become the old, and the old are closed:

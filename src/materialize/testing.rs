@@ -1,12 +1,11 @@
 //! Members built in code, for the tests of this layer.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
 
 use super::Existing;
-use super::context::{Claims, Context};
+use super::context::{Claims, Context, Promises};
 use super::policy::Policy;
 use super::problem::Problems;
 use crate::archive::scan::Sink;
@@ -22,8 +21,9 @@ pub(super) fn context() -> Context {
         existing: Existing::default(),
         stats: Arc::default(),
         problems: Problems::new(None),
-        replacements: AtomicUsize::new(0),
+        replacements: Arc::default(),
         claims: Claims::new(u64::MAX),
+        promises: Promises::default(),
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::context::{Claims, Context};
+use super::context::{Claims, Context, Promises};
 use super::file::{Job, OpenFile};
 use super::root::{Identity, name_of};
 use crate::base::task::Thread;
@@ -154,6 +154,11 @@ impl Writers {
     /// What counts the entries of this run.
     pub(super) fn claims(&self) -> &Claims {
         &self.context.claims
+    }
+
+    /// Names that links get at the end.
+    pub(super) fn promises(&self) -> &Promises {
+        &self.context.promises
     }
 
     /// Queues a file with all its content.

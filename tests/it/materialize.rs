@@ -346,6 +346,73 @@ fn a_hard_link_that_cannot_be_made_costs_nothing() {
 }
 
 #[test]
+fn a_name_belongs_to_a_link_before_its_target_has_come() {
+    let root = temporary();
+    let entries = vec![
+        hard_link("twice", "one"),
+        hard_link("twice", "other"),
+        hard_link("way", "one"),
+        file("way/in", "x"),
+        directory("d"),
+        directory("e"),
+        link("l", "d"),
+        hard_link("l/late", "one"),
+        link("l", "e"),
+        hard_link("given", "one"),
+        file("given", "later"),
+        file("one", "1"),
+        file("other", "2"),
+    ];
+    let summary = materialize(root.path(), entries);
+    assert_eq!(
+        problems(&summary),
+        [
+            "twice: cannot link to other: no such file",
+            "way/in: refused: something on the way is not a directory",
+        ]
+    );
+    for name in ["twice", "way", "d/late", "one"] {
+        assert_eq!(content(root.path().join(name)), "1", "{name}");
+    }
+    assert_eq!(status(root.path().join("one")).nlink(), 4);
+    assert_eq!(content(root.path().join("given")), "later");
+}
+
+#[test]
+fn nothing_is_put_behind_a_link_that_a_file_replaces_however_fast_writers_are() {
+    let ways = [
+        vec![
+            link("m", "d"),
+            link("l", "m"),
+            file("l/b/x", "x"),
+            file("m", "f"),
+        ],
+        vec![link("l", "d"), file("l/b/x", "x"), file("l", "f")],
+        vec![link("l", "a/../d"), file("l/b/x", "x"), file("l", "f")],
+    ];
+    for (number, way) in ways.into_iter().enumerate() {
+        for writers in [1, 1, 1, 4, 4, 4] {
+            let root = temporary();
+            let mut entries = vec![directory("a"), directory("d")];
+            entries.extend(way.clone());
+            entries.push(file("l/b/y", "y"));
+            let options = Options {
+                writers: Some(writers),
+                ..options()
+            };
+            let summary = try_materialize(root.path(), options, entries).expect("all fits");
+            assert_eq!(
+                problems(&summary),
+                ["l/b/y: refused: something on the way is not a directory"],
+                "way {number}"
+            );
+            assert!(root.path().join("d/b/x").exists());
+            assert!(!root.path().join("d/b/y").exists());
+        }
+    }
+}
+
+#[test]
 fn links_are_followed_inside_and_never_outside() {
     let parent = temporary();
     let root = parent.path().join("root");

@@ -15,7 +15,7 @@ use crate::support::http::{Resource, Response, Server};
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::program::{tarfs, told};
-use crate::support::raw::Archive;
+use crate::support::raw::{Archive, Header};
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
@@ -283,6 +283,60 @@ fn a_run_that_is_killed_at_any_moment_ends_with_the_same_tree() {
             assert!(!place.journal().exists(), "{what}");
         }
     }
+}
+
+#[test]
+fn what_was_lost_before_an_interruption_counts_after_it() {
+    let noise = |seed| Noise::new(seed).bytes(2_500_000);
+    let plain = Archive::new()
+        .file("filler/1", noise(1))
+        .raw([b'?'; 512])
+        .file("filler/2", noise(2))
+        .file("filler/3", noise(3))
+        .file("end", "end")
+        .end();
+    let place = Place::new(plain.into());
+    place.interrupted(place.packed_len * 7 / 8);
+    let (output, sent) = place.run(&[]);
+    assert!(sent < place.packed_len / 2, "{sent}");
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(place.path("out/end").exists() && !place.journal().exists());
+}
+
+#[test]
+fn a_full_disk_leaves_directories_that_the_next_run_can_write_to() {
+    let place = Place::new(
+        Archive::new()
+            .add(Header::new("d", b'5').mode(0o555), "")
+            .file("d/filler", Noise::new(1).bytes(3_900_000))
+            .file("d/last", Noise::new(2).bytes(100_000))
+            .end()
+            .into(),
+    );
+    let out = place.path("out");
+    let mount = |options: &str| {
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", options, "none"]);
+        let status = command.arg(&out).status().expect("mount is installed");
+        assert!(status.success());
+    };
+    mount("size=3900k");
+    let (output, _) = place.run(&[]);
+    let mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
+    mount("remount,size=8m");
+    let (again, _) = place.run(&[]);
+    let last_mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
+    let last = fs::read(out.join("d/last"));
+    let status = Command::new("umount").arg(&out).status();
+    assert!(status.expect("installed").success());
+    let said = told(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("no space left"), "{said}");
+    assert!(said.contains("goes on from here with --resume"), "{said}");
+    assert_eq!(mode.expect("made"), 0o700);
+    assert_eq!(again.status.code(), Some(0), "{}", told(&again));
+    assert_eq!(last_mode.expect("there"), 0o555);
+    assert_eq!(last.expect("whole"), Noise::new(2).bytes(100_000));
 }
 
 #[test]

@@ -79,7 +79,7 @@ struct Work {
     read: Read,
     ledger: Ledger,
     plan: Plan,
-    context: Arc<Context>,
+    context: Context,
     /// Entries that can be opened.
     whole: Bits,
     /// Entries that somebody has asked for.
@@ -254,7 +254,7 @@ impl Background {
             root,
             read,
             ledger,
-            context: Arc::clone(&placer.context),
+            context: placer.context.apart(),
             whole,
             asked: Bits::new(last),
             taken: Bits::new(last),
@@ -736,10 +736,11 @@ impl Work {
     fn place(&self, member: tar::Member, path: &ArchivePath) -> Result<(), Failure> {
         let mut placer = lock(&self.placer);
         let placer = placer.as_mut().ok_or(Failure::Ended)?;
-        let before = self.context.problems.count();
+        let context = Arc::clone(&placer.context);
+        // Nobody else counts there meanwhile.
+        let before = context.problems.count();
         placer.begin(member, placed(path.clone()));
-        let is_fine = self.context.problems.count() == before;
-        let is_fine = is_fine && self.context.problems.fatal().is_none();
+        let is_fine = context.problems.count() == before && context.problems.fatal().is_none();
         is_fine.then_some(()).ok_or(Failure::Noted)
     }
 }

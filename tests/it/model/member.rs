@@ -159,7 +159,9 @@ fn member(dice: &mut Noise, dialect: Dialect, tree: &Tree) -> Member {
         0..7 => What::File(Rc::new(content(dice))),
         7..11 => What::Directory,
         11..13 => What::Symlink(target(dice)),
-        13..15 => What::HardLink(one(dice, &tree.paths())),
+        13 => What::HardLink(one(dice, &tree.paths())),
+        // Of something that may come later.
+        14 => What::HardLink(vec![name(dice)]),
         _ => What::Fifo,
     };
     let has_xattrs = matches!(what, What::File(_) | What::Directory);

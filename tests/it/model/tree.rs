@@ -60,6 +60,8 @@ enum Kind {
     Directory(BTreeMap<Vec<u8>, usize>),
     Symlink(Vec<u8>),
     Fifo,
+    /// A hard link to a path where nothing is yet.
+    Promise(Vec<Vec<u8>>),
 }
 
 /// Why a member finds no place.
@@ -97,7 +99,40 @@ impl Tree {
         for member in members {
             tree.apply(member);
         }
+        tree.settle();
         tree
+    }
+
+    /// All members have come: links whose targets came late get them, or are lost.
+    fn settle(&mut self) {
+        for (path, number) in self.walked() {
+            if !self.is_promise(number) {
+                continue;
+            }
+            let (name, way) = path.split_last().expect("the root is a directory");
+            let parent = self.existing(way).expect("walked");
+            let found = self.kept(number);
+            if let Kind::Directory(children) = &mut self.node_mut(parent).kind {
+                match found {
+                    Some(found) => children.insert(name.clone(), found),
+                    None => children.remove(name),
+                };
+            }
+            self.lost += u64::from(found.is_none());
+        }
+    }
+
+    /// What the promise comes to, if anything.
+    fn kept(&self, mut number: usize) -> Option<usize> {
+        // More than there are lead in circles.
+        for _ in 0..self.nodes.len() {
+            match &self.node(number).kind {
+                Kind::Promise(target) => number = self.existing(target)?,
+                Kind::Directory(_) => return None,
+                _ => return Some(number),
+            }
+        }
+        None
     }
 
     /// Puts a member in its place, or counts it as lost.
@@ -125,7 +160,16 @@ impl Tree {
                 Kind::Directory(BTreeMap::new())
             }
             What::HardLink(target) => {
-                let target = self.existing(target).ok_or(Lost)?;
+                let found = self
+                    .existing(target)
+                    .filter(|&found| !self.is_promise(found));
+                let Some(target) = found else {
+                    if old.is_some() {
+                        return Err(Lost);
+                    }
+                    let promise = Kind::Promise(target.clone());
+                    return self.put_new(parent, name, promise, member);
+                };
                 if old == Some(target) {
                     return Ok(());
                 }
@@ -139,8 +183,18 @@ impl Tree {
             What::Fifo => Kind::Fifo,
         };
         self.check_that_it_may_go(old)?;
+        self.put_new(parent, name, new, member)
+    }
+
+    fn put_new(
+        &mut self,
+        parent: usize,
+        name: &[u8],
+        kind: Kind,
+        member: &Member,
+    ) -> Result<(), Lost> {
         self.nodes.push(Node {
-            kind: new,
+            kind,
             attributes: member.attributes.clone(),
             is_implied: false,
         });
@@ -206,7 +260,7 @@ impl Tree {
                         let names = target.split(|&byte| byte == b'/').rev();
                         left.extend(names.map(<[u8]>::to_vec));
                     }
-                    Kind::File(_) | Kind::Fifo => return Err(Lost),
+                    Kind::File(_) | Kind::Fifo | Kind::Promise(_) => return Err(Lost),
                 }
             }
         }
@@ -225,6 +279,10 @@ impl Tree {
             Kind::Directory(children) => Ok(children),
             _ => Err(Lost),
         }
+    }
+
+    fn is_promise(&self, number: usize) -> bool {
+        matches!(self.node(number).kind, Kind::Promise(_))
     }
 
     fn is_directory(&self, number: usize) -> bool {
@@ -304,6 +362,7 @@ impl Tree {
                 Kind::Directory(_) => Thing::Directory,
                 Kind::Symlink(target) => Thing::Symlink(target.clone()),
                 Kind::Fifo => Thing::Fifo,
+                Kind::Promise(_) => unreachable!("all are settled"),
             };
             if matches!(thing, Thing::Symlink(_)) {
                 attributes.mode = 0o777;
