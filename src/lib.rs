@@ -10,9 +10,9 @@
 //!                                     points┘
 //! ```
 //!
-//! *Cold*, one [`archive::scan`] streams the source once and feeds every sink together. *Warm*,
-//! [`archive::Archive::read`] starts at the seek point before the bytes it wants. Layers, from the
-//! lowest; each imports only from those above it in this list, and `tests/architecture.rs` says so.
+//! *Cold*, one [`archive::scan`] streams the source once and feeds one sink: the index's, or the
+//! writer's. *Warm*, [`archive::Archive::read`] starts at the seek point before the bytes it wants.
+//! Layers, from the lowest; each imports only from those above it in this list, and `tests/architecture.rs` says so.
 
 pub mod base;
 

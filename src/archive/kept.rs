@@ -12,7 +12,7 @@ use crate::cache::{Shelf, Spooled};
 use crate::index::Origin;
 use crate::index::store::{BOUNDS, Store, Stored};
 
-/// What belongs into a cache directory; where there is something else and none of these, it is
+/// What belongs into a cache directory. One that holds other things, and none of these, was made for
 /// something else.
 const DIRECTORIES: [&str; 2] = ["index", "spool"];
 

@@ -600,10 +600,10 @@ pub(super) fn content(origin: &Origin) -> String {
     blake3::Hash::from(origin.content_id).to_hex().to_string()
 }
 
-/// An error and its cause.
+/// An error and its causes.
 pub(super) fn in_words(error: &dyn std::error::Error) -> String {
     match error.source() {
-        Some(cause) => format!("{error}: {cause}"),
+        Some(cause) => format!("{error}: {}", in_words(cause)),
         None => error.to_string(),
     }
 }

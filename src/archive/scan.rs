@@ -1,4 +1,4 @@
-//! One pass over an archive: fetch → decode → parse, and every sink together.
+//! One pass over an archive: fetch → decode → parse → sink.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -114,6 +114,31 @@ pub struct Options {
     /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
     /// wanted.
     pub saved: Option<Saved>,
+}
+
+impl Default for Options {
+    /// All of an archive for a sink that wants nothing but its members, within 128 MiB of memory, by one
+    /// thread that decodes.
+    fn default() -> Self {
+        Self {
+            compression: None,
+            tar: tar::Options::default(),
+            allow_truncated: false,
+            spans: false,
+            connections: fetch::CONNECTIONS,
+            chunk_len: fetch::CHUNK_LEN,
+            min_speed: fetch::MinSpeed::default(),
+            persistence: Persistence::default(),
+            memory: 128 << 20,
+            lenders: Vec::new(),
+            workers: 1,
+            hops: false,
+            bookmarks: false,
+            resume: None,
+            sha256: Digest::default(),
+            saved: None,
+        }
+    }
 }
 
 impl Options {

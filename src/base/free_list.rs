@@ -88,7 +88,7 @@ impl FreeList {
         if bytes.capacity() < SHORTEST || len > self.limit_bytes {
             return;
         }
-        // As much as was cut off.
+        // Zeroes what somebody has truncated; the rest is initialised already.
         bytes.resize(bytes.capacity(), 0);
         let mut dropped = Vec::new();
         let mut resting = self.resting();
@@ -101,7 +101,7 @@ impl FreeList {
         }
         resting.push_back(bytes);
         drop(resting);
-        // Unmapped by nobody who holds the lock.
+        // Unmapping takes long: not under the lock.
         drop(dropped);
     }
 

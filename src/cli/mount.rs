@@ -362,20 +362,14 @@ fn serve_opened(
     let _metrics = metrics
         .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
         .transpose()?;
-    let stats = Arc::clone(&opened.stats);
-    let timeout = Duration::from_secs(args.source.timeout) + SLACK;
+    let root = view.root();
     // What is mounted, and what is seen of it where something lies over it.
     let seen_as = options;
     let options = &match writable {
         Some(_) => writable::lower_options(options),
         None => options.clone(),
     };
-    let tree = Tree::new(Arc::clone(&opened.content), view, options, stats);
-    let mut tree = tree.with_timeout(timeout);
-    if let Some(copy) = copy {
-        let copies = copy.copies();
-        tree = tree.with_copies(copies).context("cannot start a thread")?;
-    }
+    let tree = tree(args, opened, view, options, copy)?;
     let scanned = events.clone();
     let then = Then::new(move || tell(&scanned, Event::Scanned));
     opened.content.when(Awaited::End, then);
@@ -383,12 +377,6 @@ fn serve_opened(
     let ended = move || tell(&ended, Event::Ended);
     let is_heir = inheritance.is_some();
     let (keeper, orphan) = kept(opened, inheritance)?;
-    let mounted = |site: &Site, device: BorrowedFd<'_>| {
-        if let Some(keeper) = &keeper {
-            keeper.mounted(site, device);
-        }
-    };
-    let (at, source) = (&args.mountpoint, &opened.location);
     let mount = match (&orphan, &writable) {
         (Some(orphan), writable) => {
             let mount = Mount::adopt(tree, orphan, options, ended)?;
@@ -397,14 +385,17 @@ fn serve_opened(
             }
             mount
         }
-        (None, None) => Mount::start_kept(tree, source, at, options, mounted, ended)?,
-        (None, Some(writable)) => {
-            writable::refuse_restart(args, opened.is_strong)?;
-            let lower = writable.make_lower(keeper.as_ref())?;
-            let mut mount = Mount::start_kept(tree, source, &lower, options, mounted, ended)?;
-            writable::refuse_restart(args, can_be_adopted(mount.capabilities()))?;
-            writable.cover(&mut mount, source, at, seen_as, keeper.as_ref())?;
-            mount
+        (None, writable) => {
+            let writable = writable.as_ref().map(|writable| (writable, seen_as));
+            put_in_place(
+                args,
+                opened,
+                tree,
+                options,
+                writable,
+                keeper.as_ref(),
+                ended,
+            )?
         }
     };
     // The session has its own.
@@ -417,7 +408,7 @@ fn serve_opened(
         std::env::set_current_dir("/").context("cannot leave the directory")?;
     }
     if let Some(copy) = copy {
-        copy.start(opened, view.root())?;
+        copy.start(opened, root)?;
     }
     let control = Control::serve(&settings::runtime_dir(), move |question| {
         ask(&events, question)
@@ -436,7 +427,7 @@ fn serve_opened(
         opened,
         copy,
         writable: writable.as_ref(),
-        root: view.root(),
+        root,
         metrics_url: metrics_url.as_deref(),
         manager: manager.as_ref(),
     };
@@ -446,6 +437,54 @@ fn serve_opened(
     }
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the kernel asks.
+fn tree(
+    args: &MountArgs,
+    opened: &Opened,
+    view: View,
+    options: &MountOptions,
+    copy: Option<&Copy>,
+) -> anyhow::Result<Tree> {
+    let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
+    let timeout = Duration::from_secs(args.source.timeout) + SLACK;
+    let tree = Tree::new(content, view, options, stats).with_timeout(timeout);
+    match copy {
+        Some(copy) => tree
+            .with_copies(copy.copies())
+            .context("cannot start a thread"),
+        None => Ok(tree),
+    }
+}
+
+/// Mounts `tree`; below an overlay, which is seen as its options say, if it is `writable`.
+fn put_in_place(
+    args: &MountArgs,
+    opened: &Opened,
+    tree: Tree,
+    options: &MountOptions,
+    writable: Option<(&Writable, &MountOptions)>,
+    keeper: Option<&Keeper>,
+    ended: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<Mount> {
+    let mounted = |site: &Site, device: BorrowedFd<'_>| {
+        if let Some(keeper) = keeper {
+            keeper.mounted(site, device);
+        }
+    };
+    let (at, source) = (&args.mountpoint, &opened.location);
+    let Some((writable, seen_as)) = writable else {
+        return Ok(Mount::start_kept(
+            tree, source, at, options, mounted, ended,
+        )?);
+    };
+    writable::refuse_restart(args, opened.is_strong)?;
+    let lower = writable.make_lower(keeper)?;
+    let mut mount = Mount::start_kept(tree, source, &lower, options, mounted, ended)?;
+    writable::refuse_restart(args, can_be_adopted(mount.capabilities()))?;
+    writable.cover(&mut mount, source, at, seen_as, keeper)?;
+    Ok(mount)
 }
 
 /// Who clears up after this process, and what it goes on with, if that is what was opened.

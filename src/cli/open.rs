@@ -90,26 +90,20 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             },
         },
         allow_truncated: args.allow_truncated,
-        spans: false,
         connections: args.connections,
         chunk_len: args.chunk_size.0,
         min_speed: fetch::MinSpeed {
             bytes_per_second: args.min_speed.0,
             wait: Duration::from_secs(args.min_speed_wait),
         },
-        persistence: source::Persistence::default(),
         memory: LayerArgs::default().memory(args),
-        lenders: Vec::new(),
         workers: settings::processors(),
-        hops: false,
         // What is asked of an image is asked of its manifest, which speaks for the layers.
         sha256: args
             .expect_sha256
             .filter(|_| given::reference(args).is_none())
             .map_or(scan::Digest::Ignore, scan::Digest::Expect),
-        bookmarks: false,
-        resume: None,
-        saved: None,
+        ..scan::Options::default()
     }
 }
 

@@ -16,6 +16,7 @@ use super::output::{self, Progress, Task};
 use super::{headers, open, privileges};
 use crate::archive::scan::{self, Digest, ScanError};
 use crate::archive::{Check, Error};
+use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::index::{Index, store};
 use crate::source::Source;
@@ -139,14 +140,11 @@ fn verify(
             member,
             sha256,
         }) => {
-            let error = anyhow::Error::new(error);
-            report.problems.push(match member {
-                Some(name) => {
-                    let place = format!("in member '{}'", name.escape_ascii());
-                    output::with_hint(&error.context(place))
-                }
-                None => output::with_hint(&error),
-            });
+            let mut error = anyhow::Error::new(error);
+            if let Some(name) = member {
+                error = error.context(format!("in member '{}'", name.escape_ascii()));
+            }
+            report.problems.push(output::with_hint(&error));
             if sha256.is_some() {
                 report.packed_bytes = Some(stats.scanned_packed_bytes.get());
             }
@@ -160,20 +158,21 @@ fn verify(
         Digest::Take | Digest::Ignore => None,
     };
     let expected = source.fingerprint().sha256().or(asked);
-    match (expected, sha256) {
-        (Some(expected), Some(found)) if expected != found => {
-            let error = Error::OtherDigest { expected, found };
-            report.problems.push(error.to_string());
-        }
-        (Some(_), None) => {
-            let why = "its SHA-256 could not be taken: not all bytes came";
-            report.problems.push(why.to_owned());
-        }
-        _ => {}
-    }
+    let problem = expected.and_then(|expected| digest_problem(expected, sha256));
+    report.problems.extend(problem);
     report.sha256 = sha256.map(|digest| digest.to_string());
     report.is_good = report.problems.is_empty();
     report
+}
+
+/// What is wrong when an archive that should have the digest `expected` has the one that was `found`, if
+/// all its bytes came.
+fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
+    match found {
+        Some(found) if found == expected => None,
+        Some(found) => Some(Error::OtherDigest { expected, found }.to_string()),
+        None => Some("its SHA-256 could not be taken: not all bytes came".to_owned()),
+    }
 }
 
 fn tell(report: &Report, json: bool) -> anyhow::Result<()> {

@@ -30,12 +30,10 @@ use super::mount::MountArgs;
 use super::settings;
 use crate::fs::{LOWER, Mount, MountOptions, SCRATCH, Upper};
 use crate::materialize;
+use crate::stack::Whiteouts;
 
 /// Bytes of chance in a scratch directory's name.
 const NAME_BYTES: usize = 8;
-
-/// Attributes of overlayfs itself, which must not be handed on.
-const OVERLAYS_OWN: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 
 /// How long a process that died may keep its directory.
 const LAST_BREATH: Duration = Duration::from_secs(2);
@@ -54,7 +52,7 @@ pub(super) struct Writable {
     scratch: OnceLock<Scratch>,
 }
 
-/// A directory of ours.
+/// The scratch directory of one mount, removed with it.
 #[derive(Debug)]
 struct Scratch {
     path: PathBuf,
@@ -131,7 +129,7 @@ impl Scratch {
     fn at(path: PathBuf, is_ours: bool) -> Self {
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
-            // It is nobody else's.
+            // Nobody else locks it, so it cannot be refused.
             flock(lock, FlockOperation::NonBlockingLockShared).ok();
         }
         Self {
@@ -319,7 +317,7 @@ fn make_upper(lower: &Path, upper: &Upper) -> io::Result<()> {
     if upper.upper.is_dir() {
         return Ok(());
     }
-    // One with all its attributes or none.
+    // Under another name until it has all its attributes.
     let new = upper.upper.with_extension("new");
     make_directory(&new)?;
     copy_attributes(lower, &new)?;
@@ -347,7 +345,8 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     }
     fs::set_permissions(to, Permissions::from_mode(found.mode() & 0o7777))?;
     for name in names(from)? {
-        if OVERLAYS_OWN.iter().any(|own| name.starts_with(own)) {
+        // Those of overlayfs itself must not be handed on.
+        if Whiteouts::Overlay.hides_xattr(&name) {
             continue;
         }
         let name = OsStr::from_bytes(&name);

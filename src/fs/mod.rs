@@ -407,7 +407,7 @@ impl Tree {
                 pages,
                 patience,
                 capabilities: Arc::default(),
-                // What comes late is no open and no read.
+                // Only opens and reads can come a second time, and none of them comes here.
                 encores: Arc::default(),
                 desk: None,
                 watch: None,

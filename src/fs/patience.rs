@@ -17,7 +17,7 @@ use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::time_left::TimeLeft;
 
-/// How often those who wait are looked at; who has waited for less is not.
+/// Between two looks at those who wait; who has waited for less is not looked at.
 const ROUND: Duration = Duration::from_millis(250);
 
 /// How long nothing may come for somebody who waits, unless it was set otherwise.

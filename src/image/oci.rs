@@ -168,7 +168,7 @@ fn choose(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, C
             .filter(|one| distance(one) == nearest)
             .cloned()
             .collect(),
-        // Its config may say more.
+        // Their manifests name no platform; their configurations, which are read later, may.
         None => found.iter().filter(|one| is_silent(one)).cloned().collect(),
     };
     // An image with two names is one image.

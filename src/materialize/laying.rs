@@ -78,15 +78,15 @@ impl Laying {
 
 /// What a member of a layer is to the tree on disk.
 enum Fate {
-    /// Nothing at all: it hides what cannot be there, or is there already.
+    /// Nothing is to be done: it hides what cannot be there, or is there already.
     Idle,
-    /// An entry.
+    /// An entry is to be made.
     Made(Way),
-    /// Nothing now; its directory is there all the same.
+    /// It is not made, but the directory it would be in is.
     Nothing(ArchivePath),
-    /// Nothing any more.
+    /// What has its name is to be removed.
     Gone(ArchivePath),
-    /// Nothing, for this reason; whether its directory is there all the same.
+    /// It has no place, for this reason; whether the directory it would be in is made all the same.
     Refused {
         path: ArchivePath,
         cause: Cause,

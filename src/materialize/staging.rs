@@ -15,13 +15,12 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::attributes::{Subject, copy_attributes};
+use super::beside::NAME_BYTES;
 use super::problem::{Error, Trouble, While};
 use super::root::Root;
 use super::{durable, removal};
 use crate::base::stats::Stats;
 
-/// The longest name that Linux's file systems take.
-const NAME_BYTES: usize = 255;
 /// What is random about a temporary name; runs that were killed keep theirs. Few enough letters
 /// that a byte means each equally often.
 const SUFFIX_LETTERS: usize = 8;

@@ -190,7 +190,7 @@ impl Parser {
         for body in globals {
             parser.global(at, body)?;
         }
-        // They were told of where they were found.
+        // Whoever came to these headers first has heard of what is odd about them.
         parser.events.clear();
         parser.offset = at.0;
         parser.sums = sums;

@@ -18,8 +18,8 @@ use anyhow::Context;
 use bytes::Bytes;
 use tarfs::archive::scan::{self, Sink};
 use tarfs::base::stats::Stats;
+use tarfs::source;
 use tarfs::tar::Member;
-use tarfs::{fetch, source, tar};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The pieces in which `--plain` reads.
@@ -64,22 +64,9 @@ fn members(path: &str) -> anyhow::Result<Hashes> {
     let opened = source::open(path, source::Options::default());
     let source = network.block_on(opened)?;
     let options = scan::Options {
-        compression: None,
-        tar: tar::Options::default(),
-        allow_truncated: false,
-        spans: false,
-        connections: fetch::CONNECTIONS,
-        chunk_len: fetch::CHUNK_LEN,
-        min_speed: fetch::MinSpeed::default(),
-        persistence: source::Persistence::default(),
         memory: MEMORY,
-        lenders: Vec::new(),
         workers: std::thread::available_parallelism().map_or(1, usize::from),
-        hops: false,
-        sha256: scan::Digest::Ignore,
-        bookmarks: false,
-        resume: None,
-        saved: None,
+        ..scan::Options::default()
     };
     let mut hashes = Hashes::default();
     match scan::scan(&source, &options, network.handle(), &stats, &mut hashes) {

@@ -248,7 +248,7 @@ impl Spooled {
             freed += file.punch(part);
             at = part.end();
         }
-        // No one has used it by that.
+        // Holes changed its mtime, which stands for the last use.
         file.set_used(self.used);
         freed
     }

@@ -212,13 +212,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
             && let Ok(directory) = &directory
             && let Some(state) = ward.state.clone()
         {
-            // The kernel keeps what it was told: of another version that looks the same it would show
-            // old bytes among new ones.
-            let may_adopt = state.is_strong && crate::fs::can_be_adopted(state.capabilities);
-            let heir = match args.materialize {
-                None if may_adopt => Heir::Adopts,
-                _ => Heir::MountsAnew,
-            };
+            let heir = Heir::of(args, &state);
             if args.writable && heir == Heir::MountsAnew {
                 // Who still has files open in it would write to what the next one has.
                 tracing::error!("a writable mount cannot be made anew under who uses it");
@@ -334,6 +328,19 @@ impl Ward {
 enum Heir {
     Adopts,
     MountsAnew,
+}
+
+impl Heir {
+    /// Of a mount with these arguments, of which that much is known.
+    fn of(args: &MountArgs, state: &State) -> Self {
+        // The kernel keeps what it was told: of another version that looks the same it would show old
+        // bytes among new ones.
+        let may_adopt = state.is_strong && crate::fs::can_be_adopted(state.capabilities);
+        match args.materialize {
+            None if may_adopt => Self::Adopts,
+            _ => Self::MountsAnew,
+        }
+    }
 }
 
 /// A mount.

@@ -18,8 +18,8 @@ use tarfs::base::stats::Stats;
 use tarfs::cache::{Patience, Shelf, Spool, SpoolOptions};
 use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::{Builder, Ino, Locator, Options, Origin, format};
-use tarfs::tar::{self, Kind, Member, Timestamp};
-use tarfs::{fetch, source};
+use tarfs::source;
+use tarfs::tar::{Kind, Member, Timestamp};
 use tokio::runtime::Runtime;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -282,22 +282,11 @@ fn letter(byte: u8) -> char {
 
 fn scan_options() -> scan::Options {
     scan::Options {
-        compression: None,
-        tar: tar::Options::default(),
-        allow_truncated: false,
-        spans: false,
         connections: 1,
         chunk_len: 1 << 20,
-        min_speed: fetch::MinSpeed::default(),
-        persistence: source::Persistence::default(),
         memory: 1 << 20,
-        lenders: Vec::new(),
         workers: 0,
-        hops: false,
-        sha256: scan::Digest::Ignore,
-        bookmarks: false,
-        resume: None,
-        saved: None,
+        ..scan::Options::default()
     }
 }
 

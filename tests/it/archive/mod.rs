@@ -22,11 +22,9 @@ use bytes::Bytes;
 use tarfs::archive::{Archive, OpenError, OpenOptions, ReadError, Spooling, scan};
 use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
-use tarfs::fetch;
 use tarfs::index::Ino;
 use tarfs::materialize::{self, Materializer};
 use tarfs::source::{self, Retry, Source};
-use tarfs::tar;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -170,22 +168,11 @@ impl Lab {
 /// As the program has them, in small.
 fn scan_options() -> scan::Options {
     scan::Options {
-        compression: None,
-        tar: tar::Options::default(),
-        allow_truncated: false,
-        spans: false,
         connections: 4,
         chunk_len: 1 << 20,
-        min_speed: fetch::MinSpeed::default(),
-        persistence: source::Persistence::default(),
         memory: 64 << 20,
-        lenders: Vec::new(),
         workers: 2,
-        hops: false,
-        sha256: scan::Digest::Ignore,
-        bookmarks: false,
-        resume: None,
-        saved: None,
+        ..scan::Options::default()
     }
 }
 

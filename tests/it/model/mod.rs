@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde_json::Value;
 use tarfs::archive::{Archive, OpenOptions, Spooling, scan};
-use tarfs::{fetch, source, tar};
+use tarfs::source;
 use tokio::runtime::Runtime;
 
 use crate::support::http::{Fault, Resource, Server};
@@ -225,22 +225,11 @@ impl Round {
 fn options() -> OpenOptions {
     OpenOptions {
         scan: scan::Options {
-            compression: None,
-            tar: tar::Options::default(),
-            allow_truncated: false,
-            spans: false,
             connections: 4,
             chunk_len: 100_000,
-            min_speed: fetch::MinSpeed::default(),
-            persistence: source::Persistence::default(),
             memory: 64 << 20,
-            lenders: Vec::new(),
             workers: 2,
-            hops: false,
-            sha256: scan::Digest::Ignore,
-            bookmarks: false,
-            resume: None,
-            saved: None,
+            ..scan::Options::default()
         },
         cache_dir: None,
         index_file: None,
