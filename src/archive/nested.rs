@@ -11,11 +11,27 @@ use super::read::ReadError;
 use super::{Archive, Error};
 use crate::base::buffer::Buffer;
 use crate::base::extent::{Extent, Packed};
+use crate::base::path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{Index, Ino, Kind, Piece};
 use crate::source::{self, Access, Cause, Fingerprint, Location, Slice, Source, Validator};
 
+/// Symbolic links that one name may lead through. What Docker writes has one.
+const MAX_LINKS: usize = 8;
+
 impl Archive {
+    /// The file at `path` as a source, links followed that lead to another one of the archive; see
+    /// [`Archive::file_as_source`].
+    ///
+    /// # Errors
+    /// When there is none, or it is none.
+    pub fn file(self: &Arc<Self>, path: &str) -> Result<Arc<dyn Source>, source::Error> {
+        let name = format!("{}: {path}", self.source().location());
+        let found = find(&self.index(), path.as_bytes());
+        let found = found.map_err(|cause| source::Error::new(&*name, cause))?;
+        self.file_as_source(found, &name)
+    }
+
     /// File `ino` as a source, shown to the user as `name`. Where it lies in one piece in a plain
     /// archive it is a stretch of that one's source: read by ranges of it, with nothing in between
     /// but the source's own checks. Elsewhere it is read through this archive, span by span,
@@ -68,6 +84,44 @@ impl Archive {
         let is_whole = piece.offset == 0 && piece.plain.len() == size;
         is_whole.then(|| Extent::with_len(Packed(piece.plain.start().0), size))
     }
+}
+
+/// The file at `path`, links followed.
+fn find(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
+    let refused = |text: &str| Err(Cause::Malformed(text.to_owned()));
+    let mut path = path.to_vec();
+    for _ in 0..=MAX_LINKS {
+        let name = ArchivePath::sanitize(&path);
+        if name.climbs || !name.stripped.is_empty() {
+            return refused("its name leads out of the archive");
+        }
+        let entry = index.find(&name.path).ok_or(Cause::NotFound)?;
+        let Kind::Symlink(target) = entry.kind() else {
+            return Ok(entry.ino());
+        };
+        path = match linked(&name.path, target) {
+            Some(path) => path,
+            None => return refused("it is a link out of the archive"),
+        };
+    }
+    refused("it is a link to a link, and so on")
+}
+
+/// Where the link at `path` leads; `None` when that is not in the archive.
+fn linked(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
+    if target.first() == Some(&b'/') {
+        return None;
+    }
+    let (directory, _) = path.split_last()?;
+    let mut names: Vec<&[u8]> = directory.components().collect();
+    for name in target.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()?),
+            name => names.push(name),
+        }
+    }
+    Some(names.join(&b'/'))
 }
 
 /// A file that is read through its archive.
@@ -156,5 +210,22 @@ impl Source for Inner {
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, source::Error>> {
         source::pieces(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_to_other_files_of_the_archive_and_never_out_of_it() {
+        let path = ArchivePath::sanitize(b"a/b/layer.tar").path;
+        let linked = |target: &str| linked(&path, target.as_bytes());
+        assert_eq!(linked("x"), Some(b"a/b/x".to_vec()));
+        assert_eq!(linked("../c/layer.tar"), Some(b"a/c/layer.tar".to_vec()));
+        assert_eq!(linked("../../x.tar"), Some(b"x.tar".to_vec()));
+        for outside in ["../../../x", "/x", "/a/b/x"] {
+            assert_eq!(linked(outside), None, "{outside}");
+        }
     }
 }

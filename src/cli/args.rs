@@ -15,8 +15,9 @@ use crate::image::Platform;
 /// Where the archive is and how to read it.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SourceArgs {
-    /// The archive: a path, file://, http:// or https:// URL; or an image, as oci-archive:FILE[:TAG],
-    /// docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL
+    /// The archive: a path, file://, http:// or https:// URL; a file of another archive, as
+    /// tar:SOURCE!/PATH, or bytes of something, as slice:START[+LEN]:SOURCE; or an image, as
+    /// oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
 

@@ -1,4 +1,4 @@
-//! What SOURCE names, opened: an archive, or an image and the layers that it has.
+//! What SOURCE names, opened: an archive, a part of something, or an image and the layers that it has.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use tokio::runtime::Runtime;
 use super::args::{CacheArgs, CacheDirArgs, SourceArgs};
 use super::headers::{self, Header};
 use super::layers::LayerArgs;
+use super::part::{Part, What};
 use super::{open, privileges};
 use crate::archive::{Archive, OpenOptions, Spooling, scan};
 use crate::base::buffer::Pool;
@@ -18,14 +19,14 @@ use crate::base::stats::Stats;
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::image::{self, Image, Layout, Reference, Transport};
-use crate::source::{Access, Folder, Source};
+use crate::source::{Access, Folder, Slice, Source};
 use crate::tar;
 
-/// One part in so many of the memory is for the archives around images. Of a plain one only its index is
+/// One part in so many of the memory is for the archives around SOURCE. Of a plain one only its index is
 /// needed.
 const OUTER_SHARE: u64 = 4;
 
-/// How the archive around an image is opened, if there is one.
+/// How an archive around SOURCE is opened, if there is one.
 #[derive(Clone, Debug)]
 pub(super) struct Outer {
     /// Where its index is kept, if anywhere.
@@ -34,7 +35,7 @@ pub(super) struct Outer {
     pub spooling: Spooling,
     /// Whether nobody wants to see how it goes.
     pub quiet: bool,
-    /// How many archives around images share their part of the memory.
+    /// How many archives around SOURCE share their part of the memory.
     pub count: u64,
 }
 
@@ -89,7 +90,7 @@ impl Outer {
         };
         let _progress = open::indexing(source.fingerprint().len, &stats, self.quiet);
         let archive = Archive::open(source, &options, network.handle(), &stats);
-        archive.context("the archive around the image")
+        archive.context("the archive around SOURCE")
     }
 }
 
@@ -120,14 +121,23 @@ pub(super) fn ensure_layers_are_alone(
     Ok(())
 }
 
-/// Where the bytes of `source` are: itself, or the file or directory with the image.
+/// Where the bytes of `source` are: itself, or the file or directory with the image, or that of which it
+/// is a part.
 pub(super) fn place(source: &OsStr) -> Option<String> {
-    let source = source.to_str()?;
-    let reference = Reference::parse(source);
-    Some(reference.map_or_else(|| source.to_owned(), |reference| reference.place))
+    let mut place = source.to_str()?.to_owned();
+    while let Some(around) = around(&place) {
+        place = around;
+    }
+    Some(place)
 }
 
-/// Of `memory` what is left beside the archives around images, of which there are `count`.
+/// What `spec` is in or a part of.
+fn around(spec: &str) -> Option<String> {
+    let image = Reference::parse(spec).map(|reference| reference.place);
+    image.or_else(|| Part::parse(spec).map(|part| part.place))
+}
+
+/// Of `memory` what is left beside the archives around SOURCE, of which there are `count`.
 pub(super) fn memory(memory: u64, count: u64) -> u64 {
     match count {
         0 => memory,
@@ -135,16 +145,63 @@ pub(super) fn memory(memory: u64, count: u64) -> u64 {
     }
 }
 
-/// Whether `source` names an image with an archive around it.
-pub(super) fn has_outer(source: &OsStr) -> bool {
-    let reference = source.to_str().and_then(Reference::parse);
-    reference.is_some_and(|reference| match reference.transport {
-        Transport::OciArchive | Transport::DockerArchive => true,
-        Transport::Oci => false,
-    })
+/// How many archives there are around `source`.
+pub(super) fn outer_count(source: &OsStr) -> u64 {
+    let mut count = 0;
+    let mut spec = source.to_str().map(str::to_owned);
+    while let Some(part) = spec {
+        let is_in_archive = match Reference::parse(&part) {
+            Some(reference) => reference.transport != Transport::Oci,
+            None => Part::parse(&part).is_some_and(|part| matches!(part.what, What::File(_))),
+        };
+        count += u64::from(is_in_archive);
+        spec = around(&part);
+    }
+    count
 }
 
-/// The archives that SOURCE names, the lowest first: itself, or the layers of the image that it is;
+/// The archive at the path or URL that `args` name, or the part of something that they name; asked with
+/// these headers and no others.
+///
+/// # Errors
+/// When it cannot be reached, or is none.
+pub(super) fn source(
+    headers: &[Header],
+    args: &SourceArgs,
+    outer: &Outer,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> anyhow::Result<Arc<dyn Source>> {
+    let Some(part) = args.source.to_str().and_then(Part::parse) else {
+        return open::source_with(headers, args, network, stats);
+    };
+    anyhow::ensure!(
+        part.place != "-",
+        "a part is read here and there, and standard input only from the front (store it in a file \
+         first)"
+    );
+    let around = SourceArgs {
+        source: part.place.into(),
+        ..args.clone()
+    };
+    let whole = source(headers, &around, outer, network, stats)?;
+    match part.what {
+        What::File(path) => {
+            let archive = outer.open(whole, args, network)?;
+            Ok(Arc::new(archive).file(&path)?)
+        }
+        What::Bytes { start, len } => {
+            let rest = whole.fingerprint().len.unwrap_or_default();
+            let len = len.unwrap_or_else(|| rest.saturating_sub(start));
+            let name = format!("{}: {len} bytes from {start}", whole.location());
+            let bytes = Extent::with_len(Packed(start), len);
+            let slice = Slice::new(whole, bytes, &name);
+            Ok(Arc::new(slice.context(name)?))
+        }
+    }
+}
+
+/// The archives that SOURCE names, the lowest first: [itself](source), or the layers of the image that it is;
 /// asked with these headers and no others.
 ///
 /// # Errors
@@ -157,7 +214,7 @@ pub(super) fn layers(
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Vec<Arc<dyn Source>>> {
     let Some(reference) = reference(args) else {
-        return Ok(vec![open::source_with(headers, args, network, stats)?]);
+        return Ok(vec![source(headers, args, outer, network, stats)?]);
     };
     let image = image_with(&reference, headers, args, outer, network, stats)?;
     Ok(image.layers.into_iter().map(|layer| layer.source).collect())
@@ -213,7 +270,7 @@ fn image_with(
                 source: reference.place.clone().into(),
                 ..args.clone()
             };
-            let source = open::source_with(headers, &args, network, stats)?;
+            let source = source(headers, &args, outer, network, stats)?;
             let archive = outer.open(source, &args, network)?;
             Layout::Archive(Arc::new(archive))
         }

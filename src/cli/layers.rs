@@ -70,13 +70,13 @@ impl LayerArgs {
         Ok(self.are_given() || given::reference(source).is_some())
     }
 
-    /// How many archives around images there are, that of `source` among them.
-    fn outer_count(&self, source: &SourceArgs) -> u64 {
+    /// How many archives there are around `source` and what is laid over it.
+    pub(super) fn outer_count(&self, source: &SourceArgs) -> u64 {
         let names = std::iter::once(&source.source).chain(&self.layers);
-        names.filter(|name| given::has_outer(name)).count() as u64
+        names.map(|name| given::outer_count(name)).sum()
     }
 
-    /// Memory for `source` and what is laid over it, without what archives around images take.
+    /// Memory for `source` and what is laid over it, without what archives around them take.
     pub(super) fn memory(&self, source: &SourceArgs) -> u64 {
         given::memory(source.memory.0, self.outer_count(source))
     }
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn archives_around_images_share_one_part_of_the_memory() {
+    fn archives_around_others_share_one_part_of_the_memory() {
         let memory = |name: &str, layers: &[&str]| {
             let source = source(&["--memory", "64MiB", name]);
             let layers = LayerArgs {
@@ -261,5 +261,11 @@ mod tests {
         assert_eq!(memory("oci-archive:a", &[]), (48, 1));
         let above = ["docker-archive:b", "oci-archive:c"];
         assert_eq!(memory("a.tar", &above), (48, 2));
+        assert_eq!(memory("slice:512:a.tar", &[]), (64, 0));
+        assert_eq!(
+            memory("tar:tar:a.tar!/b.tar!/c.tar", &["tar:d!/e"]),
+            (48, 3)
+        );
+        assert_eq!(memory("docker-archive:tar:a.tar!/b.tar", &[]), (48, 1));
     }
 }

@@ -25,6 +25,7 @@ mod notify;
 mod open;
 mod output;
 mod panics;
+mod part;
 mod prefetch;
 mod privileges;
 mod profile;

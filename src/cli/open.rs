@@ -14,6 +14,7 @@ use super::headers::{self, Header};
 use super::layers::{self, LayerArgs};
 use super::mount::{MountArgs, Opened};
 use super::output::{Progress, Task};
+use super::part::Part;
 use super::prefetch::Mode;
 use super::telling::OfArchive;
 use super::{privileges, settings};
@@ -172,7 +173,11 @@ impl Opening<'_> {
         if self.source.source == "-" {
             anyhow::bail!("standard input can only be materialized");
         }
-        let source = source_with(&headers, self.source, network, stats)?;
+        let outer = Outer {
+            count: self.layers.outer_count(self.source),
+            ..Outer::with(self.cache, self.quiet)
+        };
+        let source = given::source(&headers, self.source, &outer, network, stats)?;
         let _progress = indexing(source.fingerprint().len, stats, self.quiet);
         let archive = Archive::open(source, &self.options(), network.handle(), stats)?;
         Ok(Tree::Archive(Box::new(archive)))
@@ -202,7 +207,11 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
         return layers::for_mount(args, &opened, &opening, network, stats);
     }
-    let source = source_with(&headers, &source, &network, &stats)?;
+    let outer = Outer {
+        count: layers.outer_count(&source),
+        ..Outer::with(&args.cache, opening.quiet)
+    };
+    let source = given::source(&headers, &source, &outer, &network, &stats)?;
     let progress = indexing(source.fingerprint().len, &stats, opening.quiet);
     let options = opening.options();
     let archive = if args.waits() {
@@ -257,6 +266,12 @@ fn absolute(args: &SourceArgs) -> SourceArgs {
 /// The same source wherever the process goes.
 pub(super) fn absolute_path(source: &OsString) -> OsString {
     let text = source.to_str();
+    if let Some(part) = text.and_then(Part::parse) {
+        return match absolute_path(&part.place.into()).into_string() {
+            Ok(place) => Part { place, ..part }.to_string().into(),
+            Err(_) => source.clone(),
+        };
+    }
     if let Some(mut reference) = text.and_then(Reference::parse) {
         if !reference.place.contains("://")
             && let Ok(path) = std::path::absolute(&reference.place)

@@ -10,17 +10,12 @@ use super::error::{Cause, Error};
 use crate::archive::{Archive, sha256};
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed};
-use crate::base::path::ArchivePath;
 use crate::base::sha256::Sha256;
 use crate::fetch;
-use crate::index::{Index, Ino, Kind};
 use crate::source::{self, Folder, Slice, Source};
 
 /// Bytes of one document. The specification suggests that registries take 4 MiB.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
-
-/// Symbolic links that one name may lead through. What Docker writes has one.
-const MAX_LINKS: usize = 8;
 
 /// Where the files of an image are.
 #[derive(Debug)]
@@ -56,12 +51,7 @@ impl Layout {
     pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let file = match self {
             Self::Folder(folder) => folder.file(path),
-            Self::Archive(archive) => {
-                let found =
-                    find(&archive.index(), path).map_err(|cause| self.error(path, cause))?;
-                let name = format!("{}: {path}", self.location());
-                archive.file_as_source(found, &name)
-            }
+            Self::Archive(archive) => archive.file(path),
         };
         file.map_err(|error| match error.cause {
             source::Cause::NotFound => self.error(path, Cause::Missing),
@@ -141,61 +131,5 @@ impl Layout {
             Some(digest) => layer.known_by(digest),
             None => layer,
         }))
-    }
-}
-
-/// The file at `path`, links followed that lead to another one of the archive.
-fn find(index: &Index, path: &str) -> Result<Ino, Cause> {
-    let mut path = path.as_bytes().to_vec();
-    for _ in 0..=MAX_LINKS {
-        let name = ArchivePath::sanitize(&path);
-        if name.climbs || !name.stripped.is_empty() {
-            return Err(Cause::Malformed(
-                "its name leads out of the archive".to_owned(),
-            ));
-        }
-        let entry = index.find(&name.path).ok_or(Cause::Missing)?;
-        let Kind::Symlink(target) = entry.kind() else {
-            return Ok(entry.ino());
-        };
-        path = linked(&name.path, target)
-            .ok_or_else(|| Cause::Malformed("it is a link out of the archive".to_owned()))?;
-    }
-    Err(Cause::Malformed(
-        "it is a link to a link, and so on".to_owned(),
-    ))
-}
-
-/// Where the link at `path` leads; `None` when that is not in the archive.
-fn linked(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
-    if target.first() == Some(&b'/') {
-        return None;
-    }
-    let (directory, _) = path.split_last()?;
-    let mut names: Vec<&[u8]> = directory.components().collect();
-    for name in target.split(|&byte| byte == b'/') {
-        match name {
-            b"" | b"." => {}
-            b".." => drop(names.pop()?),
-            name => names.push(name),
-        }
-    }
-    Some(names.join(&b'/'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn links_lead_to_other_files_of_the_archive_and_never_out_of_it() {
-        let path = ArchivePath::sanitize(b"a/b/layer.tar").path;
-        let linked = |target: &str| linked(&path, target.as_bytes());
-        assert_eq!(linked("x"), Some(b"a/b/x".to_vec()));
-        assert_eq!(linked("../c/layer.tar"), Some(b"a/c/layer.tar".to_vec()));
-        assert_eq!(linked("../../x.tar"), Some(b"x.tar".to_vec()));
-        for outside in ["../../../x", "/x", "/a/b/x"] {
-            assert_eq!(linked(outside), None, "{outside}");
-        }
     }
 }

@@ -22,6 +22,7 @@ mod model;
 mod mount;
 mod network;
 mod overlay;
+mod parts;
 mod remote;
 mod resume;
 mod secrets;
