@@ -499,12 +499,7 @@ fn kept(
         );
         return Ok((keeper.ok(), None));
     };
-    anyhow::ensure!(
-        inheritance.version == opened.version,
-        "the archive has changed since it was mounted: it was {}, and is {}",
-        inheritance.version,
-        opened.version
-    );
+    inheritance.ensure_version(&opened.version)?;
     Ok((Some(inheritance.keeper), inheritance.orphan))
 }
 

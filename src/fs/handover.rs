@@ -44,11 +44,21 @@ pub struct Site {
 }
 
 impl Site {
-    /// Whether what a path lookup finds there is this mount. Asks nothing of the mount itself; where
+    /// Whether what a path lookup finds where it is is this mount. Asks nothing of the mount itself; where
     /// the kernel's table cannot be read it is not known, and nothing is done about it.
     pub(super) fn is_on_top(&self) -> bool {
-        let found = table::device(&self.mountpoint, self.file_system());
+        let found = table::device(&self.place(), self.file_system());
         found.is_ok_and(|found| found == Some(self.device))
+    }
+
+    /// Where it is now: a directory above it may have another name since. Its number tells it, which is
+    /// no other's as long as somebody holds its connection.
+    pub(super) fn place(&self) -> PathBuf {
+        let found = table::place(self.device, self.file_system(), &self.mountpoint);
+        found
+            .ok()
+            .flatten()
+            .unwrap_or_else(|| self.mountpoint.clone())
     }
 
     /// The type of what is seen there.

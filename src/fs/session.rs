@@ -159,7 +159,11 @@ impl Mount {
         }
         let tree = tree.watched().map_err(MountError::System)?;
         let session = |tree| handover::session(tree, orphan, acl(options), config());
-        Self::serve(tree, orphan.site.clone(), session, ended)
+        let site = Site {
+            mountpoint: orphan.site.place(),
+            ..orphan.site.clone()
+        };
+        Self::serve(tree, site, session, ended)
     }
 
     fn serve(
@@ -314,7 +318,7 @@ impl Mount {
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
         unmount_at(
             self.site.file_system(),
-            &self.site.mountpoint,
+            &self.site.place(),
             Some(self.site.device),
             force,
         )
@@ -334,7 +338,7 @@ impl Mount {
         let is_over = has_ended && !self.has_failed.load(Ordering::Relaxed);
         let leaves_nothing = match self.site.cover {
             None | Some((Cover::Overlay, _)) => true,
-            Some((Cover::Helper, _)) => !cover::is_dead(&self.site.mountpoint),
+            Some((Cover::Helper, _)) => !cover::is_dead(&self.site.place()),
         };
         is_over && leaves_nothing
     }
@@ -425,12 +429,7 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     if !device::is_connected(device) {
         return Ok(());
     }
-    match device::unmount(
-        site.file_system(),
-        &site.mountpoint,
-        Some(site.device),
-        true,
-    ) {
+    match device::unmount(site.file_system(), &site.place(), Some(site.device), true) {
         Err(UnmountError::NotMounted(_)) => Ok(()),
         result => result,
     }
@@ -464,14 +463,8 @@ const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
 /// Unmounts, if need be by force; where nothing is mounted nothing happens.
 fn take_out(site: &Site) {
-    let unmount = |force| {
-        device::unmount(
-            site.file_system(),
-            &site.mountpoint,
-            Some(site.device),
-            force,
-        )
-    };
+    let unmount =
+        |force| device::unmount(site.file_system(), &site.place(), Some(site.device), force);
     let result = unmount(false).or_else(|error| match error {
         UnmountError::NotMounted(_) => Err(error),
         UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),

@@ -30,6 +30,37 @@ pub(super) fn device(mountpoint: &Path, file_system: &str) -> io::Result<Option<
     Ok(found.map(|found| found.device))
 }
 
+/// Where the file system of this type and number can be reached as a whole: at `mountpoint` if it is
+/// mounted there, though perhaps below something else; otherwise where it was mounted last.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn place(
+    device: (u32, u32),
+    file_system: &str,
+    mountpoint: &Path,
+) -> io::Result<Option<PathBuf>> {
+    let table = fs::read(TABLE)?;
+    Ok(place_in(&table, device, file_system, mountpoint))
+}
+
+fn place_in(
+    table: &[u8],
+    device: (u32, u32),
+    file_system: &str,
+    mountpoint: &Path,
+) -> Option<PathBuf> {
+    let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(mount);
+    let is_it = |found: &Mounted<'_>| {
+        found.device == device && found.is_whole && found.file_system == file_system.as_bytes()
+    };
+    let mut here = lines()
+        .filter(is_it)
+        .filter(|found| found.place == mountpoint);
+    let found = here.next().or_else(|| lines().find(is_it));
+    found.map(|found| found.place)
+}
+
 /// Major and minor number of mount `id` if it is of the type `file_system`.
 ///
 /// # Errors
@@ -74,23 +105,27 @@ fn last<'a>(table: &'a [u8], mountpoint: &Path) -> Option<Mounted<'a>> {
 struct Mounted<'a> {
     id: u32,
     device: (u32, u32),
+    /// Whether it shows the file system's root.
+    is_whole: bool,
     place: PathBuf,
     file_system: &'a [u8],
     options: &'a [u8],
 }
 
-/// The first, the third and the fifth word, and the first and the third behind the lone hyphen.
+/// The first, the third, the fourth and the fifth word, and the first and the third behind the lone hyphen.
 fn mount(line: &[u8]) -> Option<Mounted<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     let device = numbers(words.nth(1)?)?;
-    let place = unescaped(words.nth(1)?);
+    let is_whole = words.next()? == b"/";
+    let place = unescaped(words.next()?);
     let mut behind = words.skip_while(|&word| word != b"-").skip(1);
     let file_system = behind.next()?;
     let options = behind.nth(1).unwrap_or_default();
     Some(Mounted {
         id,
         device,
+        is_whole,
         place: PathBuf::from(OsString::from_vec(place)),
         file_system,
         options,
@@ -145,6 +180,25 @@ pub(super) fn canonical(path: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_is_found_by_its_number_and_where_it_should_be_first() {
+        let table = b"\
+30 21 0:40 / /a/mnt ro - fuse.tarfs x ro
+31 21 0:40 /d /b ro - fuse.tarfs x ro
+32 21 0:40 / /c ro - fuse.tarfs x ro
+33 32 0:41 / /c ro - tmpfs y rw
+";
+        let place = |device, mountpoint: &str| {
+            let found = place_in(table, device, "fuse.tarfs", Path::new(mountpoint));
+            found.map(|place| place.to_string_lossy().into_owned())
+        };
+        assert_eq!(place((0, 40), "/a/mnt").as_deref(), Some("/a/mnt"));
+        assert_eq!(place((0, 40), "/c").as_deref(), Some("/c"));
+        assert_eq!(place((0, 40), "/b").as_deref(), Some("/c"), "a part");
+        assert_eq!(place((0, 40), "/gone").as_deref(), Some("/c"), "the last");
+        assert_eq!(place((0, 41), "/c"), None, "another type");
+    }
 
     const TABLE: &[u8] = b"\
 21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw

@@ -15,8 +15,8 @@ use super::entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Extra, FIFO, FILE, FORWARD, NONE, PieceRow, Record,
     SYMLINK, SpanRow, Unresolved, Xattr,
 };
-use super::tree::{Existing, Growing, Missing, ROOT, Tree};
-use super::{Index, Ino, Origin, Totals, names};
+use super::tree::{Existing, Growing, ROOT, Tree, Unknown};
+use super::{Index, Ino, LATE_LINK_PASSES, Origin, Totals, names};
 use crate::base::extent::{Extent, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, Refusal, ResolveError};
@@ -119,6 +119,16 @@ pub struct Problem {
     pub path: ArchivePath,
     /// What is wrong with it.
     pub what: String,
+}
+
+/// What lies at a hard link's target.
+enum Target {
+    /// An entry.
+    Entry(u32),
+    /// Nothing so far, or a link whose own target has not come yet.
+    Missing,
+    /// Nobody knows yet: such a link is on the way.
+    Behind,
 }
 
 /// Makes an index in one pass. It needs at most 160 bytes an entry besides the names.
@@ -314,7 +324,7 @@ impl Builder {
     ) -> Result<Placed, Refused> {
         check_len(target)?;
         let existing = self.tree.find(parent, name);
-        let Some(ino) = self.target(target)?.filter(|&ino| !self.is_forward(ino)) else {
+        let Target::Entry(ino) = self.target(target)? else {
             if existing.is_some() {
                 return Err(Refused::MissingTarget);
             }
@@ -349,73 +359,87 @@ impl Builder {
         Ok(Placed::Forward)
     }
 
-    fn is_forward(&self, ino: u32) -> bool {
-        self.tree.record(ino).kind() == FORWARD
-    }
-
-    /// What lies at a hard link's target; `None` when nothing does.
-    fn target(&self, path: &ArchivePath) -> Result<Option<u32>, Refused> {
+    /// What lies at a hard link's target.
+    fn target(&self, path: &ArchivePath) -> Result<Target, Refused> {
         let Some((directory, name)) = path.split_last() else {
-            return Ok(Some(ROOT));
+            return Ok(Target::Entry(ROOT));
         };
         let parent = match resolve::directory(&mut Existing(&self.tree), directory.components()) {
             Ok(parent) => parent,
-            Err(ResolveError::Tree(Missing)) => return Ok(None),
+            Err(ResolveError::Tree(Unknown::Missing)) => return Ok(Target::Missing),
+            Err(ResolveError::Tree(Unknown::Forward)) => return Ok(Target::Behind),
             Err(ResolveError::Refused(refusal)) => return Err(refusal.into()),
         };
-        let number = self.tree.find(parent, name);
-        Ok(number.map(|number| self.tree.dirent(number).ino.get()))
+        let Some(number) = self.tree.find(parent, name) else {
+            return Ok(Target::Missing);
+        };
+        let ino = self.tree.dirent(number).ino.get();
+        if self.tree.is_forward(ino) {
+            return Ok(Target::Missing);
+        }
+        Ok(Target::Entry(ino))
     }
 
     /// After the last member: gives every hard link that still waits its target; without one they
-    /// become problems.
+    /// become problems. As on disk the last comes first, and who waits for another link is asked again.
     pub fn settle(&mut self) {
-        for ino in mem::take(&mut self.forward) {
-            let mut chain = Vec::new();
-            let outcome = self.follow(ino, &mut chain);
-            for ino in chain {
-                self.settle_one(ino, outcome);
+        let mut waiting = mem::take(&mut self.forward);
+        for _ in 0..LATE_LINK_PASSES {
+            let before = waiting.len();
+            let links = mem::take(&mut waiting).into_iter().rev();
+            waiting.extend(links.filter(|&ino| !self.settle_one(ino)));
+            if waiting.is_empty() || waiting.len() == before {
+                break;
             }
+        }
+        for ino in waiting {
+            let refused = match self.target(&self.target_path(ino)) {
+                // Nothing of that name in a layer below is meant either.
+                Ok(Target::Behind) => Refused::Unreachable(Refusal::NotADirectory),
+                _ => Refused::MissingTarget,
+            };
+            self.give_up(ino, refused);
         }
     }
 
-    /// Where the chain of links that begins with `ino` ends. Puts the links on the way into
-    /// `chain`, none twice.
-    fn follow(&mut self, mut ino: u32, chain: &mut Vec<u32>) -> Result<u32, Refused> {
-        while self.is_forward(ino) {
-            let record = self.tree.record_mut(ino);
-            // A mark against going in circles.
-            if mem::replace(&mut record.flags, Record::VISITED.into()).get() == Record::VISITED {
-                return Err(Refused::MissingTarget);
-            }
-            let (offset, len) = (record.data.get(), record.size.get());
-            chain.push(ino);
-            let target = self
-                .tree
-                .arrays()
-                .arena
-                .stretch(offset, len)
-                .unwrap_or_default();
-            let target = ArchivePath::sanitize(target).path;
-            ino = self.target(&target)?.ok_or(Refused::MissingTarget)?;
+    /// Whether the link no longer waits for its target.
+    fn settle_one(&mut self, forward: u32) -> bool {
+        if !self.tree.is_forward(forward) {
+            // A later member has its name.
+            return true;
         }
-        match self.tree.record(ino) {
-            record if record.is_directory() => Err(Refused::LinkToDirectory),
-            _ => Ok(ino),
-        }
-    }
-
-    fn settle_one(&mut self, forward: u32, outcome: Result<u32, Refused>) {
         let number = self.tree.record(forward).dirent.get();
-        let settled = outcome.and_then(|ino| self.tree.relink(number, ino));
-        if let Err(refused) = settled {
-            let path = self.forward_path(number);
-            self.problem(path, refused.to_string());
-            if refused == Refused::MissingTarget {
-                self.keep_unresolved(forward, number);
+        let settled = match self.target(&self.target_path(forward)) {
+            Ok(Target::Missing | Target::Behind) => return false,
+            Ok(Target::Entry(ino)) if self.tree.record(ino).is_directory() => {
+                Err(Refused::LinkToDirectory)
             }
-            self.tree.unlink(number);
+            Ok(Target::Entry(ino)) => self.tree.relink(number, ino),
+            Err(refused) => Err(refused),
+        };
+        if let Err(refused) = settled {
+            self.give_up(forward, refused);
         }
+        true
+    }
+
+    /// Where the link `forward` is to lead.
+    fn target_path(&self, forward: u32) -> ArchivePath {
+        let record = self.tree.record(forward);
+        let arena = &self.tree.arrays().arena;
+        let target = arena.stretch(record.data.get(), record.size.get());
+        ArchivePath::sanitize(target.unwrap_or_default()).path
+    }
+
+    /// Takes the link out of the tree.
+    fn give_up(&mut self, forward: u32, refused: Refused) {
+        let number = self.tree.record(forward).dirent.get();
+        let path = self.forward_path(number);
+        self.problem(path, refused.to_string());
+        if refused == Refused::MissingTarget {
+            self.keep_unresolved(forward, number);
+        }
+        self.tree.unlink(number);
     }
 
     /// Remembers the link `forward`, named by dirent `number`, for who has its target.
@@ -934,6 +958,25 @@ mod tests {
                 .to_string(),
             "d/c"
         );
+    }
+
+    #[test]
+    fn forward_links_find_their_targets_behind_each_other() {
+        let ways = [
+            [hard_link("x", "l/f"), hard_link("l", "s")],
+            [hard_link("l", "s"), hard_link("x", "l/f")],
+        ];
+        for links in ways {
+            let rest = [directory("d", 0o755), symlink("s", "d"), file("d/f", 0..3)];
+            let index = index(&[&links[..], &rest[..]].concat());
+            assert_eq!(problems(&index), Vec::<String>::new());
+            let ino = |path: &str| {
+                let path = ArchivePath::sanitize(path.as_bytes()).path;
+                index.find(&path).expect("there").ino()
+            };
+            assert_eq!(ino("x"), ino("d/f"));
+            assert_eq!(ino("l"), ino("s"));
+        }
     }
 
     #[test]

@@ -58,8 +58,6 @@ pub(super) struct Record {
 impl Record {
     /// A directory that only paths below it speak of.
     pub(super) const IMPLIED: u32 = 1;
-    /// A hard link whose target is being looked for; only while building, never in a file.
-    pub(super) const VISITED: u32 = 2;
 
     /// The type bits.
     pub(super) fn kind(&self) -> u16 {

@@ -40,6 +40,10 @@ pub use locator::Locator;
 pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
 pub use store::Store;
 
+/// How often hard links that came before their targets are looked at in the end, first and last in turn:
+/// each time at least one more of those finds its own that wait for each other, usually all do.
+pub const LATE_LINK_PASSES: usize = 40;
+
 /// An entry's number: the order of its first appearance in the archive. The root is 1, implied
 /// directories count when the first member below them appears. Fixed by the index format, so a
 /// mount may show it before the scan ends.

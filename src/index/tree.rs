@@ -299,6 +299,11 @@ impl Tree {
         number
     }
 
+    /// Whether `ino` is a hard link whose target has not come yet.
+    pub(super) fn is_forward(&self, ino: u32) -> bool {
+        self.record(ino).kind() == FORWARD
+    }
+
     /// What dirent `number` is to a path that leads through it.
     fn step(&self, number: u32) -> Step<u32> {
         let ino = self.dirent(number).ino.get();
@@ -431,24 +436,34 @@ impl resolve::Tree for Growing<'_> {
 /// The tree as the way to a hard link's target: makes nothing.
 pub(super) struct Existing<'a>(pub(super) &'a Tree);
 
-/// The way to a target ends before the target.
+/// Why the way to a target ends before the target.
 #[derive(Debug)]
-pub(super) struct Missing;
+pub(super) enum Unknown {
+    /// Nothing is there.
+    Missing,
+    /// A hard link whose own target has not come yet is on the way.
+    Forward,
+}
 
 impl resolve::Tree for Existing<'_> {
     type Directory = u32;
-    type Error = Missing;
+    type Error = Unknown;
 
     fn root(&self) -> u32 {
         ROOT
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Missing> {
-        let number = self.0.find(*parent, name);
-        Ok(number.map_or(Step::Missing, |number| self.0.step(number)))
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Unknown> {
+        match self.0.find(*parent, name) {
+            None => Ok(Step::Missing),
+            Some(number) if self.0.is_forward(self.0.dirent(number).ino.get()) => {
+                Err(Unknown::Forward)
+            }
+            Some(number) => Ok(self.0.step(number)),
+        }
     }
 
-    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, Missing> {
-        Err(Missing)
+    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, Unknown> {
+        Err(Unknown::Missing)
     }
 }

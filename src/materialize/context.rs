@@ -127,6 +127,11 @@ impl Promises {
             .is_some_and(|names| names.contains(name))
     }
 
+    /// None is taken any more.
+    pub(super) fn clear(&self) {
+        self.names().clear();
+    }
+
     /// Whether a name is taken in the directory, which therefore is not empty.
     fn are_in(&self, directory: Identity) -> bool {
         self.names().contains_key(&directory)

@@ -12,10 +12,8 @@ use super::root::{Directory, Identity, Missing, Ownership, name_of, parent_of, s
 use super::{Existing, Materializer};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::ResolveError;
+use crate::index::LATE_LINK_PASSES;
 use crate::tar::{Device, Kind};
-
-/// Passes over late links: each makes at least one more link of a chain, usually all.
-const LATE_LINK_PASSES: usize = 40;
 
 /// Hard links whose targets had not come yet.
 #[derive(Debug, Default)]
@@ -414,6 +412,8 @@ impl Materializer {
             let top = self.root.top().clone();
             self.report_link(&link.path, &top, link.target, LinkFailure::NoTarget);
         }
+        // A layer that follows has names of its own.
+        self.context.promises.clear();
     }
 
     /// Tries once more; only a missing target comes back as a failure, others are reported.

@@ -272,12 +272,14 @@ impl Materializer {
             self.end_of_file(true);
         }
         self.writers.settle_all();
-        // A later run goes on at the last checkpoint, and must find directories that it can write to.
-        if self.keeping.is_some() && self.context.problems.fatal().is_some() {
+        if self.must_be_taken_up() {
             return self.suspend();
         }
         self.come_to_end();
         self.make_late_links();
+        if self.must_be_taken_up() {
+            return self.suspend();
+        }
         self.come_to_end();
         if let Some(mode) = self.root_mode {
             let root = Subject::Open(self.root.top().as_fd());

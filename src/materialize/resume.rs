@@ -465,6 +465,12 @@ impl Materializer {
         self.keeping.as_ref().map_or(0, Keeping::number)
     }
 
+    /// Whether a later run goes on at the last checkpoint, and so must find directories that it can write
+    /// to.
+    pub(super) fn must_be_taken_up(&self) -> bool {
+        self.keeping.is_some() && self.context.problems.fatal().is_some()
+    }
+
     /// Ends a run that is to be taken up again: as [`Materializer::finish`], but what is done at the
     /// very end is left to the run that comes to it.
     ///

@@ -397,7 +397,8 @@ struct Way<'a> {
 impl Way<'_> {
     /// What `name` is in `parent`, where nothing is.
     fn missing(&self, parent: &Directory, name: &[u8]) -> Step<Directory> {
-        if self.writers.promises().has(parent, name) {
+        // What such a link will be is not known yet, and targets can wait.
+        if self.missing == Missing::Make && self.writers.promises().has(parent, name) {
             Step::Other
         } else {
             Step::Missing

@@ -190,5 +190,18 @@ mod tests {
     fn no_secret_is_shown() {
         let shown = at("https://me:secret@host:8443/a.tar?token=hidden#x").to_string();
         assert_eq!(shown, "https://host:8443/a.tar?…");
+        for (spec, shown) in [
+            ("a:b@c", "a:b@c"),
+            ("http://me:secret@h/a", "http://h/a"),
+            ("oci-archive:http://me:secret@h/a", "oci-archive:http://h/a"),
+            (
+                "--layer=tar:http://me:secret@h/a!/b",
+                "--layer=tar:http://h/a!/b",
+            ),
+            ("--layer=http://me:secret@h/a", "the URL"),
+            ("me:secret@tar:http://h/a", "the URL"),
+        ] {
+            assert_eq!(crate::source::shown(spec), shown);
+        }
     }
 }

@@ -208,13 +208,17 @@ pub fn is_same_origin(one: &str, other: &str) -> bool {
 
 /// What may be shown of `spec` (see [`open`]) to anyone.
 pub fn shown(spec: &str) -> String {
-    if !spec.contains("://") {
+    let Some(colon) = spec.find("://") else {
         return spec.to_owned();
-    }
-    match Url::parse(spec) {
-        Ok(url) => Location::from_url(&url).to_string(),
+    };
+    let before = spec.get(..colon).unwrap_or_default();
+    // What it is in, if it is an image or a part: `tar:https://...`.
+    let scheme = before.rfind(':').map_or(0, |last| last + 1);
+    let (around, url) = spec.split_at(scheme);
+    match Url::parse(url) {
+        Ok(url) if !around.contains('@') => format!("{around}{}", Location::from_url(&url)),
         // Nobody can tell what of it is a secret.
-        Err(_) => "the URL".to_owned(),
+        _ => "the URL".to_owned(),
     }
 }
 

@@ -379,6 +379,20 @@ fn a_name_belongs_to_a_link_before_its_target_has_come() {
 }
 
 #[test]
+fn late_links_find_their_targets_behind_each_other() {
+    for links in [["x", "l"], ["l", "x"]] {
+        let root = temporary();
+        let target = |name| if name == "x" { "l/f" } else { "s" };
+        let mut entries: Vec<_> = links.map(|name| hard_link(name, target(name))).into();
+        entries.extend([directory("d"), link("s", "d"), file("d/f", "x")]);
+        faultless(root.path(), entries);
+        assert_eq!(content(root.path().join("x")), "x");
+        assert_eq!(status(root.path().join("d/f")).nlink(), 2);
+        assert_eq!(status(root.path().join("s")).nlink(), 2);
+    }
+}
+
+#[test]
 fn nothing_is_put_behind_a_link_that_a_file_replaces_however_fast_writers_are() {
     let ways = [
         vec![

@@ -305,38 +305,50 @@ fn what_was_lost_before_an_interruption_counts_after_it() {
 
 #[test]
 fn a_full_disk_leaves_directories_that_the_next_run_can_write_to() {
-    let place = Place::new(
-        Archive::new()
-            .add(Header::new("d", b'5').mode(0o555), "")
-            .file("d/filler", Noise::new(1).bytes(3_900_000))
-            .file("d/last", Noise::new(2).bytes(100_000))
-            .end()
-            .into(),
-    );
-    let out = place.path("out");
-    let mount = |options: &str| {
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", options, "none"]);
-        let status = command.arg(&out).status().expect("mount is installed");
-        assert!(status.success());
-    };
-    mount("size=3900k");
-    let (output, _) = place.run(&[]);
-    let mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
-    mount("remount,size=8m");
-    let (again, _) = place.run(&[]);
-    let last_mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
-    let last = fs::read(out.join("d/last"));
-    let status = Command::new("umount").arg(&out).status();
-    assert!(status.expect("installed").success());
-    let said = told(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("no space left"), "{said}");
-    assert!(said.contains("goes on from here with --resume"), "{said}");
-    assert_eq!(mode.expect("made"), 0o700);
-    assert_eq!(again.status.code(), Some(0), "{}", told(&again));
-    assert_eq!(last_mode.expect("there"), 0o555);
-    assert_eq!(last.expect("whole"), Noise::new(2).bytes(100_000));
+    let closed = || Archive::new().add(Header::new("d", b'5').mode(0o555), "");
+    let last = || Noise::new(2).bytes(100_000);
+    let cases = [
+        (
+            closed()
+                .file("d/filler", Noise::new(1).bytes(3_900_000))
+                .file("d/last", last()),
+            "size=3900k",
+            "no space left",
+        ),
+        // The link is made at the very end.
+        (
+            closed().hard_link("d/last", "f").file("f", last()),
+            "size=8m,nr_inodes=3",
+            "no inode left",
+        ),
+    ];
+    for (archive, options, words) in cases {
+        let place = Place::new(archive.end().into());
+        let out = place.path("out");
+        let mount = |options: &str| {
+            let mut command = Command::new("mount");
+            command.args(["-t", "tmpfs", "-o", options, "none"]);
+            let status = command.arg(&out).status().expect("mount is installed");
+            assert!(status.success());
+        };
+        mount(options);
+        let (output, _) = place.run(&[]);
+        let mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
+        mount("remount,size=8m,nr_inodes=100");
+        let (again, _) = place.run(&[]);
+        let last_mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
+        let found = fs::read(out.join("d/last"));
+        let status = Command::new("umount").arg(&out).status();
+        assert!(status.expect("installed").success());
+        let said = told(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+        assert!(said.contains("goes on from here with --resume"), "{said}");
+        assert_eq!(mode.expect("made"), 0o700, "{words}");
+        assert_eq!(again.status.code(), Some(0), "{}", told(&again));
+        assert_eq!(last_mode.expect("there"), 0o555, "{words}");
+        assert_eq!(found.expect("whole"), last(), "{words}");
+    }
 }
 
 #[test]

@@ -203,6 +203,27 @@ fn a_service_that_has_its_capability_from_who_started_it_leaves_no_dead_mount() 
 }
 
 #[test]
+fn a_link_that_cannot_be_made_keeps_nothing_from_a_layer_above() {
+    let place = Place::new();
+    // A user can make no device, so the link has no target, now or later.
+    let device = Header::new("d/c", b'3').device(5, 1);
+    let lower = Archive::new()
+        .directory("d/")
+        .add(device, "")
+        .hard_link("d/h", "d/c")
+        .file("d/secret", "hidden");
+    fs::write(place.path("lower.tar"), lower.end()).expect("written");
+    let upper = Archive::new().file(".wh.d", "").file("d2", "");
+    fs::write(place.path("upper.tar"), upper.end()).expect("written");
+    let said = place.says(
+        "chown 65534 run; mkdir run/out; chown 65534 run/out
+         user materialize -q --layer upper.tar -C run/out lower.tar 2>/dev/null || echo $?
+         ls run/out",
+    );
+    assert_eq!(said, "2\nd2\n");
+}
+
+#[test]
 fn a_runtime_directory_that_somebody_else_has_put_there_is_not_used() {
     for trap in [
         "ln -s /tmp/victim /tmp/tarfs-65534; chown -h 1 /tmp/tarfs-65534",

@@ -48,6 +48,43 @@ fn says(script: &str) -> String {
 }
 
 #[test]
+fn a_mount_is_found_when_a_directory_above_it_has_another_name() {
+    for flags in ["", "--writable"] {
+        for signal in ["TERM", "KILL"] {
+            let script = format!(
+                r#"
+                mkdir -p above/mnt
+                tarfs mount {flags} a.tar above/mnt
+                server=$(tarfs status --json above/mnt | sed 's/.*"pid":\([0-9]*\).*/\1/')
+                mv above below
+                cat below/mnt/a
+                kill -{signal} $server
+                is_there() {{ grep -q "$PWD/below/mnt" /proc/self/mountinfo; }}
+                for _ in $(seq 600); do is_there || break; sleep 0.05; done
+                grep -c "$PWD/below/mnt" /proc/self/mountinfo || true
+                ls below/mnt; gone
+                "#
+            );
+            assert_eq!(says(&script), "one\n0\n", "{flags} {signal}");
+        }
+    }
+    let said = says(
+        r#"
+        mkdir -p above/mnt
+        tarfs mount --restart a.tar above/mnt
+        exec 5<above/mnt/a
+        server=$(tarfs status --json above/mnt | sed 's/.*"pid":\([0-9]*\).*/\1/')
+        mv above below
+        kill -KILL $server
+        cat <&5; cat below/mnt/dir/b
+        exec 5<&-
+        umount below/mnt
+        "#,
+    );
+    assert_eq!(said, "one\ntwo\n");
+}
+
+#[test]
 fn what_is_written_goes_with_the_mount_unless_a_place_is_named() {
     let said = says(
         r#"

@@ -54,6 +54,9 @@ const SHORT_LIFE: Duration = Duration::from_secs(10);
 /// See [`SHORT_LIFE`].
 const SHORT_LIVES: u32 = 5;
 
+/// The longest version that is told as it is, in bytes.
+const MAX_VERSION_BYTES: usize = 4096;
+
 /// A mount's end of the conversation.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -67,10 +70,31 @@ pub(super) struct Inheritance {
     pub(super) keeper: Keeper,
     /// The mount to go on with; none where that cannot be done, and one is made anew.
     pub(super) orphan: Option<Orphan>,
-    /// The version that must be shown.
-    pub(super) version: String,
+    /// The version that must be shown, as it stood in a packet.
+    version: String,
     /// The directory that goes with the mount, if there is one.
     pub(super) scratch: Option<PathBuf>,
+}
+
+impl Inheritance {
+    /// # Errors
+    /// When another version than the one that must be shown is `version`.
+    pub(super) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.version == in_a_packet(version),
+            "the archive has changed since it was mounted: it was {}, and is {version}",
+            self.version
+        );
+        Ok(())
+    }
+}
+
+/// A version of an archive as it fits into a packet: of a thousand layers it is long.
+fn in_a_packet(version: &str) -> String {
+    if version.len() <= MAX_VERSION_BYTES {
+        return version.to_owned();
+    }
+    format!("sha256:{}", crate::archive::sha256(version.as_bytes()))
 }
 
 impl Keeper {
@@ -124,10 +148,9 @@ impl Keeper {
 
     /// Tells it what there is to go on with.
     pub(super) fn ready(&self, capabilities: u64, version: &str, is_strong: bool) {
-        let version = version.to_owned();
         let state = State {
             capabilities,
-            version,
+            version: in_a_packet(version),
             is_strong,
         };
         self.tell(&Packet::Ready(state), None);
@@ -424,6 +447,12 @@ impl Estate {
         }
         if ward.state.is_none() {
             ward.bury();
+            // It may have died between mounting and answering.
+            if heir == Heir::MountsAnew
+                && let Some(left) = ward.estate()
+            {
+                left.clear();
+            }
             return Ok(None);
         }
         if heir == Heir::Adopts {

@@ -343,7 +343,9 @@ impl Background {
         let finished = placer.map(Materializer::finish);
         match finished {
             Some(Err(error)) => self.halt(&error),
-            Some(Ok(summary)) => self.settle(summary.errors),
+            Some(Ok(summary)) => {
+                self.settle(summary.errors + work.context.problems.count());
+            }
             None => {}
         }
     }
