@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::http::{Resource, Server};
+use crate::support::program::told;
 use crate::support::raw::{Archive, Header, noise};
 use crate::support::refusal::{self, Refused};
 use crate::support::wait;
@@ -145,10 +146,6 @@ fn assert_failed(output: &Output, words: &[&str]) {
     for word in words {
         assert_eq!(text.matches(word).count(), 1, "'{word}' in: {text}");
     }
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn assert_same_trees(one: &Path, other: &Path, more: &[&str]) {

@@ -19,6 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
 
 use crate::support::noise::Noise;
+use crate::support::raw;
 
 const MIB: usize = 1 << 20;
 /// What takes longer never ends.
@@ -31,20 +32,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 /// An archive of one file.
 fn archive(name: &str, payload: &[u8]) -> Vec<u8> {
-    let mut header = [0; 512];
-    for (to, from) in header.iter_mut().zip(name.bytes()) {
-        *to = from;
-    }
-    header[100..108].copy_from_slice(b"0000644\0");
-    header[124..136].copy_from_slice(format!("{:011o}\0", payload.len()).as_bytes());
-    header[148..156].fill(b' ');
-    header[156] = b'0';
-    header[257..265].copy_from_slice(b"ustar\x0000");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    let mut bytes = [&header[..], payload].concat();
-    bytes.resize(bytes.len().next_multiple_of(512) + 1024, 0);
-    bytes
+    raw::Archive::new().file(name, payload).end()
 }
 
 /// `bytes` in one zstd frame that does not say how long it is.

@@ -12,7 +12,8 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
-use crate::support::program::children;
+use crate::support::program::{children, told};
+use crate::support::raw::Archive;
 use crate::support::wait::{self, process_ends};
 
 /// An archive, a place to mount it on, and a runtime directory of their own.
@@ -23,7 +24,11 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        fs::write(directory.path().join("a.tar"), archive()).expect("written");
+        fs::write(
+            directory.path().join("a.tar"),
+            Archive::new().file("file", "").end(),
+        )
+        .expect("written");
         fs::create_dir(directory.path().join("mnt")).expect("made");
         Self { directory }
     }
@@ -106,37 +111,6 @@ impl Drop for Place {
             drop(self.umount(&["--lazy"]));
         }
     }
-}
-
-/// A tar of one empty file called `file`.
-fn archive() -> Vec<u8> {
-    let mut record = [0_u8; 512];
-    let mut put = |offset: usize, bytes: &[u8]| {
-        record
-            .get_mut(offset..offset + bytes.len())
-            .expect("inside")
-            .copy_from_slice(bytes);
-    };
-    put(0, b"file");
-    put(100, b"0000644\0");
-    put(108, b"0000000\0");
-    put(116, b"0000000\0");
-    put(124, b"00000000000\0");
-    put(136, b"00000000000\0");
-    put(148, b"        ");
-    put(156, b"0");
-    put(257, b"ustar\x0000");
-    let sum: u32 = record.iter().map(|&byte| u32::from(byte)).sum();
-    let sum = format!("{sum:06o}\0 ");
-    record
-        .get_mut(148..156)
-        .expect("inside")
-        .copy_from_slice(sum.as_bytes());
-    [&record[..], &[0; 1024]].concat()
-}
-
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
