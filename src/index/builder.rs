@@ -1003,13 +1003,31 @@ mod tests {
 
     #[test]
     fn the_root_takes_attributes_and_nothing_else() {
-        let index = index(&[
-            file("f", 0..1),
-            directory("./", 0o700),
-            symlink(".", "f"),
-            file("..", 0..1),
-        ]);
-        assert_eq!(index.entry(Ino::ROOT).unwrap().mode(), 0o700);
+        let at = |seconds, member: Member| Member {
+            mtime: Timestamp {
+                seconds,
+                nanoseconds: 5,
+            },
+            ..member
+        };
+        let members = [
+            at(7, file("f", 0..1)),
+            at(8, file("g", 0..1)),
+            at(9, directory("./", 0o700)),
+            at(10, symlink(".", "f")),
+            at(11, file("..", 0..1)),
+        ];
+        let root = |index: &Index| {
+            let root = index.entry(Ino::ROOT).unwrap();
+            let Timestamp {
+                seconds,
+                nanoseconds,
+            } = root.mtime();
+            (root.mode(), seconds, nanoseconds)
+        };
+        assert_eq!(root(&index(&members[..2])), (0o755, 7, 5));
+        let index = index(&members);
+        assert_eq!(root(&index), (0o700, 9, 5));
         assert_eq!(
             problems(&index),
             [

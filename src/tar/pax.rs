@@ -457,19 +457,23 @@ mod tests {
 
     #[test]
     fn extended_attributes_have_a_limit() {
-        let limits = Limits {
-            xattrs: 1,
+        let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n";
+        let exceeded = |limits| {
+            let read = Keywords::default().read(body, &limits, &mut Vec::new());
+            read.err().map(|exceeded| exceeded.which)
+        };
+        let attributes = |xattrs| Limits {
+            xattrs,
             ..Limits::default()
         };
-        let mut keywords = Keywords::default();
-        let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n";
-        let read = keywords.read(body, &limits, &mut Vec::new());
-        assert!(matches!(
-            read,
-            Err(Exceeded {
-                which: Limit::Xattrs,
-                ..
-            })
-        ));
+        assert_eq!(exceeded(attributes(1)), Some(Limit::Xattrs));
+        assert_eq!(exceeded(attributes(2)), None);
+        // Keys count as well as values.
+        let bytes = |xattr_bytes| Limits {
+            xattr_bytes,
+            ..Limits::default()
+        };
+        assert_eq!(exceeded(bytes(13)), Some(Limit::XattrBytes));
+        assert_eq!(exceeded(bytes(14)), None);
     }
 }

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pieces_that_hold_something_count() {
+    fn a_sparse_map_has_a_limit_and_empty_pieces_are_none() {
         let limits = Limits {
             sparse_segments: 1,
             ..Limits::default()

@@ -1,10 +1,13 @@
 //! Layers over each other: mounted, written and listed alike, and as a simple model has them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::fs::{getxattr, major, minor};
@@ -14,7 +17,7 @@ use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::program::{tarfs, told};
 use crate::support::raw::{Archive, Header, noise};
-use crate::support::wait::until;
+use crate::support::wait::{PATIENCE, until};
 
 /// A member of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -357,6 +360,14 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
 /// Holds mount, disk and listing against the model; what the disk complained about.
 fn hold(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
     let place = Place::of(layers);
@@ -689,15 +700,10 @@ fn what_redirects_and_metacopies_mean_is_not_guessed() {
 
 #[test]
 fn contents_of_every_packing_come_from_their_own_layer() {
-    let packings = [
-        Packing::Gzip,
-        Packing::Plain,
-        Packing::Zstd,
-        Packing::Lz4Linked,
-        Packing::Xz,
-    ];
+    let packings = Packing::ALL;
+    let last = packings.len() - 1;
     let long = |number: usize| {
-        let mut content = noise(3_000_000 + 4096 * number);
+        let mut content = noise(1_500_000 + 4096 * number);
         for byte in &mut content {
             *byte = byte.wrapping_add(u8::try_from(number).expect("small"));
         }
@@ -720,16 +726,60 @@ fn contents_of_every_packing_come_from_their_own_layer() {
     let check = |root: &Path| {
         let read = |name: &str| fs::read(root.join("d").join(name)).ok();
         for number in 0..packings.len() {
-            let expected = (number > 2).then(|| long(number));
+            let expected = (number + 2 > last).then(|| long(number));
             assert!(read(&format!("own-{number}")) == expected, "{number}");
         }
-        assert!(read("shared") == Some(long(4)));
+        assert!(read("shared") == Some(long(last)));
     };
     place.mounted(&["--memory", "64MiB"], check);
     // With saved indexes.
     place.mounted(&["--prefetch", "all"], check);
     assert_eq!(place.write(&[]), "");
     check(&place.path("out"));
+}
+
+/// Whether two layers are scanned at the same time with so much memory: their server keeps what a scan
+/// asks for back until it has been asked for both, but not for longer than `patience`.
+fn are_scanned_at_once(memory: &str, patience: Duration) -> bool {
+    let server = Server::start();
+    let asked = Arc::new((Mutex::new(BTreeSet::new()), Condvar::new()));
+    let met = Arc::new(AtomicBool::new(false));
+    for path in ["/below", "/above"] {
+        let layer = Archive::new().file(path, noise(3_000_000)).end();
+        let resource = Resource::new(layer).etag("\"1\"");
+        let (asked, met) = (Arc::clone(&asked), Arc::clone(&met));
+        server.route(path, move |request| {
+            // The first looks what there is, of one layer after the other.
+            if request.number > 1 {
+                let (paths, came) = &*asked;
+                let mut paths = paths.lock().expect("no panic");
+                paths.insert(path);
+                came.notify_all();
+                let waited = came.wait_timeout_while(paths, patience, |paths| paths.len() < 2);
+                let (mut paths, waited) = waited.expect("no panic");
+                if waited.timed_out() {
+                    paths.remove(path);
+                } else {
+                    met.store(true, Ordering::SeqCst);
+                }
+            }
+            resource.answer(request)
+        });
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (below, above) = (server.url("/below"), server.url("/above"));
+    let words = ["ls", "--memory", memory, "--layer", &above, &below];
+    let output = tarfs(directory.path(), &words);
+    let listed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(listed, "above\nbelow\n", "{}", told(&output));
+    met.load(Ordering::SeqCst)
+}
+
+#[test]
+fn layers_are_scanned_at_once_where_there_is_memory_for_it() {
+    // Less than what the program waits for a server that is silent.
+    assert!(are_scanned_at_once("128MiB", PATIENCE / 3));
+    assert!(!are_scanned_at_once("127MiB", Duration::from_millis(300)));
 }
 
 #[test]

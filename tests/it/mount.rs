@@ -249,7 +249,8 @@ fn every_kind_of_entry_is_what_it_was() {
     assert_eq!(file.mode() & 0o7777, 0o4750);
     assert_eq!((file.uid(), file.gid(), file.size()), (1234, 5678, 7));
     assert_eq!((file.mtime(), file.mtime_nsec()), (-2, 123_456_789));
-    assert_eq!((file.ctime(), file.atime_nsec()), (-2, 123_456_789));
+    assert_eq!((file.ctime(), file.ctime_nsec()), (-2, 123_456_789));
+    assert_eq!((file.atime(), file.atime_nsec()), (-2, 123_456_789));
     assert!(mounted.stat("dir").is_dir());
     assert_eq!(mounted.stat("dir").nlink(), 2);
     assert_eq!(mounted.stat("").nlink(), 3);

@@ -5,80 +5,33 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
-/// A member as a ustar record with its payload.
-fn member(kind: u8, name: &str, target: &str, content: &[u8]) -> Vec<u8> {
-    let mut record = [0; 512];
-    let mut put = |offset: usize, bytes: &[u8]| {
-        let field = record.get_mut(offset..offset + bytes.len());
-        field.expect("inside").copy_from_slice(bytes);
-    };
-    put(0, name.as_bytes());
-    put(100, b"0000644\0");
-    put(108, b"0000000\0");
-    put(116, b"0000000\0");
-    put(124, format!("{:011o}\0", content.len()).as_bytes());
-    put(136, b"00000001750\0");
-    put(148, b"        ");
-    put(156, &[kind]);
-    put(157, target.as_bytes());
-    put(257, b"ustar\x0000");
-    let sum: u32 = record.iter().map(|&byte| u32::from(byte)).sum();
-    let sum = format!("{sum:06o}\0 ");
-    let field = record.get_mut(148..156).expect("inside");
-    field.copy_from_slice(sum.as_bytes());
-    let padding = vec![0; content.len().next_multiple_of(512) - content.len()];
-    [&record[..], content, &padding].concat()
-}
+use serde_json::Value;
 
-fn file(name: &str, content: impl AsRef<[u8]>) -> Vec<u8> {
-    member(b'0', name, "", content.as_ref())
-}
-
-fn directory(name: &str) -> Vec<u8> {
-    member(b'5', name, "", b"")
-}
-
-fn link(name: &str, target: &str) -> Vec<u8> {
-    member(b'2', name, target, b"")
-}
-
-fn hard_link(name: &str, target: &str) -> Vec<u8> {
-    member(b'1', name, target, b"")
-}
-
-fn archive(members: &[Vec<u8>]) -> Vec<u8> {
-    [members.concat(), vec![0; 1024]].concat()
-}
+use crate::support::mounts::is_mounted;
+use crate::support::program::{self, told};
+use crate::support::raw::{Archive, Header};
 
 /// A directory for files, the cache and what is extracted.
 struct Place(tempfile::TempDir);
 
 impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
-        fs::create_dir(place.path("out")).expect("a directory");
-        place
-    }
-
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn with(members: &[Vec<u8>]) -> Self {
-        let place = Self::new();
-        fs::write(place.path("a.tar"), archive(members)).expect("written");
+    fn with(archive: Archive) -> Self {
+        let place = Self(tempfile::tempdir().expect("a directory"));
+        for name in ["mnt", "out"] {
+            fs::create_dir(place.path(name)).expect("fresh");
+        }
+        fs::write(place.path("a.tar"), archive.end()).expect("written");
         place
     }
 
     fn tarfs(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tarfs"));
-        command
-            .args(arguments)
-            .current_dir(self.0.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"));
-        command.output().expect("started")
+        program::tarfs(self.0.path(), arguments)
     }
 
     /// What `ls` lists.
@@ -88,12 +41,32 @@ impl Place {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// How often the mounted archive was scanned.
+    fn scans(&self) -> Option<u64> {
+        let output = self.tarfs(&["status", "mnt", "--json"]);
+        let status: Value = serde_json::from_slice(&output.stdout).ok()?;
+        status.pointer("/counters/scans")?.as_u64()
+    }
+
+    fn unmount(&self) {
+        let output = self.tarfs(&["umount", "mnt"]);
+        assert!(output.status.success(), "{}", told(&output));
+    }
+
     /// What `materialize` leaves.
     fn extracted(&self) -> BTreeSet<String> {
         self.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
         let mut paths = BTreeSet::new();
         paths_below(&self.path("out"), "", &mut paths);
         paths
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
     }
 }
 
@@ -108,43 +81,39 @@ fn paths_below(directory: &Path, prefix: &str, paths: &mut BTreeSet<String>) {
     }
 }
 
-fn told(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 #[test]
 fn listing_and_extraction_show_the_same_tree() {
-    let cases: [(&[Vec<u8>], &[&str]); 8] = [
+    let new = Archive::new;
+    let cases: [(Archive, &[&str]); 8] = [
         (
-            &[link("l", "x/y"), file("l/f", "")],
+            new().symlink("l", "x/y").file("l/f", ""),
             &["l", "x", "x/y", "x/y/f"],
         ),
         (
-            &[
-                directory("d"),
-                directory("e"),
-                link("d/l", "../e"),
-                file("d/l/f", ""),
-            ],
+            new()
+                .directory("d")
+                .directory("e")
+                .symlink("d/l", "../e")
+                .file("d/l/f", ""),
             &["d", "d/l", "e", "e/f"],
         ),
-        (&[link("l", "../out"), file("l/f", "")], &["l"]),
+        (new().symlink("l", "../out").file("l/f", ""), &["l"]),
         (
-            &[directory("d"), link("l", "d"), directory("l/.")],
+            new().directory("d").symlink("l", "d").directory("l/."),
             &["d", "l"],
         ),
-        (&[file("a/../../b", ""), file("/c", "")], &["c"]),
-        (&[hard_link("l", "t"), file("t", "")], &["l", "t"]),
-        (&[hard_link("l", "nowhere"), file("t", "")], &["t"]),
-        (&[file("f", ""), file("f/g", "")], &["f"]),
+        (new().file("a/../../b", "").file("/c", ""), &["c"]),
+        (new().hard_link("l", "t").file("t", ""), &["l", "t"]),
+        (new().hard_link("l", "nowhere").file("t", ""), &["t"]),
+        (new().file("f", "").file("f/g", ""), &["f"]),
     ];
-    for (members, paths) in cases {
-        let place = Place::with(members);
+    for (archive, paths) in cases {
+        let place = Place::with(archive);
         let expected: BTreeSet<String> = paths.iter().map(|&path| path.to_owned()).collect();
         assert_eq!(place.listed(), expected);
         assert_eq!(place.extracted(), expected);
     }
-    let place = Place::with(&[directory("d"), link("l", "d"), directory("l/.")]);
+    let place = Place::with(new().directory("d").symlink("l", "d").directory("l/."));
     place.extracted();
     assert!(
         fs::symlink_metadata(place.path("out/l"))
@@ -155,23 +124,63 @@ fn listing_and_extraction_show_the_same_tree() {
 
 #[test]
 fn implied_directories_are_the_same_in_every_listing() {
-    let place = Place::with(&[file("a/b/c", "")]);
-    let output = place.tarfs(&["ls", "-l", "a.tar"]);
-    let line = "drwxr-xr-x 3 0 0 0 1970-01-01 00:16:40 a\n";
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        line,
-        "{}",
-        told(&output)
+    const MTIME: i64 = 1_000_000_000;
+    let place = Place::with(
+        Archive::new()
+            .file("a/b/c", "")
+            .add(Header::new("a/d", b'0').mtime(5), ""),
     );
+    // By a scan, which saves its index; and by what was saved.
+    for time in ["first", "second"] {
+        assert_eq!(place.path("cache").exists(), time == "second");
+        let output = place.tarfs(&["ls", "-l", "a.tar"]);
+        let line = "drwxr-xr-x 3 0 0 0 2001-09-09 01:46:40 a\n";
+        let listed = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(listed, line, "{time}: {}", told(&output));
+    }
+    fs::remove_dir_all(place.path("cache")).expect("an index was saved");
+    for scans in [1, 0] {
+        let output = place.tarfs(&["mount", "a.tar", "mnt"]);
+        assert!(output.status.success(), "{}", told(&output));
+        let names = fs::read_dir(place.path("mnt/a")).expect("there");
+        assert_eq!(names.count(), 2);
+        assert_eq!(place.scans(), Some(scans));
+        for name in ["mnt/a", "mnt/a/b"] {
+            let shown = fs::metadata(place.path(name)).expect("there");
+            assert_eq!(shown.mode(), 0o040_755, "{name}");
+            assert_eq!((shown.uid(), shown.gid()), (0, 0), "{name}");
+            assert_eq!((shown.mtime(), shown.mtime_nsec()), (MTIME, 0), "{name}");
+        }
+        place.unmount();
+    }
     place.extracted();
     let made = fs::metadata(place.path("out/a")).expect("there");
-    assert!(made.mtime() > 1_000_000_000, "made now");
+    assert!(made.mtime() > MTIME + 1, "made now");
+}
+
+#[test]
+fn what_climbs_is_refused_and_what_is_cut_is_told() {
+    let place = Place::with(
+        Archive::new()
+            .file("a/../../b", "")
+            .file("//c", "")
+            .file("//d", "")
+            .hard_link("l", "../x/../c"),
+    );
+    let output = place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
+    assert_eq!(output.status.code(), Some(2));
+    let told = told(&output);
+    let cut = "removing leading '//' from member names";
+    assert_eq!(told.matches(cut).count(), 1, "{told}");
+    assert_eq!(told.matches("removing leading").count(), 1, "{told}");
+    assert!(told.contains("the name contains '..'"), "{told}");
+    let number = |name: &str| place.path(name).metadata().expect("made").ino();
+    assert_eq!(number("out/l"), number("out/c"));
 }
 
 #[test]
 fn a_file_on_the_way_fails_its_member_only() {
-    let place = Place::with(&[file("f", ""), file("f/g", ""), file("h", "")]);
+    let place = Place::with(Archive::new().file("f", "").file("f/g", "").file("h", ""));
     let output = place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(told(&output).contains("f/g: refused"), "{}", told(&output));
