@@ -283,8 +283,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_something(first in prop::collection::vec(any::<u8>(), 0..600)) {
-            detect(&first);
+        fn a_magic_counts_whatever_comes_behind_it(rest in prop::collection::vec(any::<u8>(), 0..600)) {
+            for (magic, detected) in MAGICS {
+                prop_assert_eq!(detect(&[magic, &rest].concat()), detected);
+            }
+            // Nothing else begins with a skippable frame.
+            let skippable = detect(&[b"\x5a\x2a\x4d\x18", &rest[..]].concat());
+            prop_assert!([LZ4, ZSTD].contains(&skippable), "{:?}", skippable);
         }
     }
 }
