@@ -20,20 +20,37 @@ const VERBS: [&[&str]; 12] = [
     &["cache", "clear"],
 ];
 
-/// Flags of other programs that the documents mention.
-const FOREIGN_FLAGS: [&str; 8] = [
-    "--xattrs",
-    "--acls",
-    "--no-deps",
-    "--rounds",
-    "--locked",
-    "--path",
-    "--all-targets",
-    "--release",
+/// Flags of other programs, and the documents that mention them.
+const FOREIGN_FLAGS: [(&str, &[&str]); 5] = [
+    ("README.md", &["--path"]),
+    ("docs/semantics.md", &["--acls", "--xattrs"]),
+    ("docs/guides/boot.md", &["--install", "--move", "--parents"]),
+    (
+        "docs/guides/containers.md",
+        &[
+            "--bind",
+            "--bundle",
+            "--dev",
+            "--network",
+            "--proc",
+            "--rm",
+            "--ro-bind",
+            "--rootfs",
+            "--tmpfs",
+            "--unshare-pid",
+        ],
+    ),
+    ("docs/guides/system.md", &["--now"]),
 ];
 
-/// Hosts that a document may name: examples, and licences.
-const KNOWN_HOSTS: [&str; 3] = ["example.com", "example.org", "127.0.0.1"];
+/// Documents that say how to run scripts and benchmarks, with flags of these.
+const ABOUT_SCRIPTS: [&str; 2] = ["docs/CONTRIBUTING.md", "docs/performance.md"];
+
+/// The host that a document may name.
+const EXAMPLE_HOST: &str = "example.com";
+
+/// Where the project keeps its files.
+const FOLDERS: [&str; 4] = ["src/", "tests/", "docs/", "scripts/"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -155,16 +172,45 @@ fn links_and_scripts_lead_to_files() {
             }
         }
         for name in text.split("scripts/").skip(1) {
-            let letter = |letter: char| is_word(letter) || letter == '-' || letter == '/';
-            let name = name
-                .split(|other| !letter(other))
-                .next()
-                .unwrap_or_default();
-            if !root().join("scripts").join(name).exists() {
-                wrong.push(format!("{}: scripts/{name}", document.display()));
+            let name = format!("scripts/{}", leading_path(name));
+            if !root().join(&name).exists() {
+                wrong.push(format!("{}: {name}", document.display()));
             }
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What `text` begins with that can be in a path of ours.
+fn leading_path(text: &str) -> &str {
+    let end = text.find(|letter| !(is_word(letter) || "-/.".contains(letter)));
+    let path = end.map_or(text, |end| text.split_at(end).0);
+    path.trim_end_matches('.')
+}
+
+#[test]
+fn files_that_documents_name_exist() {
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for document in documents() {
+        let text = read(&document);
+        // What is between backticks; a fence is three of them.
+        let code = text.split('`').skip(1).step_by(2);
+        for word in code.flat_map(str::split_whitespace) {
+            let from_root = FOLDERS.iter().any(|folder| word.starts_with(folder));
+            let extension = Path::new(word).extension();
+            let is_source = extension.is_some_and(|extension| extension == "rs");
+            if !from_root && !is_source {
+                continue;
+            }
+            count += 1;
+            // Modules are called by their paths below `src`.
+            let is_module = is_source && root().join("src").join(word).exists();
+            if !is_module && !root().join(word).exists() {
+                wrong.push(format!("{}: {word}", document.display()));
+            }
+        }
+    }
+    assert!(count > 100, "only {count} files");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -196,13 +242,25 @@ fn flags_are_those_of_the_program() {
         let output = Command::new(program).args(verb).arg("--help").output();
         help.push_str(&String::from_utf8_lossy(&output.expect("started").stdout));
     }
-    let known = flags(&help);
-    for document in ["README.md", "docs/semantics.md"] {
-        let text = read(&root().join(document));
-        for flag in flags(&text) {
-            let is_known = known.contains(flag) || FOREIGN_FLAGS.contains(&flag);
-            assert!(is_known, "{document}: no verb takes {flag}");
-        }
+    let ours = flags(&help);
+    let scripts: Vec<_> = ["scripts", "tests/bench"]
+        .iter()
+        .flat_map(|directory| files(&root().join(directory), ""))
+        .map(|path| read(&path))
+        .collect();
+    let of_scripts: BTreeSet<_> = scripts.iter().flat_map(|text| flags(text)).collect();
+    for document in documents() {
+        let text = read(&document);
+        let name = document.strip_prefix(root()).expect("below");
+        let name = name.to_str().expect("UTF-8");
+        let is_about_scripts = ABOUT_SCRIPTS.contains(&name);
+        let foreign = FOREIGN_FLAGS.iter().find(|(of, _)| *of == name);
+        let foreign = foreign.map_or(&[][..], |(_, flags)| flags);
+        let mut unknown = flags(&text);
+        unknown.retain(|flag| !ours.contains(flag));
+        unknown.retain(|flag| !(is_about_scripts && of_scripts.contains(flag)));
+        let expected: BTreeSet<_> = foreign.iter().copied().collect();
+        assert_eq!(unknown, expected, "{name}: flags that no verb takes");
     }
 }
 
@@ -213,7 +271,7 @@ fn documents_name_no_hosts_but_examples() {
         for rest in text.split("://").skip(1) {
             let host = rest.split(|letter: char| !(is_word(letter) || ".-".contains(letter)));
             let host = host.into_iter().next().unwrap_or_default();
-            let known = host.is_empty() || KNOWN_HOSTS.contains(&host);
+            let known = host.is_empty() || host == EXAMPLE_HOST;
             assert!(known, "{}: names {host}", document.display());
         }
     }
