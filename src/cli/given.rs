@@ -103,7 +103,7 @@ pub(super) fn reference(args: &SourceArgs) -> Option<Reference> {
 ///
 /// # Errors
 /// When `args` name an image, and an index is given or how it is packed.
-pub(super) fn ensure_layers_are_alone(
+pub(super) fn refuse_flags_of_one_archive(
     args: &SourceArgs,
     index: Option<&Path>,
 ) -> anyhow::Result<()> {
@@ -231,7 +231,7 @@ pub(super) fn image(
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Image> {
-    ensure_layers_are_alone(args, None)?;
+    refuse_flags_of_one_archive(args, None)?;
     privileges::guard(args, &LayerArgs::default());
     let headers = headers::all(&args.headers)?;
     image_with(reference, &headers, args, outer, network, stats)

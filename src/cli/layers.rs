@@ -66,7 +66,7 @@ impl LayerArgs {
         source: &SourceArgs,
         index: Option<&Path>,
     ) -> anyhow::Result<bool> {
-        given::ensure_layers_are_alone(source, index)?;
+        given::refuse_flags_of_one_archive(source, index)?;
         Ok(self.are_given() || given::reference(source).is_some())
     }
 

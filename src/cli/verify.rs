@@ -68,7 +68,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
     let mut index = args.index.as_deref().map(store::read).transpose()?;
-    given::ensure_layers_are_alone(&args.source, args.index.as_deref())?;
+    given::refuse_flags_of_one_archive(&args.source, args.index.as_deref())?;
     let outer = Outer::new(&args.place, args.quiet);
     let none = LayerArgs::default();
     privileges::guard(&args.source, &none);
