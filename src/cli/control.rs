@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -238,6 +239,7 @@ pub(super) struct FailedRead {
 #[derive(Debug)]
 pub(super) struct Control {
     path: PathBuf,
+    listener: Arc<UnixListener>,
     stopping: Arc<AtomicBool>,
     thread: Option<Thread<()>>,
 }
@@ -254,20 +256,25 @@ impl Control {
     ) -> io::Result<Self> {
         make_private(directory)?;
         let path = directory.join(format!("{}.sock", std::process::id()));
+        // Who finds one that nobody listens at takes it for a dead one's: it has its name when somebody
+        // does.
+        let made = path.with_extension("new");
         // A process of the same number has left it behind.
-        match fs::remove_file(&path) {
+        match fs::remove_file(&made) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        let listener = Arc::new(UnixListener::bind(&made)?);
+        fs::set_permissions(&made, Permissions::from_mode(0o600))?;
+        fs::rename(&made, &path)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let thread = Thread::spawn("control", {
-            let stopping = Arc::clone(&stopping);
+            let (listener, stopping) = (Arc::clone(&listener), Arc::clone(&stopping));
             move || accept(&listener, &stopping, answer)
         })?;
         Ok(Self {
             path,
+            listener,
             stopping,
             thread: Some(thread),
         })
@@ -277,8 +284,10 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::SeqCst);
-        // Wakes the thread; when it cannot be reached it has ended.
-        drop(UnixStream::connect(&self.path));
+        // Wakes the thread, also where the socket's name is gone, as with a user's session.
+        if let Err(error) = shutdown(&self.listener, Shutdown::Both) {
+            tracing::warn!(%error, "the control socket stays open");
+        }
         drop(self.thread.take());
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(%error, "the control socket is gone already");
@@ -518,6 +527,8 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     fn private_directory() -> tempfile::TempDir {
@@ -571,6 +582,54 @@ mod tests {
         assert!(socket.exists());
         assert_eq!(statuses(directory.path()).expect("readable"), []);
         assert!(!socket.exists());
+    }
+
+    /// Between bind(2) and listen(2) it looks like one that nobody listens at.
+    #[test]
+    fn a_socket_is_not_taken_for_a_dead_ones_while_it_is_made() {
+        let directory = private_directory();
+        let place = |round: u64| directory.path().join(round.to_string());
+        let name = format!("{}.sock", std::process::id());
+        let sockets: Vec<_> = (0..2_000).map(|round| place(round).join(&name)).collect();
+        let reached = Arc::<AtomicUsize>::default();
+        let followed = Arc::clone(&reached);
+        let looking = Thread::spawn("looking", move || {
+            while let Some(socket) = sockets.get(followed.load(Ordering::SeqCst)) {
+                status(socket);
+            }
+        });
+        let looking = looking.expect("a thread");
+        let answer = |_| Answer::Status(Box::new(Status::example()));
+        let stays = (0..2_000).all(|round| {
+            let made = Control::serve(&place(round), answer);
+            let stays = made.is_ok_and(|made| made.path.exists());
+            reached.fetch_add(1, Ordering::SeqCst);
+            stays
+        });
+        reached.store(usize::MAX, Ordering::SeqCst);
+        looking.join();
+        assert!(stays, "removed by who looked at it");
+    }
+
+    /// As when who mounted it logs out, and the directory goes with the session.
+    #[test]
+    fn it_ends_without_its_socket() {
+        let directory = private_directory();
+        let control = Control::serve(directory.path(), |_| {
+            Answer::Status(Box::new(Status::example()))
+        });
+        let control = control.expect("a socket");
+        fs::remove_file(&control.path).expect("there");
+        let (ended, end) = std::sync::mpsc::channel();
+        let ending = Thread::spawn("ending", move || {
+            drop(control);
+            ended.send(()).expect("awaited");
+        });
+        let has_ended = end.recv_timeout(Duration::from_secs(20)).is_ok();
+        if !has_ended {
+            std::mem::forget(ending);
+        }
+        assert!(has_ended, "it waits for ever");
     }
 
     #[test]

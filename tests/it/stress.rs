@@ -96,7 +96,7 @@ fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault>
         2 => Fault::Status(one(dice, &[500, 502, 503])),
         3 => Fault::Status(one(dice, &[401, 403, 404, 412])),
         4 => Fault::Busy(503, "0".to_owned()),
-        5 => Fault::Busy(429, one(dice, &["1", "3600"]).to_owned()),
+        5 => Fault::Busy(429, one(dice, &["1", "3"]).to_owned()),
         6 => Fault::HangUp,
         7 | 8 => Fault::Reset(place),
         9 | 10 => Fault::Short(place),
@@ -521,7 +521,12 @@ impl Place {
 }
 
 impl Drop for Place {
+    #[expect(clippy::print_stderr, reason = "shown with a failure, which may come seldom")]
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.path("log")).unwrap_or_default();
+            eprintln!("what the mounts told:\n{log}");
+        }
         if self.is_mounted() {
             program::tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
         }
