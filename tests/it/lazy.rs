@@ -424,14 +424,22 @@ fn a_scan_goes_on_when_a_server_comes_back_that_was_silent_beyond_the_deadline()
         front,
         |rest| rest.file("late", "late"),
         Rest::Comes,
-        &["--timeout", "1"],
+        &["--timeout", "1", "--log-file", "log"],
     );
     let error = fs::read(place.path("mnt/late")).expect_err("nothing comes");
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
     assert_eq!(fs::read(place.path("mnt/early")).expect("known"), b"early");
-    place.await_count("source_timeouts", 2);
+    place.await_count("source_timeouts", 6);
     assert_eq!(place.phase(), "scanning");
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
     assert_eq!(place.list(), ["early", "filler", "late", "last"]);
+    // However many reads met with it.
+    let log = fs::read_to_string(place.path("log")).expect("written");
+    let url = place.server.url(ARCHIVE);
+    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    let troubles = said("it is asked again") + said("can be read again");
+    assert_eq!(said(&format!("WARN cannot read {url}")), 1, "{log}");
+    assert_eq!(said(&format!("INFO {url} can be read again")), 1, "{log}");
+    assert_eq!(troubles, 2, "{log}");
 }

@@ -521,7 +521,10 @@ impl Place {
 }
 
 impl Drop for Place {
-    #[expect(clippy::print_stderr, reason = "shown with a failure, which may come seldom")]
+    #[expect(
+        clippy::print_stderr,
+        reason = "shown with a failure, which may come seldom"
+    )]
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = fs::read_to_string(self.path("log")).unwrap_or_default();

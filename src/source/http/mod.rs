@@ -9,6 +9,7 @@
 
 mod client;
 mod gate;
+mod outage;
 mod transport;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +24,7 @@ use url::Url;
 
 use self::client::{Client, Reply};
 use self::gate::{Gate, Pass};
+use self::outage::Outage;
 use self::transport::Network;
 use super::answer::{Answer, ContentRange};
 use super::retry::{Jitter, Retry};
@@ -62,6 +64,7 @@ pub struct Http {
     resolved: Mutex<Url>,
     body: Body,
     options: Options,
+    outage: Outage,
     /// The same for who got bytes that cannot be right, made when the first one did.
     afresh: OnceLock<Box<Self>>,
 }
@@ -144,6 +147,7 @@ impl Http {
             location,
             body,
             options,
+            outage: Outage::default(),
             afresh: OnceLock::new(),
         })
     }
@@ -175,6 +179,7 @@ impl Http {
             client,
             body: Body::Prefix(Bytes::new()),
             options,
+            outage: Outage::default(),
             afresh: OnceLock::new(),
         };
         Ok(self.afresh.get_or_init(|| Box::new(afresh)))
@@ -213,9 +218,11 @@ impl Http {
                 asked = ask => Ok(asked),
                 late = timer.run_out(|| watch.received()) => {
                     effort.gave_up();
+                    let error = effort.error(self.location(), late);
                     if !watch.persists() {
-                        return Err(effort.error(self.location(), late));
+                        return Err(error);
                     }
+                    self.outage.lasts(&error, Duration::ZERO);
                     // Whoever waits for it is told elsewhere that it takes long.
                     (effort, timer) = self.anew(filled);
                     Err(Order::Cut)
@@ -244,6 +251,8 @@ impl Http {
                                 Cause::Busy(asked) => asked.min(LONGEST_PAUSE),
                                 _ => self.retry.longest_pause,
                             };
+                            self.outage
+                                .lasts(&effort.error(self.location(), cause), pause);
                             tokio::select! {
                                 biased;
                                 _ = watch.order() => buffer.truncate(filled),
@@ -370,6 +379,7 @@ impl Http {
         })
         .await?;
         pass.went_well();
+        self.outage.ends(self.location());
         Ok(if *filled < buffer.len() {
             Asked::End
         } else {
