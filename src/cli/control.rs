@@ -27,6 +27,8 @@ const MAX_QUESTION_BYTES: u64 = 4096;
 const MAX_ANSWER_BYTES: u64 = 1 << 20;
 /// How long the other end may be silent.
 const SILENCE: Duration = Duration::from_secs(10);
+/// After a connection that could not be taken.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long a process may take to end once it has unmounted.
 const END_SECONDS: i64 = 30;
 
@@ -75,6 +77,10 @@ pub(super) struct Status {
     pub layers: Vec<String>,
     /// Where it is mounted.
     pub mountpoint: String,
+    /// Major and minor number of what is mounted there, as the kernel's table of mounts has them
+    /// (`0:45`): two mounts may be called alike, in two namespaces or after a rename.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The process that serves it.
     pub pid: u32,
     /// When it was mounted, in seconds since 1970.
@@ -304,7 +310,14 @@ fn accept(
         if stopping.load(Ordering::SeqCst) {
             return;
         }
-        let answered = stream.and_then(|stream| reply(&stream, &mut answer));
+        let answered = match stream {
+            Ok(stream) => reply(&stream, &mut answer),
+            Err(error) => {
+                // Who asks is still there where descriptors have run out, and would be next at once.
+                std::thread::sleep(PAUSE);
+                Err(error)
+            }
+        };
         if let Err(error) = answered {
             tracing::debug!(%error, "a question was not answered");
         }
@@ -370,6 +383,22 @@ pub(super) fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
     Ok(statuses)
 }
 
+impl Status {
+    /// Whether it is of what is mounted on `mountpoint` as this process sees it; that it once was
+    /// mounted there is good enough where the kernel's table of mounts cannot be read.
+    pub(super) fn is_of(&self, mountpoint: &Path) -> bool {
+        match (&self.device, crate::fs::mounted_device(mountpoint)) {
+            (Some(device), Ok(found)) => found.is_some_and(|found| *device == device_word(found)),
+            _ => self.mountpoint == mountpoint.to_string_lossy(),
+        }
+    }
+}
+
+/// Numbers of a device as the kernel's table of mounts has them.
+pub(super) fn device_word((major, minor): (u32, u32)) -> String {
+    format!("{major}:{minor}")
+}
+
 /// Asks the process that serves `mountpoint` to unmount, and waits until it has ended. Where
 /// several are mounted on top of each other, the one on top goes. `None` when no socket in
 /// `directory` belongs to any.
@@ -381,10 +410,9 @@ pub(super) fn umount(
     mountpoint: &Path,
     force: bool,
 ) -> io::Result<Option<Answer>> {
-    let mountpoint = mountpoint.to_string_lossy();
     let mut refusal = None;
     for socket in sockets(directory)? {
-        let Some(status) = status(&socket).filter(|status| status.mountpoint == mountpoint) else {
+        let Some(status) = status(&socket).filter(|status| status.is_of(mountpoint)) else {
             continue;
         };
         let process = process(status.pid);
@@ -477,6 +505,7 @@ impl Status {
             source: "http://host/a.tar".into(),
             layers: Vec::new(),
             mountpoint: "/mnt".into(),
+            device: None,
             pid: std::process::id(),
             since_unix_seconds: 1000,
             version: "3 bytes".into(),

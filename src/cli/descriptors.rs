@@ -1,10 +1,12 @@
 //! Descriptors that a process was started with, which nobody here knows of.
 
-#![expect(unsafe_code, reason = "closing by number has no safe interface")]
+#![expect(unsafe_code, reason = "what is done by number has no safe interface")]
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{CWD, Dir, Mode, OFlags, openat};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Descriptors but for the standard ones that were open when this process had opened nothing yet.
 ///
@@ -19,6 +21,18 @@ impl Inherited {
         Self(numbers().unwrap_or_default())
     }
 
+    /// Keeps them from programs that this process starts, which may live as long as it does.
+    pub(super) fn keep(&self) {
+        for &number in &self.0 {
+            // SAFETY: it was open before anything here was opened, and nobody here closes it before
+            // `close` takes this value.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+            if let Err(error) = fcntl_setfd(descriptor, FdFlags::CLOEXEC) {
+                tracing::debug!(%error, number, "what is started has it, too");
+            }
+        }
+    }
+
     /// Closes them, when they can no longer be of use: an argument may have named one
     /// (`/dev/fd/63`).
     pub(super) fn close(self) {
@@ -28,6 +42,16 @@ impl Inherited {
             // `/dev/fd/63` opens another descriptor for the same file.
             unsafe { rustix::io::close(number) };
         }
+    }
+}
+
+/// Lets this process have as many descriptors as it may: 1,024, which is usual, are few for an image of
+/// many layers, or for a copy of which many files are open.
+pub(super) fn allow_all() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 
@@ -60,6 +84,16 @@ mod tests {
         let seen = numbers().expect("there is /proc");
         assert!(seen.contains(&file.as_raw_fd()));
         assert!(!seen.contains(&0) && !seen.contains(&1) && !seen.contains(&2));
+    }
+
+    #[test]
+    fn what_is_started_gets_nothing_that_is_kept() {
+        let file = File::open("/dev/null").expect("there");
+        fcntl_setfd(&file, FdFlags::empty()).expect("set");
+        let inherited = Inherited(vec![file.as_raw_fd()]);
+        inherited.keep();
+        let flags = rustix::io::fcntl_getfd(&file).expect("open");
+        assert!(flags.contains(FdFlags::CLOEXEC));
     }
 
     #[test]

@@ -100,6 +100,7 @@ pub fn run() -> ExitCode {
         _ => tracing::Level::WARN,
     };
     telemetry::start(settings::log_level().unwrap_or(level));
+    descriptors::allow_all();
     let result = match cli.verb {
         Verb::Mount(args) => mount::run(&args, open::for_mount),
         Verb::Umount(args) => umount::run(&args),

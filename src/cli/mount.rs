@@ -30,7 +30,7 @@ use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
 use super::telling::Telling;
 use super::writable::{self, Writable};
-use super::{control, output, panics, privileges, status as words};
+use super::{control, output, panics, privileges, status as words, telemetry};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
@@ -206,6 +206,9 @@ pub(super) fn run(
         return Ok(ExitCode::from(output::USAGE));
     }
     let inherited = Inherited::look();
+    if settings::role().is_some() || args.foreground {
+        inherited.keep();
+    }
     privileges::guard(&args.source, &args.layers);
     let log = || Log::open(args.log_file.as_deref());
     match settings::role() {
@@ -259,6 +262,8 @@ impl Stays {
             }
             Self::InFront(log, manager) => {
                 log.write_to_file();
+                telemetry::serve();
+
                 if let Some(manager) = &manager {
                     manager.ready();
                 }
@@ -416,7 +421,14 @@ fn serve_opened(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    let manager = stays.settle()?;
+    let manager = match stays.settle() {
+        Ok(manager) => manager,
+        Err(error) => {
+            // Or who asks just now would wait for an answer, and the control socket's end for them.
+            drop(inbox);
+            return Err(error);
+        }
+    };
     tracing::info!(
         source = opened.location,
         mountpoint = %mount.mountpoint().display(),
@@ -550,9 +562,14 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                 // Its end arrives as an event; by force it might go on for its last user.
                 Ok(()) if insists == Force::No => {}
                 Ok(()) | Err(UnmountError::NotMounted(_)) => return,
-                Err(error) => {
+                Err(error) if insists == Force::No => {
                     tracing::warn!(%error, "a second signal unmounts all the same");
                     insists = Force::Yes;
+                }
+                Err(error) => {
+                    // The mount ends with its connection; whoever keeps watch takes out what is left.
+                    tracing::error!(%error, "this process ends without having unmounted");
+                    return;
                 }
             },
         }
@@ -614,7 +631,8 @@ fn status(seen: &Seen<'_>) -> Status {
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
-        mountpoint: mount.mountpoint().to_string_lossy().into_owned(),
+        mountpoint: mount.place().to_string_lossy().into_owned(),
+        device: Some(control::device_word(mount.device())),
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),

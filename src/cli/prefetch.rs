@@ -1,7 +1,7 @@
 //! The flags of what is fetched in the background, and the files it is read from and written to.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -17,6 +17,7 @@ use super::given;
 use super::headers::Header;
 use super::open;
 use super::profile;
+use super::settings::{self, Role};
 use crate::archive::{Ahead, Archive, Prefetch, Profile, Touched};
 use crate::base::buffer::Pool;
 use crate::base::extent::Packed;
@@ -215,14 +216,20 @@ impl Recording {
     fn start(path: &Path, archive: Arc<Archive>) -> anyhow::Result<Self> {
         // Wherever the process goes.
         let path = std::path::absolute(path)?;
-        write(&path, &archive, &[]).with_context(|| format!("cannot write {}", path.display()))?;
+        // What the kernel has by now nobody asks for again.
+        let before = match settings::role() {
+            Some(Role::Successor) => recorded_before(&path, &archive),
+            _ => Vec::new(),
+        };
+        write(&path, &archive, &before)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         let (end, ended) = channel();
         let thread = Thread::spawn("tarfs-record", move || {
             let mut reads = 0;
             loop {
                 let is_over = ended.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout);
                 if let Some((ranges, now)) = archive.recorded(reads) {
-                    match write(&path, &archive, &ranges) {
+                    match write(&path, &archive, &[&before[..], &ranges].concat()) {
                         Ok(()) => reads = now,
                         Err(error) => tracing::warn!(%error, "the recording cannot be written"),
                     }
@@ -245,6 +252,19 @@ impl Drop for Recording {
         drop(self.end.take());
         drop(self.thread.take());
     }
+}
+
+/// What the process that died has recorded; nothing where that cannot be read.
+fn recorded_before(path: &Path, archive: &Archive) -> Vec<Touched> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| {
+        let most = MAX_PROFILE_BYTES as u64;
+        file.take(most).read_to_string(&mut text)
+    });
+    let found = read.ok().map(|_| profile::find(&text, &archive.index()));
+    found
+        .and_then(Result::ok)
+        .map_or_else(Vec::new, |found| found.ranges)
 }
 
 /// Puts a profile of `ranges` at `path`, for this user only, as it tells what is in the archive: what

@@ -35,10 +35,9 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.mountpoint {
         let mountpoint =
             fs::mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
-        let mountpoint = mountpoint.to_string_lossy();
-        statuses.retain(|status| status.mountpoint == mountpoint);
+        statuses.retain(|status| status.is_of(&mountpoint));
         if statuses.is_empty() {
-            bail!("no process of this user serves {mountpoint}");
+            bail!("no process of this user serves {}", mountpoint.display());
         }
     }
     let mut stdout = io::stdout().lock();

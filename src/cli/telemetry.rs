@@ -1,10 +1,15 @@
 //! Where log events go: the terminal at first, or what a service manager gave as such; and once a mount
-//! is ready, a file, or in the background the system's log.
+//! is ready, a file, or in the background the system's log. From then on a terminal that is stopped, or a
+//! pipe that nobody reads, loses events rather than to stop the mount.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
@@ -17,6 +22,20 @@ use super::settings;
 const SYSTEM_LOG: &str = "/dev/log";
 /// syslog's facility for background processes, in the place where it belongs.
 const DAEMON: u8 = 3 << 3;
+
+/// Bytes that a pipe takes at once when it takes any (PIPE_BUF, pipe(7)).
+const AT_ONCE_BYTES: usize = 4096;
+/// How long an event waits at the most for what takes none; those after it do not wait any more.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
+
+/// Whether others wait for this process, so that it waits for nobody to take an event.
+static IS_SERVING: AtomicBool = AtomicBool::new(false);
+
+/// Events that were lost since the last one that was not.
+static LOST: AtomicU64 = AtomicU64::new(0);
 
 static SINK: Mutex<Sink> = Mutex::new(Sink::Terminal);
 
@@ -70,6 +89,11 @@ pub(super) fn mark(level: Level) -> String {
 /// A priority as sd-daemon(3) has it.
 fn marked(level: Level) -> String {
     format!("<{}>", severity(level))
+}
+
+/// From now on events that find no room are lost.
+pub(super) fn serve() {
+    IS_SERVING.store(true, Ordering::Relaxed);
 }
 
 /// Sends events to `file` from now on, with the time.
@@ -137,11 +161,8 @@ impl Drop for Line {
     fn drop(&mut self) {
         let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = match &*sink {
-            Sink::Terminal => io::stderr().write_all(&self.text),
-            Sink::Journal => {
-                let mark = marked(self.level);
-                io::stderr().write_all(&[mark.as_bytes(), &self.text].concat())
-            }
+            Sink::Terminal => say("", &self.text),
+            Sink::Journal => say(&marked(self.level), &self.text),
             Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
             Sink::System(socket) => socket.send(&datagram(self.level, &self.text)).map(drop),
             Sink::Nowhere => Ok(()),
@@ -149,6 +170,57 @@ impl Drop for Line {
         // There is nobody left to tell.
         drop(sent);
     }
+}
+
+/// Writes a line to stderr, and before it how many there was no room for.
+fn say(mark: &str, text: &[u8]) -> io::Result<()> {
+    let stderr = io::stderr();
+    if !IS_SERVING.load(Ordering::Relaxed) {
+        return { stderr }.write_all(&[mark.as_bytes(), text].concat());
+    }
+    let lost = LOST.load(Ordering::Relaxed);
+    let patience = if lost == 0 {
+        PATIENCE
+    } else {
+        Timespec::default()
+    };
+    let mut line = mark.as_bytes().to_vec();
+    if lost > 0 {
+        line.extend(format!(" WARN {lost} messages before this one are lost\n{mark}").bytes());
+    }
+    line.extend_from_slice(text);
+    match write_where_there_is_room(&stderr, &line, &patience) {
+        Ok(()) => {
+            LOST.fetch_sub(lost, Ordering::Relaxed);
+            Ok(())
+        }
+        Err(error) => {
+            LOST.fetch_add(1, Ordering::Relaxed);
+            Err(error)
+        }
+    }
+}
+
+/// Writes `bytes` to `target` without waiting for longer than `patience` for room.
+///
+/// # Errors
+/// When there is none; part of it may be written.
+fn write_where_there_is_room(
+    target: impl AsFd,
+    bytes: &[u8],
+    patience: &Timespec,
+) -> io::Result<()> {
+    for mut part in bytes.chunks(AT_ONCE_BYTES) {
+        while !part.is_empty() {
+            let mut polled = [PollFd::new(&target, PollFlags::OUT)];
+            if poll(&mut polled, Some(patience))? == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let written = rustix::io::write(&target, part)?;
+            part = part.get(written..).unwrap_or_default();
+        }
+    }
+    Ok(())
 }
 
 /// A message as syslog(3) sends it: severity and facility, name and process, text.
@@ -179,6 +251,19 @@ fn now() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_nobody_reads_is_lost_and_not_waited_for() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let line = [b'a'; 3 * AT_ONCE_BYTES / 2];
+        let soon = Timespec::default();
+        let write = || write_where_there_is_room(&writer, &line, &soon);
+        let error = (0..1000).find_map(|_| write().err()).expect("full");
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        let mut some = vec![0; 64 << 10];
+        io::Read::read_exact(&mut reader, &mut some).expect("written");
+        write().expect("there is room again");
+    }
 
     #[test]
     fn a_datagram_carries_its_priority_and_no_line_end() {

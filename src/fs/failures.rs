@@ -41,16 +41,17 @@ impl Failures {
             same.last = last;
             return;
         }
-        tracing::error!(path, reason, "read failed");
         if recent.len() == REMEMBERED {
             recent.pop_front();
         }
         recent.push_back(Failure {
             last,
             count: 1,
-            path,
-            reason,
+            path: path.clone(),
+            reason: reason.clone(),
         });
+        drop(recent);
+        tracing::error!(path, reason, "read failed");
     }
 
     /// A copy, oldest first.

@@ -68,7 +68,7 @@ pub use device::{MountError, UnmountError, clear_dead};
 pub use failures::Failure;
 pub use handover::{Orphan, Site, can_be_adopted};
 pub use options::{MountOptions, OptionError};
-pub use session::{Force, Mount, clear, is_there, mountpoint, unmount};
+pub use session::{Force, Mount, clear, is_there, mounted_device, mountpoint, unmount};
 pub use view::{View, ViewError};
 
 /// How long the kernel may believe an answer.

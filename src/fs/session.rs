@@ -34,8 +34,9 @@ const READY_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a session may take to notice that its connection has ended.
 const END_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How often a mount that is in use is tried again, and after what time.
-const UNMOUNT_TRIES: u32 = 3;
+/// How often a mount that is in use is tried again, and after what time: a process that is about to
+/// start another program has for a moment whatever its threads have open.
+const UNMOUNT_TRIES: u32 = 20;
 /// See [`UNMOUNT_TRIES`].
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -289,6 +290,16 @@ impl Mount {
         &self.site.mountpoint
     }
 
+    /// Where it is now: a directory above it may have another name since.
+    pub fn place(&self) -> PathBuf {
+        self.site.place()
+    }
+
+    /// Major and minor number of what is seen there, which no other mount of the machine has.
+    pub fn device(&self) -> (u32, u32) {
+        self.site.device
+    }
+
     /// What the kernel offered when it was mounted, a bit each, as an [`Orphan`] needs it.
     pub fn capabilities(&self) -> u64 {
         self.capabilities
@@ -404,6 +415,15 @@ impl Drop for Mount {
 /// When there is nothing there.
 pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
     table::canonical(path)
+}
+
+/// Major and minor number of what is mounted on `mountpoint` (see [`mountpoint`]), on top and of
+/// whatever type, as far as this process sees mounts: another one may see others.
+///
+/// # Errors
+/// When the kernel's table of mounts cannot be read.
+pub fn mounted_device(mountpoint: &Path) -> io::Result<Option<(u32, u32)>> {
+    table::top_device(mountpoint)
 }
 
 /// Takes out whatever archive is mounted on `mountpoint` (see [`mountpoint`]), by whichever

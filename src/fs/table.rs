@@ -30,6 +30,15 @@ pub(super) fn device(mountpoint: &Path, file_system: &str) -> io::Result<Option<
     Ok(found.map(|found| found.device))
 }
 
+/// Major and minor number of what lies on top at `mountpoint`, as for [`file_system`], whatever it is.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn top_device(mountpoint: &Path) -> io::Result<Option<(u32, u32)>> {
+    let table = fs::read(TABLE)?;
+    Ok(last(&table, mountpoint).map(|found| found.device))
+}
+
 /// Where the file system of this type and number can be reached as a whole: at `mountpoint` if it is
 /// mounted there, though perhaps below something else; otherwise where it was mounted last.
 ///

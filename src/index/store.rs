@@ -7,6 +7,7 @@
 //! who has looked is about to remove, for which both hold the directory.
 
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufReader, BufWriter};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -429,11 +430,14 @@ fn write_new(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
     format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
 }
 
-/// A name that no other writer uses, on this machine.
+/// A name that no other writer uses, nor one that was killed has used: in containers that share a cache
+/// the numbers of processes come again.
 fn temporary_name() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    format!("{TEMPORARY}{}-{number}", std::process::id())
+    // The standard library's own chance.
+    let chance = RandomState::new().hash_one(number);
+    format!("{TEMPORARY}{}-{chance:016x}", std::process::id())
 }
 
 #[cfg(test)]
@@ -584,6 +588,22 @@ mod tests {
         publish(&store, "");
         assert!(!temporary("old").exists());
         assert!(temporary("new").exists());
+    }
+
+    /// In a container the next process has the number of the one before.
+    #[test]
+    fn what_a_dead_writer_of_the_same_number_has_left_is_in_nobodys_way() {
+        let names: Vec<_> = (0..100).map(|_| temporary_name()).collect();
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let path = publish(&store, "");
+        for number in 0..100 {
+            let left = format!("{TEMPORARY}{}-{number}", std::process::id());
+            File::create(path.with_file_name(left)).unwrap();
+        }
+        publish(&store, "");
+        let again: Vec<_> = (0..100).map(|_| temporary_name()).collect();
+        assert!(again.iter().all(|name| !names.contains(name)));
     }
 
     #[test]

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use rustix::fd::OwnedFd;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
+use crate::support::packing::Packing;
 use crate::support::program::{children, told};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_ends};
@@ -335,6 +337,108 @@ fn status_tells_of_every_mount_or_of_one() {
     assert!(String::from_utf8_lossy(&words.stdout).contains("entries"));
     let other = place.tarfs("status").arg(place.directory.path()).output();
     assert_eq!(other.expect("started").status.code(), Some(2));
+}
+
+/// Its process knows it by the name that its place had, which is another mount's by now.
+#[test]
+fn the_mount_that_is_there_is_meant_and_not_one_that_was() {
+    let place = Place::new();
+    let second = Archive::new().file("second", "").end();
+    fs::write(place.path("b.tar"), second).expect("written");
+    let mnt = place.path("x/mnt");
+    let mount = |archive: &str| {
+        fs::create_dir_all(&mnt).expect("made");
+        let mut command = place.tarfs("mount");
+        let output = command.arg(place.path(archive)).arg(&mnt).output();
+        let output = output.expect("started");
+        assert!(output.status.success(), "{}", told(&output));
+    };
+    let (moved, other) = (place.path("y/mnt"), place.path("z/mnt"));
+    let run = |verb: &str, path: &Path| {
+        let output = place.tarfs(verb).arg(path).output();
+        output.expect("started").status.success()
+    };
+    mount("a.tar");
+    fs::rename(place.path("x"), place.path("y")).expect("renamed");
+    mount("b.tar");
+    assert!(run("status", &moved), "by the name that it has now");
+    // Whichever comes first of those that answer.
+    fs::rename(place.path("x"), place.path("z")).expect("renamed");
+    mount("a.tar");
+    assert!(run("umount", &mnt));
+    assert!(moved.join("file").exists() && other.join("second").exists());
+    assert!(!run("umount", &mnt), "nothing is there any more");
+    assert!(run("umount", &moved) && run("umount", &other));
+    assert!(!moved.join("file").exists() && !other.join("second").exists());
+}
+
+/// As many as an image of a thousand layers takes.
+#[test]
+fn a_mount_has_as_many_descriptors_as_it_may() {
+    let place = Place::new();
+    let mut command = Command::new("sh");
+    let script = r#"ulimit -Sn 64; exec "$0" mount "$1" "$2""#;
+    command
+        .args(["-c", script, env!("CARGO_BIN_EXE_tarfs")])
+        .args([place.path("a.tar"), place.path("mnt")])
+        .env("XDG_RUNTIME_DIR", place.directory.path())
+        .env("TARFS_CACHE_DIR", place.path("cache"));
+    let output = command.output().expect("started");
+    assert!(output.status.success(), "{}", told(&output));
+    let (pid, _) = place.server();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_nonzero()));
+    let limits = limits.expect("running");
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let numbers: Vec<_> = files.expect("a line").split_whitespace().skip(3).collect();
+    assert_eq!(numbers[0], numbers[1], "{limits}");
+}
+
+/// As when a terminal is stopped, or the pager behind a pipe waits.
+#[test]
+fn who_does_not_read_its_messages_does_not_stop_a_mount() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let files = (0..100).fold(Archive::new(), |archive, number| {
+        archive.file(&format!("{number}"), vec![b'a'; 100_000])
+    });
+    let packed = Packing::Gzip.pack(&files.end().into());
+    fs::write(place.path("a.tar"), packed).expect("written");
+    let mut server = place
+        .mount_command()
+        .args([
+            "--foreground",
+            "--wait-index",
+            "--no-spool",
+            "--memory=1MiB",
+        ])
+        .stderr(writer.try_clone().expect("a descriptor"))
+        .spawn()
+        .expect("started");
+    wait::until("it answers", || place.answers());
+    fill(&writer);
+    // Each of these is told.
+    let damaged = fs::OpenOptions::new().write(true).open(place.path("a.tar"));
+    damaged.expect("there").set_len(10).expect("cut");
+    let files: Vec<_> = (0..100)
+        .map(|number| place.path(&format!("mnt/{number}")))
+        .collect();
+    let failed = wait::ends(move || files.iter().filter(|file| fs::read(file).is_err()).count());
+    assert!(failed > 2, "{failed}");
+    assert!(place.answers());
+    kill_process(Pid::from_child(&server), Signal::TERM).expect("running");
+    wait::until("it ends", || server.try_wait().expect("a child").is_some());
+    assert!(!place.is_mounted());
+    drop(reader);
+}
+
+/// Fills a pipe that nobody reads.
+fn fill(pipe: &std::io::PipeWriter) {
+    let flags = fcntl_getfl(pipe).expect("open");
+    fcntl_setfl(pipe, flags | OFlags::NONBLOCK).expect("set");
+    while rustix::io::write(pipe, &[b'.'; 64]).is_ok() {}
+    fcntl_setfl(pipe, flags).expect("set");
 }
 
 #[test]

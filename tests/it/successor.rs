@@ -155,6 +155,21 @@ fn another_process_goes_on_and_what_is_open_stays_open() {
 }
 
 #[test]
+fn what_was_recorded_outlives_who_recorded_it() {
+    let place = Place::new(&["--restart", "--record", "profile"]);
+    place.settle();
+    let read = |number| fs::read(place.path("mnt").join(name(number))).expect("readable");
+    let recorded = || fs::read_to_string(place.path("profile")).unwrap_or_default();
+    let is_recorded = |number: usize| recorded().contains(&format!("{}\n", name(number)));
+    read(3);
+    wait::until("it is recorded", || is_recorded(3));
+    place.kill();
+    read(4);
+    wait::until("that is recorded, too", || is_recorded(4));
+    assert!(is_recorded(3), "{}", recorded());
+}
+
+#[test]
 fn who_waits_when_the_process_is_killed_is_answered_by_the_next_one() {
     // Nothing on disk or in memory that could answer.
     let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);

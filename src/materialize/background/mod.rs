@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::fs::{AtFlags, fstat};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use self::bits::Bits;
@@ -284,8 +285,12 @@ impl Background {
             .plan
             .path(&work.index, work.plan.names_of(ino).first()?)?;
         match self.find(work, entry, &path) {
-            Some((file, record)) if work.ledger.is_recent(&record) => Some(file.into()),
-            _ => {
+            Ok(Some((file, record))) if work.ledger.is_recent(&record) => Some(file.into()),
+            Err(error) => {
+                tracing::debug!(%error, %path, "its copy cannot be opened now");
+                None
+            }
+            Ok(_) => {
                 if work.whole.clear(ino.0) {
                     self.lose(work, entry, &path);
                 }
@@ -513,7 +518,7 @@ impl Background {
 
     /// Whether an entry is whole already, as an earlier mount left it.
     fn is_there(&self, work: &Work, entry: Entry<'_>, path: &ArchivePath) -> bool {
-        let Some((found, record)) = self.find(work, entry, path) else {
+        let Ok(Some((found, record))) = self.find(work, entry, path) else {
             return false;
         };
         if work.ledger.is_recent(&record) {
@@ -531,13 +536,29 @@ impl Background {
     }
 
     /// The entry in the directory, when it is what the ledger says.
-    fn find(&self, work: &Work, entry: Entry<'_>, path: &ArchivePath) -> Option<(OwnedFd, Record)> {
-        let record = work.ledger.get(entry.ino().0)?;
+    ///
+    /// # Errors
+    /// When this process or the system has no descriptor or memory left, which says nothing of it.
+    fn find(
+        &self,
+        work: &Work,
+        entry: Entry<'_>,
+        path: &ArchivePath,
+    ) -> Result<Option<(OwnedFd, Record)>, Errno> {
+        let Some(record) = work.ledger.get(entry.ino().0) else {
+            return Ok(None);
+        };
         let wants_file = entry.kind() == Kind::File;
-        let found = self.place.open_entry(path, wants_file).ok()?;
-        let stat = fstat(&found).ok()?;
+        let found = match self.place.open_entry(path, wants_file) {
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
+            Err(_) => return Ok(None),
+            Ok(found) => found,
+        };
+        let Ok(stat) = fstat(&found) else {
+            return Ok(None);
+        };
         let is_it = record.fits(&stat) && is_file(&stat) == wants_file;
-        is_it.then_some((found, record))
+        Ok(is_it.then_some((found, record)))
     }
 
     /// xxh3-64 of all that is in a file without holes; `None` when it cannot be read, or all is
