@@ -301,8 +301,12 @@ fn a_complete_copy_is_read_by_the_kernel_and_nothing_is_fetched() {
     let mut place = Place::new(tree.tar.clone());
     place.mount();
     place.wait_for_state("complete");
-    let fetched = place.sent_bytes();
-    assert_eq!(place.counter("source_read_bytes"), fetched);
+    let fetched = place.counter("source_read_bytes");
+    // A busy machine may look like a slow server, which is asked once more.
+    let again = ["source_hedges", "source_cuts", "source_retries"];
+    let is_sent_again = again.iter().any(|name| place.counter(name) > 0);
+    let sent = place.sent_bytes();
+    assert!(fetched == sent || (fetched < sent && is_sent_again));
     place.stop_server();
     place.reads_as(&tree);
     place.reads_as(&tree);

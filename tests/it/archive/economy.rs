@@ -8,6 +8,7 @@ use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
 use tarfs::archive::scan;
+use tarfs::base::stats::Stats;
 use tarfs::index::{Index, Ino, Kind};
 
 use super::PATH;
@@ -42,19 +43,39 @@ fn a_small_file_in_the_middle_costs_one_span_and_then_nothing() {
     assert_eq!(stats.decoded_spans.get(), spans);
 }
 
+/// How often a run may find something sent again, as it is when a busy machine looks like a slow server.
+const TRIES: usize = 3;
+
+/// Whether a part of the archive was asked for a second time.
+fn was_sent_again(stats: &Stats) -> bool {
+    let again = [
+        &stats.source_hedges,
+        &stats.source_cuts,
+        &stats.source_retries,
+    ];
+    again.iter().any(|counter| counter.get() > 0)
+}
+
 fn a_scan_fetches_every_byte_once(packing: Packing) {
     let packed = packed(packing);
     let lab = Lab::serving(packed.clone());
     for (chunk_len, connections) in [(64 << 10, 8), (1 << 20, 1), (8 << 20, 8)] {
-        let before = lab.server.sent_bytes(PATH);
         let mut options = lab.options();
         options.cache_dir = None;
         options.scan.chunk_len = chunk_len;
         options.scan.connections = connections;
-        let archive = lab.open_with(&options);
-        let read = archive.stats().source_read_bytes.get();
-        assert_eq!(read, packed.len() as u64);
-        assert_eq!(lab.server.sent_bytes(PATH) - before, read);
+        let is_scanned_once = |_| {
+            let before = lab.server.sent_bytes(PATH);
+            let archive = lab.open_with(&options);
+            if was_sent_again(archive.stats()) {
+                return false;
+            }
+            let read = archive.stats().source_read_bytes.get();
+            assert_eq!(read, packed.len() as u64);
+            assert_eq!(lab.server.sent_bytes(PATH) - before, read);
+            true
+        };
+        assert!((0..TRIES).any(is_scanned_once), "something is sent again");
     }
 }
 for_each_packing!(a_scan_fetches_every_byte_once);
@@ -64,13 +85,15 @@ fn materializing_fetches_every_byte_once() {
     for packing in [Packing::Plain, Packing::Lz4, Packing::Zstd, Packing::Gzip] {
         for chunk_len in [64 << 10, 1 << 20, 8 << 20] {
             for connections in [1, 8] {
-                materialize_once(packing, chunk_len, connections);
+                let is_once = |_| is_materialized_once(packing, chunk_len, connections);
+                assert!((0..TRIES).any(is_once), "something is sent again");
             }
         }
     }
 }
 
-fn materialize_once(packing: Packing, chunk_len: u64, connections: usize) {
+/// Materializes an archive. Whether nothing of it was sent again; then nothing may have come twice.
+fn is_materialized_once(packing: Packing, chunk_len: u64, connections: usize) -> bool {
     let (tree, packed) = (Tree::mixed(), packed(packing));
     let lab = Lab::serving(packed.clone());
     let options = scan::Options {
@@ -79,9 +102,12 @@ fn materialize_once(packing: Packing, chunk_len: u64, connections: usize) {
         ..scan_options()
     };
     let stats = lab.assert_materializes(&options, &tree);
-    assert_eq!(stats.source_cuts.get() + stats.source_hedges.get(), 0);
+    if was_sent_again(&stats) {
+        return false;
+    }
     assert_eq!(stats.source_read_bytes.get(), packed.len() as u64);
     assert_eq!(lab.server.sent_bytes(PATH), packed.len() as u64);
+    true
 }
 
 #[test]

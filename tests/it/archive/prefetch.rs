@@ -274,7 +274,8 @@ fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
         place.read(number);
     }
     let reads = place.count(|stats| &stats.served_reads);
-    assert!((4..20).contains(&reads), "{reads}");
+    // 63 without any pushing; how many come before the window does is up to the machine.
+    assert!((4..50).contains(&reads), "{reads}");
     place.await_pushed(150);
     for number in 100..SMALL {
         if number % 1000 == 0 {

@@ -19,6 +19,10 @@ use crate::support::tree::Tree;
 /// Schedules of each kind when nobody asks for more.
 const FEW: u64 = 25;
 
+/// How often all that is well may take longer than those wait who open it hastily: a busy machine needs
+/// its time.
+const TRIES: usize = 5;
+
 /// Files of an archive, each of more than one span.
 const FILES: [&str; 3] = ["a", "b", "c"];
 
@@ -72,6 +76,8 @@ fn schedules() -> Range<u64> {
 struct Tally {
     right: u64,
     failed: u64,
+    /// Of which so many waited in vain.
+    late: u64,
 }
 
 impl Lab {
@@ -121,9 +127,23 @@ fn tally(archive: &Archive, tree: &Tree, seed: u64, tally: &mut Tally) {
                 let is_told = !matches!(error, ReadError::Index | ReadError::NotAFile);
                 assert!(is_told, "{error:?}, schedule {seed}");
                 tally.failed += 1;
+                tally.late += u64::from(matches!(error, ReadError::TimedOut(_)));
             }
         }
     }
+}
+
+/// What reads come to when there are no faults any more.
+fn tally_of_the_well(archive: &Archive, tree: &Tree, seed: u64) -> Tally {
+    let tallies = (0..TRIES).map(|_| {
+        let mut later = Tally::default();
+        tally(archive, tree, seed, &mut later);
+        assert_eq!(later.failed, later.late, "it is over, schedule {seed}");
+        later
+    });
+    let mut well = tallies.filter(|later| later.failed == 0);
+    well.next()
+        .unwrap_or_else(|| panic!("it is over, schedule {seed}"))
 }
 
 fn resources(tag: &str) -> [(Tree, Resource); 2] {
@@ -145,14 +165,13 @@ fn reads_end_in_right_bytes_or_an_error_whatever_the_schedule_of_faults() {
         drop(lab.open());
         for seed in schedules() {
             lab.serve(resource.clone());
-            let archive = lab.open_hastily().expect("an archive");
+            let archive = (0..TRIES).find_map(|_| lab.open_hastily().ok());
+            let archive = archive.expect("an archive");
             assert_eq!(archive.stats().scans.get(), 0);
             lab.disturb(seed, &resource, &other);
             tally(&archive, &tree, seed, &mut all);
             lab.serve(resource.clone());
-            let mut later = Tally::default();
-            tally(&archive, &tree, seed, &mut later);
-            assert_eq!(later.failed, 0, "it is over, schedule {seed}");
+            tally_of_the_well(&archive, &tree, seed);
         }
     }
     assert!(
@@ -180,10 +199,7 @@ fn scans_end_in_the_whole_archive_or_an_error_whatever_the_schedule_of_faults() 
         let which = versions.iter().find(|(_, _, tag)| version.contains(tag));
         let (tree, resource, _) = which.expect("one of the two");
         lab.serve(resource.clone());
-        let mut later = Tally::default();
-        tally(&archive, tree, seed, &mut later);
-        assert_eq!(later.failed, 0, "schedule {seed}");
-        all.right += later.right;
+        all.right += tally_of_the_well(&archive, tree, seed).right;
     }
     assert!(all.right > 0 && refused > 0, "{} {refused}", all.right);
 }

@@ -496,12 +496,13 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     while let Some(mut request) = read_request(&mut reader)? {
         request.client_port = client_port;
         let handler = lock(&shared.routes).get(&request.path).cloned();
+        let mut under_way = UnderWay::of(shared);
         // Numbered and noted together: two connections never get the same number.
         let place = {
             let mut seen = lock(&shared.seen);
             let earlier = seen.iter().filter(|seen| seen.request.path == request.path);
             request.number = earlier.count() + 1;
-            request.under_way = shared.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+            request.under_way = under_way.before + 1;
             seen.push(Seen {
                 request: request.clone(),
                 status: 0,
@@ -517,12 +518,12 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             seen.status = response.status;
             seen.body_bytes = sent as u64;
         }
-        let written = write_response(stream, &response);
+        let written = write_response(stream, &response, &mut under_way);
         if matches!(response.end, End::Stall | End::Silence) {
             // Nothing is sent by a client that waits.
             drop(reader.fill_buf());
         }
-        shared.under_way.fetch_sub(1, Ordering::SeqCst);
+        under_way.ends();
         written?;
         if matches!(response.end, End::Reset | End::HangUp) {
             // What tcp(7) calls a disconnect.
@@ -533,6 +534,34 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A request that is being answered, as long as it counts as one.
+struct UnderWay<'a> {
+    count: Option<&'a AtomicUsize>,
+    /// How many there were.
+    before: usize,
+}
+
+impl<'a> UnderWay<'a> {
+    fn of(shared: &'a Shared) -> Self {
+        Self {
+            count: Some(&shared.under_way),
+            before: shared.under_way.fetch_add(1, Ordering::SeqCst),
+        }
+    }
+
+    fn ends(&mut self) {
+        if let Some(count) = self.count.take() {
+            count.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.ends();
+    }
 }
 
 fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
@@ -565,7 +594,13 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     }
 }
 
-fn write_response(mut stream: &TcpStream, response: &Response) -> io::Result<()> {
+/// Sends a response. If that is all of it, it is no longer `under_way` before its last byte can arrive:
+/// who has got everything may ask anew, on any connection, before we are heard of again.
+fn write_response(
+    mut stream: &TcpStream,
+    response: &Response,
+    under_way: &mut UnderWay<'_>,
+) -> io::Result<()> {
     std::thread::sleep(response.delay);
     if matches!(response.end, End::Silence | End::HangUp) {
         return Ok(());
@@ -579,12 +614,20 @@ fn write_response(mut stream: &TcpStream, response: &Response) -> io::Result<()>
     } else {
         write!(head, "Content-Length: {}\r\n\r\n", response.body.len()).expect("memory");
     }
-    stream.write_all(head.as_bytes())?;
+    let is_all = response.cut.is_none() && response.end == End::Decent;
     let body = response.sent_body();
+    if is_all && body.is_empty() {
+        under_way.ends();
+    }
+    stream.write_all(head.as_bytes())?;
     let (len, pause) = response.pace.unwrap_or((64 << 10, Duration::ZERO));
-    for (number, piece) in body.chunks(len.max(1)).enumerate() {
+    let mut pieces = body.chunks(len.max(1)).enumerate().peekable();
+    while let Some((number, piece)) = pieces.next() {
         if number > 0 {
             std::thread::sleep(pause);
+        }
+        if is_all && pieces.peek().is_none() {
+            under_way.ends();
         }
         if response.is_chunked {
             stream.write_all(format!("{:x}\r\n", piece.len()).as_bytes())?;
