@@ -46,13 +46,13 @@ const READERS: u64 = 4;
 const MEMORY_MIB: u64 = 32;
 const BESIDES_MIB: u64 = 64;
 
-/// An operation that takes so long hangs. Their deadline is a second, and five more, from when the last
-/// thing came that they wait for; once more where another process goes on with it, which takes a while to
-/// be found in trouble.
+/// An operation that takes so long hangs. Their deadline is four seconds, and five more, from when the
+/// last thing came that they wait for; once more where another process goes on with it, which takes a
+/// while to be found in trouble. Less than four and a busy machine would be taken for a server in trouble.
 const HANGS: Duration = Duration::from_secs(45);
 
 /// How long a trouble lasts that outlives every deadline, in seconds, and at the most so many more.
-const LONG_SECONDS: u64 = 7;
+const LONG_SECONDS: u64 = 10;
 const LONGER_SECONDS: u64 = 4;
 
 /// What a read may fail with when its server is in trouble.
@@ -96,7 +96,8 @@ fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault>
         2 => Fault::Status(one(dice, &[500, 502, 503])),
         3 => Fault::Status(one(dice, &[401, 403, 404, 412])),
         4 => Fault::Busy(503, "0".to_owned()),
-        5 => Fault::Busy(429, one(dice, &["1", "3"]).to_owned()),
+        // Less than the deadline, and more.
+        5 => Fault::Busy(429, one(dice, &["1", "5"]).to_owned()),
         6 => Fault::HangUp,
         7 | 8 => Fault::Reset(place),
         9 | 10 => Fault::Short(place),
@@ -323,7 +324,7 @@ impl Place {
     fn mount(&self, packing: Packing, flags: &[&str]) {
         let url = self.server.url(&format!("/{packing:?}"));
         let memory = format!("{MEMORY_MIB}MiB");
-        let words = ["mount", "--timeout", "1", "--memory", &memory, &url, "mnt"];
+        let words = ["mount", "--timeout", "4", "--memory", &memory, &url, "mnt"];
         let log = ["--log-file", "log"];
         let output = self.tarfs(&[&words[..], &log, flags].concat());
         let is_well = *self.mood.lock().expect("whole") == Mood::Well;

@@ -1,6 +1,8 @@
 //! Unmounting while readers wait in read(2) for a server, long before their deadline.
 
+use std::fs;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,7 @@ use crate::support::program;
 use crate::support::wait::{self, process_ends};
 
 /// Far less than the minute for which the readers would wait.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 const READ: [(&str, usize); 2] = [("second", 1), ("third", 2)];
 
@@ -46,7 +48,12 @@ impl Waiting {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             command.spawn().expect("installed")
         };
-        let readers = READ.map(reader).into();
+        let readers: Vec<Child> = READ.map(reader).into();
+        for (reader, (name, _)) in readers.iter().zip(READ) {
+            wait::until("it has its file open", || {
+                has_open(reader, &place.path("mnt").join(name))
+            });
+        }
         wait::until("they wait", || place.server.seen(PATH).len() > asked);
         let mut waiting = Self {
             place,
@@ -85,6 +92,13 @@ impl Waiting {
         assert!(took < SOON, "{what}: {took:?}");
         assert!(!is_mounted(&self.place.path("mnt")), "{what}");
     }
+}
+
+/// Whether a process has the file at `path` open.
+fn has_open(process: &Child, path: &Path) -> bool {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id()));
+    let mut descriptors = descriptors.into_iter().flatten().flatten();
+    descriptors.any(|link| fs::read_link(link.path()).is_ok_and(|file| file == path))
 }
 
 impl Drop for Waiting {
