@@ -379,7 +379,14 @@ fn who_is_killed_while_waiting_is_gone_whatever_the_server_does() {
         (waiting("ls", "mnt"), Signal::TERM),
         (waiting("cat", "mnt/filler"), Signal::KILL),
     ];
-    std::thread::sleep(Duration::from_millis(300));
+    for (process, _) in &waiting {
+        let name = format!("/proc/{}/comm", process.id());
+        wait::until("the shell has become who reads", || {
+            let name = fs::read_to_string(&name).expect("a child");
+            matches!(name.trim_end(), "cat" | "ls")
+        });
+    }
+    std::thread::sleep(Duration::from_secs(1));
     let killed = Instant::now();
     for (process, signal) in &mut waiting {
         assert_eq!(process.try_wait().expect("a child"), None, "waits");
@@ -434,12 +441,16 @@ fn a_scan_goes_on_when_a_server_comes_back_that_was_silent_beyond_the_deadline()
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
     assert_eq!(place.list(), ["early", "filler", "late", "last"]);
-    // However many reads met with it.
+    // However many reads met with it. On a busy machine one may do so in the very moment when another has
+    // gone well again.
+    let timeouts = place.count("source_timeouts");
     let log = fs::read_to_string(place.path("log")).expect("written");
     let url = place.server.url(ARCHIVE);
-    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;
     let troubles = said("it is asked again") + said("can be read again");
-    assert_eq!(said(&format!("WARN cannot read {url}")), 1, "{log}");
-    assert_eq!(said(&format!("INFO {url} can be read again")), 1, "{log}");
-    assert_eq!(troubles, 2, "{log}");
+    let warned = said(&format!("WARN cannot read {url}"));
+    let mended = said(&format!("INFO {url} can be read again"));
+    assert!(warned >= 1 && warned == mended, "{log}");
+    assert!(2 * warned <= timeouts, "{timeouts}: {log}");
+    assert_eq!(troubles, warned + mended, "{log}");
 }
