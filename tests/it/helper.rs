@@ -10,7 +10,7 @@ use std::process::Output;
 
 use crate::support::http::{Resource, Server};
 use crate::support::namespace;
-use crate::support::program::told;
+use crate::support::program::{self, told};
 use crate::support::raw::{Archive, Header};
 
 /// What every script begins with: `helpers` puts this program into /sbin under the given names, and
@@ -44,7 +44,7 @@ impl Place {
         let place = Self { directory };
         let open = Permissions::from_mode(0o755);
         fs::set_permissions(place.directory.path(), open).expect("set");
-        fs::copy(env!("CARGO_BIN_EXE_tarfs"), place.path("tarfs")).expect("copied");
+        program::copy_to(&place.path("tarfs"));
         fs::write(place.path("a.tar"), archive()).expect("written");
         fs::write(place.path("fstab"), "").expect("written");
         for own in ["mnt", "m n", "over", "session"] {

@@ -11,7 +11,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Files, Image};
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, told};
+use crate::support::program::{self, tarfs, told};
 use crate::support::raw::{self, Archive, Header};
 use crate::support::sums::sha256;
 
@@ -620,7 +620,7 @@ fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    fs::copy(env!("CARGO_BIN_EXE_tarfs"), place.path().join("tarfs")).expect("copied");
+    program::copy_to(&place.path().join("tarfs"));
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
     chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
     let words = ["./tarfs", "bundle", "-q", "oci-archive:i.tar", "box"];

@@ -10,7 +10,7 @@ use std::process::Output;
 
 use crate::support::http::{Resource, Server};
 use crate::support::namespace;
-use crate::support::program::told;
+use crate::support::program::{self, told};
 use crate::support::raw::{Archive, Header};
 
 /// nobody: fusermount3 wants its caller to have a name.
@@ -42,7 +42,7 @@ impl Place {
         let place = Self { directory };
         let open = Permissions::from_mode(0o755);
         fs::set_permissions(place.directory.path(), open).expect("set");
-        fs::copy(env!("CARGO_BIN_EXE_tarfs"), place.path("tarfs")).expect("copied");
+        program::copy_to(&place.path("tarfs"));
         fs::write(place.path("a.tar"), archive()).expect("written");
         fs::write(place.path("fuse.conf"), "").expect("written");
         for own in ["mnt", "cache", "run"] {

@@ -18,6 +18,14 @@ pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
         .expect("started")
 }
 
+/// Copies it to `path`. Another process does: what this one has open for writing is held open by whatever
+/// another test starts meanwhile, and what somebody may write to cannot be run (ETXTBSY).
+pub(crate) fn copy_to(path: &Path) {
+    let mut copy = Command::new("cp");
+    let copied = copy.arg(env!("CARGO_BIN_EXE_tarfs")).arg(path).status();
+    assert!(copied.expect("coreutils").success());
+}
+
 /// The processes that `parent` has started.
 pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.as_raw_nonzero()));
