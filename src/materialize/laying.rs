@@ -20,7 +20,7 @@ use super::{CLAIM, Materializer};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{Refusal, ResolveError};
 use crate::index::{Builder, Entry, Index, Ino, Kind, Options, Origin, Placed, Refused};
-use crate::stack::{Link, Meaning, Whiteouts, canonical, ends, names_hidden};
+use crate::stack::{Link, Meaning, Unsettled, Whiteouts, canonical, ends, names_hidden};
 use crate::tar::{self, Member};
 
 const CLEAR: &str = "remove what a layer says to be gone";
@@ -86,11 +86,11 @@ enum Fate {
     Nothing(ArchivePath),
     /// What has its name is to be removed.
     Gone(ArchivePath),
-    /// It has no place, for this reason; whether the directory it would be in is made all the same.
+    /// It has no place, for this reason; the directory of `way` is made all the same, if there is one.
     Refused {
         path: ArchivePath,
         cause: Cause,
-        has_parent: bool,
+        way: Option<ArchivePath>,
     },
 }
 
@@ -125,17 +125,20 @@ impl Materializer {
             return Ok(());
         };
         let index = laying.builder.finish(Origin::default());
+        let unsettled = Unsettled::of(&index, laying.whiteouts);
         self.make_late_links();
-        self.make_forward_links(&index, laying.whiteouts, &laying.forward.into_links());
+        let forward = laying.forward.into_links();
+        self.make_forward_links(&index, laying.whiteouts, &forward, &unsettled.links);
         if !laying.is_bottom {
             let mut hiding = Hiding {
                 index: &index,
                 whiteouts: laying.whiteouts,
+                marks: &unsettled.marks,
                 pruned: HashSet::new(),
             };
             self.hide(&mut hiding);
         }
-        self.make_links_below(&index, laying.whiteouts, laying.is_bottom);
+        self.make_links_below(&index, laying.whiteouts, &unsettled.links, laying.is_bottom);
         self.root.clear();
         self.directories
             .forget(laying.below, &self.context.take_removed());
@@ -150,18 +153,15 @@ impl Materializer {
             Fate::Nothing(path) => self.make_parent(&path),
             Fate::Gone(path) => self.unmake(&path),
             Fate::Idle => {}
-            Fate::Refused {
-                path,
-                cause,
-                has_parent,
-            } => {
+            Fate::Refused { path, cause, way } => {
                 if matches!(cause, Cause::Unplaced(Refused::Full)) {
                     let limit = self.context.claims.most();
                     let too_many = Error::TooManyEntries { path, limit };
                     return self.context.problems.stop(too_many);
                 }
-                if has_parent && !matches!(cause, Cause::Climbs) {
-                    self.make_parent(&path);
+                let way = way.filter(|_| !matches!(cause, Cause::Climbs));
+                if let Some(way) = way {
+                    self.make_parent(&way);
                 }
                 self.context.problems.add(&path, cause);
             }
@@ -194,16 +194,17 @@ impl Materializer {
             // Who makes layers by comparing trees says of a directory that has become a file what of
             // it is gone as well.
             Err(Refused::Unreachable(Refusal::NotADirectory))
-                if whiteouts.takes_name(name_of(path)) =>
+                if !has_parent && whiteouts.takes_name(name_of(path)) =>
             {
                 return Fate::Idle;
             }
             Err(refused) => {
                 let cause = cause(refused, member);
+                let shown = || hidden_part(index, &lies, whiteouts).unwrap_or_else(|| lies.clone());
                 return Fate::Refused {
+                    way: has_parent.then(shown),
                     path: lies,
                     cause,
-                    has_parent,
                 };
             }
         };
@@ -288,9 +289,16 @@ impl Materializer {
         }
     }
 
-    /// Makes the links whose targets the layer itself turned out to hold.
-    fn make_forward_links(&mut self, index: &Index, whiteouts: Whiteouts, links: &[Link]) {
-        let below: HashSet<_> = unresolved(index).map(|link| link.path).collect();
+    /// Makes the links whose targets the layer itself turned out to hold; those of `unsettled` it does
+    /// not.
+    fn make_forward_links(
+        &mut self,
+        index: &Index,
+        whiteouts: Whiteouts,
+        links: &[Link],
+        unsettled: &[Link],
+    ) {
+        let below: HashSet<_> = unsettled.iter().map(|link| &link.path).collect();
         for (link, end) in links.iter().zip(ends(links)) {
             let named = index.find(&link.path);
             let is_hidden = hidden_part(index, &link.path, whiteouts).is_some();
@@ -332,6 +340,13 @@ impl Materializer {
             let (mut names, mut is_opaque) = (Vec::new(), false);
             if let Some(directory) = hiding.index.entry(ino) {
                 is_opaque = hiding.whiteouts.is_opaque(&directory);
+            }
+            for &mark in hiding.marks.get(&ino).into_iter().flatten() {
+                match mark {
+                    Meaning::Entry => {}
+                    Meaning::Hides(name) => names.push(name),
+                    Meaning::Opaque => is_opaque = true,
+                }
             }
             for child in hiding.index.children(ino, 0) {
                 let Some(entry) = hiding.index.entry(child.ino) else {
@@ -452,9 +467,14 @@ impl Materializer {
 
     /// Makes the links to what lies below the layer: first each beside the tree, so that none stands
     /// in another's way, and then each in its place.
-    fn make_links_below(&mut self, index: &Index, whiteouts: Whiteouts, is_bottom: bool) {
-        let unresolved: Vec<_> = unresolved(index).collect();
-        let aside = match self.free_number(&unresolved) {
+    fn make_links_below(
+        &mut self,
+        index: &Index,
+        whiteouts: Whiteouts,
+        links: &[Link],
+        is_bottom: bool,
+    ) {
+        let aside = match self.free_number(links) {
             Ok(number) => format!("{ASIDE}{number}-"),
             Err(trouble) => {
                 let top = self.root.top().clone();
@@ -462,7 +482,7 @@ impl Materializer {
             }
         };
         let mut made = Vec::new();
-        for (link, end) in unresolved.iter().zip(ends(&unresolved)) {
+        for (link, end) in links.iter().zip(ends(links)) {
             if hidden_part(index, &link.path, whiteouts).is_some() {
                 continue;
             }
@@ -562,6 +582,8 @@ impl Materializer {
 struct Hiding<'a> {
     index: &'a Index,
     whiteouts: Whiteouts,
+    /// What its hard links hide, by their directories.
+    marks: &'a HashMap<Ino, HashSet<Meaning<'a>>>,
     /// Directories of the layer in which nothing of those below is left.
     pruned: HashSet<Ino>,
 }
@@ -576,16 +598,6 @@ impl<'a> Hiding<'a> {
             && !names_hidden(self.index, self.whiteouts, &entry);
         is_shown.then_some(entry)
     }
-}
-
-/// The hard links of a layer to what lies below it.
-fn unresolved(index: &Index) -> impl Iterator<Item = Link> {
-    index.unresolved_links().filter_map(|link| {
-        let mut path = index.path(link.parent)?;
-        path.push(link.name);
-        let target = ArchivePath::sanitize(link.target).path;
-        Some(Link { path, target })
-    })
 }
 
 /// How far `path`, in the layer's own tree, leads: to its first component that is no entry, if there
@@ -613,9 +625,9 @@ fn hidden_part(index: &Index, path: &ArchivePath, whiteouts: Whiteouts) -> Optio
 
 fn refused(path: ArchivePath, cause: Cause) -> Fate {
     Fate::Refused {
+        way: Some(path.clone()),
         path,
         cause,
-        has_parent: true,
     }
 }
 
@@ -860,6 +872,10 @@ mod tests {
             2 => "([abc]/){0,2}\\.wh\\.[abc]".prop_map(Step::File),
             1 => "([abc]/){0,2}\\.wh\\.\\.wh\\.\\.opq".prop_map(Step::File),
             1 => "([abc]/){0,2}\\.wh\\.[abc]/[abc]".prop_map(Step::File),
+            2 => ("([abc]/){0,2}\\.wh\\.([abc]|\\.wh\\.(opq|aufs))", path())
+                .prop_map(|(path, target)| Step::Hard(path, target)),
+            1 => ("([abc]/){0,2}\\.wh\\.[abc]/[abc]", path())
+                .prop_map(|(path, target)| Step::Hard(path, target)),
             1 => path().prop_map(Step::Device),
             1 => path().prop_map(Step::Marked),
         ];

@@ -1,11 +1,56 @@
 //! Hard links of a layer whose targets it does not hold; pure.
 //!
 //! Such a link means what lies below its layer. Its target may be another such link of the same
-//! layer, which comes first then, whatever lies below under that name.
+//! layer, which comes first then, whatever lies below under that name. One that is called like what
+//! hides something hides it, whatever its target is: AUFS makes all of them links to one file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use super::whiteouts::{Meaning, Whiteouts};
 use crate::base::path::ArchivePath;
+use crate::index::{Index, Ino};
+
+/// The hard links of a layer whose targets it does not hold, by what their names say of them.
+#[derive(Debug)]
+pub struct Unsettled<'a> {
+    /// Those that wait for what they are to be other names of.
+    pub links: Vec<Link>,
+    /// In which directory of the layer each of `links` lies, and by which name.
+    pub names: Vec<(Ino, &'a [u8])>,
+    /// What the others hide, by their directories.
+    pub marks: HashMap<Ino, HashSet<Meaning<'a>>>,
+    /// How many others there are: they are no entries and lack nothing.
+    pub others: u64,
+}
+
+impl<'a> Unsettled<'a> {
+    /// Those of `index`.
+    pub fn of(index: &'a Index, whiteouts: Whiteouts) -> Self {
+        let mut unsettled = Self {
+            links: Vec::new(),
+            names: Vec::new(),
+            marks: HashMap::new(),
+            others: 0,
+        };
+        for link in index.unresolved_links() {
+            let mut path = index.path(link.parent).unwrap_or_default();
+            path.push(link.name);
+            if !path.components().any(|name| whiteouts.takes_name(name)) {
+                let target = ArchivePath::sanitize(link.target).path;
+                unsettled.links.push(Link { path, target });
+                unsettled.names.push((link.parent, link.name));
+                continue;
+            }
+            unsettled.others += 1;
+            let meaning = whiteouts.meaning_of_name(link.name);
+            if meaning != Meaning::Entry {
+                let marks = unsettled.marks.entry(link.parent).or_default();
+                marks.insert(meaning);
+            }
+        }
+        unsettled
+    }
+}
 
 /// A hard link that waits for what it is to be another name of.
 #[derive(Clone, PartialEq, Eq, Debug)]

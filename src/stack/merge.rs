@@ -5,10 +5,10 @@
 //! from the layers below it, and never from itself.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
-use super::links::{self, Link};
+use super::links::{self, Unsettled};
 use super::whiteouts::{Meaning, Whiteouts};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
@@ -31,9 +31,10 @@ fn linked<'a>(layers: &'a [&'a Index], whiteouts: Whiteouts) -> Layers<'a> {
         indexes: layers,
         whiteouts,
         links: vec![HashMap::new(); layers.len()],
-        found: 0,
+        marks: Vec::with_capacity(layers.len()),
+        settled: 0,
     };
-    for number in 1..layers.len() {
+    for number in 0..layers.len() {
         stack.find_links(number);
     }
     stack
@@ -47,8 +48,10 @@ struct Layers<'a> {
     indexes: &'a [&'a Index],
     whiteouts: Whiteouts,
     links: Vec<Links<'a>>,
-    /// How many links have found their targets.
-    found: u64,
+    /// What hard links say to be gone from below their layers, by directory.
+    marks: Vec<HashMap<Ino, HashSet<Meaning<'a>>>>,
+    /// How many links have found their targets, or want none.
+    settled: u64,
 }
 
 /// What a name stands for: one entry, or directories from the bottom; nothing if it is not seen.
@@ -107,7 +110,11 @@ impl<'a> Layers<'a> {
             let Some(index) = self.index(part.layer) else {
                 continue;
             };
-            if self.whiteouts.hides(index, part.ino, name) {
+            let marks = self.marks_in(part);
+            let is_marked = marks.is_some_and(|marks| {
+                marks.contains(&Meaning::Opaque) || marks.contains(&Meaning::Hides(name))
+            });
+            if is_marked || self.whiteouts.hides(index, part.ino, name) {
                 named.clear();
             }
             let entry = index.lookup(part.ino, name);
@@ -137,21 +144,24 @@ impl<'a> Layers<'a> {
         self.links.get(part.layer as usize)?.get(&part.ino)
     }
 
-    /// Looks for the targets of those links of layer `number` that the layer does not hold itself.
+    /// What the hard links in directory `part` say to be gone from what lies below it.
+    fn marks_in(&self, part: Place) -> Option<&HashSet<Meaning<'a>>> {
+        self.marks.get(part.layer as usize)?.get(&part.ino)
+    }
+
+    /// Looks for the targets of those links of layer `number` that the layer does not hold itself, the
+    /// layers below it being done.
     fn find_links(&mut self, number: usize) {
         let Some(index) = self.indexes.get(number).copied() else {
             return;
         };
-        let unresolved: Vec<_> = index.unresolved_links().collect();
-        let links: Vec<_> = unresolved
-            .iter()
-            .map(|link| {
-                let mut path = index.path(link.parent).unwrap_or_default();
-                path.push(link.name);
-                let target = ArchivePath::sanitize(link.target).path;
-                Link { path, target }
-            })
-            .collect();
+        let unsettled = Unsettled::of(index, self.whiteouts);
+        self.marks.push(unsettled.marks);
+        self.settled += unsettled.others;
+        if number == 0 {
+            // Nothing lies below it.
+            return;
+        }
         // With this layer: a way to something below may lead through it. Its own links come last, as
         // none leads to another one's name.
         let mut found = Vec::new();
@@ -159,11 +169,11 @@ impl<'a> Layers<'a> {
             layers: self,
             count: number + 1,
         };
-        for (link, end) in unresolved.iter().zip(links::ends(&links)) {
+        for (&(parent, name), end) in unsettled.names.iter().zip(links::ends(&unsettled.links)) {
             let target = end.and_then(|end| way.find(&end));
-            found.extend(target.map(|place| (link.parent, link.name, place)));
+            found.extend(target.map(|place| (parent, name, place)));
         }
-        self.found += found.len() as u64;
+        self.settled += found.len() as u64;
         if let Some(links) = self.links.get_mut(number) {
             for (parent, name, place) in found {
                 links.entry(parent).or_default().insert(name, place);
@@ -293,7 +303,7 @@ impl<'a> Laying<'a, '_> {
         let indexes = self.layers.indexes;
         let problems = indexes.iter().map(|index| index.problem_count());
         let problems = problems.fold(0, u64::saturating_add);
-        self.plan.problems = problems.saturating_sub(self.layers.found);
+        self.plan.problems = problems.saturating_sub(self.layers.settled);
         self.directory(self.layers.roots(indexes.len()))?;
         while let Some((directory, parts)) = self.pending.pop() {
             match parts.as_slice() {
@@ -393,15 +403,18 @@ impl<'a> Laying<'a, '_> {
         if directory.is_some_and(|directory| whiteouts.is_opaque(&directory)) {
             hides(None);
         }
+        let marks = self.layers.marks_in(part).into_iter().flatten();
+        let mut say = |meaning: Meaning<'a>| match meaning {
+            Meaning::Entry => {}
+            Meaning::Hides(name) => hides(Some(name)),
+            Meaning::Opaque => hides(None),
+        };
+        marks.for_each(|&meaning| say(meaning));
         for child in index.children(part.ino, 0) {
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
-            match whiteouts.meaning(child.name, &entry) {
-                Meaning::Entry => {}
-                Meaning::Hides(name) => hides(Some(name)),
-                Meaning::Opaque => hides(None),
-            }
+            say(whiteouts.meaning(child.name, &entry));
         }
     }
 
@@ -470,6 +483,9 @@ mod tests {
             1 => name().prop_map(move |name| member(name, none.clone())),
             1 => (name(), name()).prop_map(|(name, target)| symlink(name, target)),
             3 => (name(), name()).prop_map(|(name, target)| hard_link(name, target)),
+            1 => (name(), name()).prop_map(move |(name, target)| hard_link(&hidden(name), target)),
+            1 => (name(), name())
+                .prop_map(|(name, target)| hard_link(&format!("{name}/.wh..wh..opq"), target)),
         ]
     }
 

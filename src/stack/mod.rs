@@ -17,7 +17,7 @@ use crate::archive::{Archive, PageCache, ReadError, Wanted};
 use crate::index::{Index, Ino, Merged, Place};
 use pages::LayerPages;
 
-pub use links::{Link, ends};
+pub use links::{Link, Unsettled, ends};
 pub use merge::{canonical, merge, names_hidden};
 pub use open::{Layer, StackError};
 pub use whiteouts::{Meaning, Whiteouts};

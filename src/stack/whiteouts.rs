@@ -25,7 +25,7 @@ pub enum Whiteouts {
 }
 
 /// What a name in a layer means.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Meaning<'a> {
     /// What it says.
     Entry,
@@ -41,17 +41,25 @@ impl Whiteouts {
     pub fn meaning<'a>(self, name: &'a [u8], entry: &Entry<'_>) -> Meaning<'a> {
         const NONE: Device = Device { major: 0, minor: 0 };
         match self {
-            Self::Oci if name == OPAQUE => Meaning::Opaque,
-            Self::Oci => name
-                .strip_prefix(PREFIX)
-                .map_or(Meaning::Entry, Meaning::Hides),
+            Self::Oci => self.meaning_of_name(name),
             Self::Overlay if entry.kind() == Kind::CharDevice(NONE) => Meaning::Hides(name),
             Self::Overlay if is_marked_whiteout(entry) => Meaning::Hides(name),
             Self::Overlay | Self::Keep => Meaning::Entry,
         }
     }
 
-    /// Whether directory `ino` of a layer says that `name` of lower layers is not to be seen in it.
+    /// What `name` means of which nothing else is known.
+    pub fn meaning_of_name(self, name: &[u8]) -> Meaning<'_> {
+        match self {
+            Self::Oci if name == OPAQUE => Meaning::Opaque,
+            Self::Oci => name
+                .strip_prefix(PREFIX)
+                .map_or(Meaning::Entry, Meaning::Hides),
+            Self::Overlay | Self::Keep => Meaning::Entry,
+        }
+    }
+
+    /// Whether directory `ino` of a layer says by one of its entries that `name` of lower layers is not to be seen in it.
     pub fn hides(self, index: &Index, ino: Ino, name: &[u8]) -> bool {
         let means = |called: &[u8], meaning: Meaning<'_>| {
             let entry = index.lookup(ino, called);

@@ -139,16 +139,18 @@ impl Model {
     }
 
     fn lay(&mut self, layer: &[Step], whiteouts: &str) {
-        let (mut own, links) = self.own(layer);
+        let (mut own, mut links) = self.own(layer);
         let mut gone = Vec::new();
-        for (path, node) in &own {
+        let own_names = own.iter().map(|(path, node)| (path, node.text.as_str()));
+        let link_names = links.iter().map(|(path, _)| (path, "a link"));
+        for (path, text) in own_names.chain(link_names) {
             let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
             let below = |name: &str| format!("{parent}/{name}").trim_matches('/').to_owned();
             match name.strip_prefix(".wh.") {
                 Some(".wh..opq") if whiteouts == "oci" => gone.push((parent.to_owned(), false)),
                 Some("" | "." | "..") => {}
                 Some(name) if whiteouts == "oci" => gone.push((below(name), true)),
-                _ if whiteouts == "overlay" && node.text == "c 0,0" => {
+                _ if whiteouts == "overlay" && text == "c 0,0" => {
                     gone.push((path.clone(), true));
                 }
                 _ => {}
@@ -169,7 +171,9 @@ impl Model {
             }
         }
         if whiteouts == "oci" {
-            own.retain(|path, _| !path.split('/').any(|part| part.starts_with(".wh.")));
+            let is_shown = |path: &str| !path.split('/').any(|part| part.starts_with(".wh."));
+            own.retain(|path, _| is_shown(path));
+            links.retain(|(path, _)| is_shown(path));
         }
         if whiteouts == "overlay" {
             own.retain(|_, node| node.text != "c 0,0");
@@ -504,6 +508,46 @@ fn layers_hide_and_replace_what_lies_below() {
             vec![Hard("d/x", "n"), File("n", "above")],
         ),
         over_bottom("another name for itself", vec![Hard("f", "f")]),
+        over_bottom(
+            "gone by links to what lies below",
+            vec![Hard(".wh.f", "d/x"), Hard("d/.wh.y", "f")],
+        ),
+        over_bottom(
+            "gone by links to what nobody has",
+            vec![
+                Hard(".wh.f", ".wh..wh.aufs"),
+                Hard("d/.wh.x", ".wh..wh.aufs"),
+                Hard(".wh.none", ".wh..wh.aufs"),
+                Hard(".wh.kept/x", "d/y"),
+            ],
+        ),
+        over_bottom(
+            "gone by a link, and new",
+            vec![File("f", "above"), Hard(".wh.f", "d/x")],
+        ),
+        over_bottom(
+            "opaque by a link",
+            vec![Hard("d/.wh..wh..opq", "nowhere"), File("d/new", "above")],
+        ),
+        over_bottom(
+            "another name for what a link hides under its other name",
+            vec![Hard(".wh.f", "d/x"), Hard("n", "g")],
+        ),
+        (
+            "gone by a link from one layer and back in the next",
+            vec![
+                bottom(),
+                vec![Hard(".wh.d", "f")],
+                vec![File("d/z", "third"), Hard("d/y", "f")],
+            ],
+        ),
+        (
+            "what the bottom says by links to be gone",
+            vec![
+                vec![File("a", "below"), Hard(".wh.a", "none")],
+                vec![File("b", "above")],
+            ],
+        ),
         (
             "another name for what is gone",
             vec![bottom(), vec![Hard("h", "d/x")], vec![File(".wh.d", "")]],
@@ -654,6 +698,9 @@ fn links_to_what_nobody_has_are_told() {
             Hard("d", "d/x"),
             Hard("one", "other"),
             Hard("other", "one"),
+            // What hides is nothing that has other names.
+            Hard("s", ".wh.t"),
+            Hard(".wh.t", "g"),
             File("n", "above"),
         ],
     ]);
@@ -667,13 +714,14 @@ fn links_to_what_nobody_has_are_told() {
         "d: cannot link to d/x",
         "one: cannot link to other",
         "other: cannot link to one",
+        "s: cannot link to .wh.t",
     ] {
         assert!(complaints.contains(told), "{told}: {complaints}");
     }
     let output = place.run(&["ls", "-R"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        told(&output).contains("5 members are not in the tree"),
+        told(&output).contains("6 members are not in the tree"),
         "{}",
         told(&output)
     );
@@ -682,6 +730,22 @@ fn links_to_what_nobody_has_are_told() {
     assert_eq!(complaints, "");
     assert_eq!(written.get("h"), written.get("d/x"), "by a link on the way");
     assert_eq!(below.mounted(&[], seen), written);
+}
+
+#[test]
+fn a_link_that_hides_is_no_link_and_lacks_nothing() {
+    let above = vec![
+        Hard(".wh.f", ".wh..wh.aufs"),
+        Hard("d/.wh.x", "g"),
+        Hard("d/sub/.wh..wh..opq", "nowhere"),
+        Hard(".wh.kept/x", "nowhere"),
+    ];
+    let place = Place::of(&[bottom(), above]);
+    let output = place.run(&["ls", "-R"], &[]);
+    let listed = "d\nd/sub\nd/y\ng\nl\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
+    assert_eq!(told(&output), "");
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]
