@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use indicatif::HumanBytes;
 use serde::Serialize;
+use serde_json::value::RawValue;
 
 use super::args::{CacheDirArgs, SourceArgs};
 use super::{given, open};
@@ -41,8 +42,8 @@ struct Report<'a> {
     platform: String,
     /// The lowest first.
     layers: Vec<LayerReport<'a>>,
-    /// As the image has it.
-    config: &'a serde_json::Value,
+    /// As the image has it, but on one line.
+    config: Box<RawValue>,
 }
 
 #[derive(Serialize, Debug)]
@@ -62,7 +63,7 @@ pub(super) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     let outer = given::Outer::new(&args.place, !stderr().is_terminal());
     let image = given::image(&reference, &args.source, &outer, &network, &stats)?;
     let mut text = if args.json {
-        serde_json::to_string(&report(&image))?
+        serde_json::to_string(&report(&image)?)?
     } else {
         in_words(&image)
     };
@@ -72,21 +73,36 @@ pub(super) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn report(image: &Image) -> Report<'_> {
+fn report(image: &Image) -> anyhow::Result<Report<'_>> {
     let layers = image.layers.iter().map(|layer| LayerReport {
         digest: digest(layer),
         size_bytes: layer.size,
         media_type: layer.media_type.as_deref(),
     });
-    Report {
+    let config = on_one_line(image.config.document.get());
+    Ok(Report {
         source: &image.location,
         names: &image.names,
         digest: format!("sha256:{}", image.digest),
         config_digest: format!("sha256:{}", image.config_digest),
         platform: image.config.platform.to_string(),
         layers: layers.collect(),
-        config: &image.config.document,
-    }
+        config: RawValue::from_string(config)?,
+    })
+}
+
+/// The JSON in `text` without what stands between its words.
+fn on_one_line(text: &str) -> String {
+    let (mut is_text, mut is_escaped) = (false, false);
+    let is_kept = |letter: &char| {
+        let is_blank = !is_text && letter.is_ascii_whitespace();
+        if !is_escaped && *letter == '"' {
+            is_text = !is_text;
+        }
+        is_escaped = is_text && !is_escaped && *letter == '\\';
+        !is_blank
+    };
+    text.chars().filter(is_kept).collect()
 }
 
 fn digest(layer: &Layer) -> Option<String> {
@@ -179,12 +195,15 @@ mod tests {
     /// Programs read these. One may be added; none may change or go.
     #[test]
     fn the_names_of_what_is_told_of_an_image_stay() {
-        let image = image(r#"{"os":"linux","architecture":"amd64"}"#);
+        let image = image(
+            r#" { "os":"linux",
+            "architecture" : "a\"\\ b" } "#,
+        );
         let (ones, twos) = ("01".repeat(32), "02".repeat(32));
         assert_eq!(
-            serde_json::to_string(&report(&image)).expect("a report"),
+            serde_json::to_string(&report(&image).expect("JSON")).expect("a report"),
             format!(
-                r#"{{"source":"x.tar","names":["one"],"digest":"sha256:{ones}","config_digest":"sha256:{twos}","platform":"linux/amd64","layers":[{{"digest":null,"size_bytes":7,"media_type":null}}],"config":{{"architecture":"amd64","os":"linux"}}}}"#
+                r#"{{"source":"x.tar","names":["one"],"digest":"sha256:{ones}","config_digest":"sha256:{twos}","platform":"linux/a\"\\ b","layers":[{{"digest":null,"size_bytes":7,"media_type":null}}],"config":{{"os":"linux","architecture":"a\"\\ b"}}}}"#
             )
         );
     }

@@ -1,16 +1,22 @@
 //! An image's configuration: what it runs, as whom, and what its layers unpack to; pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
+use super::bounded::{keys, list, names};
 use super::document::{MAX_LAYERS, digest, malformed, or_nothing};
 use super::error::Cause;
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
+/// Words of a command line, variables, labels and so on, of each kind. Linux starts nothing with many more
+/// words, as all of them together have to fit into 2 MiB.
+const MAX_WORDS: usize = 65_536;
+
 /// What an image says of itself.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// What it was made for.
     pub platform: Platform,
@@ -23,7 +29,7 @@ pub struct Config {
     /// Who made it.
     pub author: Option<String>,
     /// All of it, as it is written.
-    pub document: serde_json::Value,
+    pub document: Box<RawValue>,
 }
 
 /// What an image runs, and how.
@@ -34,19 +40,19 @@ pub struct Execution {
     #[serde(default, deserialize_with = "or_nothing")]
     pub user: String,
     /// `NAME=value`.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "list::<_, _, MAX_WORDS>")]
     pub env: Vec<String>,
     /// What comes before the arguments.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "list::<_, _, MAX_WORDS>")]
     pub entrypoint: Vec<String>,
     /// The arguments, unless somebody gives others.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "list::<_, _, MAX_WORDS>")]
     pub cmd: Vec<String>,
     /// Where it is started; empty for the root.
     #[serde(default, deserialize_with = "or_nothing")]
     pub working_dir: String,
     /// What else is said of it.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "names::<_, _, MAX_WORDS>")]
     pub labels: BTreeMap<String, String>,
     /// What asks it to end, as `SIGTERM`.
     #[serde(default, deserialize_with = "or_nothing")]
@@ -55,15 +61,19 @@ pub struct Execution {
     #[serde(default, deserialize_with = "or_nothing")]
     pub hostname: String,
     /// Ports that it listens on, as `80/tcp`.
-    #[serde(default, deserialize_with = "or_nothing")]
-    pub exposed_ports: BTreeMap<String, serde_json::Value>,
+    #[serde(default, deserialize_with = "keys::<_, MAX_WORDS>")]
+    pub exposed_ports: BTreeSet<String>,
 }
 
 /// As it is written.
 #[derive(Deserialize)]
 struct Raw {
-    #[serde(flatten)]
-    platform: Platform,
+    // Not flattened: whatever else there is would be kept until the end.
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    architecture: String,
+    variant: Option<String>,
     #[serde(default, deserialize_with = "or_nothing")]
     config: Execution,
     #[serde(default, deserialize_with = "or_nothing")]
@@ -74,7 +84,7 @@ struct Raw {
 
 #[derive(Default, Deserialize)]
 struct RawRootfs {
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "list::<_, _, MAX_LAYERS>")]
     diff_ids: Vec<String>,
 }
 
@@ -86,13 +96,24 @@ impl Config {
     pub fn parse(bytes: &[u8]) -> Result<Self, Cause> {
         let raw: Raw = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
         let document = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+        let execution = &raw.config;
+        let lists = [&execution.env, &execution.entrypoint, &execution.cmd].map(Vec::len);
+        let names = [execution.labels.len(), execution.exposed_ports.len()];
+        if lists.iter().chain(&names).any(|&len| len > MAX_WORDS) {
+            let what = "it has too many variables, words of a command, labels or ports";
+            return Err(Cause::Malformed(what.to_owned()));
+        }
         let diff_ids = raw.rootfs.diff_ids;
         if diff_ids.len() > MAX_LAYERS {
             return Err(Cause::Malformed("it has too many layers".to_owned()));
         }
         let diff_ids = diff_ids.iter().map(|text| digest(text));
         Ok(Self {
-            platform: raw.platform,
+            platform: Platform {
+                os: raw.os,
+                architecture: raw.architecture,
+                variant: raw.variant,
+            },
             execution: raw.config,
             diff_ids: diff_ids.collect::<Result<_, _>>()?,
             created: raw.created,
@@ -136,7 +157,20 @@ mod tests {
             ("/w".into(), "SIGQUIT".into())
         );
         assert_eq!(execution.labels.get("l").map(String::as_str), Some("m"));
-        assert!(execution.exposed_ports.contains_key("80/tcp"));
-        assert_eq!(config.document["unknown"][0], 1);
+        assert!(execution.exposed_ports.contains("80/tcp"));
+        assert_eq!(config.document.get().as_bytes(), text);
+    }
+
+    #[test]
+    fn nobody_runs_more_words_than_linux_starts() {
+        let words = |count: usize| vec!["\"\""; count].join(",");
+        let text = |count| format!(r#"{{"config":{{"Cmd":[{}]}}}}"#, words(count));
+        let config = Config::parse(text(MAX_WORDS).as_bytes()).expect("a config");
+        assert_eq!(config.execution.cmd.len(), MAX_WORDS);
+        let refused = Config::parse(text(MAX_WORDS + 1).as_bytes());
+        assert!(matches!(refused, Err(Cause::Malformed(_))), "{refused:?}");
+        let layers = format!(r#"{{"rootfs":{{"diff_ids":[{}]}}}}"#, words(MAX_LAYERS + 1));
+        let refused = Config::parse(layers.as_bytes()).expect_err("none has so many");
+        assert!(refused.to_string().contains("too many layers"), "{refused}");
     }
 }

@@ -3,10 +3,10 @@
 //! What they say is checked here as far as one document can tell: digests are of a kind that can be
 //! verified, media types are known, lists are bounded.
 
-use std::collections::BTreeMap;
-
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
+use super::bounded::{List, list};
 use super::error::Cause;
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
@@ -36,13 +36,6 @@ const LAYERS: [&str; 4] = [
     "application/vnd.docker.image.rootfs.foreign.diff.tar",
 ];
 const PACKINGS: [&str; 5] = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
-
-/// The annotation with an image's name in a layout.
-const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// The annotation with its whole name, as containerd writes it.
-const FULL_NAME: &str = "io.containerd.image.name";
-/// The annotation of what is said about an image, and is none.
-const ATTESTATION: &str = "vnd.docker.reference.type";
 
 /// What a document says of another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -105,10 +98,10 @@ pub struct DockerImage {
     /// Where its configuration is.
     pub config: String,
     /// What it is called.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "list::<_, _, MAX_ENTRIES>")]
     pub repo_tags: Vec<String>,
     /// Where its layers are, the lowest first.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "list::<_, _, MAX_LAYERS>")]
     pub layers: Vec<String>,
 }
 
@@ -121,7 +114,21 @@ struct RawDescriptor {
     size: u64,
     platform: Option<Platform>,
     #[serde(default, deserialize_with = "or_nothing")]
-    annotations: BTreeMap<String, String>,
+    annotations: RawAnnotations,
+}
+
+/// What is looked at of a descriptor's annotations.
+#[derive(Default, Deserialize)]
+struct RawAnnotations {
+    /// An image's name in a layout.
+    #[serde(rename = "org.opencontainers.image.ref.name")]
+    ref_name: Option<String>,
+    /// Its whole name, as containerd writes it.
+    #[serde(rename = "io.containerd.image.name")]
+    full_name: Option<String>,
+    /// Of what is said about an image, and is none.
+    #[serde(rename = "vnd.docker.reference.type")]
+    attestation: Option<IgnoredAny>,
 }
 
 /// An index or a manifest as it is written. No document is both: who shows one thing to one program
@@ -131,9 +138,9 @@ struct RawDescriptor {
 struct RawDocument {
     schema_version: Option<u64>,
     media_type: Option<String>,
-    manifests: Option<Vec<RawDescriptor>>,
+    manifests: Option<List<RawDescriptor, MAX_ENTRIES>>,
     config: Option<RawDescriptor>,
-    layers: Option<Vec<RawDescriptor>>,
+    layers: Option<List<RawDescriptor, MAX_LAYERS>>,
 }
 
 /// What Go writes as `null` when there is nothing.
@@ -178,18 +185,17 @@ pub(super) fn hex(digits: &str) -> Option<Sha256> {
 
 impl RawDescriptor {
     fn check(self) -> Result<Descriptor, Cause> {
-        let mut names = Vec::new();
-        for key in [REF_NAME, FULL_NAME] {
-            let name = self.annotations.get(key);
-            names.extend(name.filter(|name| name.len() <= MAX_NAME_LEN).cloned());
-        }
+        let annotations = self.annotations;
+        let names = [annotations.ref_name, annotations.full_name];
+        let names = names.into_iter().flatten();
+        let names = names.filter(|name| name.len() <= MAX_NAME_LEN).collect();
         Ok(Descriptor {
             media_type: self.media_type.unwrap_or_default(),
             digest: digest(&self.digest)?,
             size: self.size,
             platform: self.platform,
             names,
-            is_attestation: self.annotations.contains_key(ATTESTATION),
+            is_attestation: annotations.attestation.is_some(),
         })
     }
 }
@@ -221,7 +227,7 @@ pub fn index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     if ![OCI_INDEX, DOCKER_LIST].contains(&media_type) {
         return wrong("its media type is not an index'");
     }
-    let entries = document.manifests.unwrap_or_default();
+    let entries = document.manifests.unwrap_or_default().0;
     if entries.len() > MAX_ENTRIES {
         return wrong("it lists too many manifests");
     }
@@ -263,7 +269,7 @@ pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
             "what is no image of a file system (its config is '{media_type}')"
         )));
     }
-    let layers = document.layers.unwrap_or_default();
+    let layers = document.layers.unwrap_or_default().0;
     if layers.len() > MAX_LAYERS {
         return Err(wrong("it has too many layers"));
     }
@@ -291,8 +297,14 @@ pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
 /// # Errors
 /// When it is none.
 pub fn docker(bytes: &[u8]) -> Result<Vec<DockerImage>, Cause> {
-    let images: Vec<DockerImage> =
+    let images: List<DockerImage, MAX_ENTRIES> =
         serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+    let images = images.0;
+    let is_long = |image: &DockerImage| image.repo_tags.len() > MAX_ENTRIES;
+    if images.len() > MAX_ENTRIES || images.iter().any(is_long) {
+        let what = "it has too many images or names";
+        return Err(Cause::Malformed(what.to_owned()));
+    }
     if images.iter().any(|image| image.layers.len() > MAX_LAYERS) {
         return Err(Cause::Malformed("an image has too many layers".to_owned()));
     }
@@ -381,7 +393,7 @@ mod tests {
     fn what_is_about_an_image_is_none() {
         let text = format!(
             r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{OCI_MANIFEST}","digest":"sha256:{HEX}",
-                "size":1,"annotations":{{"{ATTESTATION}":"attestation-manifest"}}}},
+                "size":1,"annotations":{{"vnd.docker.reference.type":"attestation-manifest"}}}},
                 {},{}]}}"#,
             good(DOCKER_LIST),
             good("application/wasm"),

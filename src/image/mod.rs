@@ -6,6 +6,7 @@
 //! archive in its turn. Documents are verified before they are looked into, layers when all of their
 //! bytes go by.
 
+mod bounded;
 mod config;
 mod docker;
 mod document;

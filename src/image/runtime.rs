@@ -180,8 +180,7 @@ const HARMLESS: &str = "org.opencontainers.image.";
 /// place of its own.
 fn annotations(config: &Config) -> BTreeMap<String, String> {
     let execution = &config.execution;
-    let mut ports = execution.exposed_ports.keys().cloned().collect::<Vec<_>>();
-    ports.sort_unstable();
+    let ports: Vec<_> = execution.exposed_ports.iter().cloned().collect();
     let platform = &config.platform;
     let said = [
         ("os", platform.os.clone()),

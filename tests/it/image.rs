@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Files, Image};
+use crate::support::measured::Supervisor;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::program::{self, tarfs, told};
@@ -336,6 +337,79 @@ fn documents_that_lie_are_refused_before_they_are_believed() {
     }
     files.index(&[inner]);
     refused(&files, "an index in too many others");
+}
+
+/// An archive with this configuration, and a manifest and an index with more in them.
+fn with_documents(config: &str, manifest_more: &str, index_more: &str) -> Vec<u8> {
+    let mut files = image::oci(&[one()]);
+    let path = blob_with(&files, "\"layers\":");
+    let mut manifest: Value = serde_json::from_slice(files.get(&path)).expect("a manifest");
+    let config = files.blob("application/vnd.oci.image.config.v1+json", config.into());
+    let members = manifest.as_object_mut().expect("an object");
+    members.insert("config".to_owned(), config);
+    let mut manifest = manifest.to_string();
+    manifest.pop();
+    let manifest = files.blob(
+        image::MANIFEST,
+        format!("{manifest}{manifest_more}}}").into(),
+    );
+    files.index(&[manifest]);
+    let index = files.get("index.json");
+    index.pop();
+    index.extend([index_more.as_bytes(), b"}"].concat());
+    files.tar()
+}
+
+#[test]
+fn documents_that_swell_when_they_are_read_stay_within_the_memory() {
+    const MOST_BYTES: u64 = (32 + 64) << 20;
+    // What goes through, and is not refused for its length.
+    const LEN: usize = 4_000_000;
+    let filled = |one: &str| vec![one; LEN / (one.len() + 1)].join(",");
+    let numbered = |value: &str| {
+        let count = LEN / (value.len() + 10);
+        let all = (100_000..100_000 + count).map(|number| format!("\"{number}\":{value}"));
+        all.collect::<Vec<_>>().join(",")
+    };
+    let deep = filled(&format!("{}1{}", r#"{"":"#.repeat(120), "}".repeat(120)));
+    let (ports, labels, words) = (numbered("{}"), numbered("\"\""), filled("\"\""));
+    let descriptors = filled(r#"{"digest":"","size":0,"annotations":{"":""}}"#);
+    let inside = |text: &str| with_documents(&format!("{{\"config\":{{{text}}}}}"), "", "");
+    let deep_config = format!("{{\"z\":[{deep}]}}");
+    let diff_ids = format!("{{\"rootfs\":{{\"diff_ids\":[{words}]}}}}");
+    let deep = format!(",\"z\":[{deep}]");
+    let cases = [
+        (0, with_documents(&deep_config, "", "")),
+        (0, with_documents("{}", &deep, "")),
+        (0, with_documents("{}", "", &deep)),
+        (2, inside(&format!("\"ExposedPorts\":{{{ports}}}"))),
+        (2, inside(&format!("\"Labels\":{{{labels}}}"))),
+        (2, inside(&format!("\"Env\":[{words}]"))),
+        (2, inside(&format!("\"Cmd\":[{words}]"))),
+        (2, with_documents(&diff_ids, "", "")),
+        (
+            2,
+            with_documents("{}", &format!(",\"manifests\":[{descriptors}]"), ""),
+        ),
+        (
+            2,
+            with_documents("{}", "", &format!(",\"layers\":[{descriptors}]")),
+        ),
+    ];
+    let place = Place::new();
+    let mut supervisor = Supervisor::start(place.path());
+    for (number, (code, archive)) in cases.into_iter().enumerate() {
+        place.put("i.tar", &archive);
+        for verb in [&["image"][..], &["image", "--json"], &["ls"]] {
+            let memory = ["--memory=32MiB", "oci-archive:i.tar"];
+            let words = [&[env!("CARGO_BIN_EXE_tarfs")], verb, &memory].concat();
+            let run = supervisor.run(place.path(), &words);
+            let said: String = run.said.chars().take(500).collect();
+            assert_eq!(run.code, code, "{number}: {verb:?}: {said}");
+            let peak = run.peak_bytes;
+            assert!(peak < MOST_BYTES, "{number}: {verb:?}: {peak} bytes");
+        }
+    }
 }
 
 #[test]
