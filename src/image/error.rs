@@ -97,6 +97,14 @@ pub enum Cause {
         /// Where it was looked for.
         file: &'static str,
     },
+    /// It names a user or group, or its files do, by a number that runtimes do not agree about.
+    #[error("the user or group {number} that it runs as is larger than {most}")]
+    LargeNumber {
+        /// The number.
+        number: u32,
+        /// The largest that there may be.
+        most: u32,
+    },
     /// There is nothing to run.
     #[error("it names no command")]
     NoCommand,
@@ -140,6 +148,7 @@ impl Cause {
             }
             Self::NoSuchPlatform { .. } => "choose one with --platform",
             Self::UnknownUser { .. } => "the image is broken: make it with a numeric user",
+            Self::LargeNumber { .. } => "the image is broken: make it with another user",
             Self::NoCommand => "put one behind SOURCE and DIR: -- COMMAND",
         })
     }

@@ -5,6 +5,10 @@ use super::error::Cause;
 /// Groups that are looked at; a hostile file has as many as it has lines.
 const MAX_GROUPS: usize = 1000;
 
+/// The largest number of a user or a group: as with Docker and runc, as there are runtimes that take larger
+/// ones for others.
+const MAX_NUMBER: u32 = i32::MAX.unsigned_abs();
+
 /// As whom a process runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
@@ -23,7 +27,7 @@ impl User {
     /// Who names no group gets those of the user in `passwd` and `group`.
     ///
     /// # Errors
-    /// When it is a name that they do not know.
+    /// When it is a name that they do not know, or a number is too large.
     pub fn find(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Self, Cause> {
         let (name, group_name) = match spec.split_once(':') {
             Some((name, group)) => (name, Some(group).filter(|group| !group.is_empty())),
@@ -45,6 +49,11 @@ impl User {
                 own_name.map_or_else(Vec::new, |name| groups_of(name, group)),
             ),
         };
+        let mut numbers = [uid, gid].into_iter().chain(groups.iter().copied());
+        if let Some(number) = numbers.find(|&number| number > MAX_NUMBER) {
+            let most = MAX_NUMBER;
+            return Err(Cause::LargeNumber { number, most });
+        }
         let home = account.as_ref().and_then(|fields| fields.get(5));
         Ok(Self {
             uid,
@@ -139,5 +148,29 @@ mod tests {
             let found = User::find(spec, PASSWD, GROUP);
             assert!(matches!(found, Err(Cause::UnknownUser { .. })), "{spec}");
         }
+    }
+
+    #[test]
+    fn a_number_that_runtimes_take_for_another_one_is_refused() {
+        let passwd = b"large:x:2147483648:1::/:\nmember:x:5:4294967295::/:\njoins:x:6:6::/:\n";
+        let group = b"large:x:4294967294:joins\n";
+        for spec in [
+            "4294967295",
+            "2147483648",
+            "0:4294967295",
+            "1:2147483648",
+            "large",
+            "member",
+            "joins",
+            "0:large",
+        ] {
+            let found = User::find(spec, passwd, group);
+            assert!(
+                matches!(found, Err(Cause::LargeNumber { .. })),
+                "{spec}: {found:?}"
+            );
+        }
+        let largest = User::find("2147483647:2147483647", passwd, group).expect("it will do");
+        assert_eq!((largest.uid, largest.gid), (MAX_NUMBER, MAX_NUMBER));
     }
 }
