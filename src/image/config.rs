@@ -15,6 +15,9 @@ use crate::base::sha256::Sha256;
 /// words, as all of them together have to fit into 2 MiB.
 const MAX_WORDS: usize = 65_536;
 
+/// Directories that are mounts of their own. Each takes much more in a runtime's configuration.
+const MAX_VOLUMES: usize = 1000;
+
 /// What an image says of itself.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -63,6 +66,9 @@ pub struct Execution {
     /// Ports that it listens on, as `80/tcp`.
     #[serde(default, deserialize_with = "keys::<_, MAX_WORDS>")]
     pub exposed_ports: BTreeSet<String>,
+    /// Directories for what is not to be kept in the tree.
+    #[serde(default, deserialize_with = "keys::<_, MAX_VOLUMES>")]
+    pub volumes: BTreeSet<String>,
 }
 
 /// As it is written.
@@ -102,6 +108,9 @@ impl Config {
         if lists.iter().chain(&names).any(|&len| len > MAX_WORDS) {
             let what = "it has too many variables, words of a command, labels or ports";
             return Err(Cause::Malformed(what.to_owned()));
+        }
+        if execution.volumes.len() > MAX_VOLUMES {
+            return Err(Cause::Malformed("it has too many volumes".to_owned()));
         }
         let diff_ids = raw.rootfs.diff_ids;
         if diff_ids.len() > MAX_LAYERS {

@@ -1,8 +1,10 @@
 //! From an image's configuration to a runtime's: what `config.json` of a bundle says; pure.
 //!
-//! As far as an image says nothing, it is what `runc spec` writes, but for the capabilities: those are
-//! the ones with which Docker and Podman start containers, as the entry points of many images change
-//! owners and users.
+//! As far as an image says nothing, it is like what `runc spec` writes, but for these: the capabilities are
+//! the ones with which Docker and Podman start containers, and programs may gain those that their files
+//! bring, as the entry points of many images change owners and users; the tree can be written to; there is
+//! a terminal, and TERM, only where one is wanted; HOME is set; the machine is called like the bundle; and
+//! nothing is said of limits (`rlimits`).
 
 use std::collections::BTreeMap;
 
@@ -14,6 +16,9 @@ use super::users::User;
 
 /// Where programs are looked for, unless the image says so.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The terminal that Docker says there is, and `runc spec`.
+const TERM: &str = "TERM=xterm";
 
 const CAPABILITIES: [&str; 14] = [
     "CAP_AUDIT_WRITE",
@@ -92,7 +97,7 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
             "terminal": bundle.terminal,
             "user": user_object,
             "args": args,
-            "env": env(execution, user),
+            "env": env(execution, user, bundle.terminal),
             "cwd": cwd(execution),
             "capabilities": {
                 "bounding": CAPABILITIES,
@@ -103,7 +108,7 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
         },
         "root": { "path": "rootfs", "readonly": false },
         "hostname": hostname(execution, &bundle.name),
-        "mounts": mounts(bundle.rootless.is_some()),
+        "mounts": mounts(execution, bundle.rootless.is_some()),
         "linux": linux(bundle.rootless),
     });
     let annotations = annotations(config);
@@ -136,11 +141,14 @@ fn args(execution: &Execution, given: &[String]) -> Result<Vec<String>, Cause> {
     Ok(args)
 }
 
-fn env(execution: &Execution, user: &User) -> Vec<String> {
+fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
     let mut env = execution.env.clone();
     let has = |env: &[String], name: &str| env.iter().any(|word| word.starts_with(name));
     if !has(&env, "PATH=") {
         env.push(PATH.to_owned());
+    }
+    if has_terminal && !has(&env, "TERM=") {
+        env.push(TERM.to_owned());
     }
     if !has(&env, "HOME=") {
         env.push(format!("HOME={}", user.home.as_deref().unwrap_or("/")));
@@ -150,7 +158,11 @@ fn env(execution: &Execution, user: &User) -> Vec<String> {
 
 /// The runtime wants an absolute one.
 fn cwd(execution: &Execution) -> String {
-    format!("/{}", execution.working_dir.trim_start_matches('/'))
+    absolute(&execution.working_dir)
+}
+
+fn absolute(path: &str) -> String {
+    format!("/{}", path.trim_start_matches('/'))
 }
 
 fn hostname(execution: &Execution, name: &str) -> String {
@@ -201,7 +213,7 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn mounts(is_rootless: bool) -> Value {
+fn mounts(execution: &Execution, is_rootless: bool) -> Value {
     let sys = if is_rootless {
         // Of another network it cannot be mounted anew.
         json!({ "destination": "/sys", "type": "none", "source": "/sys",
@@ -237,6 +249,12 @@ fn mounts(is_rootless: bool) -> Value {
                             "options": ["nosuid", "noexec", "nodev", "relatime", "ro"] }),
         );
     }
+    // As umoci has them: empty, and gone with the container.
+    let volumes = execution.volumes.iter().map(|path| {
+        json!({ "destination": absolute(path), "type": "tmpfs", "source": "none",
+                "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
+    });
+    mounts.extend(volumes);
     Value::Array(mounts)
 }
 
@@ -346,6 +364,49 @@ mod tests {
         let nothing = super::bundle(&empty, &root());
         assert!(matches!(nothing, Err(Cause::NoCommand)));
         assert!(super::bundle(&empty, &bundle).is_ok());
+    }
+
+    #[test]
+    fn a_terminal_has_a_kind_unless_the_image_names_one() {
+        let mut bundle = root();
+        let env = |config: &str, bundle: &Bundle| made(config, bundle)["process"]["env"].clone();
+        let (silent, named) = (
+            r#"{"config":{"Cmd":["c"],"Env":["PATH=/p"]}}"#,
+            r#"{"config":{"Cmd":["c"],"Env":["PATH=/p","TERM=linux"]}}"#,
+        );
+        assert_eq!(env(silent, &bundle), json!(["PATH=/p", "HOME=/root"]));
+        bundle.terminal = true;
+        assert_eq!(
+            env(silent, &bundle),
+            json!(["PATH=/p", "TERM=xterm", "HOME=/root"])
+        );
+        assert_eq!(
+            env(named, &bundle),
+            json!(["PATH=/p", "TERM=linux", "HOME=/root"])
+        );
+    }
+
+    #[test]
+    fn volumes_are_no_part_of_the_tree() {
+        let config = r#"{"config":{"Cmd":["c"],"Volumes":{"/data":{},"srv/x":{}}}}"#;
+        for rootless in [None, Some((1000, 1000))] {
+            let bundle = Bundle { rootless, ..root() };
+            let mounts = made(config, &bundle)["mounts"].clone();
+            let mounts = mounts.as_array().expect("a list");
+            let volumes: Vec<_> = mounts.iter().rev().take(2).rev().collect();
+            for (volume, path) in volumes.into_iter().zip(["/data", "/srv/x"]) {
+                assert_eq!(
+                    *volume,
+                    json!({ "destination": path, "type": "tmpfs", "source": "none",
+                            "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
+                );
+            }
+        }
+        let many: Vec<_> = (0..1001)
+            .map(|number| format!("\"/{number}\":{{}}"))
+            .collect();
+        let config = format!(r#"{{"config":{{"Volumes":{{{}}}}}}}"#, many.join(","));
+        assert!(Config::parse(config.as_bytes()).is_err());
     }
 
     #[test]
