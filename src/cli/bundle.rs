@@ -1,14 +1,15 @@
 //! `tarfs bundle`: an image as a runtime wants it, a tree and what to run in it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Write};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat, openat2, renameat_with};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 
@@ -64,13 +65,9 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         "--allow-truncated cannot be used with a bundle, which is whole or not there"
     );
     let directory = &args.directory;
-    let config_file = directory.join(CONFIG);
     // Before anything is fetched for nothing.
-    if !args.force && fs::symlink_metadata(&config_file).is_ok() {
-        bail!(
-            "{}: there is a bundle already (replace it with --force)",
-            directory.display()
-        );
+    if !args.force {
+        ensure_free(directory)?;
     }
     let image = {
         let network = open::network()?;
@@ -80,45 +77,166 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     };
     // Fails now if the configuration cannot be made, before anything is written.
     runtime_config(args, &image.config, root())?;
-    prepare(directory, &config_file, args.force)?;
-    let pinned = SourceArgs {
-        expect_sha256: Some(image.digest),
-        ..args.source.clone()
-    };
-    let rootfs = directory.join(ROOTFS);
-    let writing = MaterializeArgs::whole(pinned, args.place.clone(), rootfs.clone(), args.quiet);
-    let code = materialize::run(&writing)?;
-    if code != ExitCode::SUCCESS {
-        return Ok(code);
-    }
-    let user = user(&rootfs, &image.config)?;
-    let text = runtime_config(args, &image.config, user)?;
-    write(directory, &config_file, &text)
-        .with_context(|| format!("cannot write {}", config_file.display()))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Makes `directory`, in which nothing of an earlier bundle is left.
-fn prepare(directory: &Path, config_file: &Path, force: bool) -> anyhow::Result<()> {
     let made = DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
-    if !force {
-        return Ok(());
-    }
-    // In this order: what has a config is whole.
-    let gone = |removed: std::io::Result<()>, path: &Path| match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
+    let pinned = SourceArgs {
+        expect_sha256: Some(image.digest),
+        ..args.source.clone()
     };
-    gone(fs::remove_file(config_file), config_file)?;
-    let opened = File::open(directory)?;
-    let removed = crate::materialize::remove(&opened, ROOTFS.as_ref());
-    gone(removed, &directory.join(ROOTFS))
+    // Beside what is there, which stays until all that can fail is done.
+    let new = New::in_directory(directory);
+    let writing = MaterializeArgs::whole(
+        pinned,
+        args.place.clone(),
+        new.rootfs.clone(),
+        directory.join(ROOTFS),
+        args.quiet,
+    );
+    let code = materialize::run(&writing)?;
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
+    let user = user(&new.rootfs, &image.config)?;
+    let text = runtime_config(args, &image.config, user)?;
+    let written = new.write_config(&text);
+    written.with_context(|| format!("cannot write {}", new.config.display()))?;
+    let put = new.put(args.force);
+    put.with_context(|| format!("cannot put a bundle to {}", directory.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a directory in which there is a bundle, or something in the way of one.
+fn ensure_free(directory: &Path) -> anyhow::Result<()> {
+    let name = directory.display();
+    if fs::symlink_metadata(directory.join(CONFIG)).is_ok() {
+        bail!("{name}: there is a bundle already (replace it with --force)");
+    }
+    let rootfs = directory.join(ROOTFS);
+    if let Ok(status) = fs::symlink_metadata(&rootfs) {
+        let is_empty = || Ok::<_, io::Error>(fs::read_dir(&rootfs)?.next().is_none());
+        ensure!(
+            status.is_dir() && is_empty()?,
+            "{}: is there already and not empty (replace it with --force)",
+            rootfs.display()
+        );
+    }
+    Ok(())
+}
+
+/// A bundle in the making, under names at random beside those that it is to have: also what a process
+/// leaves that is killed is in nobody's way. What has not got its name is removed with this.
+struct New {
+    directory: PathBuf,
+    rootfs: PathBuf,
+    config: PathBuf,
+}
+
+impl New {
+    fn in_directory(directory: &Path) -> Self {
+        let number = RandomState::new().hash_one(std::process::id());
+        let beside = |name: &str| directory.join(format!(".{name}-{number:016x}"));
+        Self {
+            directory: directory.to_owned(),
+            rootfs: beside(ROOTFS),
+            config: beside(CONFIG),
+        }
+    }
+
+    fn write_config(&self, text: &str) -> io::Result<()> {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&self.config)?;
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        file.write_all(text.as_bytes())
+    }
+
+    /// Gives the parts their names, the tree first: what has a configuration is whole. With `force` they
+    /// take the place of what is there, which comes back if they cannot.
+    fn put(&self, force: bool) -> io::Result<()> {
+        let config = self.directory.join(CONFIG);
+        let old_config = self.config.with_added_extension("old");
+        let has_old = force && is_there(fs::rename(&config, &old_config))?;
+        if let Err(error) = self.put_parts(&config, force) {
+            if has_old {
+                fs::rename(&old_config, &config)?;
+            }
+            return Err(error);
+        }
+        if has_old {
+            fs::remove_file(&old_config)?;
+        }
+        // By now that of the old tree, if there is any.
+        self.remove_rootfs()
+    }
+
+    fn put_parts(&self, config: &Path, force: bool) -> io::Result<()> {
+        let rootfs = self.directory.join(ROOTFS);
+        let has_old = force && is_there(fs::symlink_metadata(&rootfs))?;
+        let swap = || {
+            if has_old {
+                exchange(&self.rootfs, &rootfs)
+            } else {
+                fs::rename(&self.rootfs, &rootfs)
+            }
+        };
+        swap()?;
+        fs::rename(&self.config, config).inspect_err(|_| {
+            if has_old {
+                drop(exchange(&self.rootfs, &rootfs));
+            } else {
+                drop(fs::rename(&rootfs, &self.rootfs));
+            }
+        })
+    }
+
+    /// Removes what has the new tree's first name, if anything has.
+    fn remove_rootfs(&self) -> io::Result<()> {
+        let Ok(status) = fs::symlink_metadata(&self.rootfs) else {
+            return Ok(());
+        };
+        if !status.is_dir() {
+            return fs::remove_file(&self.rootfs);
+        }
+        let directory = File::open(&self.directory)?;
+        let name = self.rootfs.file_name().unwrap_or_default();
+        crate::materialize::remove(&directory, name)
+    }
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.config));
+        if let Err(error) = self.remove_rootfs() {
+            let left = self.rootfs.display();
+            output::complain(format_args!("cannot remove {left}: {error}"));
+        }
+    }
+}
+
+/// Gives each the other's name: at once, where the file system can.
+fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            let aside = one.with_added_extension("old");
+            fs::rename(other, &aside)?;
+            fs::rename(one, other).inspect_err(|_| drop(fs::rename(&aside, other)))?;
+            fs::rename(&aside, one)
+        }
+        exchanged => Ok(exchanged?),
+    }
+}
+
+/// Whether what was `done` met anything.
+fn is_there<T>(done: io::Result<T>) -> io::Result<bool> {
+    match done {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn root() -> User {
@@ -185,22 +303,4 @@ fn accounts(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
     file.take(MAX_ACCOUNTS_LEN + 1).read_to_end(&mut text)?;
     ensure!(text.len() as u64 <= MAX_ACCOUNTS_LEN, "it is too long");
     Ok(text)
-}
-
-/// Writes `text` to `path` in `directory`, at once or not at all.
-fn write(directory: &Path, path: &Path, text: &str) -> std::io::Result<()> {
-    let beside = directory.join(format!(".{CONFIG}.{}", std::process::id()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&beside)
-        .and_then(|mut file| {
-            file.set_permissions(Permissions::from_mode(0o644))?;
-            file.write_all(text.as_bytes())
-        })
-        .and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        drop(fs::remove_file(&beside));
-    }
-    written
 }

@@ -142,6 +142,10 @@ pub(super) struct MaterializeArgs {
     /// Show counters at the end
     #[arg(long)]
     stats: bool,
+
+    /// Where the tree is to go in the end, for who has it made elsewhere and knows no --atomic.
+    #[arg(skip)]
+    destination: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
@@ -216,11 +220,12 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
 
 impl MaterializeArgs {
     /// All of `source`, which makes `directory` appear as it is: with the numbers of owners, as their
-    /// names mean nothing here.
+    /// names mean nothing here. In the end it is to lie at `destination`.
     pub(super) fn whole(
         source: SourceArgs,
         place: CacheDirArgs,
         directory: PathBuf,
+        destination: PathBuf,
         quiet: bool,
     ) -> Self {
         Self {
@@ -249,6 +254,7 @@ impl MaterializeArgs {
             verbose: false,
             quiet,
             stats: false,
+            destination: Some(destination),
         }
     }
 
@@ -485,10 +491,13 @@ impl Run<'_> {
             return Ok(ExitCode::SUCCESS);
         }
         let code = exit_code(complete, &summary);
+        let (place, hint) = match &self.args.destination {
+            Some(destination) => (destination, ""),
+            None => (&self.args.directory, " (without --atomic the rest is kept)"),
+        };
         output::complain(format_args!(
-            "{}: nothing was put there, because the tree is not whole (without --atomic the rest \
-             is kept)",
-            self.args.directory.display()
+            "{}: nothing was put there, because the tree is not whole{hint}",
+            place.display()
         ));
         Ok(code)
     }

@@ -745,5 +745,75 @@ fn a_bundle_that_cannot_be_made_leaves_no_half_of_one() {
         complaint.contains("runs as 'nobody', who is not in"),
         "{complaint}"
     );
-    assert!(!place.path().join("box/config.json").exists());
+    assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+
+    let image = one().running(json!({ "User": "4294967295", "Cmd": ["x"] }));
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    assert!(complaint.contains("is larger than"), "{complaint}");
+    assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+}
+
+/// The names of all that is in a directory.
+fn all_in(directory: &Path) -> Vec<String> {
+    let names = fs::read_dir(directory).expect("a directory");
+    let names = names.map(|entry| entry.expect("a name").file_name().into_string());
+    let mut names: Vec<_> = names.map(|name| name.expect("UTF-8")).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_bundle_stays_until_there_is_a_better_one() {
+    let place = Place::new();
+    let bundle = place.path().join("box");
+    let good = one()
+        .packed(Packing::Plain)
+        .running(json!({ "Cmd": ["good"] }));
+    place.put("good.tar", &image::oci(std::slice::from_ref(&good)).tar());
+    place.says(&["bundle", "-q", "oci-archive:good.tar", "box"]);
+    fs::write(bundle.join("rootfs/own"), "mine").expect("written");
+    let config = fs::read(bundle.join("config.json")).expect("there");
+    let is_as_it_was = || {
+        assert_eq!(all_in(&bundle), ["config.json", "rootfs"]);
+        assert_eq!(fs::read(bundle.join("config.json")).expect("there"), config);
+        assert_eq!(all_in(&bundle.join("rootfs")), ["d", "link", "own"]);
+    };
+
+    let mut files = image::oci(&[good]);
+    let path = format!("blobs/sha256/{}", sha256(&layer()));
+    let middle = layer().len() / 2;
+    files.get(&path)[middle] ^= 1;
+    place.put("bad.tar", &files.tar());
+    let ghost = one().running(json!({ "User": "ghost", "Cmd": ["x"] }));
+    place.put("ghost.tar", &image::oci(&[ghost]).tar());
+    for (archive, why) in [("bad", "its SHA-256 is"), ("ghost", "runs as 'ghost'")] {
+        let source = format!("oci-archive:{archive}.tar");
+        let complaint = place.complains(&["bundle", "-q", "--force", &source, "box"]);
+        assert!(complaint.contains(why), "{complaint}");
+        assert!(!complaint.contains("--atomic"), "{complaint}");
+        is_as_it_was();
+        let complaint = place.complains(&["bundle", "-q", &source, "box"]);
+        assert!(complaint.contains("--force"), "{complaint}");
+        is_as_it_was();
+    }
+    // A tree alone is in the way as well.
+    fs::rename(bundle.join("config.json"), place.path().join("kept")).expect("moved");
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:good.tar", "box"]);
+    assert!(
+        complaint.contains("not empty (replace it with --force)"),
+        "{complaint}"
+    );
+    fs::rename(place.path().join("kept"), bundle.join("config.json")).expect("moved");
+    is_as_it_was();
+
+    let better = one().running(json!({ "Cmd": ["better"] }));
+    place.put("better.tar", &image::oci(&[better]).tar());
+    place.says(&["bundle", "-q", "--force", "oci-archive:better.tar", "box"]);
+    assert_eq!(all_in(&bundle), ["config.json", "rootfs"]);
+    assert_eq!(all_in(&bundle.join("rootfs")), ["d", "link"]);
+    let config: Value =
+        serde_json::from_slice(&fs::read(bundle.join("config.json")).expect("there"))
+            .expect("JSON");
+    assert_eq!(config["process"]["args"], json!(["better"]));
 }
