@@ -260,7 +260,7 @@ mod tests {
         let write = || write_where_there_is_room(&writer, &line, &soon);
         let error = (0..1000).find_map(|_| write().err()).expect("full");
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        let mut some = vec![0; 64 << 10];
+        let mut some = vec![0; 16 << 10];
         io::Read::read_exact(&mut reader, &mut some).expect("written");
         write().expect("there is room again");
     }
