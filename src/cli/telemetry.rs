@@ -23,7 +23,7 @@ const SYSTEM_LOG: &str = "/dev/log";
 /// syslog's facility for background processes, in the place where it belongs.
 const DAEMON: u8 = 3 << 3;
 
-/// Bytes that a pipe takes at once when it takes any (PIPE_BUF, pipe(7)).
+/// Bytes that a pipe takes at once when it takes any (`PIPE_BUF`, pipe(7)).
 const AT_ONCE_BYTES: usize = 4096;
 /// How long an event waits at the most for what takes none; those after it do not wait any more.
 const PATIENCE: Timespec = Timespec {

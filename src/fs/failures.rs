@@ -29,7 +29,7 @@ pub(super) struct Failures {
 
 impl Failures {
     /// Remembers that reading `path` failed.
-    pub(super) fn record(&self, path: String, error: &dyn Error) {
+    pub(super) fn record(&self, path: &str, error: &dyn Error) {
         let reason = chain(error);
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let last = SystemTime::now();
@@ -47,9 +47,10 @@ impl Failures {
         recent.push_back(Failure {
             last,
             count: 1,
-            path: path.clone(),
+            path: path.to_owned(),
             reason: reason.clone(),
         });
+        // A log may take its time.
         drop(recent);
         tracing::error!(path, reason, "read failed");
     }
@@ -82,9 +83,9 @@ mod tests {
     fn repetitions_are_counted_and_old_failures_forgotten() {
         let failures = Failures::default();
         for number in 0..=REMEMBERED {
-            failures.record(format!("file {number}"), &io::Error::other("cut"));
+            failures.record(&format!("file {number}"), &io::Error::other("cut"));
         }
-        failures.record(format!("file {REMEMBERED}"), &io::Error::other("cut"));
+        failures.record(&format!("file {REMEMBERED}"), &io::Error::other("cut"));
         let recent = failures.recent();
         assert_eq!(recent.len(), REMEMBERED);
         assert_eq!(recent.first().map(|f| f.path.as_str()), Some("file 1"));

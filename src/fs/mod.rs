@@ -575,7 +575,7 @@ impl Answer {
         let content = self.content.upgrade();
         let path = content.and_then(|content| content.index().path(self.ino));
         let path = path.unwrap_or_default();
-        self.failures.record(path.to_string(), error);
+        self.failures.record(&path.to_string(), error);
         if errno == Errno::ETIMEDOUT {
             self.encores.failed(self.asked(), Instant::now());
         }

@@ -372,6 +372,37 @@ fn the_mount_that_is_there_is_meant_and_not_one_that_was() {
     assert!(!moved.join("file").exists() && !other.join("second").exists());
 }
 
+#[test]
+fn a_mount_of_another_namespace_is_not_meant() {
+    let place = Place::new();
+    let script = r#""$0" mount "$1" "$2" && touch ready && exec sleep 1000"#;
+    let mut elsewhere = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .arg(env!("CARGO_BIN_EXE_tarfs"))
+        .args([place.path("a.tar"), place.path("mnt")])
+        .env("XDG_RUNTIME_DIR", place.directory.path())
+        .env("TARFS_CACHE_DIR", place.path("cache"))
+        .current_dir(place.directory.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("installed");
+    wait::until("it is mounted", || place.path("ready").exists());
+    let (pid, process) = place.server();
+    let inside = format!(
+        "/proc/{}/root{}",
+        elsewhere.id(),
+        place.path("mnt/file").display()
+    );
+    assert!(!place.umount(&[]).status.success(), "nothing is there");
+    assert!(fs::metadata(&inside).is_ok(), "it is still mounted there");
+    elsewhere.kill().expect("a child");
+    elsewhere.wait().expect("a child");
+    // Its processes keep the namespace.
+    kill_process(pid, Signal::TERM).expect("running");
+    assert!(process_ends(&process));
+}
+
 /// As many as an image of a thousand layers takes.
 #[test]
 fn a_mount_has_as_many_descriptors_as_it_may() {
