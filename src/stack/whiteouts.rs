@@ -59,7 +59,8 @@ impl Whiteouts {
         }
     }
 
-    /// Whether directory `ino` of a layer says by one of its entries that `name` of lower layers is not to be seen in it.
+    /// Whether directory `ino` of a layer says by one of its entries that `name` of lower layers is not
+    /// to be seen in it.
     pub fn hides(self, index: &Index, ino: Ino, name: &[u8]) -> bool {
         let means = |called: &[u8], meaning: Meaning<'_>| {
             let entry = index.lookup(ino, called);
