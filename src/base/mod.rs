@@ -10,6 +10,7 @@ pub mod free_list;
 pub mod loan;
 pub mod path;
 pub mod private;
+pub mod regular;
 pub mod resolve;
 pub mod sha256;
 pub mod stats;

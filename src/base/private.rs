@@ -252,12 +252,13 @@ impl AsFd for Directory {
 
 /// Opens the file at `path` to append to it, wherever it lies; a new one is for this user only. The
 /// path may end in a symbolic link of this user or of root, such as `/dev/stderr`, and in no one
-/// else's.
+/// else's. Nobody is waited for: a pipe takes what there is room for.
 ///
 /// # Errors
-/// When it cannot be opened; [`Untrusted`] for such a link.
+/// When it cannot be opened, or is a pipe that nobody reads; [`Untrusted`] for such a link.
 pub fn append(path: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mode = Mode::RUSR | Mode::WUSR;
     match open(path, flags | OFlags::NOFOLLOW, mode) {
         Err(Errno::LOOP) => {}
@@ -286,6 +287,8 @@ fn is_ours(stat: &Stat) -> bool {
 mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
+
+    use rustix::fs::mknodat;
 
     use super::*;
 
@@ -396,6 +399,9 @@ mod tests {
         assert_eq!(mode(&path("new")), 0o600);
         symlink("new", path("ours")).expect("made");
         append(&path("ours")).expect("followed");
+        mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).expect("made");
+        let unread = append(&path("pipe")).expect_err("nobody is waited for");
+        assert_eq!(Errno::from_io_error(&unread), Some(Errno::NXIO));
         symlink("victim", path("theirs")).expect("made");
         lchown(path("theirs"), Some(1), None).expect("root runs the tests");
         assert!(refusal(append(&path("theirs"))).contains("symbolic link"));

@@ -9,13 +9,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat, openat2, renameat_with};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat, renameat_with};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 
 use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
 use super::{given, open, output};
+use crate::base::regular;
 use crate::base::stats::Stats;
 use crate::image::{self, Config, User};
 
@@ -272,7 +273,7 @@ fn user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
         &accounts("passwd")?,
         &accounts("group")?,
     )?;
-    if user.uid != 0 && !geteuid().is_root() {
+    if (user.uid, user.gid) != (0, 0) && !geteuid().is_root() {
         output::complain(format_args!(
             "it runs as root of a namespace of its own instead of as '{}', because there is only \
              this user's own number to give away",
@@ -289,18 +290,21 @@ fn user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
 /// What is in `etc/NAME` of the tree, links followed as they would be in it; nothing if that is not
 /// there.
 fn accounts(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-    let directory = openat(CWD, rootfs, flags | OFlags::DIRECTORY, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
+    let directory = openat(CWD, rootfs, flags, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let path = format!("etc/{name}");
-    let file = match openat2(&directory, path, flags, Mode::empty(), resolve) {
-        Ok(file) => File::from(file),
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
+    let file = match regular::open(&directory, &path, resolve) {
+        Ok(file) => file.context("it is no regular file")?,
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };
-    ensure!(file.metadata()?.is_file(), "it is no regular file");
     let mut text = Vec::new();
     file.take(MAX_ACCOUNTS_LEN + 1).read_to_end(&mut text)?;
     ensure!(text.len() as u64 <= MAX_ACCOUNTS_LEN, "it is too long");
     Ok(text)
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

@@ -1,12 +1,14 @@
 //! The socket by which other processes of the same user talk to a mount.
 //!
-//! One directory holds a socket for each mount, named after its process. A connection carries one
-//! question and one answer, each a line of JSON: `{"verb":"status"}` is answered by a [`Status`],
+//! One directory holds a socket for each mount, named after its process and the namespace that counts
+//! processes so (`4711-4026531836.sock`), as containers may share the directory. A connection carries
+//! one question and one answer, each a line of JSON: `{"verb":"status"}` is answered by a [`Status`],
 //! `{"verb":"umount","force":false}` by `{"unmounted":"/mnt"}` or by `{"error":…,"hint":…}`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -30,7 +32,9 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a process may take to end once it has unmounted.
-const END_SECONDS: i64 = 30;
+const END: Duration = Duration::from_secs(30);
+/// After this long it is asked whether it is going to.
+const DOUBT: Duration = Duration::from_secs(3);
 
 /// What a mount can be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -63,6 +67,26 @@ pub(super) enum Answer {
         error: String,
         /// What to do about it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
+    },
+}
+
+/// What became of a mount that was to go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// It is gone, and so is its process.
+    Ended,
+    /// It is gone where its process has its mounts, and is mounted elsewhere still: another mount
+    /// namespace was made while it was there.
+    ServesOn {
+        /// The process, as it counts itself.
+        pid: u32,
+    },
+    /// It is still there.
+    Refused {
+        /// Why.
+        error: String,
+        /// What to do about it.
         hint: Option<String>,
     },
 }
@@ -261,7 +285,7 @@ impl Control {
         answer: impl FnMut(Question) -> Answer + Send + 'static,
     ) -> io::Result<Self> {
         make_private(directory)?;
-        let path = directory.join(format!("{}.sock", std::process::id()));
+        let path = directory.join(own_name());
         // Who finds one that nobody listens at takes it for a dead one's: it has its name when somebody
         // does.
         let made = path.with_extension("new");
@@ -409,24 +433,22 @@ pub(super) fn umount(
     directory: &Path,
     mountpoint: &Path,
     force: bool,
-) -> io::Result<Option<Answer>> {
-    let mut refusal = None;
+) -> io::Result<Option<Outcome>> {
+    let mut refused = None;
     for socket in sockets(directory)? {
         let Some(status) = status(&socket).filter(|status| status.is_of(mountpoint)) else {
             continue;
         };
-        let process = process(status.pid);
-        let answer = ask(&socket, Question::Umount { force })?;
-        if !matches!(answer, Answer::Unmounted { .. }) {
-            refusal = Some(answer);
-            continue;
+        let process = process(&socket, status.pid);
+        match ask(&socket, Question::Umount { force })? {
+            Answer::Unmounted { .. } => {
+                return await_end(&socket, status.pid, process.as_ref()).map(Some);
+            }
+            Answer::Refused { error, hint } => refused = Some(Outcome::Refused { error, hint }),
+            Answer::Status(_) => {}
         }
-        if let Some(process) = process {
-            await_end(&process)?;
-        }
-        return Ok(Some(answer));
     }
-    Ok(refusal)
+    Ok(refused)
 }
 
 fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
@@ -472,26 +494,49 @@ fn ask(socket: &Path, question: Question) -> io::Result<Answer> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// A handle by which to see a process end; `None` when there is none of that number, or in a
-/// container that counts its processes differently.
-fn process(pid: u32) -> Option<rustix::fd::OwnedFd> {
+/// What the socket of this process is called.
+fn own_name() -> String {
+    let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
+    format!("{}-{namespace}.sock", std::process::id())
+}
+
+/// A handle by which to see the process behind a socket end; `None` when there is none of that number, or
+/// in a container that counts its processes differently.
+fn process(socket: &Path, pid: u32) -> Option<OwnedFd> {
+    let namespace = |name: &str| Some(name.split_once('-')?.1.to_owned());
+    let name = socket.file_name()?.to_str()?;
+    if namespace(name) != namespace(&own_name()) {
+        return None;
+    }
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-fn await_end(process: &rustix::fd::OwnedFd) -> io::Result<()> {
-    let deadline = Timespec {
-        tv_sec: END_SECONDS,
-        tv_nsec: 0,
+/// Waits until the process behind `socket`, which has unmounted, has ended, or says that it serves on.
+fn await_end(socket: &Path, pid: u32, process: Option<&OwnedFd>) -> io::Result<Outcome> {
+    let Some(process) = process else {
+        return Ok(Outcome::Ended);
     };
-    let mut ends = [PollFd::new(process, PollFlags::IN)];
-    match poll(&mut ends, Some(&deadline))? {
-        0 => Err(io::Error::new(
-            ErrorKind::TimedOut,
-            "unmounted, but its process does not end",
-        )),
-        _ => Ok(()),
+    if has_ended(process, DOUBT)? {
+        return Ok(Outcome::Ended);
     }
+    if status(socket).is_some() {
+        return Ok(Outcome::ServesOn { pid });
+    }
+    if has_ended(process, END)? {
+        return Ok(Outcome::Ended);
+    }
+    Err(io::Error::new(
+        ErrorKind::TimedOut,
+        format!("unmounted, but its process {pid} does not end"),
+    ))
+}
+
+/// Whether a process ends within `time`.
+fn has_ended(process: &OwnedFd, time: Duration) -> io::Result<bool> {
+    let time = Timespec::try_from(time).map_err(io::Error::other)?;
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    Ok(poll(&mut ends, Some(&time))? > 0)
 }
 
 #[cfg(test)]
@@ -599,18 +644,29 @@ mod tests {
         assert_eq!(umount("/elsewhere").expect("readable"), None);
         assert!(matches!(
             umount("/mnt").expect("answered"),
-            Some(Answer::Refused { error, .. }) if error == "in use"
+            Some(Outcome::Refused { error, .. }) if error == "in use"
         ));
     }
 
     #[test]
     fn sockets_of_the_dead_are_removed() {
         let directory = private_directory();
-        let socket = directory.path().join("1.sock");
+        let socket = directory.path().join("1-2.sock");
         drop(UnixListener::bind(&socket).expect("a socket"));
         assert!(socket.exists());
         assert_eq!(statuses(directory.path()).expect("readable"), []);
         assert!(!socket.exists());
+    }
+
+    #[test]
+    fn processes_are_those_of_the_namespace_that_counts_them_so() {
+        let own = PathBuf::from(own_name());
+        assert!(process(&own, std::process::id()).is_some());
+        let name = own.to_string_lossy();
+        let (pid, _) = name.split_once('-').expect("a namespace");
+        assert_eq!(pid, std::process::id().to_string());
+        let other = PathBuf::from(format!("{pid}-1.sock"));
+        assert!(process(&other, std::process::id()).is_none());
     }
 
     /// Between bind(2) and listen(2) it looks like one that nobody listens at.
@@ -618,7 +674,7 @@ mod tests {
     fn a_socket_is_not_taken_for_a_dead_ones_while_it_is_made() {
         let directory = private_directory();
         let place = |round: u64| directory.path().join(round.to_string());
-        let name = format!("{}.sock", std::process::id());
+        let name = own_name();
         let sockets: Vec<_> = (0..2_000).map(|round| place(round).join(&name)).collect();
         let reached = Arc::<AtomicUsize>::default();
         let followed = Arc::clone(&reached);

@@ -30,7 +30,7 @@ use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
 use super::telling::Telling;
 use super::writable::{self, Writable};
-use super::{control, output, panics, privileges, status as words, telemetry};
+use super::{control, output, panics, privileges, status as words, telemetry, undo};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
@@ -725,8 +725,11 @@ struct SignalWatch {
 
 impl SignalWatch {
     fn start(events: Sender<Event>) -> anyhow::Result<Self> {
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+        // nohup(1) wants this one to be ignored. A shell has its background jobs ignore SIGINT, but who
+        // sends that to a mount means it.
+        let hangup = Some(SIGHUP).filter(|&signal| !undo::is_ignored(signal));
+        let heard = [SIGINT, SIGTERM].into_iter().chain(hangup);
+        let mut signals = Signals::new(heard).context("cannot watch for signals")?;
         let handle = signals.handle();
         let thread = Thread::spawn("signals", move || {
             for _ in signals.forever() {

@@ -30,6 +30,10 @@ const PATIENCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
 };
+const NONE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 
 /// Whether others wait for this process, so that it waits for nobody to take an event.
 static IS_SERVING: AtomicBool = AtomicBool::new(false);
@@ -46,6 +50,8 @@ enum Sink {
     /// What is the terminal leads to the journal, which takes a priority in front of each line.
     Journal,
     File(File),
+    /// What `--log-file` names and is no regular file: a pipe or a terminal.
+    Stream(File),
     System(UnixDatagram),
     Nowhere,
 }
@@ -98,7 +104,12 @@ pub(super) fn serve() {
 
 /// Sends events to `file` from now on, with the time.
 pub(super) fn write_to_file(file: File) {
-    choose(Sink::File(file));
+    let is_regular = file.metadata().is_ok_and(|found| found.is_file());
+    choose(if is_regular {
+        Sink::File(file)
+    } else {
+        Sink::Stream(file)
+    });
 }
 
 /// Sends events to the journal or syslog from now on; to nobody where there is neither.
@@ -161,9 +172,10 @@ impl Drop for Line {
     fn drop(&mut self) {
         let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = match &*sink {
-            Sink::Terminal => say("", &self.text),
-            Sink::Journal => say(&marked(self.level), &self.text),
+            Sink::Terminal => say(&io::stderr(), "", &self.text),
+            Sink::Journal => say(&io::stderr(), &marked(self.level), &self.text),
             Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
+            Sink::Stream(file) => say(file, &format!("{} ", now()), &self.text),
             Sink::System(socket) => socket.send(&datagram(self.level, &self.text)).map(drop),
             Sink::Nowhere => Ok(()),
         };
@@ -172,24 +184,20 @@ impl Drop for Line {
     }
 }
 
-/// Writes a line to stderr, and before it how many there was no room for.
-fn say(mark: &str, text: &[u8]) -> io::Result<()> {
-    let stderr = io::stderr();
-    if !IS_SERVING.load(Ordering::Relaxed) {
-        return { stderr }.write_all(&[mark.as_bytes(), text].concat());
-    }
+/// Writes a line to `target` behind `mark`, and before it how many there was no room for.
+fn say(target: &(impl AsFd + ?Sized), mark: &str, text: &[u8]) -> io::Result<()> {
     let lost = LOST.load(Ordering::Relaxed);
-    let patience = if lost == 0 {
-        PATIENCE
-    } else {
-        Timespec::default()
+    let patience = match (IS_SERVING.load(Ordering::Relaxed), lost) {
+        (false, _) => None,
+        (true, 0) => Some(&PATIENCE),
+        (true, _) => Some(&NONE),
     };
     let mut line = mark.as_bytes().to_vec();
     if lost > 0 {
         line.extend(format!(" WARN {lost} messages before this one are lost\n{mark}").bytes());
     }
     line.extend_from_slice(text);
-    match write_where_there_is_room(&stderr, &line, &patience) {
+    match write_where_there_is_room(target, &line, patience) {
         Ok(()) => {
             LOST.fetch_sub(lost, Ordering::Relaxed);
             Ok(())
@@ -201,19 +209,19 @@ fn say(mark: &str, text: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes `bytes` to `target` without waiting for longer than `patience` for room.
+/// Writes `bytes` to `target` without waiting for longer than `patience` for room, if that is limited.
 ///
 /// # Errors
 /// When there is none; part of it may be written.
 fn write_where_there_is_room(
     target: impl AsFd,
     bytes: &[u8],
-    patience: &Timespec,
+    patience: Option<&Timespec>,
 ) -> io::Result<()> {
     for mut part in bytes.chunks(AT_ONCE_BYTES) {
         while !part.is_empty() {
             let mut polled = [PollFd::new(&target, PollFlags::OUT)];
-            if poll(&mut polled, Some(patience))? == 0 {
+            if poll(&mut polled, patience)? == 0 {
                 return Err(ErrorKind::WouldBlock.into());
             }
             let written = rustix::io::write(&target, part)?;
@@ -257,7 +265,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().expect("a pipe");
         let line = [b'a'; 3 * AT_ONCE_BYTES / 2];
         let soon = Timespec::default();
-        let write = || write_where_there_is_room(&writer, &line, &soon);
+        let write = || write_where_there_is_room(&writer, &line, Some(&soon));
         let error = (0..1000).find_map(|_| write().err()).expect("full");
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         let mut some = vec![0; 16 << 10];

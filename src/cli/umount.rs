@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use clap::Args;
 
-use super::control::{self, Answer};
+use super::control::{self, Outcome};
 use super::settings;
-use crate::fs::{self, Force};
+use crate::fs::{self, Force, UnmountError};
 
 /// Unmounts an archive and waits until its process has ended.
 #[derive(Clone, Debug, Args)]
@@ -30,19 +30,36 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
     for directory in settings::runtime_dirs() {
         match control::umount(&directory, &mountpoint, args.lazy) {
-            Ok(Some(Answer::Refused { error, hint })) => return Err(refusal(error, hint)),
-            Ok(Some(Answer::Unmounted { .. })) => return Ok(ExitCode::SUCCESS),
-            Ok(Some(Answer::Status(_)) | None) => {}
-            Err(error) => tracing::debug!(%error, "the mount's process does not answer"),
+            Ok(Some(Outcome::Refused { error, hint })) => return Err(refusal(error, hint)),
+            Ok(Some(Outcome::Ended)) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(Outcome::ServesOn { pid })) => return serves_on(&mountpoint, pid, args.lazy),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "the mount's process does not answer"),
         }
     }
     from_here(&mountpoint, args.lazy)
 }
 
-fn from_here(mountpoint: &Path, lazy: bool) -> anyhow::Result<ExitCode> {
-    let force = if lazy { Force::Yes } else { Force::No };
-    fs::unmount(mountpoint, force)?;
+/// The mount is gone where its process has its mounts; here it may be a copy of that one.
+fn serves_on(mountpoint: &Path, pid: u32, lazy: bool) -> anyhow::Result<ExitCode> {
+    tracing::warn!(
+        pid,
+        "it is mounted in another mount namespace, too, and its process serves that"
+    );
+    match fs::unmount(mountpoint, force(lazy)) {
+        Err(UnmountError::NotMounted(_)) => {}
+        result => result?,
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn from_here(mountpoint: &Path, lazy: bool) -> anyhow::Result<ExitCode> {
+    fs::unmount(mountpoint, force(lazy))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn force(lazy: bool) -> Force {
+    if lazy { Force::Yes } else { Force::No }
 }
 
 fn refusal(error: String, hint: Option<String>) -> anyhow::Error {

@@ -28,11 +28,10 @@ impl Undo {
     /// When signals cannot be watched for.
     pub(super) fn on_signals(undo: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
         const FAILED: &str = "cannot watch for signals";
-        let ignored = ignored_signals();
         // What nohup(1) and a shell's background jobs are deaf to stays unheard.
         let heard = [SIGINT, SIGTERM, SIGHUP]
             .into_iter()
-            .filter(|signal| ignored & (1 << (signal - 1)) == 0);
+            .filter(|&signal| !is_ignored(signal));
         let impatient = Arc::new(AtomicBool::new(false));
         for signal in heard.clone() {
             // In this order: the first signal finds the flag not set yet.
@@ -67,10 +66,11 @@ impl Drop for Undo {
     }
 }
 
-/// The signals that the process was told to ignore by who started it; bit 0 is signal 1.
-fn ignored_signals() -> u64 {
+/// Whether the process was told to ignore `signal` by who started it.
+pub(super) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Bit 0 is signal 1.
+    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
 }

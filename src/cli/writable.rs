@@ -294,7 +294,10 @@ fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
     let made = fs::canonicalize(place).and_then(|place| {
         let scratch = place.join(name);
         DirBuilder::new().mode(0o700).create(&scratch)?;
-        fs::create_dir(scratch.join(LOWER))?;
+        if let Err(error) = fs::create_dir(scratch.join(LOWER)) {
+            fs::remove_dir(&scratch)?;
+            return Err(error);
+        }
         Ok(scratch)
     });
     made.with_context(|| format!("cannot make a directory in {}", place.display()))

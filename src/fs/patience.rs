@@ -20,6 +20,10 @@ use crate::base::time_left::TimeLeft;
 /// Between two looks at those who wait; who has waited for less is not looked at.
 const ROUND: Duration = Duration::from_millis(250);
 
+/// Where more passes between two looks, this process was stopped (a debugger, the freezer of a
+/// container), and the time counts for nobody.
+const LONGEST_ROUND: Duration = Duration::from_secs(1);
+
 /// How long nothing may come for somebody who waits, unless it was set otherwise.
 pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -222,8 +226,9 @@ impl Patience {
         }
     }
 
-    /// Looks at those who have waited for a while, and tells those who wait in vain.
-    fn look(&self, now: Instant) {
+    /// Looks at those who have waited for a while, and tells those who wait in vain. The last `stood` did
+    /// not count.
+    fn look(&self, now: Instant, stood: Duration) {
         let scanned = (self.scanned)();
         let mut old = Vec::new();
         lock(&self.state).waiting.retain_mut(|waiting| {
@@ -234,6 +239,7 @@ impl Patience {
             if came.done == waiting.came.done {
                 let received = came.received.saturating_sub(waiting.came.received);
                 let waited = now.saturating_duration_since(waiting.looked);
+                let waited = waited.saturating_sub(stood);
                 waiting.time.waited(waited, received);
             } else {
                 waiting.time.renew();
@@ -263,12 +269,15 @@ impl Patience {
             let state = self.changed.wait_while(state, idle);
             let state = state.unwrap_or_else(PoisonError::into_inner);
             let going = |state: &mut State| !state.is_over;
+            let begun = Instant::now();
             let round = self.changed.wait_timeout_while(state, ROUND, going);
             let is_over = round.unwrap_or_else(PoisonError::into_inner).0.is_over;
             if is_over {
                 return;
             }
-            self.look(Instant::now());
+            let now = Instant::now();
+            let stood = Some(now - begun).filter(|&passed| passed > LONGEST_ROUND);
+            self.look(now, stood.unwrap_or_default());
         }
     }
 
@@ -352,6 +361,10 @@ mod tests {
         Patience::new(TIMEOUT, Arc::default(), Box::new(|| Some(0)))
     }
 
+    fn look(patience: &Patience, now: Instant) {
+        patience.look(now, Duration::ZERO);
+    }
+
     fn keep(patience: &Patience) -> (Kept<Reply>, Receiver<Vain>) {
         keep_for(patience, For::TheScan)
     }
@@ -366,17 +379,31 @@ mod tests {
         let patience = patience();
         let (kept, told) = keep(&patience);
         let start = Instant::now();
-        patience.look(start + TIMEOUT / 2);
+        look(&patience, start + TIMEOUT / 2);
         assert!(told.try_recv().is_err());
         let wanted = kept.wanted();
         assert!(wanted());
-        patience.look(start + TIMEOUT * 2);
+        look(&patience, start + TIMEOUT * 2);
         assert_eq!(told.try_recv(), Ok(Vain::Late));
         assert!(!wanted());
         assert!(kept.take().is_none(), "it was given");
-        patience.look(start + TIMEOUT * 3);
+        look(&patience, start + TIMEOUT * 3);
         assert_eq!(patience.stats.late_requests.get(), 1);
         assert!(lock(&patience.state).waiting.is_empty());
+    }
+
+    #[test]
+    fn while_the_process_stood_still_nobody_waited() {
+        let patience = patience();
+        let (_kept, told) = keep(&patience);
+        let stopped = TIMEOUT * 3;
+        let now = Instant::now() + TIMEOUT / 2 + stopped;
+        patience.look(now, stopped);
+        assert!(told.try_recv().is_err());
+        look(&patience, now + TIMEOUT / 4);
+        assert!(told.try_recv().is_err());
+        look(&patience, now + TIMEOUT);
+        assert_eq!(told.try_recv(), Ok(Vain::Late));
     }
 
     #[test]
@@ -386,15 +413,15 @@ mod tests {
         let start = Instant::now();
         for round in 1..5 {
             patience.stats.scan_received_bytes.add(1 << 20);
-            patience.look(start + TIMEOUT / 2 * round);
+            look(&patience, start + TIMEOUT / 2 * round);
         }
         for round in 5..9 {
             patience.stats.scanned_packed_bytes.increment();
-            patience.look(start + TIMEOUT / 2 * round);
+            look(&patience, start + TIMEOUT / 2 * round);
         }
         assert!(told.try_recv().is_err());
         assert!(kept.take().is_some());
-        patience.look(start + TIMEOUT * 10);
+        look(&patience, start + TIMEOUT * 10);
         assert!(told.try_recv().is_err(), "it was answered");
     }
 
@@ -407,7 +434,7 @@ mod tests {
             for round in 1..5 {
                 patience.stats.scan_received_bytes.increment();
                 patience.stats.source_read_bytes.increment();
-                patience.look(start + TIMEOUT / 2 * round);
+                look(&patience, start + TIMEOUT / 2 * round);
             }
             assert_eq!(told.try_recv(), Ok(Vain::Late), "{what:?}");
         }
@@ -423,7 +450,7 @@ mod tests {
                 patience.stats.source_read_bytes.add(1 << 20);
                 patience.stats.decoded_bytes.add(1 << 20);
                 patience.stats.unspooled_bytes.add(1 << 20);
-                patience.look(start + TIMEOUT / 2 * round);
+                look(&patience, start + TIMEOUT / 2 * round);
             }
             told.try_recv().ok()
         };
@@ -438,7 +465,7 @@ mod tests {
         let (kept, told) = keep(&patience);
         drop(kept);
         assert_eq!(told.try_recv(), Ok(Vain::Ended));
-        patience.look(Instant::now());
+        look(&patience, Instant::now());
         assert!(lock(&patience.state).waiting.is_empty());
     }
 

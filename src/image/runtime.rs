@@ -6,7 +6,7 @@
 //! a terminal, and TERM, only where one is wanted; HOME is set; the machine is called like the bundle; and
 //! nothing is said of limits (`rlimits`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -165,6 +165,26 @@ fn absolute(path: &str) -> String {
     format!("/{}", path.trim_start_matches('/'))
 }
 
+/// Where volumes are to be, each below those before it or beside them; none is the root itself.
+fn volumes(wanted: &BTreeSet<String>) -> BTreeSet<String> {
+    let clean = |path: &String| {
+        let mut parts = Vec::new();
+        for part in path.split('/') {
+            match part {
+                "" | "." => {}
+                ".." => drop(parts.pop()),
+                part => parts.push(part),
+            }
+        }
+        absolute(&parts.join("/"))
+    };
+    wanted
+        .iter()
+        .map(clean)
+        .filter(|path| path != "/")
+        .collect()
+}
+
 fn hostname(execution: &Execution, name: &str) -> String {
     let wanted = match execution.hostname.as_str() {
         "" => name,
@@ -250,8 +270,8 @@ fn mounts(execution: &Execution, is_rootless: bool) -> Value {
         );
     }
     // As umoci has them: empty, and gone with the container.
-    let volumes = execution.volumes.iter().map(|path| {
-        json!({ "destination": absolute(path), "type": "tmpfs", "source": "none",
+    let volumes = volumes(&execution.volumes).into_iter().map(|path| {
+        json!({ "destination": path, "type": "tmpfs", "source": "none",
                 "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
     });
     mounts.extend(volumes);
@@ -388,15 +408,17 @@ mod tests {
 
     #[test]
     fn volumes_are_no_part_of_the_tree() {
-        let config = r#"{"config":{"Cmd":["c"],"Volumes":{"/data":{},"srv/x":{}}}}"#;
+        let config = r#"{"config":{"Cmd":["c"],"Volumes":
+            {"/data":{},"/srv/x/y":{},"srv/x":{},"":{},"/":{},"/data/..":{},"/./data/":{}}}}"#;
         for rootless in [None, Some((1000, 1000))] {
             let bundle = Bundle { rootless, ..root() };
             let mounts = made(config, &bundle)["mounts"].clone();
             let mounts = mounts.as_array().expect("a list");
-            let volumes: Vec<_> = mounts.iter().rev().take(2).rev().collect();
-            for (volume, path) in volumes.into_iter().zip(["/data", "/srv/x"]) {
+            let volumes: Vec<_> = mounts.iter().rev().take(4).rev().collect();
+            assert_ne!(volumes[0]["source"], "none", "it is none of them");
+            for (volume, path) in volumes[1..].iter().zip(["/data", "/srv/x", "/srv/x/y"]) {
                 assert_eq!(
-                    *volume,
+                    **volume,
                     json!({ "destination": path, "type": "tmpfs", "source": "none",
                             "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
                 );

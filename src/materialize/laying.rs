@@ -384,7 +384,7 @@ impl Materializer {
         match hiding.own(ino, name) {
             None => self.take_away(path, &directory, name),
             Some(own) if own.kind() == Kind::Directory => {
-                self.renew(&directory, name, &own);
+                self.renew(path, &directory, name, &own);
                 self.prune(hiding, below(path, name), own.ino());
             }
             // It has made room already.
@@ -417,7 +417,7 @@ impl Materializer {
                 match hiding.own(ino, &name) {
                     None => self.take_away(&path, &directory, &name),
                     Some(own) if own.kind() == Kind::Directory => {
-                        self.renew(&directory, &name, &own);
+                        self.renew(&path, &directory, &name, &own);
                         pending.push((below(&path, &name), own.ino()));
                     }
                     Some(_) => {}
@@ -447,8 +447,8 @@ impl Materializer {
         }
     }
 
-    /// The directory `name` is the layer's alone: what lower layers said of its attributes is void.
-    fn renew(&self, directory: &Directory, name: &[u8], own: &Entry<'_>) {
+    /// The directory `name` of that at `path` is the layer's alone: what lower layers said of its attributes is void.
+    fn renew(&self, path: &ArchivePath, directory: &Directory, name: &[u8], own: &Entry<'_>) {
         const ALL: u32 = 0o777;
         if !own.is_implied() {
             return;
@@ -459,8 +459,7 @@ impl Materializer {
             self.context.forget(Identity::of(&stat));
             let mode = ALL & !self.context.policy.umask;
             if let Err(trouble) = Subject::named(directory, name).chmod(mode) {
-                let path = ArchivePath::sanitize(name).path;
-                self.context.problems.add(&path, trouble);
+                self.context.problems.add(&below(path, name), trouble);
             }
         }
     }

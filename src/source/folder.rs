@@ -1,14 +1,14 @@
 //! A directory, from which files are opened as sources.
 
-use std::fs::File as StdFile;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
 use super::{Cause, Error, Source, file};
+use crate::base::regular;
 use crate::base::stats::Stats;
 
 /// A directory, held open. Whatever a name says and whatever links lie there, what is opened lies
@@ -49,14 +49,14 @@ impl Folder {
     /// When there is none below this directory, or it cannot be opened.
     pub fn file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
         let shown = format!("{}/{name}", self.name);
-        // What is no file must not make us wait for somebody who writes to it.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let opened = openat2(&self.directory, name, flags, Mode::empty(), resolve);
-        let source = match opened {
-            Ok(opened) => file::of(StdFile::from(opened), &shown, Arc::clone(&self.stats)),
-            Err(Errno::XDEV) => Err(Cause::Unsupported("what lies outside it".to_owned())),
-            Err(error) => Err(std::io::Error::from(error).into()),
+        let source = match regular::open(&self.directory, name, resolve) {
+            Ok(Some(opened)) => file::of(opened, &shown, Arc::clone(&self.stats)),
+            Ok(None) => Err(Cause::Unsupported("what is no regular file".to_owned())),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => {
+                Err(Cause::Unsupported("what lies outside it".to_owned()))
+            }
+            Err(error) => Err(error.into()),
         };
         source.map_err(|cause| Error::new(shown, cause))
     }

@@ -40,6 +40,9 @@ pub enum StackError {
         /// How many are allowed.
         limit: u64,
     },
+    /// There are more layers than can be told apart.
+    #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
+    TooManyLayers(usize),
     /// No thread could be started.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
@@ -59,9 +62,12 @@ impl Stack {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, StackError> {
+        let Ok(count) = u16::try_from(layers.len()) else {
+            return Err(StackError::TooManyLayers(layers.len()));
+        };
         let share = Share::new(options).map_err(StackError::Threads)?;
         let opener = Arc::new(Opener {
-            layers: layers.to_vec(),
+            layers: (0..count).zip(layers.iter().cloned()).collect(),
             share,
             network: network.clone(),
             stats: Arc::clone(stats),
@@ -103,7 +109,8 @@ fn check_entries(layers: &[Arc<Archive>], options: &OpenOptions) -> Result<(), S
 /// Opens layers on several threads.
 #[derive(Debug)]
 struct Opener {
-    layers: Vec<Layer>,
+    /// Each with its number from the bottom.
+    layers: Vec<(u16, Layer)>,
     share: Share,
     network: Handle,
     stats: Arc<Stats>,
@@ -128,25 +135,31 @@ impl Opener {
             .clamp(1, self.layers.len().max(1));
         let mut each = options.clone();
         each.scan.memory = options.scan.memory / at_once as u64;
-        let threads: Result<Vec<_>, _> = (0..at_once)
-            .map(|_| {
-                let (opener, options) = (Arc::clone(self), each.clone());
-                Thread::spawn("tarfs-layer", move || opener.work(&options))
-            })
-            .collect();
-        for thread in threads.map_err(StackError::Threads)? {
+        let mut threads = Vec::new();
+        for _ in 0..at_once {
+            let (opener, options) = (Arc::clone(self), each.clone());
+            match Thread::spawn("tarfs-layer", move || opener.work(&options)) {
+                Ok(thread) => threads.push(thread),
+                Err(error) if threads.is_empty() => return Err(StackError::Threads(error)),
+                Err(error) => {
+                    tracing::debug!(%error, threads = threads.len(), "no more layers at once");
+                    break;
+                }
+            }
+        }
+        for thread in threads {
             thread.join();
         }
         let opened = std::mem::take(&mut self.queue().opened);
         let mut layers = Vec::new();
-        for (number, opened) in opened.into_iter().enumerate() {
+        for (layer, opened) in self.layers.iter().zip(opened) {
             let archive = match opened {
                 // With a decoder that needs more than its part: alone it has all of it.
                 Some(Err(error)) if at_once > 1 && lacks_memory(&error) => {
-                    self.open(number, options)?
+                    self.open(layer, options)?
                 }
                 Some(opened) => opened?,
-                None => self.open(number, options)?,
+                None => self.open(layer, options)?,
             };
             layers.push(Arc::new(archive));
         }
@@ -156,32 +169,34 @@ impl Opener {
     /// Opens one layer after the other, until there is none that nobody has taken.
     fn work(&self, options: &OpenOptions) {
         loop {
-            let number = {
+            let layer = {
                 let mut queue = self.queue();
-                if queue.failed || queue.next == self.layers.len() {
+                let layer = self.layers.get(queue.next).filter(|_| !queue.failed);
+                let Some(layer) = layer else {
                     return;
-                }
+                };
                 queue.next += 1;
-                queue.next - 1
+                layer
             };
-            let opened = self.open(number, options);
+            let opened = self.open(layer, options);
             let mut queue = self.queue();
             if let Err(error) = &opened {
                 queue.failed |= !lacks_memory(error);
             }
-            if let Some(slot) = queue.opened.get_mut(number) {
+            if let Some(slot) = queue.opened.get_mut(usize::from(layer.0)) {
                 *slot = Some(opened);
             }
         }
     }
 
-    fn open(&self, number: usize, options: &OpenOptions) -> Result<Archive, OpenError> {
-        let (Some(layer), Ok(number)) = (self.layers.get(number), u16::try_from(number)) else {
-            unreachable!("layers come from the command line, which is not that long");
-        };
+    fn open(
+        &self,
+        (number, layer): &(u16, Layer),
+        options: &OpenOptions,
+    ) -> Result<Archive, OpenError> {
         let mut options = options.clone();
         options.scan.sha256 = layer.digest;
-        let share = (&self.share, number);
+        let share = (&self.share, *number);
         let source = Arc::clone(&layer.source);
         Archive::open_layer(source, &options, share, &self.network, &self.stats)
     }

@@ -17,8 +17,9 @@ pub enum Whiteouts {
     #[default]
     Oci,
     /// As overlayfs has it: a character device 0/0 hides what has its name, as does an empty file with the
-    /// attribute `trusted.overlay.whiteout` or `user.overlay.whiteout`, and a directory with the attribute `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all that lower
-    /// layers have in it.
+    /// attribute `trusted.overlay.whiteout` or `user.overlay.whiteout`, and a directory with the attribute
+    /// `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all that lower layers have
+    /// in it.
     Overlay,
     /// Not at all: whatever is in a layer is an entry.
     Keep,
@@ -92,8 +93,8 @@ impl Whiteouts {
         self == Self::Overlay && OVERLAY.iter().any(|prefix| name.starts_with(prefix))
     }
 
-    /// Whether `directory` would have to be read together with another place of the layers below,
-    /// or a file with content that lies there: that is not done.
+    /// Whether `entry`, a directory, would have to be read together with another place of the layers below,
+    /// or, a file, has its content there: that is not done.
     pub fn leads_elsewhere(self, entry: &Entry<'_>) -> bool {
         const ELSEWHERE: [&[u8]; 4] = [
             b"trusted.overlay.redirect",

@@ -7,12 +7,14 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
-use rustix::fd::OwnedFd;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
+use crate::support::namespace::Elsewhere;
 use crate::support::packing::Packing;
 use crate::support::program::{children, told};
 use crate::support::raw::Archive;
@@ -375,32 +377,69 @@ fn the_mount_that_is_there_is_meant_and_not_one_that_was() {
 #[test]
 fn a_mount_of_another_namespace_is_not_meant() {
     let place = Place::new();
-    let script = r#""$0" mount "$1" "$2" && touch ready && exec sleep 1000"#;
-    let mut elsewhere = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sh", "-c", script])
-        .arg(env!("CARGO_BIN_EXE_tarfs"))
-        .args([place.path("a.tar"), place.path("mnt")])
-        .env("XDG_RUNTIME_DIR", place.directory.path())
-        .env("TARFS_CACHE_DIR", place.path("cache"))
-        .current_dir(place.directory.path())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("installed");
+    let script = r#""$TARFS" mount a.tar mnt && touch ready"#;
+    let elsewhere = Elsewhere::start(place.directory.path(), script, |command| {
+        command
+            .env("TARFS", env!("CARGO_BIN_EXE_tarfs"))
+            .env("XDG_RUNTIME_DIR", place.directory.path())
+            .env("TARFS_CACHE_DIR", place.path("cache"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+    });
     wait::until("it is mounted", || place.path("ready").exists());
     let (pid, process) = place.server();
-    let inside = format!(
-        "/proc/{}/root{}",
-        elsewhere.id(),
-        place.path("mnt/file").display()
-    );
     assert!(!place.umount(&[]).status.success(), "nothing is there");
-    assert!(fs::metadata(&inside).is_ok(), "it is still mounted there");
-    elsewhere.kill().expect("a child");
-    elsewhere.wait().expect("a child");
+    let inside = elsewhere.sees(&place.path("mnt/file"));
+    assert!(fs::metadata(inside).is_ok(), "it is still mounted there");
+    drop(elsewhere);
     // Its processes keep the namespace.
     kill_process(pid, Signal::TERM).expect("running");
     assert!(process_ends(&process));
+}
+
+/// As with a container that was started while it was there.
+#[test]
+fn who_unmounts_is_told_that_a_copy_is_served_on() {
+    let place = Place::new();
+    place.mount();
+    let (_, process) = place.server();
+    let elsewhere = Elsewhere::start(place.directory.path(), "touch ready", |command| command);
+    wait::until("it has a copy", || place.path("ready").exists());
+    let output = place.umount(&[]);
+    let said = told(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("in another mount namespace"), "{said}");
+    assert!(!place.is_mounted());
+    let inside = elsewhere.sees(&place.path("mnt/file"));
+    assert!(fs::read(inside).is_ok(), "it is served there");
+    drop(elsewhere);
+    assert!(process_ends(&process), "nobody is left to serve");
+}
+
+#[test]
+fn a_hangup_that_was_to_be_ignored_leaves_the_mount() {
+    let place = Place::new();
+    let mount = place.mount_command();
+    let mut nohup = Command::new("sh");
+    nohup
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+        .arg(mount.get_program())
+        .args(mount.get_args())
+        .arg("--foreground")
+        .stderr(Stdio::null());
+    for (name, value) in mount.get_envs() {
+        nohup.env(name, value.unwrap_or_default());
+    }
+    let mut server = nohup.spawn().expect("started");
+    wait::until("it answers", || place.answers());
+    let (pid, _) = place.server();
+    kill_process(pid, Signal::HUP).expect("running");
+    kill_process(pid, Signal::HUP).expect("running");
+    // Its next question is answered after a signal that it hears.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(place.answers() && place.is_mounted());
+    kill_process(pid, Signal::TERM).expect("running");
+    assert!(server.wait().expect("a child").success());
 }
 
 /// As many as an image of a thousand layers takes.
@@ -431,24 +470,43 @@ fn a_mount_has_as_many_descriptors_as_it_may() {
 fn who_does_not_read_its_messages_does_not_stop_a_mount() {
     let place = Place::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
+    let stderr = writer.try_clone().expect("a descriptor");
+    serves_whoever_reads(&place, &writer, |command| command.stderr(stderr));
+    drop(reader);
+}
+
+#[test]
+fn who_does_not_read_its_log_does_not_stop_a_mount() {
+    let place = Place::new();
+    let log = place.path("log");
+    mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+    let both = fs::OpenOptions::new().read(true).write(true).open(&log);
+    serves_whoever_reads(&place, both.expect("a pipe"), |command| {
+        command.arg("--log-file").arg(&log).stderr(Stdio::null())
+    });
+}
+
+/// Mounts as `set` says, fills the pipe that messages go to, and makes for many of them.
+fn serves_whoever_reads(
+    place: &Place,
+    pipe: impl AsFd,
+    set: impl FnOnce(&mut Command) -> &mut Command,
+) {
     let files = (0..100).fold(Archive::new(), |archive, number| {
         archive.file(&format!("{number}"), vec![b'a'; 100_000])
     });
     let packed = Packing::Gzip.pack(&files.end().into());
     fs::write(place.path("a.tar"), packed).expect("written");
-    let mut server = place
-        .mount_command()
-        .args([
-            "--foreground",
-            "--wait-index",
-            "--no-spool",
-            "--memory=1MiB",
-        ])
-        .stderr(writer.try_clone().expect("a descriptor"))
-        .spawn()
-        .expect("started");
+    let mut command = place.mount_command();
+    command.args([
+        "--foreground",
+        "--wait-index",
+        "--no-spool",
+        "--memory=1MiB",
+    ]);
+    let mut server = set(&mut command).spawn().expect("started");
     wait::until("it answers", || place.answers());
-    fill(&writer);
+    fill(pipe);
     // Each of these is told.
     let damaged = fs::OpenOptions::new().write(true).open(place.path("a.tar"));
     damaged.expect("there").set_len(10).expect("cut");
@@ -461,15 +519,14 @@ fn who_does_not_read_its_messages_does_not_stop_a_mount() {
     kill_process(Pid::from_child(&server), Signal::TERM).expect("running");
     wait::until("it ends", || server.try_wait().expect("a child").is_some());
     assert!(!place.is_mounted());
-    drop(reader);
 }
 
 /// Fills a pipe that nobody reads.
-fn fill(pipe: &std::io::PipeWriter) {
-    let flags = fcntl_getfl(pipe).expect("open");
-    fcntl_setfl(pipe, flags | OFlags::NONBLOCK).expect("set");
-    while rustix::io::write(pipe, &[b'.'; 64]).is_ok() {}
-    fcntl_setfl(pipe, flags).expect("set");
+fn fill(pipe: impl AsFd) {
+    let flags = fcntl_getfl(&pipe).expect("open");
+    fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).expect("set");
+    while rustix::io::write(&pipe, &[b'.'; 64]).is_ok() {}
+    fcntl_setfl(&pipe, flags).expect("set");
 }
 
 #[test]
@@ -477,7 +534,8 @@ fn a_silent_connection_does_not_stop_an_unmount() {
     let place = Place::new();
     place.mount();
     let (pid, process) = place.server();
-    let socket = place.path(&format!("tarfs/{}.sock", pid.as_raw_nonzero()));
+    let namespace = fs::metadata("/proc/self/ns/pid").expect("there").ino();
+    let socket = place.path(&format!("tarfs/{}-{namespace}.sock", pid.as_raw_nonzero()));
     let mut silent = UnixStream::connect(socket).expect("listening");
     silent.write_all(b"{\"verb\":").expect("taken");
     kill_process(pid, Signal::TERM).expect("running");

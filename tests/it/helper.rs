@@ -1,7 +1,7 @@
 //! mount(8), umount(8) and /etc/fstab, with this program as their helper.
 //!
 //! In mount namespaces of their own, where /sbin has what a package would put there, and /etc/fstab,
-//! /run and /var/cache are what a test needs. What is mounted there goes with them.
+//! /run and /var/cache are what a test needs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -111,13 +111,13 @@ fn what_the_system_mounts_is_in_the_systems_places() {
     let said = place.says(
         "helpers mount.tarfs
          mount -t tarfs -o ro a.tar mnt
-         ls /run/tarfs | sed 's/[0-9]*/PID/'; ls /var/cache/tarfs session
+         ls /run/tarfs | sed 's/[0-9]*-[0-9]*/PID-NS/'; ls /var/cache/tarfs session
          cd /; tarfs umount \"$OLDPWD/mnt\"; gone
          env -u HOME -u XDG_RUNTIME_DIR tarfs ls \"$OLDPWD/a.tar\"",
     );
     assert_eq!(
         said,
-        "PID.sock\n/var/cache/tarfs:\nindex\n\nsession:\nopen\nraised\n"
+        "PID-NS.sock\n/var/cache/tarfs:\nindex\n\nsession:\nopen\nraised\n"
     );
 }
 

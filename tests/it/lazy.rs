@@ -424,6 +424,33 @@ fn nobody_waits_for_a_server_that_sends_a_byte_now_and_then() {
     assert!(place.count("late_requests") >= 2);
 }
 
+/// As with a container that is frozen for a snapshot.
+#[test]
+fn the_time_for_which_a_mount_was_stopped_is_not_a_servers_silence() {
+    let place = Place::with(
+        Archive::new(),
+        |rest| rest.file("late", "late"),
+        Rest::Comes,
+        &["--timeout", "8"],
+    );
+    let pid = place.status().get("pid").and_then(Value::as_i64);
+    let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    let pid = pid.expect("a process");
+    let late = place.path("mnt/late");
+    let late = aside(move || fs::read(late));
+    // Until the scan has come to where it waits.
+    std::thread::sleep(Duration::from_secs(2));
+    kill_process(pid, Signal::STOP).expect("running");
+    std::thread::sleep(Duration::from_secs(14));
+    assert!(!late.is_finished());
+    kill_process(pid, Signal::CONT).expect("stopped");
+    // What it does when it goes on comes before the server's next word.
+    std::thread::sleep(Duration::from_millis(500));
+    place.gate.open();
+    assert_eq!(late.join().expect("in time"), b"late");
+    assert_eq!(place.count("late_requests"), 0);
+}
+
 #[test]
 fn a_scan_goes_on_when_a_server_comes_back_that_was_silent_beyond_the_deadline() {
     let front = Archive::new().file("early", "early");

@@ -151,6 +151,9 @@ fn no_secret_is_told_or_written_by_a_mount() {
         "log",
         "--record",
         "profile",
+        // Whatever room the disk has.
+        "--cache-size",
+        "16MiB",
         "--metrics",
         "127.0.0.1:0",
         "--replay",

@@ -176,6 +176,7 @@ fn who_waits_when_the_process_is_killed_is_answered_by_the_next_one() {
     place.settle();
     place.kill();
     place.is_silent.store(true, Ordering::SeqCst);
+    let asked = place.server.seen(ARCHIVE).len();
     let files: Vec<_> = [2, 17, 33]
         .map(|number| (number, place.path("mnt").join(name(number))))
         .into_iter()
@@ -189,9 +190,9 @@ fn who_waits_when_the_process_is_killed_is_answered_by_the_next_one() {
             Thread::spawn("reader", read).expect("a thread")
         })
         .collect();
-    let waiting = place.server.seen(ARCHIVE).len();
-    wait::until("they wait", || place.server.seen(ARCHIVE).len() > waiting);
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    wait::until("they wait", || {
+        place.server.seen(ARCHIVE).len() >= asked + files.len()
+    });
     assert!(files.iter().all(|file| !file.is_finished()));
     let before = place.server_pid().expect("mounted");
     kill_process(before, Signal::KILL).expect("running");

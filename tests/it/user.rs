@@ -1,7 +1,7 @@
 //! Mounts of an ordinary user, through fusermount3.
 //!
 //! In mount namespaces of their own, where everyone may open /dev/fuse as on most machines, and
-//! where /etc/fuse.conf and /tmp are what a test needs. What is mounted there goes with them.
+//! where /etc/fuse.conf and /tmp are what a test needs.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -12,7 +12,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The longest packet in bytes: a path of 4096 bytes, as numbers, takes a third of it.
+/// The longest packet in bytes. The longest there is tells a successor of two paths of 4096 bytes, as
+/// numbers, and of a version of as many, of which JSON may make six each: 57 KiB.
 const MAX_PACKET_BYTES: usize = 64 << 10;
 
 /// A packet.

@@ -125,7 +125,7 @@ impl Http {
             match found {
                 Ok(found) => break found,
                 Err(failure) => {
-                    let left = timer.left(received.load(Ordering::Relaxed));
+                    let left = timer.step(received.load(Ordering::Relaxed));
                     let next = effort.failed(failure, 0, left).await;
                     next.map_err(|cause| effort.error(location.as_str(), cause))?;
                 }
@@ -235,7 +235,7 @@ impl Http {
                 Ok(Err(failure)) => {
                     // The node that failed may be out of service: let the original choose anew.
                     self.remember(self.client.original().clone());
-                    let left = timer.left(filled as u64);
+                    let left = timer.step(filled as u64);
                     let next = tokio::select! {
                         biased;
                         // Nothing is there to be cut.
@@ -536,6 +536,9 @@ impl Effort {
     }
 }
 
+/// Between two looks of a [`Timer`].
+const STEP: Duration = Duration::from_secs(1);
+
 /// Runs while something is waited for of which it is told now and then how many bytes are there.
 #[derive(Debug)]
 struct Timer {
@@ -559,10 +562,23 @@ impl Timer {
 
     /// What is left, now that `received` bytes are there.
     fn left(&mut self, received: u64) -> Duration {
-        let (now, came) = (Instant::now(), received.saturating_sub(self.counted));
-        self.time.waited(now - self.looked, came);
+        let waited = self.looked.elapsed();
+        self.look(received, waited)
+    }
+
+    /// As [`left`](Self::left) after [`run_out`](Self::run_out), which looks at each step: where more
+    /// time has passed, this process was stopped (a debugger, the freezer of a container) and nobody
+    /// waited.
+    fn step(&mut self, received: u64) -> Duration {
+        let waited = self.looked.elapsed().min(STEP * 2);
+        self.look(received, waited)
+    }
+
+    fn look(&mut self, received: u64, waited: Duration) -> Duration {
+        let came = received.saturating_sub(self.counted);
+        self.time.waited(waited, came);
         self.is_alive |= came > 0;
-        (self.looked, self.counted) = (now, received);
+        (self.looked, self.counted) = (Instant::now(), received);
         self.time.left()
     }
 
@@ -576,20 +592,19 @@ impl Timer {
     /// # Cancel safety
     /// Nothing is lost.
     async fn run_out(&mut self, received: impl Fn() -> u64) -> Cause {
-        loop {
-            let left = self.left(received());
-            if left.is_zero() {
-                let obstacle = if self.is_alive {
-                    Obstacle::Crawl
-                } else {
-                    Obstacle::Timeout
-                };
-                return Cause::Unreachable {
-                    obstacle,
-                    detail: String::new(),
-                };
-            }
-            tokio::time::sleep(left).await;
+        let mut left = self.left(received());
+        while !left.is_zero() {
+            tokio::time::sleep(left.min(STEP)).await;
+            left = self.step(received());
+        }
+        let obstacle = if self.is_alive {
+            Obstacle::Crawl
+        } else {
+            Obstacle::Timeout
+        };
+        Cause::Unreachable {
+            obstacle,
+            detail: String::new(),
         }
     }
 }
@@ -838,7 +853,7 @@ impl<'a> Pour<'a> {
         let came = self.counted - counted;
         self.source.stats.scan_received_bytes.add(came);
         // The time that passed was waited for this.
-        self.timer.left(self.counted);
+        self.timer.step(self.counted);
         if known == len {
             return None;
         }
@@ -863,7 +878,7 @@ impl<'a> Pour<'a> {
         }
         let counted = self.counted;
         loop {
-            let left = self.timer.left(counted);
+            let left = self.timer.step(counted);
             self.effort.failed(failure, self.given, left).await?;
             let asked = tokio::select! {
                 biased;
@@ -881,5 +896,30 @@ impl<'a> Pour<'a> {
                 Err(other) => failure = other,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_for_which_the_process_stood_still_was_not_waited() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            let mut timer = Timer::new(Duration::from_mins(1), 0);
+            tokio::time::advance(Duration::from_hours(1)).await;
+            assert!(timer.step(0) >= Duration::from_secs(58));
+            tokio::time::advance(Duration::from_hours(1)).await;
+            assert!(timer.left(0).is_zero(), "it was looked at by nobody else");
+            let mut timer = Timer::new(Duration::from_mins(1), 0);
+            let begun = Instant::now();
+            timer.run_out(|| 0).await;
+            let lasted = begun.elapsed();
+            assert!((60..62).contains(&lasted.as_secs()), "{lasted:?}");
+        });
     }
 }

@@ -1,15 +1,32 @@
-//! Scripts that may mount what they like: nobody else sees it, and it ends with them.
+//! Scripts that may mount what they like: nobody else sees it, and it is taken out when they end.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
 
 use super::program::told;
+
+/// Shell: takes out what is mounted by this program and whatever else lies on such a mount, as far as this
+/// namespace has it and it is not below the directory `kept`. A copy of another test's mount would keep
+/// that in use.
+const ALONE: &str = r#"
+alone() {
+    awk '/ - fuse\.(tarfs|fuse-overlayfs) | - overlay .*tarfs/ { print $5 }' /proc/self/mountinfo |
+        while read -r mount; do
+            case $mount in "$kept"/*) ;; *) umount -l "$mount" 2>/dev/null || true ;; esac
+        done
+}
+"#;
+
+/// Longer than any script takes, so that a test that waits for ever fails.
+const SECONDS: &str = "300";
 
 /// Runs `script` by `shell` as root in `directory`, in a mount namespace of its own; it ends at the first
 /// command that fails.
 pub(crate) fn run(shell: &str, script: &str, directory: &Path) -> Output {
-    Command::new("unshare")
-        .args(["--mount", "--propagation", "private", shell, "-euc", script])
+    let script = format!("{ALONE}kept=none; alone; trap alone EXIT\n{script}");
+    Command::new("timeout")
+        .args(["-k", "1", SECONDS, "unshare", "--mount"])
+        .args(["--propagation", "private", shell, "-euc", &script])
         .current_dir(directory)
         .output()
         .expect("util-linux")
@@ -21,4 +38,39 @@ pub(crate) fn said(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}{}", told(output));
     said
+}
+
+/// A process in a mount namespace of its own, which ends with this.
+#[derive(Debug)]
+pub(crate) struct Elsewhere(Child);
+
+impl Elsewhere {
+    /// Runs `script` in `directory` and then stays. Of this program's mounts it has those below `directory`.
+    /// `set` tells it more.
+    pub(crate) fn start(
+        directory: &Path,
+        script: &str,
+        set: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Self {
+        let script = format!("{ALONE}kept=$PWD; alone\n{script}\nexec sleep 1000 >/dev/null 2>&1");
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "sh", "-euc", &script])
+            .current_dir(directory);
+        Self(set(&mut command).spawn().expect("util-linux"))
+    }
+
+    /// What it sees as `path`.
+    pub(crate) fn sees(&self, path: &Path) -> PathBuf {
+        let mut seen = format!("/proc/{}/root", self.0.id());
+        seen.push_str(&path.to_string_lossy());
+        seen.into()
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let ended = self.0.kill().and_then(|()| self.0.wait());
+        drop(ended);
+    }
 }

@@ -1,0 +1,60 @@
+//! Files that are opened for what is in them, in trees that others have made.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+
+/// The regular file at `path` from `directory`, to be read, or `None` for what is there and is no such
+/// file. That is found out before it is opened: to open a device may do something by itself.
+///
+/// # Errors
+/// When there is nothing, or it cannot be opened.
+pub fn open(directory: impl AsFd, path: &str, resolve: ResolveFlags) -> io::Result<Option<File>> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let found = openat2(directory, path, flags, Mode::empty(), resolve)?;
+    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::RegularFile {
+        return Ok(None);
+    }
+    let found = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(Some(openat(CWD, found, flags, Mode::empty())?.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::base::task::Thread;
+
+    /// Who opens a named pipe for reading wakes who opens it for writing.
+    #[test]
+    fn what_is_no_regular_file_is_not_opened() {
+        let place = tempfile::tempdir().expect("a directory");
+        let path = place.path().join("fifo");
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).expect("made");
+        std::fs::write(place.path().join("file"), "text").expect("written");
+        symlink("file", place.path().join("link")).expect("made");
+        let directory = File::open(place.path()).expect("there");
+        let opened = |name| open(&directory, name, ResolveFlags::IN_ROOT).expect("there");
+        let write = OFlags::WRONLY | OFlags::NONBLOCK;
+        let writer = Thread::spawn("writer", {
+            let path = path.clone();
+            move || (0..2_000).any(|_| openat(CWD, &path, write, Mode::empty()).is_ok())
+        });
+        let writer = writer.expect("a thread");
+        while !writer.is_finished() {
+            assert!(opened("fifo").is_none() && opened(".").is_none());
+        }
+        assert!(!writer.join(), "somebody has read it");
+        for name in ["file", "link"] {
+            let mut text = String::new();
+            let mut file = opened(name).expect("a file");
+            file.read_to_string(&mut text).expect("readable");
+            assert_eq!(text, "text");
+        }
+    }
+}
