@@ -192,6 +192,7 @@ pub(super) fn for_mount(
     let index = Arc::clone(stack.index());
     let versions = layers.iter().map(|layer| layer.source.fingerprint());
     Ok(Opened {
+        name: open::name(opening.source),
         location: called(&locations),
         layers: locations,
         version: versions

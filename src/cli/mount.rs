@@ -163,7 +163,10 @@ impl MountArgs {
 pub(super) struct Opened {
     /// Its tree and bytes.
     pub content: Arc<dyn Content>,
-    /// What the user calls it, without secrets.
+    /// SOURCE, wherever the process goes and without secrets: what the kernel lists, and mount(8)
+    /// compares with fstab.
+    pub name: String,
+    /// What is told of: where it is, and of how many layers.
     pub location: String,
     /// What its layers are called, from the bottom, if it has several.
     pub layers: Vec<String>,
@@ -485,7 +488,7 @@ fn put_in_place(
             keeper.mounted(site, device);
         }
     };
-    let (at, source) = (&args.mountpoint, &opened.location);
+    let (at, source) = (&args.mountpoint, &opened.name);
     let Some((writable, seen_as)) = writable else {
         return Ok(Mount::start_kept(
             tree, source, at, options, mounted, ended,

@@ -211,6 +211,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         count: layers.outer_count(&source),
         ..Outer::with(&args.cache, opening.quiet)
     };
+    let name = name(&source);
     let source = given::source(&headers, &source, &outer, &network, &stats)?;
     let progress = indexing(source.fingerprint().len, &stats, opening.quiet);
     let options = opening.options();
@@ -227,6 +228,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let (recording, said) =
         super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;
     Ok(Opened {
+        name,
         location: archive.source().location().to_owned(),
         layers: Vec::new(),
         version: archive.source().fingerprint().to_string(),
@@ -242,6 +244,11 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         recording,
         network,
     })
+}
+
+/// What the kernel lists as the source of a mount of `args`, which are [absolute].
+pub(super) fn name(args: &SourceArgs) -> String {
+    source::shown(&args.source.to_string_lossy())
 }
 
 /// What is to be done with decoded data.

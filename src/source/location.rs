@@ -200,6 +200,12 @@ mod tests {
             ),
             ("--layer=http://me:secret@h/a", "the URL"),
             ("me:secret@tar:http://h/a", "the URL"),
+            // As it was written, which who compares it wants.
+            ("tar:HTTP://H:80/a b!/c", "tar:HTTP://H:80/a b!/c"),
+            ("file:///a", "file:///a"),
+            ("http://h:80/a#secret", "http://h/a"),
+            ("http://h:80/a?secret", "http://h/a?…"),
+            ("http://:secret@h:80/a", "http://h/a"),
         ] {
             assert_eq!(crate::source::shown(spec), shown);
         }

@@ -206,7 +206,8 @@ pub fn is_same_origin(one: &str, other: &str) -> bool {
     }
 }
 
-/// What may be shown of `spec` (see [`open`]) to anyone.
+/// What may be shown of `spec` (see [`open`]) to anyone: all of it, as it is written, if no part of it
+/// may be a secret.
 pub fn shown(spec: &str) -> String {
     let Some(colon) = spec.find("://") else {
         return spec.to_owned();
@@ -216,7 +217,14 @@ pub fn shown(spec: &str) -> String {
     let scheme = before.rfind(':').map_or(0, |last| last + 1);
     let (around, url) = spec.split_at(scheme);
     match Url::parse(url) {
-        Ok(url) if !around.contains('@') => format!("{around}{}", Location::from_url(&url)),
+        Ok(url) if !around.contains('@') => {
+            let shown = Location::from_url(&url);
+            if shown.as_str() == url.as_str() {
+                spec.to_owned()
+            } else {
+                format!("{around}{shown}")
+            }
+        }
         // Nobody can tell what of it is a secret.
         _ => "the URL".to_owned(),
     }

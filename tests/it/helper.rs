@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use crate::support::http::{Resource, Server};
+use crate::support::image::{self, Image};
 use crate::support::namespace;
 use crate::support::program::{self, told};
 use crate::support::raw::{Archive, Header};
@@ -152,6 +153,43 @@ fn fstab_mounts_everything_or_what_is_named() {
     for seen in seen {
         assert_eq!(seen.request.header("x-who"), Some("me"));
     }
+}
+
+#[test]
+fn fstab_mounts_once_whatever_its_source_is() {
+    let place = Place::new();
+    let server = Server::start();
+    server.serve("/b.tar", Resource::new(archive()).etag("\"1\""));
+    let image = Image::new("v1", vec![archive()]);
+    fs::write(place.path("image"), image::oci(&[image]).tar()).expect("written");
+    let outer = Archive::new().file("a.tar", archive()).end();
+    fs::write(place.path("outer"), outer).expect("written");
+    let url = server.other_url("/b.tar");
+    let at = place.directory.path().display();
+    let lines = [
+        (format!("oci-archive:{at}/image:v1"), String::new()),
+        (format!("{at}/a.tar"), format!(",layer={at}/a.tar")),
+        (format!("{at}/a.tar"), format!(",layer={at}/a.tar,writable")),
+        (format!("tar:{at}/outer!/a.tar"), String::new()),
+        (format!("slice:0:{at}/a.tar"), String::new()),
+        (format!("file://{at}/a.tar"), String::new()),
+        (url.replace("localhost", "LOCALHOST"), String::new()),
+    ];
+    let mut table = Vec::new();
+    for (number, (source, options)) in lines.iter().enumerate() {
+        fs::create_dir(place.path(&number.to_string())).expect("made");
+        table.push(format!("{source} {at}/{number} tarfs ro{options} 0 0\n"));
+    }
+    fs::write(place.path("fstab"), table.concat()).expect("written");
+    let said = place.says(
+        "helpers mount.tarfs
+         mount -a
+         for number in 0 1 2 3 4 5 6; do cat $number/open; findmnt -n -o SOURCE $PWD/$number; done
+         mount -a -v 2>/dev/null | grep -c 'already mounted'
+         for number in 0 1 2 3 4 5 6; do umount $number; ls $number; done; gone",
+    );
+    let expected = lines.map(|(source, _)| format!("open\n{source}\n"));
+    assert_eq!(said, format!("{}7\n", expected.concat()));
 }
 
 #[test]
