@@ -103,29 +103,32 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
     Ok(!packed(codec::detect(&bytes)))
 }
 
-/// The one of `images` that is called `wanted`; the only one, if none is wanted.
+/// The one of `images` that is called `wanted`, by name or by its configuration's digest; the only one, if none is wanted.
 fn choose(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
+    let calls = |images: &[DockerImage]| {
+        let calls =
+            |image: &DockerImage| super::calls(&image.repo_tags, named_digest(&image.config));
+        images.iter().flat_map(calls).collect()
+    };
     if let Some(wanted) = wanted {
+        let digest = document::digest(wanted).ok();
         let is_wanted = |image: &DockerImage| {
             let mut tags = image.repo_tags.iter();
             tags.any(|tag| whole_name(tag) == whole_name(wanted))
+                || digest.is_some() && named_digest(&image.config) == digest
         };
         if let Some(at) = images.iter().position(is_wanted) {
             return Ok(images.swap_remove(at));
         }
-        let known = images.into_iter().flat_map(|image| image.repo_tags);
         return Err(Cause::NoSuchName {
             wanted: wanted.to_owned(),
-            known: known.collect(),
+            known: calls(&images),
         });
     }
     match images.len() {
         0 => Err(Cause::Malformed("it lists no image".to_owned())),
         1 => Ok(images.swap_remove(0)),
-        _ => {
-            let known = images.into_iter().flat_map(|image| image.repo_tags);
-            Err(Cause::SeveralImages(known.collect()))
-        }
+        _ => Err(Cause::SeveralImages(calls(&images))),
     }
 }
 
@@ -175,6 +178,26 @@ mod tests {
             );
         }
         assert!(matches!(choose(images, None), Err(Cause::SeveralImages(_))));
+    }
+
+    #[test]
+    fn an_image_without_a_name_is_found_by_its_digest() {
+        let hex = "ab".repeat(32);
+        let images = vec![image("a", &["a:1"]), image(&format!("{hex}.json"), &[])];
+        let told = choose(images.clone(), None)
+            .expect_err("which?")
+            .to_string();
+        assert!(
+            told.ends_with(&format!("there is 'a:1', 'sha256:{hex}'")),
+            "{told}"
+        );
+        let chosen = |wanted: String| choose(images.clone(), Some(&wanted));
+        let found = chosen(format!("sha256:{hex}")).expect("there");
+        assert_eq!(found.repo_tags, [""; 0]);
+        assert!(matches!(
+            chosen(format!("sha256:{}", "cd".repeat(32))),
+            Err(Cause::NoSuchName { .. })
+        ));
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl Cause {
             }
             Self::Unsupported(_) => "convert the image, for instance with skopeo copy",
             Self::NoSuchName { .. } | Self::SeveralImages(_) => {
-                "put a colon and the image's name behind SOURCE"
+                "put a colon and the image's name or digest behind SOURCE"
             }
             Self::NoSuchPlatform { .. } => "choose one with --platform",
             Self::UnknownUser { .. } => "the image is broken: make it with a numeric user",

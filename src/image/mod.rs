@@ -116,6 +116,14 @@ pub fn open(
     }
 }
 
+/// What an image with these `names` can be asked for by: its digest, if it has none.
+fn calls(names: &[String], digest: Option<Sha256>) -> Vec<String> {
+    match digest {
+        Some(digest) if names.is_empty() => vec![format!("sha256:{digest}")],
+        _ => names.to_vec(),
+    }
+}
+
 /// What layer `number` of `count` is called.
 fn layer_name(layout: &Layout, number: usize, count: usize, digest: Option<Sha256>) -> String {
     let location = layout.location();

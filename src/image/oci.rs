@@ -1,5 +1,7 @@
 //! An image in an OCI layout: from `index.json` to a manifest, its config and its layers.
 
+use std::collections::HashMap;
+
 use tokio::runtime::Handle;
 
 use super::config::Config;
@@ -8,6 +10,7 @@ use super::error::{Cause, Error};
 use super::layout::Layout;
 use super::platform::Platform;
 use super::{Image, Layer, Wish};
+use crate::base::sha256::Sha256;
 
 /// Indexes in indexes, at the most.
 const MAX_DEPTH: usize = 3;
@@ -26,6 +29,13 @@ const INDEX: &str = "index.json";
 struct Candidate {
     manifest: Descriptor,
     names: Vec<String>,
+}
+
+impl Candidate {
+    /// What it can be asked for by.
+    fn calls(&self) -> Vec<String> {
+        super::calls(&self.names, Some(self.manifest.digest))
+    }
 }
 
 /// Finds manifests.
@@ -50,7 +60,7 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
     }
     let bytes = layout.document(INDEX, network)?;
     let listed = document::index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
-    let listed = named(listed, wish.name.as_deref()).map_err(error)?;
+    let Named { listed, manifest } = named(listed, wish.name.as_deref()).map_err(error)?;
     let mut search = Search {
         layout,
         network,
@@ -60,6 +70,9 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
     for descriptor in listed {
         let names = descriptor.names.clone();
         search.descend(descriptor, &names, MAX_DEPTH)?;
+    }
+    if let Some(wanted) = manifest {
+        search.keep(wanted).map_err(error)?;
     }
     let chosen = choose(&search.found, wish.platform.as_ref()).map_err(error)?;
     let path = chosen.manifest.path();
@@ -96,24 +109,57 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
     })
 }
 
-/// Those of `listed` that are called `wanted`, by name or by digest; all, if none is wanted.
-fn named(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<Vec<Descriptor>, Cause> {
+/// What is asked for.
+#[derive(Debug)]
+struct Named {
+    /// These are gone through,
+    listed: Vec<Descriptor>,
+    /// and of what they lead to only this is meant, if it is said.
+    manifest: Option<Sha256>,
+}
+
+/// Those of `listed` that are called `wanted`, by name or by digest; all, if none is wanted, or something
+/// that they may lead to.
+fn named(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<Named, Cause> {
+    let all = |listed, manifest| Ok(Named { listed, manifest });
     let Some(wanted) = wanted else {
-        return Ok(listed);
+        return all(listed, None);
     };
     let digest = document::digest(wanted).ok();
     let (found, others): (Vec<_>, Vec<_>) = listed.into_iter().partition(|descriptor| {
         descriptor.names.iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
     });
-    if found.is_empty() {
-        let known = others.into_iter().flat_map(|other| other.names).collect();
-        let wanted = wanted.to_owned();
-        return Err(Cause::NoSuchName { wanted, known });
+    if !found.is_empty() {
+        return all(found, None);
     }
-    Ok(found)
+    if digest.is_some() {
+        return all(others, digest);
+    }
+    let images = others
+        .iter()
+        .filter(|other| other.target() != Target::Other);
+    let known = images.flat_map(|one| super::calls(&one.names, Some(one.digest)));
+    Err(Cause::NoSuchName {
+        wanted: wanted.to_owned(),
+        known: known.collect(),
+    })
 }
 
 impl Search<'_> {
+    /// Keeps of what was found the manifest `wanted` alone.
+    fn keep(&mut self, wanted: Sha256) -> Result<(), Cause> {
+        let found = std::mem::take(&mut self.found).into_iter();
+        let (kept, others): (Vec<_>, Vec<_>) =
+            found.partition(|candidate| candidate.manifest.digest == wanted);
+        if kept.is_empty() {
+            let known = others.iter().flat_map(Candidate::calls).collect();
+            let wanted = format!("sha256:{wanted}");
+            return Err(Cause::NoSuchName { wanted, known });
+        }
+        self.found = kept;
+        Ok(())
+    }
+
     /// Goes on with what `descriptor`, which has `names`, leads to.
     fn descend(
         &mut self,
@@ -196,9 +242,25 @@ fn choose(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, C
         }
         1 => Ok(best.swap_remove(0)),
         _ => {
-            let names = best.into_iter().flat_map(|one| one.names);
-            Err(Cause::SeveralImages(names.collect()))
+            forget_shared_names(&mut best);
+            let known = best.iter().flat_map(Candidate::calls);
+            Err(Cause::SeveralImages(known.collect()))
         }
+    }
+}
+
+/// Leaves each of `found` the names that no other one has.
+fn forget_shared_names(found: &mut [Candidate]) {
+    let mut owners: HashMap<String, Option<usize>> = HashMap::new();
+    for (number, one) in found.iter().enumerate() {
+        for name in &one.names {
+            let owner = owners.entry(name.clone()).or_insert(Some(number));
+            *owner = owner.filter(|&owner| owner == number);
+        }
+    }
+    for one in found {
+        one.names
+            .retain(|name| owners.get(name).is_some_and(Option::is_some));
     }
 }
 
@@ -269,13 +331,31 @@ mod tests {
                 descriptor.names.clone_from(&one.names);
                 descriptor
             });
-            named(listed.collect(), Some(wanted)).map(|found| found.len())
+            let named = named(listed.collect(), Some(wanted));
+            named.map(|named| (named.listed.len(), named.manifest))
         };
-        assert_eq!(named("b").expect("one"), 1);
-        assert_eq!(
-            named(&format!("sha256:{}", "01".repeat(32))).expect("one"),
-            1
-        );
+        let digest = |byte: u8| format!("sha256:{}", format!("{byte:02x}").repeat(32));
+        assert_eq!(named("b").expect("one"), (1, None));
+        assert_eq!(named(&digest(1)).expect("one"), (1, None));
+        // It may be in an index.
+        let deep = (2, Some(Sha256([3; 32])));
+        assert_eq!(named(&digest(3)).expect("all"), deep);
         assert!(matches!(named("c"), Err(Cause::NoSuchName { .. })));
+    }
+
+    #[test]
+    fn what_has_no_name_of_its_own_is_told_by_its_digest() {
+        let mut silent = candidate(4, "", None);
+        silent.names.clear();
+        let found = [
+            candidate(1, "a", None),
+            candidate(2, "a", None),
+            candidate(3, "c", None),
+            silent,
+        ];
+        let told = chosen(&found, None).expect_err("which?").to_string();
+        let digest = |byte: u8| format!("'sha256:{}'", format!("{byte:02x}").repeat(32));
+        let expected = format!("there is {}, {}, 'c', {}", digest(1), digest(2), digest(4));
+        assert!(told.ends_with(&expected), "{told}");
     }
 }

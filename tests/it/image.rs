@@ -198,6 +198,30 @@ fn of_an_archive_with_several_images_only_what_is_wanted_is_fetched() {
 }
 
 #[test]
+fn images_without_names_are_told_and_named_by_their_digests() {
+    let place = Place::new();
+    let image = |file: &str| Image::new("", vec![Archive::new().file(file, "").end()]);
+    let images = [image("one"), image("two")];
+    // In an index, in which nothing has a name.
+    let mut files = image::oci_for_all(&images);
+    files.write(&place.path().join("layout"));
+    let complaint = place.complains(&["ls", "oci:layout"]);
+    for (image, file) in images.iter().zip(["one", "two"]) {
+        let manifest = files.manifest(image);
+        let digest = manifest["digest"].as_str().expect("a digest");
+        assert!(complaint.contains(&format!("'{digest}'")), "{complaint}");
+        let source = format!("oci:layout:{digest}");
+        assert_eq!(place.says(&["ls", &source]), format!("{file}\n"));
+    }
+    let unknown = format!("oci:layout:sha256:{}", "0".repeat(64));
+    let complaint = place.complains(&["ls", &unknown]);
+    assert!(
+        complaint.contains("no image there is called"),
+        "{complaint}"
+    );
+}
+
+#[test]
 fn a_layer_is_known_by_its_digest_wherever_it_lies() {
     let server = Server::start();
     let (mut first, mut second) = (huge_and_small(), huge_and_small());
