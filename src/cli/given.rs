@@ -191,8 +191,15 @@ pub(super) fn source(
             Ok(Arc::new(archive).file(&path)?)
         }
         What::Bytes { start, len } => {
-            let rest = whole.fingerprint().len.unwrap_or_default();
-            let len = len.unwrap_or_else(|| rest.saturating_sub(start));
+            let all = whole.fingerprint().len.unwrap_or(u64::MAX);
+            let end = start.checked_add(len.unwrap_or_default());
+            anyhow::ensure!(
+                end.is_some_and(|end| end <= all),
+                "{}: {} bytes from {start}: it has only {all} bytes",
+                whole.location(),
+                len.map_or_else(|| "the".to_owned(), |len| len.to_string())
+            );
+            let len = len.unwrap_or(all - start);
             let name = format!("{}: {len} bytes from {start}", whole.location());
             let bytes = Extent::with_len(Packed(start), len);
             let slice = Slice::new(whole, bytes, &name);

@@ -141,7 +141,9 @@ fn parts_are_of_parts_too_and_a_slice_begins_anywhere() {
 #[test]
 fn a_part_that_is_not_there_is_told_with_its_place() {
     let place = Place::new();
-    place.put("outer", outer(Packing::Plain));
+    let outer = outer(Packing::Plain);
+    place.put("outer", &outer);
+    let has = format!("it has only {} bytes", outer.len());
     for (source, words) in [
         (
             "tar:outer!/kept/nothing",
@@ -151,8 +153,18 @@ fn a_part_that_is_not_there_is_told_with_its_place() {
         ("tar:outer!/../kept", ["outer: ../kept", "leads out"]),
         ("tar:nowhere!/x", ["nowhere", "not found"]),
         ("tar:-!/x", ["standard input", "store it in a file"]),
-        ("slice:9000000:outer", ["bytes from 9000000", "ends"]),
-        ("slice:0+9000000:outer", ["9000000 bytes from 0", "ends"]),
+        (
+            "slice:9000000:outer",
+            ["outer: the bytes from 9000000", &has],
+        ),
+        (
+            "slice:0+9000000:outer",
+            ["outer: 9000000 bytes from 0", &has],
+        ),
+        (
+            "slice:1+18446744073709551615:outer",
+            ["outer: 18446744073709551615 bytes from 1", &has],
+        ),
     ] {
         let complaint = place.complains(&["ls", source]);
         assert!(
