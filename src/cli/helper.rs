@@ -32,7 +32,7 @@ const SYSTEM: u8 = 2;
 const FAILURE: u8 = 32;
 
 /// Options of fstab for mount(8) and systemd alone, or that say nothing about what nobody can write.
-const FOR_OTHERS: [&str; 32] = [
+const FOR_OTHERS: [&str; 34] = [
     "defaults",
     "ro",
     "auto",
@@ -64,6 +64,8 @@ const FOR_OTHERS: [&str; 32] = [
     "loud",
     "mand",
     "nomand",
+    "iversion",
+    "noiversion",
     "nonempty",
 ];
 
@@ -458,7 +460,7 @@ mod tests {
     #[test]
     fn options_of_the_mount_go_on_as_they_are() {
         assert_eq!(
-            flags(r#"allow_other,fsname=a\,b,fsname="c,d",uid=5"#),
+            flags(r#"allow_other,fsname=a\,b,fsname="c,d",uid=5,nosymfollow"#),
             [
                 "-o",
                 "allow_other",
@@ -467,7 +469,9 @@ mod tests {
                 "-o",
                 r"fsname=c\,d",
                 "-o",
-                "uid=5"
+                "uid=5",
+                "-o",
+                "nosymfollow"
             ]
         );
     }
@@ -479,7 +483,7 @@ mod tests {
 
     #[test]
     fn what_fstab_says_to_others_is_left_out() {
-        let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,\
+        let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,iversion,\
                        x-systemd.automount,X-mount.mkdir,x-a=b,noatime,ro";
         assert_eq!(flags(options), ["-o", "ro"]);
         assert_eq!(flags("ro,rw"), [""; 0], "mount(8) adds it by itself");

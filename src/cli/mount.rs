@@ -87,7 +87,8 @@ pub(super) struct MountArgs {
         value_name = "OPTIONS",
         value_parser = known_options,
         help = "Mount options: allow_other, default_permissions, uid=N, gid=N, umask=OCTAL, suid, dev, \
-                noexec, ro, fsname=NAME; separated by commas, or repeated"
+                noexec, nosymfollow, ro, fsname=NAME; separated by commas, or \
+                repeated"
     )]
     pub options: Vec<String>,
     /// Show only this directory of the archive.

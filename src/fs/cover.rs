@@ -103,7 +103,11 @@ pub(super) fn lay(
     source: &str,
     options: &MountOptions,
 ) -> Result<Cover, MountError> {
-    let refused = match overlay(lower, upper, mountpoint, source, options) {
+    let data = data(lower, upper, is_in_user_namespace());
+    if may_mount() {
+        check_len(&data, rustix::param::page_size())?;
+    }
+    let refused = match overlay(data, mountpoint, source, options) {
         Ok(()) => return Ok(Cover::Overlay),
         Err(errno) => errno,
     };
@@ -123,14 +127,12 @@ pub(super) fn lay(
 }
 
 fn overlay(
-    lower: &Path,
-    upper: &Upper,
+    data: Vec<u8>,
     mountpoint: &Path,
     source: &str,
     options: &MountOptions,
 ) -> rustix::io::Result<()> {
-    let in_namespace = is_in_user_namespace();
-    let data = CString::new(data(lower, upper, in_namespace)).map_err(|_| Errno::INVAL)?;
+    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
     rustix::mount::mount(source, mountpoint, OVERLAY, flags(options), data.as_c_str())
 }
 
@@ -147,6 +149,16 @@ fn data(lower: &Path, upper: &Upper, in_namespace: bool) -> Vec<u8> {
         data.extend(word.as_bytes());
     }
     data
+}
+
+/// Refuses what mount(2) would cut: it reads a page, the last byte of which ends the text.
+fn check_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
+    let most = page_len.saturating_sub(1);
+    if data.len() > most {
+        let len = data.len();
+        return Err(MountError::LongNames { len, most });
+    }
+    Ok(())
 }
 
 /// How the overlay works, whatever the kernel was built or started with.
@@ -181,6 +193,7 @@ fn flags(options: &MountOptions) -> MountFlags {
     flags.set(MountFlags::NOSUID, !options.suid);
     flags.set(MountFlags::NODEV, !options.dev);
     flags.set(MountFlags::NOEXEC, options.noexec);
+    flags.set(MountFlags::NOSYMFOLLOW, options.nosymfollow);
     flags
 }
 
@@ -217,6 +230,7 @@ fn by_helper(
     let flags = [
         (options.read_only == Some(true), "ro"),
         (options.noexec, "noexec"),
+        (options.nosymfollow, "nosymfollow"),
         (!options.suid, "nosuid"),
         (!options.dev, "nodev"),
         (options.allow_other, "allow_other"),
@@ -345,6 +359,17 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_would_cut_is_refused() {
+        assert!(check_len(&[b'x'; 4095], 4096).is_ok());
+        let refused = check_len(&[b'x'; 4096], 4096).expect_err("too long");
+        let told = refused.to_string();
+        assert!(
+            told.ends_with("take 4096 bytes, and the kernel reads 4095"),
+            "{told}"
+        );
+    }
+
+    #[test]
     fn options_count_for_what_is_seen() {
         let harmless = MountFlags::NOSUID | MountFlags::NODEV;
         assert_eq!(flags(&MountOptions::default()), harmless);
@@ -352,10 +377,12 @@ mod tests {
             suid: true,
             dev: true,
             noexec: true,
+            nosymfollow: true,
             read_only: Some(true),
             ..MountOptions::default()
         };
-        assert_eq!(flags(&root), MountFlags::NOEXEC | MountFlags::RDONLY);
+        let asked = MountFlags::NOEXEC | MountFlags::NOSYMFOLLOW | MountFlags::RDONLY;
+        assert_eq!(flags(&root), asked);
     }
 
     #[test]

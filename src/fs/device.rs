@@ -79,6 +79,18 @@ pub enum MountError {
         /// Whether fuse-overlayfs was there to do it.
         has_helper: bool,
     },
+    /// What is written to it would lie in directories whose names the kernel would not read to their
+    /// ends.
+    #[error(
+        "cannot make it writable: the names of the overlay's directories take {len} bytes, and the \
+         kernel reads {most}"
+    )]
+    LongNames {
+        /// Bytes of all options.
+        len: usize,
+        /// Bytes of them that the kernel reads.
+        most: usize,
+    },
     /// Mounted, but nothing answers; unmounted again.
     #[error("the mount did not answer in time")]
     NotReady,
@@ -114,6 +126,7 @@ impl MountError {
             }
             Self::NotADirectory(_) => Some("mount on a directory"),
             Self::Cover { cause, has_helper } => cover_hint(cause, *has_helper),
+            Self::LongNames { .. } => Some("name a directory with a shorter path with --upper"),
             Self::Helper { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
                 None
             }
@@ -294,6 +307,7 @@ fn flags(options: &MountOptions) -> MountFlags {
     flags.set(MountFlags::NOSUID, !options.suid);
     flags.set(MountFlags::NODEV, !options.dev);
     flags.set(MountFlags::NOEXEC, options.noexec);
+    flags.set(MountFlags::NOSYMFOLLOW, options.nosymfollow);
     flags
 }
 
@@ -346,6 +360,10 @@ fn helper_options(source: &str, options: &MountOptions) -> String {
     words.extend(["nosuid".to_owned(), "nodev".to_owned()]);
     if options.noexec {
         words.push("noexec".to_owned());
+    }
+    if options.nosymfollow {
+        // One that does not know it refuses it, and says so.
+        words.push("nosymfollow".to_owned());
     }
     words.extend(kernel_words(options).map(str::to_owned));
     words.push(format!("fsname={}", MountOptions::escape(source)));
@@ -533,11 +551,12 @@ mod tests {
     fn the_helper_is_told_what_the_kernel_would_be() {
         let options = MountOptions {
             allow_other: true,
+            nosymfollow: true,
             ..MountOptions::default()
         };
         assert_eq!(
             helper_options("http://host/a,b.tar", &options),
-            "ro,nosuid,nodev,allow_other,default_permissions,\
+            "ro,nosuid,nodev,nosymfollow,allow_other,default_permissions,\
              fsname=http://host/a\\,b.tar,subtype=tarfs"
         );
     }
@@ -549,9 +568,11 @@ mod tests {
         let root = MountOptions {
             suid: true,
             dev: true,
+            nosymfollow: true,
             ..MountOptions::default()
         };
-        assert_eq!(flags(&root), MountFlags::RDONLY);
+        let asked = MountFlags::RDONLY | MountFlags::NOSYMFOLLOW;
+        assert_eq!(flags(&root), asked);
     }
 
     #[test]

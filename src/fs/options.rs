@@ -21,6 +21,8 @@ pub struct MountOptions {
     pub dev: bool,
     /// Programs cannot be run.
     pub noexec: bool,
+    /// Symbolic links are read, and not followed.
+    pub nosymfollow: bool,
     /// Owners and modes.
     pub ownership: Ownership,
     /// Whether changes are refused, as far as anybody has said; only what lies over a mount takes
@@ -78,6 +80,8 @@ impl MountOptions {
             "nodev" => self.dev = false,
             "exec" => self.noexec = false,
             "noexec" => self.noexec = true,
+            "symfollow" => self.nosymfollow = false,
+            "nosymfollow" => self.nosymfollow = true,
             "rw" => self.read_only = Some(false),
             "ro" => self.read_only = Some(true),
             // Meant for mount(8) and systemd, which pass on what they find.

@@ -243,6 +243,27 @@ fn mount_hears_its_own_exit_codes() {
 }
 
 #[test]
+fn links_are_read_and_not_followed_where_that_is_asked() {
+    let place = Place::new();
+    fs::write(
+        place.path("b.tar"),
+        Archive::new()
+            .file("open", "open\n")
+            .symlink("link", "open")
+            .end(),
+    )
+    .expect("written");
+    let said = place.says(
+        "helpers mount.tarfs
+         follow() { cat mnt/link || :; readlink mnt/link; umount mnt; gone; }
+         mount -t tarfs b.tar mnt -o ro; follow
+         mount -t tarfs b.tar mnt -o ro,nosymfollow,iversion; follow 2>/dev/null
+         mount -t tarfs b.tar mnt -o nosymfollow,writable; follow 2>/dev/null",
+    );
+    assert_eq!(said, "open\nopen\nopen\nopen\n");
+}
+
+#[test]
 fn set_id_bits_and_devices_have_words_that_arrive() {
     let place = Place::new();
     let said = place.says(

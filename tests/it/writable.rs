@@ -249,12 +249,15 @@ fn what_cannot_be_is_said() {
         mount -t overlay o -o lowerdir=lower,upperdir=upper,workdir=work stacked
         tarfs mount --writable --upper stacked/changes a.tar mnt 2>told || echo $?
         grep -c 'takes changes on a local file system only' told; umount stacked
+        long=$(printf '%0200d/' 1 2 3 4 5 6 7 8 9 10 11); mkdir -p "$long"
+        tarfs mount --writable --upper "$long" a.tar mnt 2>told || echo $?
+        grep -c 'a shorter path with --upper' told; ls mnt
         for_users; mount --bind /dev/null "$(command -v fuse-overlayfs)"
         as_user tarfs mount --writable a.tar mnt 2>told || echo $?
         grep -c 'apt install fuse-overlayfs' told; left
         "#,
     );
-    assert_eq!(said, "64\n1\n2\n1\n2\n1\n2\n1\n2\n1\n");
+    assert_eq!(said, "64\n1\n2\n1\n2\n1\n2\n1\n2\n1\n2\n1\n");
 }
 
 #[test]
