@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat, renameat_with};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 
 use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
+use super::undo::Undo;
 use super::{given, open, output};
 use crate::base::regular;
 use crate::base::stats::Stats;
@@ -88,7 +89,9 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         ..args.source.clone()
     };
     // Beside what is there, which stays until all that can fail is done.
-    let new = New::in_directory(directory);
+    let new = Arc::new(New::in_directory(directory));
+    let undone = Arc::clone(&new);
+    let undo = Undo::on_signals(move || undone.remove())?;
     let writing = MaterializeArgs::whole(
         pinned,
         args.place.clone(),
@@ -96,10 +99,12 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         directory.join(ROOTFS),
         args.quiet,
     );
-    let code = materialize::run(&writing)?;
+    let code = materialize::run_with(&writing, Some(&undo)).map_err(without_flags)?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
+    // All of it or nothing.
+    let _held = undo.hold();
     let user = user(&new.rootfs, &image.config)?;
     let text = runtime_config(args, &image.config, user)?;
     let written = new.write_config(&text);
@@ -208,13 +213,29 @@ impl New {
     }
 }
 
-impl Drop for New {
-    fn drop(&mut self) {
+impl New {
+    /// Removes what has not got its name.
+    fn remove(&self) {
         drop(fs::remove_file(&self.config));
         if let Err(error) = self.remove_rootfs() {
             let left = self.rootfs.display();
             output::complain(format_args!("cannot remove {left}: {error}"));
         }
+    }
+}
+
+impl Drop for New {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// What is wrong with the place of a new tree, without what would help if the user had asked for one.
+fn without_flags(error: anyhow::Error) -> anyhow::Error {
+    use crate::materialize::Error;
+    match error.downcast_ref::<Error>() {
+        Some(Error::Place { .. } | Error::Unmovable { .. }) => anyhow!(output::chain(&error)),
+        _ => error,
     }
 }
 

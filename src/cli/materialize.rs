@@ -149,6 +149,11 @@ pub(super) struct MaterializeArgs {
 }
 
 pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
+    run_with(args, None)
+}
+
+/// As [`run`], of a part of something that `undo` takes back.
+pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
@@ -206,7 +211,7 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     } else if args.dry_run {
         Ok(run.rehearse())
     } else if let Some(staging) = staging {
-        run.to_new_tree(&Arc::new(staging))
+        run.to_new_tree(&Arc::new(staging), undo)
     } else if args.resume {
         run.resume()
     } else {
@@ -473,9 +478,20 @@ impl Run<'_> {
     }
 
     /// As [`Run::to_disk`], but what is not whole goes again, also when a signal ends it all.
-    fn to_new_tree(&self, staging: &Arc<Staging>) -> anyhow::Result<ExitCode> {
+    fn to_new_tree(
+        &self,
+        staging: &Arc<Staging>,
+        whole: Option<&Undo>,
+    ) -> anyhow::Result<ExitCode> {
         let undone = Arc::clone(staging);
-        let _undo = Undo::on_signals(move || tell_leftover(undone.interrupt()))?;
+        let undo = move || tell_leftover(undone.interrupt());
+        let _own = match whole {
+            Some(whole) => {
+                whole.first(undo);
+                None
+            }
+            None => Some(Undo::on_signals(undo)?),
+        };
         let outcome = self.build(staging);
         tell_leftover(staging.discard());
         outcome

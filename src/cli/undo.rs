@@ -1,7 +1,8 @@
 //! What is to be undone before a signal ends the process.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -17,7 +18,18 @@ use crate::base::task::Thread;
 pub(super) struct Undo {
     handle: Handle,
     impatient: Arc<AtomicBool>,
+    first: Arc<Mutex<First>>,
     _thread: Thread<()>,
+}
+
+/// What is undone before anything else, if there is more.
+#[derive(Default)]
+pub(super) struct First(Option<Box<dyn FnOnce() + Send>>);
+
+impl fmt::Debug for First {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("First").field(&self.0.is_some()).finish()
+    }
 }
 
 impl Undo {
@@ -40,8 +52,15 @@ impl Undo {
         }
         let mut signals = Signals::new(heard).context(FAILED)?;
         let handle = signals.handle();
+        let first = Arc::<Mutex<First>>::default();
+        let held = Arc::clone(&first);
         let thread = Thread::spawn("signals", move || {
             if let Some(signal) = signals.forever().next() {
+                // Until the end: what is undone stays so.
+                let mut first = lock(&held);
+                if let Some(first) = first.0.take() {
+                    first();
+                }
                 undo();
                 if let Err(error) = emulate_default_handler(signal) {
                     tracing::error!(%error, "cannot end by the signal");
@@ -52,9 +71,24 @@ impl Undo {
         Ok(Self {
             handle,
             impatient,
+            first,
             _thread: thread,
         })
     }
+
+    /// Has `undo` done before what is undone anyway.
+    pub(super) fn first(&self, undo: impl FnOnce() + Send + 'static) {
+        lock(&self.first).0 = Some(Box::new(undo));
+    }
+
+    /// Nothing is undone until what this returns is dropped: a signal waits, or has ended everything.
+    pub(super) fn hold(&self) -> MutexGuard<'_, First> {
+        lock(&self.first)
+    }
+}
+
+fn lock(first: &Mutex<First>) -> MutexGuard<'_, First> {
+    first.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Undo {

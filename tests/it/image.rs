@@ -2,9 +2,12 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::support::http::{Resource, Server};
@@ -15,6 +18,8 @@ use crate::support::packing::Packing;
 use crate::support::program::{self, tarfs, told};
 use crate::support::raw::{self, Archive, Header};
 use crate::support::sums::sha256;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
 
 /// More than is passed over whatever the link is, also when all that memory has room for was asked for.
 const HUGE: usize = 104 << 20;
@@ -771,11 +776,76 @@ fn a_bundle_that_cannot_be_made_leaves_no_half_of_one() {
     );
     assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
 
+    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "/proc"]);
+    assert!(!complaint.contains("--atomic"), "{complaint}");
+
     let image = one().running(json!({ "User": "4294967295", "Cmd": ["x"] }));
     place.put("i.tar", &image::oci(&[image]).tar());
     let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("is larger than"), "{complaint}");
     assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+}
+
+/// Makes a bundle in `box` by `--force`, and sends SIGTERM as soon as `is_time`; the signal that ended it,
+/// if one did.
+fn bundle_until(place: &Place, is_time: impl Fn() -> bool) -> Option<i32> {
+    let mut child = Command::new("env")
+        .args(["--default-signal", PROGRAM, "bundle", "-q", "--force"])
+        .args(["oci-archive:i.tar", "box"])
+        .current_dir(place.path())
+        .spawn()
+        .expect("started");
+    while !is_time() && child.try_wait().expect("a child").is_none() {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("not waited for");
+    child.wait().expect("an end").signal()
+}
+
+#[test]
+fn a_signal_leaves_a_whole_bundle_or_none() {
+    let place = Place::new();
+    let bundle = place.path().join("box");
+    // Who runs it is long to find.
+    let mut accounts = "nobody:x:1:1::/:\n".repeat(200_000);
+    accounts.push_str("last:x:7:7::/:\n");
+    let layer = Archive::new().file("etc/passwd", accounts).end();
+    let image = Image::new("", vec![layer]).packed(Packing::Plain);
+    let image = image.running(json!({ "User": "last", "Cmd": ["x"] }));
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let is_new_tree = |name: &String| name.len() == ".rootfs-".len() + 16;
+    let mut ended = 0;
+    for _ in 0..200 {
+        let is_made = || bundle.exists() && all_in(&bundle).iter().any(is_new_tree);
+        let signal = bundle_until(&place, is_made);
+        let left = all_in(&bundle);
+        if left.is_empty() {
+            assert_eq!(signal, Some(15));
+            ended += 1;
+        } else {
+            assert_eq!(left, ["config.json", "rootfs"]);
+        }
+        fs::remove_dir_all(&bundle).expect("removed");
+        if ended == 5 {
+            break;
+        }
+    }
+    assert!(ended > 0, "always too late");
+
+    // What it replaces is long to remove.
+    place.says(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let (tree, many) = (bundle.join("rootfs"), bundle.join("rootfs/many"));
+    fs::create_dir(&many).expect("made");
+    for number in 0..20_000 {
+        fs::write(many.join(number.to_string()), "").expect("space");
+    }
+    let old = fs::metadata(&tree).expect("there").ino();
+    // Too late or not, which is up to chance.
+    bundle_until(&place, || {
+        fs::metadata(&tree).is_ok_and(|tree| tree.ino() != old)
+    });
+    assert_eq!(all_in(&bundle), ["config.json", "rootfs"]);
+    assert_eq!(all_in(&tree), ["etc"]);
 }
 
 /// The names of all that is in a directory.
