@@ -12,8 +12,8 @@ use hashbrown::HashTable;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::entry::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Extra, FIFO, FILE, FORWARD, NONE, PieceRow, Record,
-    SYMLINK, SpanRow, Unresolved, Xattr,
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, Extra, FIFO, FILE, FORWARD, NONE, NOWHERE,
+    PieceRow, Record, SYMLINK, SpanRow, Unresolved, Xattr,
 };
 use super::tree::{Existing, Growing, ROOT, Tree, Unknown};
 use super::{Index, Ino, LATE_LINK_PASSES, Origin, Totals, names};
@@ -101,6 +101,17 @@ pub enum Refused {
     /// [`Options::max_entries`] or a field's width is used up.
     #[error("the archive has more entries than are allowed")]
     Full,
+}
+
+impl Refused {
+    /// Whether a hard link is refused for what its target is, or what is in its own place, and could lie
+    /// where it is to lie.
+    pub fn is_of_the_target(&self) -> bool {
+        matches!(
+            self,
+            Self::MissingTarget | Self::LinkToDirectory | Self::NotEmpty | Self::Unreachable(_)
+        )
+    }
 }
 
 impl From<ResolveError<Self>> for Refused {
@@ -198,6 +209,7 @@ impl Builder {
         } else {
             self.place(&name.path, kind, member)
         };
+        let placed = placed.map_err(|refused| self.keep_refused(&name.path, kind, refused));
         if let Err(refused) = placed {
             self.problem(name.path, refused.to_string());
         }
@@ -438,6 +450,10 @@ impl Builder {
         self.problem(path, refused.to_string());
         if refused == Refused::MissingTarget {
             self.keep_unresolved(forward, number);
+        } else if refused.is_of_the_target() {
+            let Dirent { name, parent, .. } = *self.tree.dirent(number);
+            let name = self.tree.arrays().arena.name(name).map(<[u8]>::to_vec);
+            self.keep_name(parent.get(), &name.unwrap_or_default());
         }
         self.tree.unlink(number);
     }
@@ -453,6 +469,38 @@ impl Builder {
             parent: dirent.parent,
         };
         names::push(&mut self.tree.arrays_mut().unresolved, row);
+    }
+
+    /// Remembers the name of a member that is `refused`, if it may mean something by that alone. They count
+    /// as entries: what they are refused for is then that there are too many.
+    fn keep_refused(&mut self, path: &ArchivePath, kind: &Kind, refused: Refused) -> Refused {
+        let Some((directory, name)) = path.split_last() else {
+            return refused;
+        };
+        let is_link = matches!(kind, Kind::HardLink(_)) && refused.is_of_the_target();
+        let way = resolve::directory(&mut Existing(&self.tree), directory.components());
+        let parent = match way {
+            Ok(parent) if is_link => parent,
+            Err(_) if refused == Refused::Unreachable(Refusal::NotADirectory) => NOWHERE,
+            _ => return refused,
+        };
+        if let Err(refused) = self.tree.check_more(name) {
+            return refused;
+        }
+        self.keep_name(parent, name);
+        refused
+    }
+
+    /// Remembers `name` in directory `parent` as that of a member that is nothing.
+    fn keep_name(&mut self, parent: u32, name: &[u8]) {
+        let arrays = self.tree.arrays_mut();
+        let row = Unresolved {
+            name: arrays.arena.push_name(name),
+            target_offset: 0.into(),
+            target_len: 0.into(),
+            parent: parent.into(),
+        };
+        names::push(&mut arrays.unresolved, row);
     }
 
     fn forward_path(&self, number: u32) -> ArchivePath {

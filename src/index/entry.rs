@@ -176,7 +176,10 @@ pub(super) struct PieceRow {
     pub(super) len: U64,
 }
 
-/// A hard link to what is not in the archive.
+/// The record of a directory that is not there: it is none.
+pub(super) const NOWHERE: u32 = 0;
+
+/// A hard link to what is not in the archive; or the name of a member that is refused, without a target.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Unresolved {

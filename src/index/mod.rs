@@ -186,6 +186,15 @@ pub struct UnresolvedLink<'a> {
     pub target: &'a [u8],
 }
 
+/// The name of a member that the archive itself refuses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefusedName<'a> {
+    /// The directory it would lie in, if there is one.
+    pub parent: Option<Ino>,
+    /// Its name there.
+    pub name: &'a [u8],
+}
+
 /// Plain bytes between neighbouring seek points: the unit of decoding, caching and verifying.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Span {
@@ -341,12 +350,29 @@ impl Index {
             let name = arena.name(row.name)?;
             let target = arena.stretch(row.target_offset.get(), row.target_len.get().into())?;
             let is_directory = self.arrays.record(parent)?.is_directory();
-            (is_directory && arrays::is_plain(name)).then_some(UnresolvedLink {
+            let is_link = is_directory && arrays::is_plain(name) && !target.is_empty();
+            is_link.then_some(UnresolvedLink {
                 parent: Ino(parent),
                 name,
                 target,
             })
         })
+    }
+
+    /// Members that the archive itself refuses, in its order: hard links to what cannot be their target,
+    /// and whatever would lie in what is no directory. To a layer their names alone may mean something.
+    /// Each is counted as a problem.
+    pub fn refused_names(&self) -> impl Iterator<Item = RefusedName<'_>> {
+        let rows = self.arrays.unresolved.iter();
+        rows.filter(|row| row.target_len.get() == 0)
+            .filter_map(|row| {
+                let name = self.arrays.arena.name(row.name)?;
+                // It may have become something else.
+                let record = self.arrays.record(row.parent.get());
+                let parent = record.filter(|record| record.is_directory());
+                let parent = parent.map(|_| Ino(row.parent.get()));
+                arrays::is_plain(name).then_some(RefusedName { parent, name })
+            })
     }
 
     /// What the index was made from.

@@ -275,6 +275,16 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether one more name can be remembered that is no dirent's.
+    pub(super) fn check_more(&self, name: &[u8]) -> Result<(), Refused> {
+        self.check_name(name)?;
+        let arrays = &self.index.arrays;
+        if arrays.records.len() + arrays.unresolved.len() >= self.max_records as usize {
+            return Err(Refused::Full);
+        }
+        Ok(())
+    }
+
     /// A dirent for a name that is not there yet.
     fn name(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
         let number = u32::try_from(self.index.arrays.dirents.len()).expect("checked by check_name");

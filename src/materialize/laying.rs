@@ -41,6 +41,8 @@ pub(super) struct Laying {
     below: usize,
     /// Hard links whose targets it had not held.
     forward: Forward,
+    /// Whether something has become a further name of what is not shown.
+    names_hidden: bool,
 }
 
 /// Hard links in their order, without those whose names have become something else since.
@@ -111,6 +113,7 @@ impl Materializer {
             is_bottom,
             below: self.directories.count(),
             forward: Forward::default(),
+            names_hidden: false,
         });
     }
 
@@ -129,7 +132,7 @@ impl Materializer {
         self.make_late_links();
         let forward = laying.forward.into_links();
         self.make_forward_links(&index, laying.whiteouts, &forward, &unsettled.links);
-        if !laying.is_bottom {
+        if !laying.is_bottom || laying.names_hidden {
             let mut hiding = Hiding {
                 index: &index,
                 whiteouts: laying.whiteouts,
@@ -199,8 +202,18 @@ impl Materializer {
                 return Fate::Idle;
             }
             Err(refused) => {
+                let hidden = hidden_part(index, &lies, whiteouts);
+                let is_link = matches!(member.kind, tar::Kind::HardLink(_)) && has_parent;
+                if let Some(hidden) = &hidden
+                    && whiteouts == Whiteouts::Oci
+                    && is_link
+                    && refused.is_of_the_target()
+                {
+                    // What it hides it hides when the layer is complete.
+                    return Fate::Nothing(hidden.clone());
+                }
                 let cause = cause(refused, member);
-                let shown = || hidden_part(index, &lies, whiteouts).unwrap_or_else(|| lies.clone());
+                let shown = || hidden.unwrap_or_else(|| lies.clone());
                 return Fate::Refused {
                     way: has_parent.then(shown),
                     path: lies,
@@ -246,6 +259,7 @@ impl Materializer {
             }
             let named = ArchivePath::sanitize(target).path;
             if names_hidden(index, whiteouts, &entry) {
+                laying.names_hidden = true;
                 return refused(lies, Cause::NoTarget { target: named });
             }
             *target = canonical(index, &named)
@@ -353,6 +367,10 @@ impl Materializer {
                     continue;
                 };
                 match hiding.whiteouts.meaning(child.name, &entry) {
+                    // What had the name before, here or below, is replaced, by nothing.
+                    Meaning::Entry if names_hidden(hiding.index, hiding.whiteouts, &entry) => {
+                        names.push(child.name);
+                    }
                     Meaning::Entry if entry.kind() == Kind::Directory => {
                         if !hiding.whiteouts.leads_elsewhere(&entry) {
                             pending.push((below(&path, child.name), child.ino));
@@ -861,6 +879,20 @@ mod tests {
         layers.iter().map(&mut one_layer).collect()
     }
 
+    /// What is not shown and has further names. Only one of each path is in a layer: in the place of a
+    /// second one the first would go, and its further names would be those of something that is shown.
+    const HIDDEN: &str = ".wh.z";
+
+    /// `layer` with one of each path that is [`HIDDEN`].
+    fn without_second_ones(mut layer: Vec<Step>) -> Vec<Step> {
+        let mut seen = HashSet::new();
+        layer.retain(|step| match step {
+            Step::File(path) if path.ends_with(HIDDEN) => seen.insert(path.clone()),
+            _ => true,
+        });
+        layer
+    }
+
     fn layers() -> impl Strategy<Value = Vec<Vec<Step>>> {
         let path = || "[abc](/[abc]){0,2}";
         let step = prop_oneof![
@@ -873,12 +905,19 @@ mod tests {
             1 => "([abc]/){0,2}\\.wh\\.[abc]/[abc]".prop_map(Step::File),
             2 => ("([abc]/){0,2}\\.wh\\.([abc]|\\.wh\\.(opq|aufs))", path())
                 .prop_map(|(path, target)| Step::Hard(path, target)),
-            1 => ("([abc]/){0,2}\\.wh\\.[abc]/[abc]", path())
+            1 => ("([abc]/){0,2}\\.wh\\.c/[abc]", path())
                 .prop_map(|(path, target)| Step::Hard(path, target)),
+            2 => "([abc]/){0,2}".prop_map(|above| Step::File(above + HIDDEN)),
+            2 => (path(), "([abc]/){0,2}")
+                .prop_map(|(path, above)| Step::Hard(path, above + HIDDEN)),
+            2 => ("([abc]/){0,2}\\.wh\\.[abc]", path(), "[abc]").prop_map(|(path, target, name)| {
+                Step::Hard(path, format!("{target}/{name}"))
+            }),
             1 => path().prop_map(Step::Device),
             1 => path().prop_map(Step::Marked),
         ];
-        prop::collection::vec(prop::collection::vec(step, 0..10), 1..4)
+        let layer = prop::collection::vec(step, 0..10).prop_map(without_second_ones);
+        prop::collection::vec(layer, 1..4)
     }
 
     /// Whether what is on disk is what the indexes say; a layer that holds a path as a directory and
@@ -896,6 +935,21 @@ mod tests {
         if !summary.problems.iter().any(is_told) {
             let found = on_disk(place.path(), &expected);
             prop_assert_eq!(found, expected, "{:#?}", summary.problems);
+            let is_whole = merged.index.problem_count() == 0;
+            // What is hidden below is told as it goes by, and counted only if it would be seen; and of
+            // what was in a directory nobody knows where that was when it is no more.
+            let is_odd = |step: &Step| match step {
+                Step::Hard(path, target) => target.ends_with(HIDDEN) || path.contains(".wh.c/"),
+                _ => false,
+            };
+            if !steps.iter().flatten().any(is_odd) {
+                prop_assert_eq!(
+                    summary.problems.is_empty(),
+                    is_whole,
+                    "{:#?}",
+                    summary.problems
+                );
+            }
         }
         Ok(())
     }

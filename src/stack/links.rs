@@ -17,9 +17,10 @@ pub struct Unsettled<'a> {
     pub links: Vec<Link>,
     /// In which directory of the layer each of `links` lies, and by which name.
     pub names: Vec<(Ino, &'a [u8])>,
-    /// What the others hide, by their directories.
+    /// What the others hide, and members that the layer itself refuses, by their directories.
     pub marks: HashMap<Ino, HashSet<Meaning<'a>>>,
-    /// How many others there are: they are no entries and lack nothing.
+    /// How many others there are, and members that the layer itself refuses: they are no entries and
+    /// lack nothing.
     pub others: u64,
 }
 
@@ -46,6 +47,25 @@ impl<'a> Unsettled<'a> {
             if meaning != Meaning::Entry {
                 let marks = unsettled.marks.entry(link.parent).or_default();
                 marks.insert(meaning);
+            }
+        }
+        for refused in index.refused_names() {
+            let is_ours = match refused.parent {
+                Some(parent) => {
+                    let path = index.path(parent).unwrap_or_default();
+                    let mut names = path.components().chain([refused.name]);
+                    names.any(|name| whiteouts.takes_name(name))
+                }
+                // Who makes layers by comparing trees says of a directory that has become a file what
+                // of it is gone as well.
+                None => whiteouts.takes_name(refused.name),
+            };
+            unsettled.others += u64::from(is_ours);
+            let meaning = whiteouts.meaning_of_name(refused.name);
+            if let Some(parent) = refused.parent
+                && meaning != Meaning::Entry
+            {
+                unsettled.marks.entry(parent).or_default().insert(meaning);
             }
         }
         unsettled

@@ -118,6 +118,9 @@ impl<'a> Layers<'a> {
                 named.clear();
             }
             let entry = index.lookup(part.ino, name);
+            if entry.is_some_and(|entry| self.is_hidden(index, name, &entry)) {
+                named.clear();
+            }
             if let Some(entry) = entry.filter(|entry| self.shows(index, name, entry)) {
                 let (layer, ino) = (part.layer, entry.ino());
                 self.lay(&mut named, Place { layer, ino });
@@ -132,6 +135,12 @@ impl<'a> Layers<'a> {
     /// Whether something is made of `entry`, called `name`.
     fn shows(&self, index: &Index, name: &[u8], entry: &Entry<'_>) -> bool {
         self.whiteouts.meaning(name, entry) == Meaning::Entry && self.can_show(index, entry)
+    }
+
+    /// Whether `entry`, called `name`, takes the place of what lies below, and is not shown.
+    fn is_hidden(&self, index: &Index, name: &[u8], entry: &Entry<'_>) -> bool {
+        names_hidden(index, self.whiteouts, entry)
+            && self.whiteouts.meaning(name, entry) == Meaning::Entry
     }
 
     /// Whether what means an entry can be one.
@@ -414,6 +423,9 @@ impl<'a> Laying<'a, '_> {
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
+            if self.layers.is_hidden(index, child.name, &entry) {
+                say(Meaning::Hides(child.name));
+            }
             say(whiteouts.meaning(child.name, &entry));
         }
     }

@@ -749,6 +749,73 @@ fn a_link_that_hides_is_no_link_and_lacks_nothing() {
 }
 
 #[test]
+fn a_link_hides_whatever_is_wrong_with_its_target() {
+    let above = vec![
+        Directory("n", 0o755),
+        File("t", "above"),
+        Hard(".wh.f", "n"),
+        Hard("d/.wh.x", "t/nothing"),
+        Hard("d/sub/.wh..wh..opq", "late"),
+        Directory("late", 0o755),
+        File(".wh.l", ""),
+        Hard(".wh.l", "nowhere"),
+        Hard(".wh.kept/x", "n"),
+    ];
+    let place = Place::of(&[bottom(), above]);
+    let output = place.run(&["ls", "-R"], &[]);
+    let listed = "d\nd/sub\nd/y\ng\nlate\nn\nt\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
+    assert_eq!(told(&output), "");
+    assert_eq!(output.status.code(), Some(0));
+    let (written, complaints) = place.written(&[]);
+    assert_eq!(complaints, "");
+    assert_eq!(place.mounted(&[], seen), written);
+    assert_eq!(written.len(), 7, "{written:?}");
+}
+
+#[test]
+fn what_is_said_to_be_gone_from_a_file_is_said_of_nothing() {
+    let place = Place::of(&[bottom(), vec![File("d", "above"), File("d/.wh.x", "")]]);
+    let output = place.run(&["ls", "-R"], &[]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "d\nf\ng\nl\n");
+    assert_eq!(
+        (told(&output), output.status.code()),
+        (String::new(), Some(0))
+    );
+    let (written, complaints) = place.written(&[]);
+    assert_eq!(complaints, "");
+    assert_eq!(place.mounted(&[], seen), written);
+    // Where it is no layer it is a file that has no place.
+    let place = Place::of(&[vec![File("d", ""), File("d/.wh.x", "")]]);
+    let output = place.run(&["ls"], &[]);
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+}
+
+#[test]
+fn a_further_name_of_what_is_hidden_replaces_what_had_it() {
+    let above = vec![
+        File(".wh.z", "hidden"),
+        File("own", "above"),
+        Hard("own", ".wh.z"),
+        Hard("f", ".wh.z"),
+        Hard("late", ".wh.late"),
+        Directory("empty", 0o755),
+        Hard("empty", ".wh.z"),
+        File(".wh.late", ""),
+    ];
+    for layers in [vec![bottom(), above.clone()], vec![above]] {
+        let place = Place::of(&layers);
+        let (written, complaints) = place.written(&["--whiteouts", "oci"]);
+        for name in ["own", "f", "late", "empty"] {
+            assert!(!written.contains_key(name), "{name}: {written:?}");
+            let told = format!("{name}: cannot link to .wh.");
+            assert!(complaints.contains(&told), "{told}: {complaints}");
+        }
+        assert_eq!(place.mounted(&["--whiteouts", "oci"], seen), written);
+    }
+}
+
+#[test]
 fn what_redirects_and_metacopies_mean_is_not_guessed() {
     let above = vec![Marked("d2", "trusted.overlay.redirect"), File("n", "above")];
     let place = Place::of(&[bottom(), above]);
