@@ -267,6 +267,6 @@ mod tests {
             memory("tar:tar:a.tar!/b.tar!/c.tar", &["tar:d!/e"]),
             (48, 3)
         );
-        assert_eq!(memory("docker-archive:tar:a.tar!/b.tar", &[]), (48, 1));
+        assert_eq!(memory("docker-archive:tar:a.tar!/b.tar", &[]), (48, 2));
     }
 }

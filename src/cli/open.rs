@@ -21,7 +21,7 @@ use super::{privileges, settings};
 use crate::archive::{Archive, Awaited, Known, OpenOptions, Spooling, Then, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
-use crate::image::Reference;
+use crate::image::{Reference, Transport};
 use crate::source::{self, Retry, Source};
 use crate::stack::Stack;
 use crate::tar;
@@ -280,11 +280,18 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
         };
     }
     if let Some(mut reference) = text.and_then(Reference::parse) {
-        if !reference.place.contains("://")
-            && let Ok(path) = std::path::absolute(&reference.place)
-            && let Some(path) = path.to_str()
+        let place = match reference.transport {
+            // Which is refused as it is.
+            Transport::Oci if reference.place.contains("://") => None,
+            Transport::Oci => std::path::absolute(&reference.place).ok().map(Into::into),
+            Transport::OciArchive | Transport::DockerArchive => {
+                Some(absolute_path(&reference.place.clone().into()))
+            }
+        };
+        if !reference.place.is_empty()
+            && let Some(Ok(place)) = place.map(OsString::into_string)
         {
-            path.clone_into(&mut reference.place);
+            reference.place = place;
         }
         let absolute = reference.to_string();
         // Below a directory with a colon in its name it would be read as another place.

@@ -26,7 +26,8 @@ impl Transport {
     }
 }
 
-/// `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` or `docker-archive:FILE[:NAME]`, where FILE may be a URL.
+/// `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` or `docker-archive:FILE[:NAME]`, where FILE may be a URL, or
+/// a part of something else: `tar:FILE!/PATH`, `slice:START+LEN:FILE`.
 ///
 /// The first colon behind DIR or FILE ends it; in a URL, the first one behind its host and port. A
 /// URL with a colon of its own has it written as `%3A`.
@@ -47,11 +48,7 @@ impl Reference {
         let (transport, rest) = spec.split_once(':')?;
         let mut transports = Transport::ALL.into_iter();
         let transport = transports.find(|known| known.name() == transport)?;
-        let before_name = rest.find("://").map_or(0, |at| {
-            let host = at + "://".len();
-            let path = rest.get(host..).and_then(|rest| rest.find('/'));
-            path.map_or(rest.len(), |path| host + path)
-        });
+        let before_name = before_name(rest);
         let colon = rest.get(before_name..).and_then(|rest| rest.find(':'));
         let (place, name) = match colon.map(|colon| rest.split_at(before_name + colon)) {
             Some((place, name)) => (place, name.strip_prefix(':')),
@@ -63,6 +60,27 @@ impl Reference {
             name: name.filter(|name| !name.is_empty()).map(str::to_owned),
         })
     }
+}
+
+/// How many bytes of `rest` are of the place, whatever colons they have.
+fn before_name(rest: &str) -> usize {
+    if rest.starts_with("tar:")
+        && let Some(bang) = rest.rfind("!/")
+    {
+        return bang + "!/".len();
+    }
+    if let Some((range, place)) = rest
+        .strip_prefix("slice:")
+        .and_then(|rest| rest.split_once(':'))
+        && range.starts_with(|first: char| first.is_ascii_digit())
+    {
+        return rest.len() - place.len() + before_name(place);
+    }
+    rest.find("://").map_or(0, |at| {
+        let host = at + "://".len();
+        let path = rest.get(host..).and_then(|rest| rest.find('/'));
+        path.map_or(rest.len(), |path| host + path)
+    })
 }
 
 impl fmt::Display for Reference {
@@ -109,6 +127,21 @@ mod tests {
                 named("v1:a"),
             ),
             ("oci-archive:http://h:80", OciArchive, "http://h:80", None),
+            (
+                "oci-archive:tar:tar:https://h:80/a.tar!/b:c!/d.tar:v1",
+                OciArchive,
+                "tar:tar:https://h:80/a.tar!/b:c!/d.tar",
+                named("v1"),
+            ),
+            (
+                "docker-archive:slice:0+512:http://h:80/a:me/tool:1",
+                DockerArchive,
+                "slice:0+512:http://h:80/a",
+                named("me/tool:1"),
+            ),
+            ("oci-archive:slice:7:a", OciArchive, "slice:7:a", None),
+            ("oci:tar:v1", Oci, "tar", named("v1")),
+            ("oci:slice:v1", Oci, "slice", named("v1")),
         ] {
             assert_eq!(parsed(spec), (transport, place.to_owned(), name), "{spec}");
         }

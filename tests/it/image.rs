@@ -141,6 +141,31 @@ fn an_image_is_a_source_however_it_is_kept() {
 }
 
 #[test]
+fn an_image_can_be_a_part_of_something() {
+    let place = Place::new();
+    let image = image::oci(&[two()]).tar();
+    let outer = Archive::new().file("i/x.tar", &image).end();
+    place.put("outer", &outer);
+    let start = outer.windows(512).position(|block| block == &image[..512]);
+    let start = start.expect("in it");
+    for source in [
+        "oci-archive:tar:outer!/i/x.tar".to_owned(),
+        format!("oci-archive:tar:outer!/i/x.tar:{}", two().name),
+        format!(
+            "oci-archive:slice:{start}+{}:outer:{}",
+            image.len(),
+            two().name
+        ),
+    ] {
+        assert_eq!(place.says(&["ls", &source]), "d\nlink\nlow\n", "{source}");
+        place.says(&["mount", &source, "mnt"]);
+        let below = fs::read(place.path().join("mnt/low"));
+        place.says(&["umount", "mnt"]);
+        assert_eq!(below.expect("readable"), b"below", "{source}");
+    }
+}
+
+#[test]
 fn a_mount_of_an_image_serves_its_layers() {
     let place = Place::new();
     let mnt = place.path().join("mnt");
