@@ -977,6 +977,45 @@ mod tests {
     }
 
     #[test]
+    fn names_of_what_is_refused_are_kept() {
+        let index = index(&[
+            directory("d", 0o755),
+            file("f", 0..1),
+            hard_link("d/at once", "f/x"),
+            hard_link("late", "e"),
+            file("f/in a file", 0..1),
+            directory("e", 0o755),
+            hard_link("e/over", "nothing"),
+            hard_link("e", "nothing"),
+            hard_link("../climbs", "f"),
+            hard_link("empty/x", "d"),
+            file("empty", 0..1),
+        ]);
+        let name = |refused: crate::index::RefusedName<'_>| {
+            let parent = refused.parent.and_then(|parent| index.path(parent));
+            let parent = parent.map(|parent| parent.to_string());
+            (parent, String::from_utf8_lossy(refused.name).into_owned())
+        };
+        let mut found: Vec<_> = index.refused_names().map(name).collect();
+        found.sort_unstable();
+        let root = index.path(Ino::ROOT).expect("the root").to_string();
+        let refused =
+            |parent: Option<&str>, name: &str| (parent.map(str::to_owned), name.to_owned());
+        let mut expected = [
+            refused(None, "in a file"),
+            refused(None, "x"),
+            refused(Some("d"), "at once"),
+            refused(Some(&root), "e"),
+            refused(Some(&root), "late"),
+        ];
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        let unresolved: Vec<_> = index.unresolved_links().map(|link| link.name).collect();
+        assert_eq!(unresolved, [b"over"]);
+        assert_eq!(index.problem_count(), 7);
+    }
+
+    #[test]
     fn forward_links_find_their_targets_in_chains() {
         let index = index(&[
             hard_link("a", "b"),
@@ -1145,9 +1184,11 @@ mod tests {
         );
         assert_eq!(builder.member(&file("c", 0..1)), Err(Refused::Full));
         assert_eq!(builder.member(&file("a/b", 0..1)), Err(Refused::Full));
+        // What is refused takes room as well.
+        assert_eq!(builder.member(&hard_link("x", "a")), Err(Refused::Full));
         let index = builder.finish(Origin::default());
         assert_eq!(listing(&index), ["a d 755 2 0", "a/b f 644 1 1"]);
-        assert_eq!((index.problems().len(), index.problem_count()), (1, 2));
+        assert_eq!((index.problems().len(), index.problem_count()), (1, 3));
     }
 
     #[test]
