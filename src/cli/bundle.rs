@@ -175,8 +175,10 @@ impl New {
         if has_old {
             fs::remove_file(&old_config)?;
         }
-        // By now that of the old tree, if there is any.
-        self.remove_rootfs()
+        // By now that of the old tree, if there is any. The bundle is there even if something is mounted
+        // in it, which is told in the end.
+        drop(self.remove_rootfs());
+        Ok(())
     }
 
     fn put_parts(&self, config: &Path, force: bool) -> io::Result<()> {
