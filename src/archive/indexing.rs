@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 
 use super::catalog::Catalog;
-use super::keeper::Keeper;
 use super::leash::Leash;
 use super::scan::Sink;
+use super::spooler::Spooler;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
@@ -28,7 +28,7 @@ pub(super) struct Indexing<'a> {
     pub(super) layer: u16,
     /// To who stores it before it leaves memory.
     pub(super) leash: &'a Leash,
-    pub(super) keeper: Option<Keeper>,
+    pub(super) spooler: Option<Spooler>,
     /// The bytes of the span that is going by, when someone wants to keep them.
     pub(super) gathered: Option<free_list::Memory>,
     /// Where the memory for these comes from.
@@ -97,7 +97,7 @@ impl Sink for Indexing<'_> {
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {
-        if self.memory.is_some() || self.keeper.is_some() {
+        if self.memory.is_some() || self.spooler.is_some() {
             let gathered = &mut self.gathered;
             gathered
                 .get_or_insert_with(|| {
@@ -114,10 +114,10 @@ impl Sink for Indexing<'_> {
         let gathered = self.gathered.take();
         let bytes = gathered.map_or_else(Bytes::new, free_list::Memory::freeze);
         self.last = span.plain;
-        if let Some(keeper) = &mut self.keeper
+        if let Some(spooler) = &mut self.spooler
             && keeps
         {
-            keeper.goes_by(&span, &bytes);
+            spooler.goes_by(&span, &bytes);
         }
         if let Some(memory) = self.memory
             && keeps

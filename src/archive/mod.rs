@@ -11,7 +11,6 @@ mod flights;
 mod foreground;
 mod hops;
 mod indexing;
-mod keeper;
 pub mod kept;
 mod leash;
 mod make;
@@ -29,6 +28,7 @@ mod saved;
 pub mod scan;
 mod share;
 mod spans;
+mod spooler;
 mod walks;
 
 use std::io;

@@ -9,11 +9,11 @@ use super::Archive;
 use super::catalog::{Awaited, Catalog};
 use super::error::Error;
 use super::flights::Flights;
-use super::keeper::{Keeper, Policy};
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan::{self, Digest};
 use super::share::{self, Purse, RESTING_SHARE, Share};
+use super::spooler::{Policy, Spooler};
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
@@ -374,7 +374,7 @@ impl Opening {
         let policy = Policy::of(&*self.source, self.compression());
         let spool = self.new_spool(policy)?;
         let kept = spool.clone();
-        let keeper = kept.map(|spool| Keeper::new(spool, policy, &*self.source));
+        let spooler = kept.map(|spool| Spooler::new(spool, policy, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
             max_entries: self.max_numbers(),
@@ -382,7 +382,7 @@ impl Opening {
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
         let mut archive = self.archive(Arc::clone(&reader))?;
-        let pass = Pass::start(self, keeper, reader).map_err(OpenError::Threads)?;
+        let pass = Pass::start(self, spooler, reader).map_err(OpenError::Threads)?;
         archive.pass = Some(pass);
         archive.reader.catalog.wait_for(Awaited::Member);
         if archive.reader.catalog.is_over() {

@@ -6,10 +6,10 @@ use std::{io, mem};
 
 use super::error::Error;
 use super::indexing::{Indexing, Stop};
-use super::keeper::Keeper;
 use super::open::{OpenError, Opening, Spooling, content, in_words, keep};
 use super::read::Reader;
 use super::scan::{self, Digest, ScanError, Summary};
+use super::spooler::Spooler;
 use crate::base::extent::{Extent, Plain};
 use crate::base::loan::{Lender, Loan, Loans};
 use crate::base::path::ArchivePath;
@@ -44,7 +44,7 @@ impl Pass {
     /// When the system has no thread left to give.
     pub(super) fn start(
         opening: Opening,
-        keeper: Option<Keeper>,
+        spooler: Option<Spooler>,
         reader: Arc<Reader>,
     ) -> io::Result<Self> {
         let shared = Arc::<Shared>::default();
@@ -56,7 +56,7 @@ impl Pass {
         let thread = Thread::spawn("tarfs-index", move || {
             // Also when it panics: who waits must not wait for ever.
             let _end = End(&pass);
-            if let Err(error) = pass.run(keeper) {
+            if let Err(error) = pass.run(spooler) {
                 pass.fail(error);
             }
         })?;
@@ -131,7 +131,7 @@ impl Scanning {
     }
 
     /// Scans, completes the index and saves it; `None` as an error when nobody wants it any more.
-    fn run(&self, keeper: Option<Keeper>) -> Result<(), Option<OpenError>> {
+    fn run(&self, spooler: Option<Spooler>) -> Result<(), Option<OpenError>> {
         let Opening {
             source,
             options,
@@ -152,7 +152,7 @@ impl Scanning {
             memory: (options.spooling != Spooling::TreeOnly).then_some(&reader.memory),
             layer: reader.layer,
             leash: &reader.leash,
-            keeper,
+            spooler,
             gathered: None,
             free_list: reader.free_list.clone(),
             last: Extent::with_len(Plain(0), 0),

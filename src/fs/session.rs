@@ -276,8 +276,16 @@ impl Mount {
         self.pages.mounted(&site.mountpoint, makedev(major, minor));
         let below = std::mem::replace(&mut self.site, site);
         // It lives on below, and ends with what lies above.
-        device::detach(&below.mountpoint, below.device)
-            .map_err(|error| MountError::System(io::Error::other(error)))
+        device::detach(&below.mountpoint, below.device).map_err(|error| {
+            let above = std::mem::replace(&mut self.site, below);
+            let device = Some(above.device);
+            if let Err(error) =
+                device::unmount(above.file_system(), &above.mountpoint, device, true)
+            {
+                tracing::warn!(%error, "cannot unmount");
+            }
+            MountError::System(io::Error::other(error))
+        })
     }
 
     /// What makes it writable, if anything does.
@@ -333,13 +341,6 @@ impl Mount {
             Some(self.site.device),
             force,
         )
-    }
-
-    /// Waits until nothing is mounted any more.
-    pub fn wait(mut self) {
-        if let Some(session) = self.session.take() {
-            session.join();
-        }
     }
 
     /// Whether the mount, or what lay over it, is gone: its numbers may be another one's by now, who may

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::archive::{Archive, PageCache, ReadError, Wanted};
-use crate::index::{Index, Ino, Merged, Place};
+use crate::index::{Index, Ino, Merged};
 use pages::LayerPages;
 
 pub use links::{Link, Unsettled, ends};
@@ -107,12 +107,5 @@ impl Stack {
                 pages: Arc::clone(pages),
             }));
         }
-    }
-}
-
-impl Merged {
-    /// The number that entry `ino` of `layer` has here.
-    fn of_layer(&self, layer: u32, ino: Ino) -> Option<Ino> {
-        self.number(Place { layer, ino })
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::archive::PageCache;
-use crate::index::{Index, Ino, Merged};
+use crate::index::{Index, Ino, Merged, Place};
 
 /// Pages of the files that are seen of a layer.
 #[derive(Debug)]
@@ -17,7 +17,10 @@ pub(super) struct LayerPages {
 impl LayerPages {
     /// The number by which the kernel knows entry `ino` of the layer; `None` when that is not seen.
     fn number(&self, ino: Ino) -> Option<Ino> {
-        self.merged.of_layer(self.layer, ino)
+        self.merged.number(Place {
+            layer: self.layer,
+            ino,
+        })
     }
 }
 

@@ -50,7 +50,7 @@ impl Policy {
 
 /// Keeps spans of a scan in a spool.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Spooler {
     spool: Arc<Spool>,
     policy: Policy,
     patience: Patience,
@@ -59,7 +59,7 @@ pub(super) struct Keeper {
     undecided: Option<(Extent<Plain>, Bytes)>,
 }
 
-impl Keeper {
+impl Spooler {
     pub(super) fn new(spool: Arc<Spool>, policy: Policy, source: &dyn Source) -> Self {
         let patience = match source.access() {
             Access::Stream => Patience::Endless,
