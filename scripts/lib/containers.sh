@@ -1,25 +1,37 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # work and lib are set by the scripts that source this.
-# Programs that run a shell's words in a root file system. Whoever sources this has sourced
-# lib/common.sh, and has set work, a directory for what they need.
+# Programs that run a shell's words in a root file system, and what lets them where limits are low and
+# systemd does not run. Whoever sources this has sourced lib/common.sh, and has set work, a directory
+# for what they need.
+
+# In a mount namespace of one's own: gives crun and podman control groups of version 2 alone (version 1, or
+# both beside each other, as where systemd does not run, they refuse), nobody else's containers, and no
+# groups and limits for each of theirs, which may be out of reach where this itself runs in one.
+let_containers_run() {
+    if [[ $(stat -f -c %T /sys/fs/cgroup) != cgroup2fs ]]; then
+        umount -R /sys/fs/cgroup 2>/dev/null || true
+        mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    fi
+    mkdir -p /var/lib/containers
+    local place
+    for place in /run /var/lib/containers; do mount -t tmpfs containers "$place"; done
+    cat >"$work/containers.conf" <<'END'
+[containers]
+cgroups = "disabled"
+default_ulimits = ["nofile=1024:4096", "nproc=1024:1024"]
+END
+    unset XDG_RUNTIME_DIR
+    export CONTAINERS_CONF=$work/containers.conf
+}
 
 # Runs the shell's words $3 as root in the root $2 by the runner $1: crun, bwrap or podman.
 run_container() { "run_by_$1" "$2" "$3"; }
 
-# crun knows version 2 of cgroups, or version 1, and refuses both beside each other, as on machines
-# where systemd does not run; there it gets version 2 alone, in a mount namespace of its own.
 run_by_crun() {
     local bundle
     bundle=$(mktemp -d "$work/bundle.XXXXXX")
     "$lib/oci-config" "$1" "$2" >"$bundle/config.json"
-    local crun=(crun --cgroup-manager=disabled run --bundle "$bundle" "tarfs-${bundle##*.}")
-    if [[ -d /sys/fs/cgroup/unified ]]; then
-        # shellcheck disable=SC2016 # The inner shell expands these.
-        unshare --mount sh -c 'umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup &&
-            exec "$@"' sh "${crun[@]}"
-    else
-        "${crun[@]}"
-    fi
+    crun --cgroup-manager=disabled run --bundle "$bundle" "tarfs-${bundle##*.}"
 }
 
 run_by_bwrap() {
