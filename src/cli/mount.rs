@@ -210,29 +210,45 @@ pub(super) fn run(
         return Ok(ExitCode::from(output::USAGE));
     }
     let inherited = Inherited::look();
-    if settings::role().is_some() || args.foreground {
+    let role = settings::role();
+    let leads = role.is_none() && args.foreground && args.restart;
+    // Who is led is who the user started, but for its parent.
+    if role.is_some() || args.foreground && !leads {
         inherited.keep();
     }
     privileges::guard(&args.source, &args.layers);
     let log = || Log::open(args.log_file.as_deref());
-    match settings::role() {
+    match role {
         Some(Role::Keeper) => keeper::run(args, inherited),
         Some(Role::Successor) => {
-            // Nobody stands at a terminal to be told.
-            background::detach(log().or_else(|_| Log::open(None))?, inherited)?;
+            let log = log().or_else(|_| Log::open(None))?;
+            let stays = if args.foreground {
+                keeper::follow()?;
+                Stays::InFront(log, Keeper::manager())
+            } else {
+                // Nobody stands at a terminal to be told.
+                background::detach(log, inherited)?;
+                Stays::AsItIs
+            };
             let inheritance = Keeper::inherit()?;
             // What the kernel was told must be known before it asks.
             let args = MountArgs {
                 wait_index: true,
                 ..args.clone()
             };
-            serve(&args, open_archive, Some(inheritance), Stays::AsItIs)
+            serve(&args, open_archive, Some(inheritance), stays)
                 .inspect_err(|error| tracing::error!("{error:#}"))
         }
         Some(Role::Background) => {
             let stays = Stays::Behind(log()?, inherited);
             serve(args, open_archive, None, stays)
         }
+        Some(Role::Led) => {
+            keeper::follow()?;
+            let stays = Stays::InFront(log()?, Keeper::manager());
+            serve(args, open_archive, None, stays)
+        }
+        None if leads => keeper::lead(args, inherited),
         None if args.foreground => {
             let stays = Stays::InFront(log()?, Manager::find());
             serve(args, open_archive, None, stays)
@@ -509,7 +525,10 @@ fn kept(
     inheritance: Option<Inheritance>,
 ) -> anyhow::Result<(Option<Keeper>, Option<Orphan>)> {
     let Some(inheritance) = inheritance else {
-        let keeper = Keeper::start();
+        let keeper = match settings::role() {
+            Some(Role::Led) => Keeper::that_leads(),
+            _ => Keeper::start(),
+        };
         let keeper = keeper.inspect_err(
             |error| tracing::warn!(%error, "nobody clears up if this process is killed"),
         );

@@ -1,10 +1,12 @@
 //! Telling a service manager how a mount in the foreground is: `sd_notify(3)`, without its library.
 //!
 //! A service of `Type=notify` counts as started when it says so, in a datagram to the socket whose name
-//! is in `NOTIFY_SOCKET`. Whoever does not listen misses nothing: no mount fails for it.
+//! is in `NOTIFY_SOCKET`. Whoever does not listen misses nothing: no mount fails for it. A manager believes
+//! the process that it started; where that is a mount's keeper, the mount's words go through it.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -16,12 +18,22 @@ use super::settings;
 /// How often it is told how far something is.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
+/// Takes a word to a service manager.
+type Way = Box<dyn Fn(&str) -> io::Result<()>>;
+
 /// A service manager that waits for word.
-#[derive(Debug)]
 pub(super) struct Manager {
-    socket: UnixDatagram,
+    way: Way,
     /// What it was told last of how this process is.
     words: RefCell<String>,
+}
+
+impl fmt::Debug for Manager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Manager")
+            .field("words", &self.words)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Manager {
@@ -36,6 +48,16 @@ impl Manager {
             .ok()
     }
 
+    /// The one that wants to hear of the process that started this one, which `way` leads to, if there is
+    /// one.
+    pub(super) fn behind(way: impl Fn(&str) -> io::Result<()> + 'static) -> Option<Self> {
+        settings::notify_socket()?;
+        Some(Self {
+            way: Box::new(way),
+            words: RefCell::default(),
+        })
+    }
+
     /// The one that listens at `name`: a path, or behind an `@` the name of an abstract socket.
     ///
     /// # Errors
@@ -48,7 +70,7 @@ impl Manager {
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
         Ok(Self {
-            socket,
+            way: Box::new(move |text| socket.send(text.as_bytes()).map(drop)),
             words: RefCell::default(),
         })
     }
@@ -71,8 +93,9 @@ impl Manager {
         self.tell("STOPPING=1");
     }
 
-    fn tell(&self, text: &str) {
-        if let Err(error) = self.socket.send(text.as_bytes()) {
+    /// Says `text`, which is as `sd_notify(3)` has it.
+    pub(super) fn tell(&self, text: &str) {
+        if let Err(error) = (self.way)(text) {
             tracing::debug!(%error, text, "the service manager was not told");
         }
     }

@@ -21,10 +21,12 @@ pub(super) enum Role {
     Keeper,
     /// To serve it after the one before has died.
     Successor,
+    /// To serve it first, for the keeper that the user started in the foreground.
+    Led,
 }
 
 impl Role {
-    const ALL: [Self; 3] = [Self::Background, Self::Keeper, Self::Successor];
+    const ALL: [Self; 4] = [Self::Background, Self::Keeper, Self::Successor, Self::Led];
 
     /// As it stands in the environment.
     pub(super) fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Role {
             Self::Background => "background",
             Self::Keeper => "keeper",
             Self::Successor => "successor",
+            Self::Led => "led",
         }
     }
 }

@@ -12,6 +12,7 @@ mod daemon;
 mod differential;
 mod docs;
 mod faults;
+mod foreground;
 mod helper;
 mod image;
 mod kills;

@@ -4,8 +4,10 @@
 //! parent stumbles over. So it starts this program a second time, gives it the mount's connection, and is
 //! watched by it. When it dies with its mount still there, the keeper takes that out; or, with
 //! `--restart`, starts somebody who goes on with it, on the same connection. The keeper opens nothing and
-//! serves nothing, so that there is little in it to die of.
+//! serves nothing, so that there is little in it to die of. With `--restart` in the foreground it is the
+//! process that the user started (`front`).
 
+mod front;
 mod wire;
 
 use std::ffi::OsString;
@@ -14,7 +16,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -28,8 +31,10 @@ use super::background::{self, Log};
 use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
-use super::writable;
+use super::{privileges, telemetry, writable};
 use crate::fs::{Cover, LOWER, Orphan, Site};
+use front::Front;
+pub(super) use front::follow;
 use wire::{Packet, Place, State};
 
 /// How often a process that says nothing is looked at: threads of one that was killed may wait for the
@@ -104,7 +109,7 @@ impl Keeper {
     /// When there is no process to be had.
     pub(super) fn start() -> io::Result<Self> {
         let (ours, theirs) = wire::pair()?;
-        start(Role::Keeper, theirs, None)?;
+        start(Role::Keeper, theirs, None, Output::Nowhere)?;
         Ok(Self { socket: ours })
     }
 
@@ -163,16 +168,30 @@ impl Keeper {
     }
 }
 
+/// Where a process writes that is started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Output {
+    Nowhere,
+    /// Where this one does.
+    Here,
+}
+
 /// Starts this program again with the same arguments, and `socket` to talk.
-fn start(role: Role, socket: OwnedFd, directory: Option<&Path>) -> io::Result<Child> {
+fn start(
+    role: Role,
+    socket: OwnedFd,
+    directory: Option<&Path>,
+    output: Output,
+) -> io::Result<Child> {
     // Not by its name, which may be another version's by now, with other numbers for entries, or gone.
     let mut command = Command::new("/proc/self/exe");
     settings::named_alike(&mut command)
         .args(std::env::args_os().skip(1))
         .env(settings::ROLE, role.name())
-        .stdin(Stdio::from(socket))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+        .stdin(Stdio::from(socket));
+    if output == Output::Nowhere {
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+    }
     if let Some(directory) = directory {
         command.current_dir(directory);
     }
@@ -201,30 +220,62 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
     background::detach(log, inherited)?;
     std::env::set_current_dir("/")?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
-    let mut ward = Ward {
+    let ward = Ward {
         socket,
         pid: pid.as_raw_nonzero().get(),
         child: None,
+        status: None,
         born: Instant::now(),
         estate: None,
         state: None,
         scratch: None,
+        front: None,
     };
+    Ok(keep(args, ward, directory.ok().as_deref()))
+}
+
+/// Starts who serves a mount in the foreground, and keeps it. Returns when nothing is left to keep.
+///
+/// # Errors
+/// When nobody can be started.
+pub(super) fn lead(args: &MountArgs, inherited: Inherited) -> anyhow::Result<ExitCode> {
+    let front = Front::new()?;
+    let (ours, theirs) = wire::pair()?;
+    // It has every right that this process has, for what it opens first.
+    let child = start(Role::Led, theirs, None, Output::Here)?;
+    privileges::give_up(args);
+    inherited.close();
+    // It complains itself of what is wrong with the file.
+    if let Ok(log) = Log::open(args.log_file.as_deref()) {
+        log.write_to_file();
+    }
+    telemetry::serve();
+    let directory = std::env::current_dir();
+    std::env::set_current_dir("/")?;
+    let ward = Ward::of(child, ours, None, Some(Rc::new(front)));
+    Ok(keep(args, ward, directory.ok().as_deref()))
+}
+
+/// Keeps what `ward` serves, and those who come after it. What is relative is so to `directory`.
+fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode {
     let mut short_lives = 0;
     loop {
         while ward.listen() {}
         let Some(estate) = ward.estate() else {
-            if let Ok(directory) = &directory {
+            // With all that is left to write, it may take its time.
+            ward.see_off();
+            if let Some(directory) = directory {
                 // It may have died between mounting and telling of it.
-                ward.bury();
                 crate::fs::clear_dead(&directory.join(&args.mountpoint));
             }
-            ward.clean(directory.as_deref().ok(), &args.mountpoint);
-            return Ok(ExitCode::SUCCESS);
+            return ward.end(directory, &args.mountpoint);
         };
         ward.bury();
         let mountpoint = estate.site.mountpoint.display();
         tracing::error!(%mountpoint, pid = ward.pid, "the process that served this mount has died");
+        if let Some(front) = &ward.front {
+            front.tell("STATUS=the process that served it has died");
+        }
         if ward.born.elapsed() < SHORT_LIFE {
             short_lives += 1;
         } else {
@@ -232,26 +283,20 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
         }
         if args.restart
             && short_lives <= SHORT_LIVES
-            && let Ok(directory) = &directory
+            && let Some(directory) = directory
             && let Some(state) = ward.state.clone()
         {
             let heir = Heir::of(args, &state);
             if args.writable && heir == Heir::MountsAnew {
                 // Who still has files open in it would write to what the next one has.
                 tracing::error!("a writable mount cannot be made anew under who uses it");
-                estate.clear();
-                ward.clean(Some(directory), &args.mountpoint);
-                return Ok(ExitCode::SUCCESS);
-            }
-            let scratch = ward.scratch.as_deref();
-            if let Some(next) = estate.hand_on(&state, heir, directory, scratch) {
+            } else if let Some(next) = estate.hand_on(&state, heir, directory, &ward) {
                 ward = next;
                 continue;
             }
         }
         estate.clear();
-        ward.clean(directory.as_deref().ok(), &args.mountpoint);
-        return Ok(ExitCode::SUCCESS);
+        return ward.end(directory, &args.mountpoint);
     }
 }
 
@@ -261,15 +306,48 @@ struct Ward {
     pid: i32,
     /// The same, if we have started it.
     child: Option<Child>,
+    /// How that one has ended.
+    status: Option<ExitStatus>,
     born: Instant,
     /// What it has mounted.
     estate: Option<Estate>,
     state: Option<State>,
     /// A directory that goes with the mount.
     scratch: Option<PathBuf>,
+    /// Who waits in the foreground, if somebody does.
+    front: Option<Rc<Front>>,
 }
 
 impl Ward {
+    /// The one that was started with the other end of `socket`.
+    fn of(
+        child: Child,
+        socket: OwnedFd,
+        scratch: Option<PathBuf>,
+        front: Option<Rc<Front>>,
+    ) -> Self {
+        Self {
+            socket,
+            pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
+            child: Some(child),
+            status: None,
+            born: Instant::now(),
+            estate: None,
+            state: None,
+            scratch,
+            front,
+        }
+    }
+
+    /// Removes what goes with the mount; this process then ends as it did, if anybody waits.
+    fn end(&self, directory: Option<&Path>, mountpoint: &Path) -> ExitCode {
+        self.clean(directory, mountpoint);
+        match &self.front {
+            Some(front) => front.end(self.status),
+            None => ExitCode::SUCCESS,
+        }
+    }
+
     /// Removes what goes with the mount, if that process has not.
     fn clean(&self, directory: Option<&Path>, mountpoint: &Path) {
         if let Some(scratch) = &self.scratch {
@@ -316,16 +394,39 @@ impl Ward {
                 self.scratch = Some(PathBuf::from(OsString::from_vec(directory)));
             }
             Ok(Some((Packet::Ready(state), _))) => self.state = Some(state),
+            Ok(Some((Packet::Word(words), _))) => {
+                if let Some(front) = &self.front {
+                    front.tell(&words);
+                }
+            }
             Ok(Some((Packet::Succeed(..), _)) | None) => return false,
             Err(error) => tracing::debug!(%error, "what the mount says makes no sense"),
         }
         true
     }
 
-    /// Whether there is something to receive, or the other end has closed, before `deadline` has passed.
+    /// Whether there is something to receive, or the other end has closed, before `deadline` has passed or
+    /// a signal was passed on.
     fn hears(&self, deadline: &Timespec) -> Result<bool, Errno> {
-        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-        Ok(poll(&mut polled, Some(deadline))? > 0)
+        let front = self.front.as_ref().map(|front| &front.heard);
+        let front = front.map(|heard| PollFd::new(heard, PollFlags::IN));
+        let mut polled: Vec<_> = [Some(PollFd::new(&self.socket, PollFlags::IN)), front]
+            .into_iter()
+            .flatten()
+            .collect();
+        poll(&mut polled, Some(deadline))?;
+        let is_heard = polled.first().is_some_and(|it| !it.revents().is_empty());
+        self.pass_signals_on();
+        Ok(is_heard)
+    }
+
+    /// Waits for its end, if we have started it and it has nothing mounted any more.
+    fn see_off(&mut self) {
+        while self.child.is_some() && is_alive(self.pid) {
+            self.pass_signals_on();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.bury();
     }
 
     /// Sees to it that none of its threads takes a request any more, but for those that wait for the
@@ -341,7 +442,7 @@ impl Ward {
         }
         if let Some(child) = &mut self.child {
             // Or it stays a zombie; one whose threads wait for the mount is one for longer.
-            drop(child.try_wait());
+            self.status = child.try_wait().ok().flatten();
         }
     }
 }
@@ -394,25 +495,29 @@ impl Estate {
     }
 
     /// Starts processes until one goes on; `None` when none did in time.
-    fn hand_on(
-        &self,
-        state: &State,
-        heir: Heir,
-        directory: &Path,
-        scratch: Option<&Path>,
-    ) -> Option<Ward> {
+    fn hand_on(&self, state: &State, heir: Heir, directory: &Path, before: &Ward) -> Option<Ward> {
         if heir == Heir::MountsAnew {
             self.clear();
         }
         let deadline = Instant::now() + SUCCESSION;
         let (mut pause, longest) = PAUSES;
-        while Instant::now() < deadline && (heir == Heir::MountsAnew || self.is_there()) {
-            match self.try_once(state, heir, (directory, scratch), deadline) {
+        let is_over = || {
+            let front = before.front.as_ref();
+            front.is_some_and(|front| front.is_over.get())
+        };
+        while !is_over()
+            && Instant::now() < deadline
+            && (heir == Heir::MountsAnew || self.is_there())
+        {
+            match self.try_once(state, heir, (directory, before), deadline) {
                 Ok(Some(ward)) => return Some(ward),
                 Ok(None) => tracing::error!("who was to go on has failed"),
                 Err(error) => tracing::error!(%error, "nobody can be started to go on"),
             }
-            std::thread::sleep(pause);
+            match &before.front {
+                Some(front) => front.pause(pause),
+                None => std::thread::sleep(pause),
+            }
             pause = (2 * pause).min(longest);
         }
         None
@@ -422,21 +527,20 @@ impl Estate {
         &self,
         state: &State,
         heir: Heir,
-        (directory, scratch): (&Path, Option<&Path>),
+        (directory, before): (&Path, &Ward),
         deadline: Instant,
     ) -> io::Result<Option<Ward>> {
         let (ours, theirs) = wire::pair()?;
-        let child = start(Role::Successor, theirs, Some(directory))?;
-        let mut ward = Ward {
-            socket: ours,
-            pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
-            child: Some(child),
-            born: Instant::now(),
-            estate: None,
-            state: None,
-            scratch: scratch.map(Path::to_owned),
+        let output = match &before.front {
+            Some(_) => Output::Here,
+            None => Output::Nowhere,
         };
-        let bytes = scratch.map(|scratch| scratch.as_os_str().as_bytes().to_vec());
+        let child = start(Role::Successor, theirs, Some(directory), output)?;
+        let scratch = before.scratch.clone();
+        let bytes = scratch
+            .as_ref()
+            .map(|scratch| scratch.as_os_str().as_bytes().to_vec());
+        let mut ward = Ward::of(child, ours, scratch, before.front.clone());
         let packet = Packet::Succeed((&self.site).into(), state.clone(), bytes);
         let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
         let told = wire::send(&ward.socket, &packet, device);

@@ -28,6 +28,8 @@ pub(super) enum Packet {
     Covered(Place),
     /// From a mount: this directory goes with it.
     Scratch(Vec<u8>),
+    /// From a mount: for the service manager that started the keeper.
+    Word(String),
     /// To who comes after: go on with this, if its connection is here; else mount anew. With the
     /// directory that goes with it, if there is one.
     Succeed(Place, State, Option<Vec<u8>>),
@@ -69,6 +71,28 @@ pub(super) fn send(
     packet: &Packet,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    send_with(socket, packet, descriptor, SendFlags::NOSIGNAL)
+}
+
+/// Sends a packet that may be lost: waits for nobody.
+///
+/// # Errors
+/// When nobody listens, or there is no room.
+pub(super) fn send_at_once(socket: impl AsFd, packet: &Packet) -> io::Result<()> {
+    send_with(
+        socket,
+        packet,
+        None,
+        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    )
+}
+
+fn send_with(
+    socket: impl AsFd,
+    packet: &Packet,
+    descriptor: Option<BorrowedFd<'_>>,
+    flags: SendFlags,
+) -> io::Result<()> {
     let bytes = serde_json::to_vec(packet)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -77,7 +101,7 @@ pub(super) fn send(
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
     }
     let bytes = [IoSlice::new(&bytes)];
-    sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
+    sendmsg(socket, &bytes, &mut control, flags)?;
     Ok(())
 }
 

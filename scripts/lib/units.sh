@@ -1,0 +1,159 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # work, nginx_url and machine_dir are set by the scripts that source this.
+# Has the units of the package do what they promise, in a systemd of their own (lib/machine.sh). Whoever
+# sources this has installed the package, and serves $work/served, with archive.tar in it that holds a file
+# of the word hello, at $nginx_url.
+
+# Mounts of the service tarfs@$1 on /srv/$1, with the options $2 and the lines $3 for its [Service].
+configure_unit() {
+    in_machine mkdir -p /etc/tarfs "/srv/$1" "/run/systemd/system/tarfs@$1.service.d"
+    printf '%s\n' "SOURCE=$nginx_url/archive.tar" "MOUNTPOINT=/srv/$1" "OPTIONS=$2" |
+        in_machine tee "/etc/tarfs/$1.conf" >/dev/null
+    # Nobody here has the time that a system has.
+    printf '%s\n' '[Service]' 'RestartSec=100ms' 'TimeoutStopSec=2' "${3:-}" |
+        in_machine tee "/run/systemd/system/tarfs@$1.service.d/try.conf" >/dev/null
+    in_machine systemctl daemon-reload
+}
+
+# Fails unless what the command prints is $1; $2 says what that is about.
+expect() {
+    local expected=$1 about=$2 printed
+    shift 2
+    printed=$("$@" 2>&1) || true
+    [[ $printed == "$expected" ]] || fail "$about: \`$*\` prints $printed, not $expected" \
+        "$(in_machine journalctl -n 20 --no-pager 2>&1)"
+}
+
+# Fails unless the command succeeds within ten seconds.
+expect_soon() {
+    local tries
+    for ((tries = 0; tries < 100; tries++)); do
+        if "$@" >/dev/null 2>&1; then return; fi
+        sleep 0.1
+    done
+    fail "not within ten seconds: $*" "$(in_machine journalctl -n 20 --no-pager 2>&1)"
+}
+
+property() { in_machine systemctl show -P "$1" "tarfs@$2"; }
+
+is_mounted() { in_machine grep -q " $1 " /proc/mounts; }
+
+# When `systemctl start` returns the mount answers, and when `systemctl stop` does it is gone.
+try_service() {
+    configure_unit plain '-o allow_other --memory 64MiB'
+    in_machine systemctl start tarfs@plain
+    expect hello "a service that was started" in_machine cat /srv/plain/file
+    expect running "a service that was started" property SubState plain
+    expect_soon test "$(property StatusText plain)" = "$nginx_url/archive.tar: complete"
+    # With its priority, which is no part of it.
+    expect_soon in_machine bash -c 'journalctl -u tarfs@plain -p 6..6 -o cat | grep "^ *INFO mounted"'
+    in_machine systemctl stop tarfs@plain
+    if is_mounted /srv/plain; then fail "a service that was stopped has left its mount"; fi
+    expect success "a service that was stopped" property Result plain
+    # Whoever is in it does not hold up the system's end.
+    in_machine systemctl start tarfs@plain
+    (cd / && in_machine bash -c 'cd /srv/plain && exec sleep 1000') &
+    expect_soon in_machine bash -c 'readlink /proc/[0-9]*/cwd | grep -x /srv/plain'
+    in_machine systemctl stop tarfs@plain
+    if is_mounted /srv/plain; then fail "a service that was stopped while in use has left its mount"; fi
+    kill %% 2>/dev/null || true
+    echo "a service is ready when it answers, and gone when it was stopped"
+}
+
+# Killed, it is started anew, or with --restart gone on with under the same main process.
+try_kills() {
+    in_machine systemctl start tarfs@plain
+    in_machine kill -KILL "$(property MainPID plain)"
+    expect_soon in_machine grep -qx hello /srv/plain/file
+    expect 1 "a service that was killed" property NRestarts plain
+    in_machine systemctl stop tarfs@plain
+    configure_unit kept '--restart'
+    in_machine systemctl start tarfs@kept
+    local main server
+    main=$(property MainPID kept)
+    server=$(in_machine cat "/proc/$main/task/$main/children")
+    expect $'hello\nhello' "a file that stays open" in_machine bash -c \
+        "exec 3</srv/kept/file && cat /srv/kept/file && kill -KILL $server &&
+        until now=\$(cat /proc/$main/task/$main/children) && [[ -n \$now && \$now != \"$server\" ]]; do
+        sleep 0.1; done && cat <&3"
+    expect "$main" "a service whose server was killed" property MainPID kept
+    expect "0" "a service whose server was killed" property NRestarts kept
+    expect active "a service whose server was killed" property ActiveState kept
+    expect_soon in_machine bash -c 'journalctl -u tarfs@kept -o cat | grep "INFO another process goes on"'
+    in_machine systemctl stop tarfs@kept
+    expect success "a service that was stopped" property Result kept
+    if is_mounted /srv/kept; then fail "a service that was gone on with has left its mount"; fi
+    # Where the one who keeps it is killed, systemd begins anew.
+    in_machine systemctl start tarfs@kept
+    in_machine kill -KILL "$(property MainPID kept)"
+    expect_soon test 1 = "$(sleep 1 && property NRestarts kept)"
+    expect_soon in_machine grep -qx hello /srv/kept/file
+    expect 1 "a service whose keeper was killed" in_machine grep -c ' /srv/kept ' /proc/mounts
+    in_machine systemctl stop tarfs@kept
+    echo "a service that is killed is started anew or gone on with"
+}
+
+# A source that is not there is an error, at once.
+try_failure() {
+    configure_unit broken ''
+    in_machine sed -i 's/archive.tar/nowhere.tar/' /etc/tarfs/broken.conf
+    if in_machine systemctl start tarfs@broken 2>/dev/null; then fail "a service of nothing was started"; fi
+    in_machine systemctl stop tarfs@broken
+    if is_mounted /srv/broken; then fail "a service of nothing is mounted"; fi
+    echo "a service without a source fails"
+}
+
+# With what the unit says that they need, --materialize and --writable run as well.
+try_more_rights() {
+    local copy='CAP_DAC_OVERRIDE CAP_CHOWN CAP_FOWNER CAP_FSETID CAP_MKNOD CAP_SETFCAP CAP_MAC_ADMIN'
+    configure_unit copy "--materialize /var/tmp/copy" "CapabilityBoundingSet=$copy
+DevicePolicy=auto"
+    in_machine systemctl start tarfs@copy
+    expect_soon in_machine grep -qx hello /var/tmp/copy/file
+    in_machine systemctl stop tarfs@copy
+    in_machine mkdir -p /var/lib/upper
+    configure_unit writable "--writable --upper /var/lib/upper" \
+        "CapabilityBoundingSet=$copy CAP_LINUX_IMMUTABLE"
+    in_machine systemctl start tarfs@writable
+    in_machine bash -c 'echo changed >/srv/writable/file'
+    in_machine systemctl restart tarfs@writable
+    expect changed "a writable service" in_machine cat /srv/writable/file
+    in_machine systemctl stop tarfs@writable
+    echo "a service with --materialize or --writable has what it needs"
+}
+
+# The examples, and a line of fstab, which mount when somebody looks.
+try_mounts() {
+    local unit
+    in_machine mkdir -p /srv/data /srv/line
+    for unit in srv-data.mount srv-data.automount; do
+        sed "s|https://example.com/data.tar.zst|$nginx_url/archive.tar|" \
+            "/usr/share/doc/tarfs/examples/$unit" | in_machine tee "/run/systemd/system/$unit" >/dev/null
+    done
+    echo "$nginx_url/archive.tar /srv/line tarfs ro,allow_other,_netdev,nofail,x-systemd.automount 0 0" |
+        in_machine tee /etc/fstab >/dev/null
+    in_machine systemctl daemon-reload
+    in_machine systemctl start srv-data.automount remote-fs.target
+    for unit in data line; do
+        if is_mounted "/srv/$unit fuse.tarfs"; then fail "/srv/$unit is mounted before anybody looks"; fi
+        expect hello "an automount" in_machine cat "/srv/$unit/file"
+        expect active "an automount" in_machine systemctl is-active "srv-$unit.mount"
+        in_machine systemctl stop "srv-$unit.automount" "srv-$unit.mount"
+        if is_mounted "/srv/$unit"; then fail "/srv/$unit is still mounted"; fi
+    done
+    echo "an example and a line of fstab mount when somebody looks"
+}
+
+# A shutdown spares the processes of a mount that has an @ in front of its name.
+try_shutdown() {
+    in_machine mkdir -p /srv/spared
+    in_machine bash -c "(exec -a @tarfs tarfs mount --restart $nginx_url/archive.tar /srv/spared)"
+    expect 2 "a mount with an @" in_machine bash -c 'grep -lz "^@tarfs" /proc/[0-9]*/cmdline | wc -l'
+    machine_stop
+    cat "$machine_dir/console"
+}
+
+try_units() {
+    local step
+    for step in service kills failure more_rights mounts shutdown; do "try_$step"; done
+}

@@ -1,0 +1,267 @@
+//! A mount in the foreground with `--restart`: who was started stays, whoever serves the mount.
+
+use std::fs::{self, File};
+use std::io::{IoSliceMut, Read, Seek, SeekFrom};
+use std::mem::MaybeUninit;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::Value;
+
+use crate::support::http::{Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::program::{self, children};
+use crate::support::raw::Archive;
+use crate::support::wait::{self, process_ends};
+
+/// An archive behind a server, and a service manager that hears all.
+struct Place {
+    server: Server,
+    manager: UnixDatagram,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        let manager = UnixDatagram::bind(directory.path().join("notify")).expect("bound");
+        sockopt::set_socket_passcred(&manager, true).expect("set");
+        let patience = Some(wait::PATIENCE);
+        manager.set_read_timeout(patience).expect("set");
+        let server = Server::start();
+        let place = Self {
+            server,
+            manager,
+            directory,
+        };
+        place.offer("old");
+        place
+    }
+
+    /// The archive with `content` from now on.
+    fn offer(&self, content: &str) {
+        let archive = Archive::new().file("file", content).end();
+        let resource = Resource::new(archive).etag(&format!("\"{content}\""));
+        self.server
+            .route("/archive", move |request| resource.answer(request));
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Starts a mount in the foreground whose messages go to the file `said`.
+    fn start(&self, more: &[&str]) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_tarfs"))
+            .args(["mount", "--foreground", "--restart"])
+            .args(more)
+            .args([&self.server.url("/archive"), "mnt"])
+            .current_dir(self.directory.path())
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("NOTIFY_SOCKET", self.path("notify"))
+            .env("no_proxy", "*")
+            .stdin(Stdio::null())
+            .stderr(File::create(self.path("said")).expect("made"))
+            .spawn()
+            .expect("started")
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.path("said")).unwrap_or_default()
+    }
+
+    /// Who serves the mount.
+    fn server_pid(&self) -> Option<Pid> {
+        let output = program::tarfs(self.directory.path(), &["status", "mnt", "--json"]);
+        let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
+        Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
+    }
+
+    /// What the service manager hears next, and of whom.
+    fn hear(&self) -> (String, Pid) {
+        let mut bytes = [0; 512];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(&mut bytes)];
+        let received = recvmsg(&self.manager, into, &mut control, RecvFlags::empty());
+        let len = received.expect("told").bytes;
+        let teller = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmCredentials(teller) => Some(teller.pid),
+            _ => None,
+        });
+        let words = String::from_utf8_lossy(bytes.get(..len).expect("read")).into_owned();
+        (words, teller.expect("known"))
+    }
+
+    /// Waits until the service manager hears `words`, and sees that all is said by `teller`, the only one
+    /// that a manager listens to.
+    fn hears(&self, words: &str, teller: &Child) {
+        loop {
+            let (heard, by) = self.hear();
+            assert_eq!(by, pid_of(teller), "{heard}");
+            if heard == words {
+                return;
+            }
+        }
+    }
+
+    fn content(&self) -> String {
+        fs::read_to_string(self.path("mnt/file")).expect("readable")
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            program::tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+fn kill(pid: Pid, signal: Signal) {
+    kill_process(pid, signal).expect("running");
+}
+
+/// How `child` ends, in time.
+fn end_of(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait::until("it ends", || {
+        status = child.try_wait().expect("a child");
+        status.is_some()
+    });
+    status.expect("it has ended")
+}
+
+#[test]
+fn who_was_started_stays_and_speaks_for_who_goes_on() {
+    let place = Place::new();
+    let mut front = place.start(&[]);
+    place.hears("READY=1", &front);
+    let complete = format!("STATUS={}: complete", place.server.url("/archive"));
+    place.hears(&complete, &front);
+    let mut open = File::open(place.path("mnt/file")).expect("there");
+    for _ in 0..2 {
+        let before = place.server_pid().expect("mounted");
+        assert_ne!(before, pid_of(&front));
+        kill(before, Signal::KILL);
+        place.hears("STATUS=the process that served it has died", &front);
+        place.hears("READY=1", &front);
+        place.hears(&complete, &front);
+        let now = place.server_pid().expect("somebody goes on");
+        assert!(now != before && children(pid_of(&front)) == [now]);
+        let mut content = String::new();
+        open.seek(SeekFrom::Start(0)).expect("sought");
+        open.read_to_string(&mut content).expect("readable");
+        assert_eq!(content, "old");
+    }
+    assert!(front.try_wait().expect("a child").is_none());
+    // Messages of all of them go where those of the first did.
+    assert_eq!(place.said().matches("INFO mounted").count(), 3);
+    drop(open);
+    let last = place.server_pid().expect("mounted");
+    let last = pidfd_open(last, PidfdFlags::empty()).expect("running");
+    kill(pid_of(&front), Signal::TERM);
+    place.hears("STOPPING=1", &front);
+    assert!(end_of(&mut front).success());
+    assert!(process_ends(&last) && !is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn signals_to_who_was_started_are_for_who_serves() {
+    let place = Place::new();
+    let mut front = place.start(&[]);
+    place.hears("READY=1", &front);
+    let open = File::open(place.path("mnt/file")).expect("there");
+    kill(pid_of(&front), Signal::INT);
+    wait::until("it is refused", || {
+        place
+            .said()
+            .contains("a second signal unmounts all the same")
+    });
+    assert!(front.try_wait().expect("a child").is_none());
+    assert_eq!(place.content(), "old");
+    kill(pid_of(&front), Signal::HUP);
+    assert!(end_of(&mut front).success());
+    assert!(!is_mounted(&place.path("mnt")));
+    drop(open);
+}
+
+#[test]
+fn who_is_asked_to_end_before_anything_is_mounted_ends_by_that_signal() {
+    let place = Place::new();
+    let resource = Resource::new(Archive::new().file("file", "old").end());
+    let silent = move |request: &_| resource.answer(request).stall_after(0);
+    place.server.route("/archive", silent);
+    let mut front = place.start(&["--wait-index"]);
+    wait::until("it asks", || !place.server.seen("/archive").is_empty());
+    kill(pid_of(&front), Signal::TERM);
+    let status = end_of(&mut front);
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn what_is_wrong_at_the_start_is_told_once_and_is_the_exit_code() {
+    let place = Place::new();
+    let mut front = place.start(&["--root", "nowhere"]);
+    assert_eq!(end_of(&mut front).code(), Some(2));
+    let said = place.said();
+    assert_eq!(said.matches("tarfs: ").count(), 1, "{said}");
+}
+
+#[test]
+fn nobody_goes_on_with_what_is_to_end() {
+    let place = Place::new();
+    let mut front = place.start(&[]);
+    place.hears("READY=1", &front);
+    let before = place.server_pid().expect("mounted");
+    place.offer("new");
+    kill(before, Signal::KILL);
+    let has_failed = || place.said().contains("has changed since it was mounted");
+    wait::until("one has tried", has_failed);
+    kill(pid_of(&front), Signal::TERM);
+    let status = end_of(&mut front);
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn when_nobody_goes_on_any_more_who_was_started_has_failed() {
+    let place = Place::new();
+    let mut front = place.start(&[]);
+    for _ in 0..6 {
+        place.hears("READY=1", &front);
+        kill(place.server_pid().expect("mounted"), Signal::KILL);
+    }
+    assert_eq!(end_of(&mut front).code(), Some(2));
+    assert!(
+        place.said().contains("was ended by signal 9"),
+        "{}",
+        place.said()
+    );
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn when_who_was_started_is_killed_nothing_stays() {
+    let place = Place::new();
+    let mut front = place.start(&[]);
+    place.hears("READY=1", &front);
+    kill(place.server_pid().expect("mounted"), Signal::KILL);
+    place.hears("READY=1", &front);
+    let last = place.server_pid().expect("somebody goes on");
+    let last = pidfd_open(last, PidfdFlags::empty()).expect("running");
+    kill(pid_of(&front), Signal::KILL);
+    assert!(!end_of(&mut front).success());
+    assert!(process_ends(&last) && !is_mounted(&place.path("mnt")));
+}
