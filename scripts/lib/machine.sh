@@ -88,8 +88,7 @@ in_machine() {
         SYSTEMD_PAGER=cat SYSTEMD_COLORS=0 "$@"
 }
 
-# Switches it off as its own shutdown does, by force if it takes long; what it says stays in
-# $machine_dir/console.
+# Switches it off, as a system is: what runs is told to end, and then killed. By force if it takes long.
 machine_stop() {
     [[ -n ${machine_starter:-} ]] || return 0
     local tries

@@ -38,10 +38,28 @@ property() { in_machine systemctl show -P "$1" "tarfs@$2"; }
 
 is_mounted() { in_machine grep -q " $1 " /proc/mounts; }
 
+# Starts the service tarfs@$1.
+start() {
+    in_machine systemctl start "tarfs@$1" ||
+        fail "tarfs@$1 does not start: $(in_machine journalctl -n 20 --no-pager)"
+}
+
+# Has somebody be in the directory $1, until `leave`.
+stay_in() {
+    # shellcheck disable=SC2016 # The inner shell expands these.
+    in_machine bash -c 'cd "$1" && echo $$ >/run/user.pid && exec sleep 1000' bash "$1" >/dev/null 2>&1 &
+    expect_soon in_machine test -s /run/user.pid
+}
+
+leave() {
+    # shellcheck disable=SC2016 # The inner shell expands these.
+    in_machine bash -c 'kill "$(cat /run/user.pid)" && rm /run/user.pid'
+}
+
 # When `systemctl start` returns the mount answers, and when `systemctl stop` does it is gone.
 try_service() {
     configure_unit plain '-o allow_other --memory 64MiB'
-    in_machine systemctl start tarfs@plain
+    start plain
     expect hello "a service that was started" in_machine cat /srv/plain/file
     expect running "a service that was started" property SubState plain
     expect_soon test "$(property StatusText plain)" = "$nginx_url/archive.tar: complete"
@@ -51,40 +69,42 @@ try_service() {
     if is_mounted /srv/plain; then fail "a service that was stopped has left its mount"; fi
     expect success "a service that was stopped" property Result plain
     # Whoever is in it does not hold up the system's end.
-    in_machine systemctl start tarfs@plain
-    (cd / && in_machine bash -c 'cd /srv/plain && exec sleep 1000') &
-    expect_soon in_machine bash -c 'readlink /proc/[0-9]*/cwd | grep -x /srv/plain'
+    start plain
+    stay_in /srv/plain
     in_machine systemctl stop tarfs@plain
     if is_mounted /srv/plain; then fail "a service that was stopped while in use has left its mount"; fi
-    kill %% 2>/dev/null || true
+    leave
     echo "a service is ready when it answers, and gone when it was stopped"
 }
 
 # Killed, it is started anew, or with --restart gone on with under the same main process.
 try_kills() {
-    in_machine systemctl start tarfs@plain
+    start plain
     in_machine kill -KILL "$(property MainPID plain)"
     expect_soon in_machine grep -qx hello /srv/plain/file
     expect 1 "a service that was killed" property NRestarts plain
     in_machine systemctl stop tarfs@plain
     configure_unit kept '--restart'
-    in_machine systemctl start tarfs@kept
+    start kept
     local main server
     main=$(property MainPID kept)
     server=$(in_machine cat "/proc/$main/task/$main/children")
-    expect $'hello\nhello' "a file that stays open" in_machine bash -c \
-        "exec 3</srv/kept/file && cat /srv/kept/file && kill -KILL $server &&
-        until now=\$(cat /proc/$main/task/$main/children) && [[ -n \$now && \$now != \"$server\" ]]; do
-        sleep 0.1; done && cat <&3"
+    stay_in /srv/kept
+    in_machine kill -KILL "${server% }"
+    expect_soon in_machine bash -c 'journalctl -u tarfs@kept -o cat | grep "INFO another process goes on"'
+    expect hello "a service whose server was killed" in_machine cat /srv/kept/file
     expect "$main" "a service whose server was killed" property MainPID kept
     expect "0" "a service whose server was killed" property NRestarts kept
     expect active "a service whose server was killed" property ActiveState kept
-    expect_soon in_machine bash -c 'journalctl -u tarfs@kept -o cat | grep "INFO another process goes on"'
+    # It is the same mount, with its users in it.
+    # shellcheck disable=SC2016 # The inner shell expands these.
+    expect /srv/kept "a user of a mount" in_machine bash -c 'cd "/proc/$(cat /run/user.pid)/cwd/" && pwd -P'
+    leave
     in_machine systemctl stop tarfs@kept
     expect success "a service that was stopped" property Result kept
     if is_mounted /srv/kept; then fail "a service that was gone on with has left its mount"; fi
     # Where the one who keeps it is killed, systemd begins anew.
-    in_machine systemctl start tarfs@kept
+    start kept
     in_machine kill -KILL "$(property MainPID kept)"
     expect_soon test 1 = "$(sleep 1 && property NRestarts kept)"
     expect_soon in_machine grep -qx hello /srv/kept/file
@@ -108,13 +128,13 @@ try_more_rights() {
     local copy='CAP_DAC_OVERRIDE CAP_CHOWN CAP_FOWNER CAP_FSETID CAP_MKNOD CAP_SETFCAP CAP_MAC_ADMIN'
     configure_unit copy "--materialize /var/tmp/copy" "CapabilityBoundingSet=$copy
 DevicePolicy=auto"
-    in_machine systemctl start tarfs@copy
+    start copy
     expect_soon in_machine grep -qx hello /var/tmp/copy/file
     in_machine systemctl stop tarfs@copy
-    in_machine mkdir -p /var/lib/upper
-    configure_unit writable "--writable --upper /var/lib/upper" \
+    in_machine mkdir -p /var/tmp/upper
+    configure_unit writable "--writable --upper /var/tmp/upper" \
         "CapabilityBoundingSet=$copy CAP_LINUX_IMMUTABLE"
-    in_machine systemctl start tarfs@writable
+    start writable
     in_machine bash -c 'echo changed >/srv/writable/file'
     in_machine systemctl restart tarfs@writable
     expect changed "a writable service" in_machine cat /srv/writable/file
@@ -144,13 +164,17 @@ try_mounts() {
     echo "an example and a line of fstab mount when somebody looks"
 }
 
-# A shutdown spares the processes of a mount that has an @ in front of its name.
+# A shutdown spares the processes of a mount that has an @ in front of its name: it is not told to unmount.
 try_shutdown() {
-    in_machine mkdir -p /srv/spared
-    in_machine bash -c "(exec -a @tarfs tarfs mount --restart $nginx_url/archive.tar /srv/spared)"
-    expect 2 "a mount with an @" in_machine bash -c 'grep -lz "^@tarfs" /proc/[0-9]*/cmdline | wc -l'
+    local name
+    for name in tarfs @tarfs; do
+        in_machine mkdir "/srv/$name"
+        in_machine bash -c "exec -a $name tarfs mount --log-file $work/$name.log $nginx_url/archive.tar /srv/$name"
+    done
     machine_stop
-    cat "$machine_dir/console"
+    grep -q 'INFO unmounted' "$work/tarfs.log" || fail "a mount was not ended at shutdown"
+    if grep -q 'INFO unmounted' "$work/@tarfs.log"; then fail "a mount called @tarfs was ended at shutdown"; fi
+    echo "a shutdown ends a mount, and spares one that is called @tarfs"
 }
 
 try_units() {
