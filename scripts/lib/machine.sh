@@ -100,5 +100,10 @@ machine_stop() {
     kill -KILL "${machine_pid:-$machine_starter}" 2>/dev/null || true
     wait "$machine_starter" 2>/dev/null || true
     machine_starter=
-    find "$machine_group" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    # Who was killed there may take a moment to go.
+    for ((tries = 0; tries < 20; tries++)); do
+        find "$machine_group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+        [[ -d $machine_group ]] || return 0
+        sleep 0.1
+    done
 }

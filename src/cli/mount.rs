@@ -69,7 +69,7 @@ pub(super) struct MountArgs {
     #[arg(long, overrides_with = "wait_index")]
     pub lazy_index: bool,
     /// When the process that serves the mount dies, let another go on with it: what is open stays
-    /// open. Otherwise the mount is taken out.
+    /// open. Otherwise the mount is taken out. In the foreground the process that was started lives on.
     #[arg(long)]
     pub restart: bool,
     /// Stay in the foreground instead of returning once the mount answers.

@@ -71,8 +71,9 @@ impl Front {
             tv_nsec: time.subsec_nanos().into(),
         };
         let mut polled = [PollFd::new(&self.heard, PollFlags::IN)];
-        // A signal may come otherwise, too; all that follows is that nobody waits longer.
-        let _ = poll(&mut polled, Some(&deadline));
+        if let Err(error) = poll(&mut polled, Some(&deadline)) {
+            tracing::debug!(%error, "a pause has ended early");
+        }
         if self.was_asked_to_end() {
             self.is_over.set(true);
         }
@@ -143,8 +144,8 @@ impl Ward {
             front.is_over.set(true);
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
-            // It may have ended.
-            let _ = rustix::process::kill_process(pid, Signal::TERM);
+            let told = rustix::process::kill_process(pid, Signal::TERM);
+            told.unwrap_or_else(|error| tracing::debug!(%error, "it has ended by itself"));
         }
     }
 }
