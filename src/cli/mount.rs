@@ -236,8 +236,12 @@ pub(super) fn run(
                 wait_index: true,
                 ..args.clone()
             };
-            serve(&args, open_archive, Some(inheritance), stays)
-                .inspect_err(|error| tracing::error!("{error:#}"))
+            let served = serve(&args, open_archive, Some(inheritance), stays);
+            if let (Err(error), false) = (&served, args.foreground) {
+                // In the foreground it is told as any error is.
+                tracing::error!("{error:#}");
+            }
+            served
         }
         Some(Role::Background) => {
             let stays = Stays::Behind(log()?, inherited);

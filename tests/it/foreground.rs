@@ -221,18 +221,28 @@ fn what_is_wrong_at_the_start_is_told_once_and_is_the_exit_code() {
 
 #[test]
 fn nobody_goes_on_with_what_is_to_end() {
-    let place = Place::new();
-    let mut front = place.start(&[]);
-    place.hears("READY=1", &front);
-    let before = place.server_pid().expect("mounted");
-    place.offer("new");
-    kill(before, Signal::KILL);
-    let has_failed = || place.said().contains("has changed since it was mounted");
-    wait::until("one has tried", has_failed);
-    kill(pid_of(&front), Signal::TERM);
-    let status = end_of(&mut front);
-    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
-    assert!(!is_mounted(&place.path("mnt")));
+    // While somebody tries to, and in the pause after three who did.
+    for (words, times) in [("has changed since it was", 1), ("to go on has failed", 3)] {
+        let place = Place::new();
+        let mut front = place.start(&[]);
+        place.hears("READY=1", &front);
+        let before = place.server_pid().expect("mounted");
+        place.offer("new");
+        kill(before, Signal::KILL);
+        wait::until("it is tried", || {
+            place.said().matches(words).count() >= times
+        });
+        kill(pid_of(&front), Signal::TERM);
+        let status = end_of(&mut front);
+        assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+        assert!(!is_mounted(&place.path("mnt")));
+        let said = place.said();
+        let told = |words| said.matches(words).count();
+        assert!(
+            told("has changed since it was") <= told("to go on has failed"),
+            "{said}"
+        );
+    }
 }
 
 #[test]
