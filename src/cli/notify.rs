@@ -13,10 +13,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use rustix::net::SendFlags;
+
 use super::settings;
 
 /// How often it is told how far something is.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long a manager that takes no words is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What begins a word that the next one replaces.
+const STATUS: &str = "STATUS=";
 
 /// Takes a word to a service manager.
 type Way = Box<dyn Fn(&str) -> io::Result<()>>;
@@ -69,8 +77,19 @@ impl Manager {
         };
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
         Ok(Self {
-            way: Box::new(move |text| socket.send(text.as_bytes()).map(drop)),
+            way: Box::new(move |text| {
+                // A manager that was stopped must not stop the mount. What is said once is worth a wait.
+                let may_wait = !text.starts_with(STATUS);
+                let flags = if may_wait {
+                    SendFlags::NOSIGNAL
+                } else {
+                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT
+                };
+                rustix::net::send(&socket, text.as_bytes(), flags)?;
+                Ok(())
+            }),
             words: RefCell::default(),
         })
     }
@@ -84,7 +103,7 @@ impl Manager {
     pub(super) fn status(&self, words: &str) {
         let words = words.replace('\n', " ");
         if self.words.replace(words.clone()) != words {
-            self.tell(&format!("STATUS={words}"));
+            self.tell(&format!("{STATUS}{words}"));
         }
     }
 
@@ -106,6 +125,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::base::task::Thread;
 
     fn heard(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 256];
@@ -135,6 +155,25 @@ mod tests {
             let told = [heard(&socket), heard(&socket), heard(&socket)];
             assert_eq!(told, ["STATUS=half way", "READY=1", "STOPPING=1"]);
         }
+    }
+
+    #[test]
+    fn a_manager_that_was_stopped_is_not_waited_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let _silent = UnixDatagram::bind(&path).expect("bound");
+        let (ended, end) = std::sync::mpsc::channel();
+        let telling = Thread::spawn("telling", move || {
+            let manager = Manager::connect(path.as_os_str()).expect("bound");
+            // More than a socket holds.
+            (0..10_000).for_each(|number: u32| manager.status(&number.to_string()));
+            ended.send(()).expect("awaited");
+        });
+        let has_ended = end.recv_timeout(Duration::from_secs(20)).is_ok();
+        if !has_ended {
+            std::mem::forget(telling);
+        }
+        assert!(has_ended, "it waits for ever");
     }
 
     #[test]

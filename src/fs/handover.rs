@@ -44,11 +44,11 @@ pub struct Site {
 }
 
 impl Site {
-    /// Whether what a path lookup finds where it is is this mount. Asks nothing of the mount itself; where
+    /// Whether it is in the tree, on top or below another mount. Asks nothing of the mount itself; where
     /// the kernel's table cannot be read it is not known, and nothing is done about it.
-    pub(super) fn is_on_top(&self) -> bool {
-        let found = table::device(&self.place(), self.file_system());
-        found.is_ok_and(|found| found == Some(self.device))
+    pub(super) fn is_mounted(&self) -> bool {
+        let found = table::place(self.device, self.file_system(), &self.mountpoint);
+        found.is_ok_and(|found| found.is_some())
     }
 
     /// Where it is now: a directory above it may have another name since. Its number tells it, which is

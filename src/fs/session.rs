@@ -456,9 +456,9 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     }
 }
 
-/// Whether the mount at `site`, whose connection `device` is, can be reached by its path.
+/// Whether the mount at `site`, whose connection `device` is, is in the tree, be it below another one.
 pub fn is_there(site: &Site, device: BorrowedFd<'_>) -> bool {
-    device::is_connected(device) && site.is_on_top()
+    device::is_connected(device) && site.is_mounted()
 }
 
 /// Unmounts what is of the type `file_system` at `mountpoint`, that of the number `device` only if one is

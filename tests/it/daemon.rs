@@ -203,6 +203,23 @@ fn of_two_on_top_of_each_other_the_upper_goes_first() {
 }
 
 #[test]
+fn a_process_goes_on_with_a_mount_below_another() {
+    let place = Place::new();
+    let restarted = place.mount_command().arg("--restart").status();
+    assert!(restarted.expect("started").success());
+    let (lower, process) = place.server();
+    let covered = place.mount_command().stderr(Stdio::null()).status();
+    assert!(covered.expect("started").success());
+    kill_process(lower, Signal::KILL).expect("running");
+    assert!(process_ends(&process));
+    for _ in 0..2 {
+        assert!(place.path("mnt/file").exists());
+        assert!(place.umount(&[]).status.success());
+    }
+    assert!(!place.is_mounted());
+}
+
+#[test]
 fn the_processes_of_a_mount_have_the_name_that_it_was_called_by() {
     let place = Place::new();
     let output = place.mount_command().arg0("@tarfs").output();

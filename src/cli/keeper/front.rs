@@ -20,7 +20,7 @@ use signal_hook::low_level::{emulate_default_handler, pipe};
 
 use super::{Packet, Ward, wire};
 use crate::cli::notify::Manager;
-use crate::cli::output;
+use crate::cli::{output, undo};
 
 /// What only a keeper in the foreground has.
 #[derive(Debug)]
@@ -41,7 +41,8 @@ impl Front {
         const FAILED: &str = "cannot watch for signals";
         let (heard, raised) = UnixStream::pair().context(FAILED)?;
         heard.set_nonblocking(true).context(FAILED)?;
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let hangup = Some(SIGHUP).filter(|&signal| !undo::is_ignored(signal));
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
             pipe::register(signal, raised.try_clone().context(FAILED)?).context(FAILED)?;
         }
         Ok(Self {

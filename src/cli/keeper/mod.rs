@@ -492,6 +492,9 @@ impl Estate {
                 tracing::error!(%error, "what it has left cannot be taken out");
             }
         }
+        if self.is_there() {
+            tracing::error!("what it has left is below another mount, and stays");
+        }
     }
 
     /// Starts processes until one goes on; `None` when none did in time.
