@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
@@ -88,9 +89,13 @@ impl Place {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let into = &mut [IoSliceMut::new(&mut bytes)];
-        let received = recvmsg(&self.manager, into, &mut control, RecvFlags::empty());
-        let len = received.expect("told").bytes;
+        let len = loop {
+            let into = &mut [IoSliceMut::new(&mut bytes)];
+            match recvmsg(&self.manager, into, &mut control, RecvFlags::empty()) {
+                Err(Errno::INTR) => {}
+                received => break received.expect("told").bytes,
+            }
+        };
         let teller = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmCredentials(teller) => Some(teller.pid),
             _ => None,
