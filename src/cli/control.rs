@@ -33,8 +33,6 @@ const SILENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a process may take to end once it has unmounted.
 const END: Duration = Duration::from_secs(30);
-/// After this long it is asked whether it is going to.
-const DOUBT: Duration = Duration::from_secs(3);
 
 /// What a mount can be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -60,6 +58,9 @@ pub(super) enum Answer {
     Unmounted {
         /// Where it was.
         unmounted: String,
+        /// Another mount namespace has a copy of it, which is served on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        elsewhere: bool,
     },
     /// It will not.
     Refused {
@@ -81,6 +82,8 @@ pub(super) enum Outcome {
     ServesOn {
         /// The process, as it counts itself.
         pid: u32,
+        /// The copy is here: where it was unmounted is elsewhere.
+        is_here: bool,
     },
     /// It is still there.
     Refused {
@@ -441,8 +444,19 @@ pub(super) fn umount(
         };
         let process = process(&socket, status.pid);
         match ask(&socket, Question::Umount { force })? {
+            Answer::Unmounted {
+                elsewhere: true, ..
+            } => {
+                return Ok(Some(Outcome::ServesOn {
+                    pid: status.pid,
+                    is_here: status.is_of(mountpoint),
+                }));
+            }
             Answer::Unmounted { .. } => {
-                return await_end(&socket, status.pid, process.as_ref()).map(Some);
+                if let Some(process) = process {
+                    await_end(&process, status.pid)?;
+                }
+                return Ok(Some(Outcome::Ended));
             }
             Answer::Refused { error, hint } => refused = Some(Outcome::Refused { error, hint }),
             Answer::Status(_) => {}
@@ -512,31 +526,17 @@ fn process(socket: &Path, pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Waits until the process behind `socket`, which has unmounted, has ended, or says that it serves on.
-fn await_end(socket: &Path, pid: u32, process: Option<&OwnedFd>) -> io::Result<Outcome> {
-    let Some(process) = process else {
-        return Ok(Outcome::Ended);
-    };
-    if has_ended(process, DOUBT)? {
-        return Ok(Outcome::Ended);
-    }
-    if status(socket).is_some() {
-        return Ok(Outcome::ServesOn { pid });
-    }
-    if has_ended(process, END)? {
-        return Ok(Outcome::Ended);
-    }
-    Err(io::Error::new(
-        ErrorKind::TimedOut,
-        format!("unmounted, but its process {pid} does not end"),
-    ))
-}
-
-/// Whether a process ends within `time`.
-fn has_ended(process: &OwnedFd, time: Duration) -> io::Result<bool> {
-    let time = Timespec::try_from(time).map_err(io::Error::other)?;
+/// Waits until a process that has unmounted has ended.
+fn await_end(process: &OwnedFd, pid: u32) -> io::Result<()> {
+    let deadline = Timespec::try_from(END).map_err(io::Error::other)?;
     let mut ends = [PollFd::new(process, PollFlags::IN)];
-    Ok(poll(&mut ends, Some(&time))? > 0)
+    match poll(&mut ends, Some(&deadline))? {
+        0 => Err(io::Error::new(
+            ErrorKind::TimedOut,
+            format!("unmounted, but its process {pid} does not end"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -580,7 +580,7 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
             Event::Question(Question::Umount { force }, answer) => {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
-                answer(outcome(mount, &result));
+                answer(outcome(mount, &result, force));
                 if result.is_ok() && force == Force::Yes {
                     return;
                 }
@@ -624,10 +624,11 @@ fn next(inbox: &Receiver<Event>, seen: &Seen<'_>) -> Option<Event> {
     }
 }
 
-fn outcome(mount: &Mount, result: &Result<(), UnmountError>) -> Answer {
+fn outcome(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> Answer {
     match result {
         Ok(()) => Answer::Unmounted {
             unmounted: mount.mountpoint().to_string_lossy().into_owned(),
+            elsewhere: force == Force::No && mount.lives_on(),
         },
         Err(error) => Answer::Refused {
             hint: error.hint().map(str::to_owned),

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::control::{self, Outcome};
 use super::settings;
-use crate::fs::{self, Force, UnmountError};
+use crate::fs::{self, Force};
 
 /// Unmounts an archive and waits until its process has ended.
 #[derive(Clone, Debug, Args)]
@@ -32,7 +32,17 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
         match control::umount(&directory, &mountpoint, args.lazy) {
             Ok(Some(Outcome::Refused { error, hint })) => return Err(refusal(error, hint)),
             Ok(Some(Outcome::Ended)) => return Ok(ExitCode::SUCCESS),
-            Ok(Some(Outcome::ServesOn { pid })) => return serves_on(&mountpoint, pid, args.lazy),
+            Ok(Some(Outcome::ServesOn { pid, is_here })) => {
+                tracing::warn!(
+                    pid,
+                    "it is mounted in another mount namespace, too, and its process serves that"
+                );
+                return if is_here {
+                    from_here(&mountpoint, args.lazy)
+                } else {
+                    Ok(ExitCode::SUCCESS)
+                };
+            }
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "the mount's process does not answer"),
         }
@@ -40,26 +50,10 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     from_here(&mountpoint, args.lazy)
 }
 
-/// The mount is gone where its process has its mounts; here it may be a copy of that one.
-fn serves_on(mountpoint: &Path, pid: u32, lazy: bool) -> anyhow::Result<ExitCode> {
-    tracing::warn!(
-        pid,
-        "it is mounted in another mount namespace, too, and its process serves that"
-    );
-    match fs::unmount(mountpoint, force(lazy)) {
-        Err(UnmountError::NotMounted(_)) => {}
-        result => result?,
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 fn from_here(mountpoint: &Path, lazy: bool) -> anyhow::Result<ExitCode> {
-    fs::unmount(mountpoint, force(lazy))?;
+    let force = if lazy { Force::Yes } else { Force::No };
+    fs::unmount(mountpoint, force)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn force(lazy: bool) -> Force {
-    if lazy { Force::Yes } else { Force::No }
 }
 
 fn refusal(error: String, hint: Option<String>) -> anyhow::Error {

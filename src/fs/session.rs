@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
@@ -33,6 +33,9 @@ const READY_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long a session may take to notice that its connection has ended.
 const END_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a connection may take to end once nothing is mounted here: what lay over the mount may end by and by.
+const LAST_BREATH: Duration = Duration::from_secs(1);
 
 /// How often a mount that is in use is tried again, and after what time: a process that is about to
 /// start another program has for a moment whatever its threads have open.
@@ -65,6 +68,8 @@ pub struct Mount {
     failures: Arc<Failures>,
     handles: Option<Arc<Handles>>,
     session: Option<Thread<()>>,
+    /// Where the kernel asks.
+    connection: OwnedFd,
     /// The session ended although something was mounted.
     has_failed: Arc<AtomicBool>,
     /// Tells the kernel of changes; ends with the session.
@@ -188,6 +193,11 @@ impl Mount {
         };
         pages.attach(session.notifier());
         let news = news::start(&content, &pages).inspect_err(|_| take_out(&site))?;
+        let connection = session.as_fd().try_clone_to_owned().inspect_err(|_| {
+            pages.detach();
+            take_out(&site);
+        });
+        let connection = connection.map_err(MountError::System)?;
         let (alive, end) = mpsc::channel();
         let has_failed = Arc::<AtomicBool>::default();
         let failing = Arc::clone(&has_failed);
@@ -214,6 +224,7 @@ impl Mount {
             failures,
             handles,
             session: Some(session),
+            connection,
             has_failed,
             _news: news,
             pages: told,
@@ -341,6 +352,19 @@ impl Mount {
             Some(self.site.device),
             force,
         )
+    }
+
+    /// Whether it is mounted in another mount namespace still, once it was unmounted: then its connection
+    /// does not end.
+    pub fn lives_on(&self) -> bool {
+        let deadline = Instant::now() + LAST_BREATH;
+        while device::is_connected(&self.connection) {
+            if Instant::now() > deadline {
+                return true;
+            }
+            std::thread::sleep(LAST_BREATH / 100);
+        }
+        false
     }
 
     /// Whether the mount, or what lay over it, is gone: its numbers may be another one's by now, who may

@@ -128,6 +128,8 @@ impl Http {
                     let left = timer.step(received.load(Ordering::Relaxed));
                     let next = effort.failed(failure, 0, left).await;
                     next.map_err(|cause| effort.error(location.as_str(), cause))?;
+                    // The pause counts.
+                    timer.left(received.load(Ordering::Relaxed));
                 }
             }
         };
@@ -205,6 +207,8 @@ impl Http {
             if watch.is_ahead() {
                 // What came for those before would count as silence here.
                 timer.skip();
+            } else {
+                timer.left(filled as u64);
             }
             let ask = async {
                 match entered {
@@ -566,9 +570,9 @@ impl Timer {
         self.look(received, waited)
     }
 
-    /// As [`left`](Self::left) after [`run_out`](Self::run_out), which looks at each step: where more
-    /// time has passed, this process was stopped (a debugger, the freezer of a container) and nobody
-    /// waited.
+    /// As [`left`](Self::left) where nothing was waited for since that but beside
+    /// [`run_out`](Self::run_out), which looks at each step: where more time has passed, this process was
+    /// stopped (a debugger, the freezer of a container) and nobody waited.
     fn step(&mut self, received: u64) -> Duration {
         let waited = self.looked.elapsed().min(STEP * 2);
         self.look(received, waited)
@@ -880,6 +884,8 @@ impl<'a> Pour<'a> {
         loop {
             let left = self.timer.step(counted);
             self.effort.failed(failure, self.given, left).await?;
+            // The pause counts.
+            self.timer.left(counted);
             let asked = tokio::select! {
                 biased;
                 asked = self.source.ask_again() => asked,
