@@ -97,7 +97,8 @@ machine_stop() {
         kill -0 "$machine_starter" 2>/dev/null || break
         sleep 0.1
     done
-    kill -KILL "${machine_pid:-$machine_starter}" 2>/dev/null || true
+    # Once that is gone so is the machine, and its number may be another process'.
+    kill -KILL "$machine_starter" 2>/dev/null || true
     wait "$machine_starter" 2>/dev/null || true
     machine_starter=
     # Who was killed there may take a moment to go.

@@ -125,6 +125,7 @@ pub(super) fn detach(log: Log, inherited: Inherited) -> io::Result<()> {
         tracing::debug!(%error, "this session is its own already");
     }
     inherited.close();
+    telemetry::serve();
     let nowhere = nowhere()?;
     // What ends a process may still be written to stderr by whoever it happens to.
     dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;

@@ -213,9 +213,7 @@ impl New {
         let name = self.rootfs.file_name().unwrap_or_default();
         crate::materialize::remove(&directory, name)
     }
-}
 
-impl New {
     /// Removes what has not got its name.
     fn remove(&self) {
         drop(fs::remove_file(&self.config));

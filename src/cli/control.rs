@@ -58,7 +58,7 @@ pub(super) enum Answer {
     Unmounted {
         /// Where it was.
         unmounted: String,
-        /// Another mount namespace has a copy of it, which is served on.
+        /// A bind mount, an overlay or another mount namespace has it still, and it is served on.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         elsewhere: bool,
     },
@@ -77,8 +77,13 @@ pub(super) enum Answer {
 pub(super) enum Outcome {
     /// It is gone, and so is its process.
     Ended,
-    /// It is gone where its process has its mounts, and is mounted elsewhere still: another mount
-    /// namespace was made while it was there.
+    /// It is gone, but its process does not end.
+    Lingers {
+        /// The process, as it counts itself.
+        pid: u32,
+    },
+    /// It is gone where its process has its mounts, and in use elsewhere: by a bind mount, an overlay, or
+    /// another mount namespace that was made while it was there.
     ServesOn {
         /// The process, as it counts itself.
         pid: u32,
@@ -453,10 +458,12 @@ pub(super) fn umount(
                 }));
             }
             Answer::Unmounted { .. } => {
-                if let Some(process) = process {
-                    await_end(&process, status.pid)?;
-                }
-                return Ok(Some(Outcome::Ended));
+                let has_ended = process.map_or(Ok(true), |process| ends(&process))?;
+                return Ok(Some(if has_ended {
+                    Outcome::Ended
+                } else {
+                    Outcome::Lingers { pid: status.pid }
+                }));
             }
             Answer::Refused { error, hint } => refused = Some(Outcome::Refused { error, hint }),
             Answer::Status(_) => {}
@@ -526,17 +533,11 @@ fn process(socket: &Path, pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Waits until a process that has unmounted has ended.
-fn await_end(process: &OwnedFd, pid: u32) -> io::Result<()> {
+/// Waits until a process that has unmounted has ended; false when it takes too long.
+fn ends(process: &OwnedFd) -> io::Result<bool> {
     let deadline = Timespec::try_from(END).map_err(io::Error::other)?;
     let mut ends = [PollFd::new(process, PollFlags::IN)];
-    match poll(&mut ends, Some(&deadline))? {
-        0 => Err(io::Error::new(
-            ErrorKind::TimedOut,
-            format!("unmounted, but its process {pid} does not end"),
-        )),
-        _ => Ok(()),
-    }
+    Ok(poll(&mut ends, Some(&deadline))? > 0)
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Args;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -612,8 +611,8 @@ fn next(inbox: &Receiver<Event>, seen: &Seen<'_>) -> Option<Event> {
     loop {
         let index = seen.opened.telling.index();
         let location = &seen.opened.location;
-        manager.status(&format!("{location}: {}", words::index(&index)));
-        if index.phase != Phase::Scanning {
+        let is_told = manager.status(&format!("{location}: {}", words::index(&index)));
+        if is_told && index.phase != Phase::Scanning {
             return inbox.recv().ok();
         }
         match inbox.recv_timeout(notify::PERIOD) {
@@ -753,11 +752,8 @@ struct SignalWatch {
 
 impl SignalWatch {
     fn start(events: Sender<Event>) -> anyhow::Result<Self> {
-        // nohup(1) wants this one to be ignored. A shell has its background jobs ignore SIGINT, but who
-        // sends that to a mount means it.
-        let hangup = Some(SIGHUP).filter(|&signal| !undo::is_ignored(signal));
-        let heard = [SIGINT, SIGTERM].into_iter().chain(hangup);
-        let mut signals = Signals::new(heard).context("cannot watch for signals")?;
+        let signals = Signals::new(undo::ending_signals());
+        let mut signals = signals.context("cannot watch for signals")?;
         let handle = signals.handle();
         let thread = Thread::spawn("signals", move || {
             for _ in signals.forever() {

@@ -99,12 +99,17 @@ impl Manager {
         self.tell("READY=1");
     }
 
-    /// Says in a few words how it is, if that is news.
-    pub(super) fn status(&self, words: &str) {
+    /// Says in a few words how it is, if that is news; false when that was not to be heard.
+    pub(super) fn status(&self, words: &str) -> bool {
         let words = words.replace('\n', " ");
-        if self.words.replace(words.clone()) != words {
-            self.tell(&format!("{STATUS}{words}"));
+        if *self.words.borrow() == words {
+            return true;
         }
+        let is_told = self.tell(&format!("{STATUS}{words}"));
+        if is_told {
+            self.words.replace(words);
+        }
+        is_told
     }
 
     /// Says that what is left to do is to end.
@@ -112,11 +117,14 @@ impl Manager {
         self.tell("STOPPING=1");
     }
 
-    /// Says `text`, which is as `sd_notify(3)` has it.
-    pub(super) fn tell(&self, text: &str) {
-        if let Err(error) = (self.way)(text) {
+    /// Says `text`, which is as `sd_notify(3)` has it; false when there was no room for it.
+    pub(super) fn tell(&self, text: &str) -> bool {
+        let told = (self.way)(text);
+        if let Err(error) = &told {
             tracing::debug!(%error, text, "the service manager was not told");
         }
+        // Who has gone for good need not be told again.
+        !told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
@@ -166,7 +174,8 @@ mod tests {
         let telling = Thread::spawn("telling", move || {
             let manager = Manager::connect(path.as_os_str()).expect("bound");
             // More than a socket holds.
-            (0..10_000).for_each(|number: u32| manager.status(&number.to_string()));
+            let told = (0..10_000).filter(|number: &u32| manager.status(&number.to_string()));
+            assert!(told.count() < 10_000, "there is no end to it");
             ended.send(()).expect("awaited");
         });
         let has_ended = end.recv_timeout(Duration::from_secs(20)).is_ok();

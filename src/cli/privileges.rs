@@ -86,9 +86,9 @@ fn ambient() -> CapabilitySet {
 
 /// What is left of `had` for who needs `needed`. Programs that are started inherit nothing, unless
 /// that is how this one came by it: who is not root, and was given capabilities of which `ambient` are
-/// for its children too, as services are, would have a keeper and successors without any. The only
-/// other program that a mount starts, fuse-overlayfs, is for who has none. (What is not inheritable the kernel takes out of the ambient
-/// set by itself.)
+/// for its children too, as services are, would have a keeper and successors without any. The other
+/// programs that a mount starts, fusermount3 and fuse-overlayfs, are for who has none. (What is not
+/// inheritable the kernel takes out of the ambient set by itself.)
 fn left(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
     CapabilitySets {
         effective: had.effective & needed,

@@ -1,9 +1,9 @@
 //! `tarfs umount`: ends a mount and its process.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 
 use super::control::{self, Outcome};
@@ -28,31 +28,32 @@ pub(super) struct UmountArgs {
 pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = fs::mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
+    // What is below it is not meant.
+    let device = fs::mounted_device(&mountpoint).unwrap_or_default();
     for directory in settings::runtime_dirs() {
         match control::umount(&directory, &mountpoint, args.lazy) {
             Ok(Some(Outcome::Refused { error, hint })) => return Err(refusal(error, hint)),
             Ok(Some(Outcome::Ended)) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(Outcome::Lingers { pid })) => {
+                bail!("unmounted, but its process {pid} has not ended yet");
+            }
             Ok(Some(Outcome::ServesOn { pid, is_here })) => {
                 tracing::warn!(
                     pid,
-                    "it is mounted in another mount namespace, too, and its process serves that"
+                    "it is in use elsewhere, by a bind mount, an overlay or in another mount namespace, and \
+                     its process serves that"
                 );
-                return if is_here {
-                    from_here(&mountpoint, args.lazy)
-                } else {
-                    Ok(ExitCode::SUCCESS)
-                };
+                if is_here {
+                    break;
+                }
+                return Ok(ExitCode::SUCCESS);
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "the mount's process does not answer"),
+            Err(error) => tracing::debug!(%error, "the mount's process does not answer"),
         }
     }
-    from_here(&mountpoint, args.lazy)
-}
-
-fn from_here(mountpoint: &Path, lazy: bool) -> anyhow::Result<ExitCode> {
-    let force = if lazy { Force::Yes } else { Force::No };
-    fs::unmount(mountpoint, force)?;
+    let force = if args.lazy { Force::Yes } else { Force::No };
+    fs::unmount(&mountpoint, device, force)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -100,8 +100,15 @@ impl Drop for Undo {
     }
 }
 
+/// The signals that end a mount. nohup(1) wants SIGHUP to be ignored; a shell has its background jobs
+/// ignore SIGINT, but who sends that to a mount means it.
+pub(super) fn ending_signals() -> impl Iterator<Item = i32> {
+    let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
+    [SIGINT, SIGTERM].into_iter().chain(hangup)
+}
+
 /// Whether the process was told to ignore `signal` by who started it.
-pub(super) fn is_ignored(signal: i32) -> bool {
+fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -21,7 +21,7 @@ use crate::base::time_left::TimeLeft;
 const ROUND: Duration = Duration::from_millis(250);
 
 /// Where more passes between two looks, this process was stopped (a debugger, the freezer of a
-/// container), and the time counts for nobody.
+/// container), and no more than a round counts.
 const LONGEST_ROUND: Duration = Duration::from_secs(1);
 
 /// How long nothing may come for somebody who waits, unless it was set otherwise.
@@ -276,7 +276,8 @@ impl Patience {
                 return;
             }
             let now = Instant::now();
-            let stood = Some(now - begun).filter(|&passed| passed > LONGEST_ROUND);
+            let passed = Some(now - begun).filter(|&passed| passed > LONGEST_ROUND);
+            let stood = passed.map(|passed| passed.saturating_sub(ROUND));
             self.look(now, stood.unwrap_or_default());
         }
     }

@@ -35,7 +35,7 @@ const READY_DEADLINE: Duration = Duration::from_secs(10);
 const END_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long a connection may take to end once nothing is mounted here: what lay over the mount may end by and by.
-const LAST_BREATH: Duration = Duration::from_secs(1);
+const LAST_BREATH: Duration = Duration::from_secs(3);
 
 /// How often a mount that is in use is tried again, and after what time: a process that is about to
 /// start another program has for a moment whatever its threads have open.
@@ -354,8 +354,8 @@ impl Mount {
         )
     }
 
-    /// Whether it is mounted in another mount namespace still, once it was unmounted: then its connection
-    /// does not end.
+    /// Whether it is in use still, once it was unmounted, by a bind mount, an overlay or another mount
+    /// namespace: then its connection does not end.
     pub fn lives_on(&self) -> bool {
         let deadline = Instant::now() + LAST_BREATH;
         while device::is_connected(&self.connection) {
@@ -452,17 +452,21 @@ pub fn mounted_device(mountpoint: &Path) -> io::Result<Option<(u32, u32)>> {
 }
 
 /// Takes out whatever archive is mounted on `mountpoint` (see [`mountpoint`]), by whichever
-/// process, and nothing that is not an archive.
+/// process, and nothing that is not an archive; where `device` is given, what has that number only.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
-pub fn unmount(mountpoint: &Path, force: Force) -> Result<(), UnmountError> {
+pub fn unmount(
+    mountpoint: &Path,
+    device: Option<(u32, u32)>,
+    force: Force,
+) -> Result<(), UnmountError> {
     let file_system = if cover::is_ours(mountpoint).unwrap_or(false) {
         Cover::Overlay.file_system()
     } else {
         device::FILE_SYSTEM
     };
-    unmount_at(file_system, mountpoint, None, force)
+    unmount_at(file_system, mountpoint, device, force)
 }
 
 /// Takes out the mount at `site` that nobody serves any more, under the feet of those who use it.

@@ -103,7 +103,8 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
     Ok(!packed(codec::detect(&bytes)))
 }
 
-/// The one of `images` that is called `wanted`, by name or by its configuration's digest; the only one, if none is wanted.
+/// The one of `images` that is called `wanted`, by name or by its configuration's digest; the only one,
+/// if none is wanted.
 fn choose(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
     let calls = |images: &[DockerImage]| {
         let calls =

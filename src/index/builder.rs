@@ -10,9 +10,10 @@ use std::mem;
 
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::Xxh3;
+use zerocopy::little_endian::U32;
 
 use super::entry::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, Extra, FIFO, FILE, FORWARD, NONE, NOWHERE,
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, Extra, FIFO, FILE, FORWARD, NONE, NOWHERE, Name,
     PieceRow, Record, SYMLINK, SpanRow, Unresolved, Xattr,
 };
 use super::tree::{Existing, Growing, ROOT, Tree, Unknown};
@@ -452,8 +453,7 @@ impl Builder {
             self.keep_unresolved(forward, number);
         } else if refused.is_of_the_target() {
             let Dirent { name, parent, .. } = *self.tree.dirent(number);
-            let name = self.tree.arrays().arena.name(name).map(<[u8]>::to_vec);
-            self.keep_name(parent.get(), &name.unwrap_or_default());
+            self.keep_row(name, parent);
         }
         self.tree.unlink(number);
     }
@@ -493,14 +493,18 @@ impl Builder {
 
     /// Remembers `name` in directory `parent` as that of a member that is nothing.
     fn keep_name(&mut self, parent: u32, name: &[u8]) {
-        let arrays = self.tree.arrays_mut();
+        let name = self.tree.arrays_mut().arena.push_name(name);
+        self.keep_row(name, parent.into());
+    }
+
+    fn keep_row(&mut self, name: Name, parent: U32) {
         let row = Unresolved {
-            name: arrays.arena.push_name(name),
+            name,
             target_offset: 0.into(),
             target_len: 0.into(),
-            parent: parent.into(),
+            parent,
         };
-        names::push(&mut arrays.unresolved, row);
+        names::push(&mut self.tree.arrays_mut().unresolved, row);
     }
 
     fn forward_path(&self, number: u32) -> ArchivePath {

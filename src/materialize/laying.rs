@@ -42,7 +42,7 @@ pub(super) struct Laying {
     /// Hard links whose targets it had not held.
     forward: Forward,
     /// Whether something has become a further name of what is not shown.
-    names_hidden: bool,
+    took_hidden_names: bool,
 }
 
 /// Hard links in their order, without those whose names have become something else since.
@@ -113,7 +113,7 @@ impl Materializer {
             is_bottom,
             below: self.directories.count(),
             forward: Forward::default(),
-            names_hidden: false,
+            took_hidden_names: false,
         });
     }
 
@@ -132,7 +132,7 @@ impl Materializer {
         self.make_late_links();
         let forward = laying.forward.into_links();
         self.make_forward_links(&index, laying.whiteouts, &forward, &unsettled.links);
-        if !laying.is_bottom || laying.names_hidden {
+        if !laying.is_bottom || laying.took_hidden_names {
             let mut hiding = Hiding {
                 index: &index,
                 whiteouts: laying.whiteouts,
@@ -259,7 +259,7 @@ impl Materializer {
             }
             let named = ArchivePath::sanitize(target).path;
             if names_hidden(index, whiteouts, &entry) {
-                laying.names_hidden = true;
+                laying.took_hidden_names = true;
                 return refused(lies, Cause::NoTarget { target: named });
             }
             *target = canonical(index, &named)

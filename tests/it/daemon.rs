@@ -488,26 +488,36 @@ fn who_does_not_read_its_messages_does_not_stop_a_mount() {
     let place = Place::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let stderr = writer.try_clone().expect("a descriptor");
-    serves_whoever_reads(&place, &writer, |command| command.stderr(stderr));
+    serves_whoever_reads(&place, &writer, |command| {
+        Some(command.arg("--foreground").stderr(stderr).spawn())
+    });
     drop(reader);
 }
 
 #[test]
 fn who_does_not_read_its_log_does_not_stop_a_mount() {
-    let place = Place::new();
-    let log = place.path("log");
-    mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
-    let both = fs::OpenOptions::new().read(true).write(true).open(&log);
-    serves_whoever_reads(&place, both.expect("a pipe"), |command| {
-        command.arg("--log-file").arg(&log).stderr(Stdio::null())
-    });
+    for is_in_front in [true, false] {
+        let place = Place::new();
+        let log = place.path("log");
+        mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+        let both = fs::OpenOptions::new().read(true).write(true).open(&log);
+        serves_whoever_reads(&place, both.expect("a pipe"), |command| {
+            command.arg("--log-file").arg(&log).stderr(Stdio::null());
+            if is_in_front {
+                return Some(command.arg("--foreground").spawn());
+            }
+            assert!(command.status().expect("started").success());
+            None
+        });
+    }
 }
 
-/// Mounts as `set` says, fills the pipe that messages go to, and makes for many of them.
+/// Mounts by `start`, which gives the process in the foreground if there is one, fills the pipe that
+/// messages go to, and makes for many of them.
 fn serves_whoever_reads(
     place: &Place,
     pipe: impl AsFd,
-    set: impl FnOnce(&mut Command) -> &mut Command,
+    start: impl FnOnce(&mut Command) -> Option<std::io::Result<Child>>,
 ) {
     let files = (0..100).fold(Archive::new(), |archive, number| {
         archive.file(&format!("{number}"), vec![b'a'; 100_000])
@@ -515,13 +525,8 @@ fn serves_whoever_reads(
     let packed = Packing::Gzip.pack(&files.end().into());
     fs::write(place.path("a.tar"), packed).expect("written");
     let mut command = place.mount_command();
-    command.args([
-        "--foreground",
-        "--wait-index",
-        "--no-spool",
-        "--memory=1MiB",
-    ]);
-    let mut server = set(&mut command).spawn().expect("started");
+    command.args(["--wait-index", "--no-spool", "--memory=1MiB"]);
+    let server = start(&mut command);
     wait::until("it answers", || place.answers());
     fill(pipe);
     // Each of these is told.
@@ -533,8 +538,13 @@ fn serves_whoever_reads(
     let failed = wait::ends(move || files.iter().filter(|file| fs::read(file).is_err()).count());
     assert!(failed > 2, "{failed}");
     assert!(place.answers());
-    kill_process(Pid::from_child(&server), Signal::TERM).expect("running");
-    wait::until("it ends", || server.try_wait().expect("a child").is_some());
+    let (pid, process) = place.server();
+    kill_process(pid, Signal::TERM).expect("running");
+    if let Some(server) = server {
+        let mut server = server.expect("started");
+        wait::until("it ends", || server.try_wait().expect("a child").is_some());
+    }
+    assert!(process_ends(&process));
     assert!(!place.is_mounted());
 }
 

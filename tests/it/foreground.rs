@@ -58,7 +58,9 @@ impl Place {
 
     /// Starts a mount in the foreground whose messages go to the file `said`.
     fn start(&self, more: &[&str]) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_tarfs"))
+        // Whoever runs the tests may have these ignored.
+        Command::new("env")
+            .args(["--default-signal", env!("CARGO_BIN_EXE_tarfs")])
             .args(["mount", "--foreground", "--restart"])
             .args(more)
             .args([&self.server.url("/archive"), "mnt"])
@@ -203,13 +205,30 @@ fn signals_to_who_was_started_are_for_who_serves() {
 
 #[test]
 fn who_is_asked_to_end_before_anything_is_mounted_ends_by_that_signal() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let place = Place::new();
+        let resource = Resource::new(Archive::new().file("file", "old").end());
+        let silent = move |request: &_| resource.answer(request).stall_after(0);
+        place.server.route("/archive", silent);
+        let mut front = place.start(&["--wait-index"]);
+        wait::until("it asks", || !place.server.seen("/archive").is_empty());
+        kill(pid_of(&front), signal);
+        let status = end_of(&mut front);
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+        assert!(!is_mounted(&place.path("mnt")));
+    }
+}
+
+#[test]
+fn who_dies_when_it_is_to_end_is_not_followed() {
     let place = Place::new();
-    let resource = Resource::new(Archive::new().file("file", "old").end());
-    let silent = move |request: &_| resource.answer(request).stall_after(0);
-    place.server.route("/archive", silent);
-    let mut front = place.start(&["--wait-index"]);
-    wait::until("it asks", || !place.server.seen("/archive").is_empty());
+    let mut front = place.start(&[]);
+    place.hears("READY=1", &front);
+    let server = place.server_pid().expect("mounted");
+    kill(server, Signal::STOP);
     kill(pid_of(&front), Signal::TERM);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    kill(server, Signal::KILL);
     let status = end_of(&mut front);
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
     assert!(!is_mounted(&place.path("mnt")));

@@ -25,13 +25,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Pid, test_kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::background::{self, Log};
 use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
-use super::{privileges, telemetry, writable};
+use super::{privileges, telemetry, undo, writable};
 use crate::fs::{Cover, LOWER, Orphan, Site};
 use front::Front;
 pub(super) use front::follow;
@@ -211,7 +210,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
     let socket = standard_input()?;
     // A terminal's signals are for who serves the mount, and so are those to a whole group.
     let heard = Arc::<AtomicBool>::default();
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for signal in undo::ending_signals() {
         signal_hook::flag::register(signal, Arc::clone(&heard))?;
     }
     let directory = std::env::current_dir();
@@ -270,6 +269,9 @@ fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode 
             }
             return ward.end(directory, &args.mountpoint);
         };
+        if let Some(front) = &ward.front {
+            front.heed_what_was_passed_on();
+        }
         ward.bury();
         let mountpoint = estate.site.mountpoint.display();
         tracing::error!(%mountpoint, pid = ward.pid, "the process that served this mount has died");
@@ -415,6 +417,9 @@ impl Ward {
             .flatten()
             .collect();
         poll(&mut polled, Some(deadline))?;
+        if let Some(front) = &self.front {
+            front.repeat();
+        }
         let is_heard = polled.first().is_some_and(|it| !it.revents().is_empty());
         self.pass_signals_on();
         Ok(is_heard)
@@ -501,12 +506,16 @@ impl Estate {
     fn hand_on(&self, state: &State, heir: Heir, directory: &Path, before: &Ward) -> Option<Ward> {
         if heir == Heir::MountsAnew {
             self.clear();
+            if self.is_there() {
+                // A new one would cover what covers it.
+                return None;
+            }
         }
         let deadline = Instant::now() + SUCCESSION;
         let (mut pause, longest) = PAUSES;
         let is_over = || {
             let front = before.front.as_ref();
-            front.is_some_and(|front| front.is_over.get())
+            front.is_some_and(|front| front.is_over())
         };
         while !is_over()
             && Instant::now() < deadline
