@@ -465,7 +465,8 @@ impl Materializer {
         }
     }
 
-    /// The directory `name` of that at `path` is the layer's alone: what lower layers said of its attributes is void.
+    /// The directory `name` of that at `path` is the layer's alone: what lower layers said of its
+    /// attributes is void.
     fn renew(&self, path: &ArchivePath, directory: &Directory, name: &[u8], own: &Entry<'_>) {
         const ALL: u32 = 0o777;
         if !own.is_implied() {
