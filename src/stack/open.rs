@@ -141,10 +141,8 @@ impl Opener {
             match Thread::spawn("tarfs-layer", move || opener.work(&options)) {
                 Ok(thread) => threads.push(thread),
                 Err(error) if threads.is_empty() => return Err(StackError::Threads(error)),
-                Err(error) => {
-                    tracing::debug!(%error, threads = threads.len(), "no more layers at once");
-                    break;
-                }
+                // Those that there are open all of them.
+                Err(_) => break,
             }
         }
         for thread in threads {
