@@ -286,7 +286,6 @@ impl Stays {
             Self::InFront(log, manager) => {
                 log.write_to_file();
                 telemetry::serve();
-
                 if let Some(manager) = &manager {
                     manager.ready();
                 }
