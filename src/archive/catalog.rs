@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 
 use crate::base::extent::Plain;
-use crate::index::{Builder, Index, Ino, Options, Origin};
+use crate::index::{Builder, Index, Ino, Origin};
 
 /// Whether somebody still waits.
 pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -288,15 +288,6 @@ impl Catalog {
         }
     }
 
-    /// Forgets what is known of an archive that is not the one that was wanted: nothing of it is
-    /// found, listed or read any more, and it never becomes complete.
-    pub(super) fn refuse(&self) {
-        let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
-        if growing.is_some() {
-            *growing = Some(Builder::new(Options::default()));
-        }
-    }
-
     /// The scan is over, whether it completed the index or not.
     pub(super) fn end(&self) {
         let mut waiting = self.waiting();
@@ -331,6 +322,7 @@ fn is_there(index: &Index, awaited: &Awaited) -> bool {
 mod tests {
     use super::*;
     use crate::base::extent::Extent;
+    use crate::index::Options;
     use crate::index::sample::file;
 
     fn catalog() -> Arc<Catalog> {

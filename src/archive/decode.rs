@@ -25,6 +25,7 @@ use crate::codec::{
     self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint,
 };
 use crate::fetch;
+use crate::index::{BlockHasher, NewDigests};
 
 /// Pieces that may lie between decoder and consumer: so many, and two for each worker. More would
 /// only have left the processor's caches when they are written; their bytes are bounded by the pool.
@@ -37,8 +38,8 @@ pub(super) struct Options {
     pub(super) compression: Option<Compression>,
     /// What decoders need, and how many threads run jobs.
     pub(super) context: Context,
-    /// Whether to take a digest over the packed bytes.
-    pub(super) content_id: bool,
+    /// Whether to take digests of the packed bytes, and in blocks of which length.
+    pub(super) block_len: Option<u64>,
     /// Whether to take a SHA-256 over them.
     pub(super) sha256: Digest,
     /// Where to begin, if not at the front; then the format is given.
@@ -54,6 +55,8 @@ pub(super) enum Item {
     Begin(Compression),
     /// Decoding can start again here.
     SeekPoint(SeekPoint),
+    /// Digests of packed bytes, before anything that is decoded from them.
+    Digests(NewDigests),
     /// The next bytes.
     Plain(Bytes),
     /// Something odd that loses nothing.
@@ -130,16 +133,19 @@ impl PlainStream {
         let progress = Arc::clone(stats);
         let control = chunks.control();
         let resume = options.resume;
+        let start = resume
+            .as_ref()
+            .map_or(Packed(0), |seek_point| seek_point.packed);
         let decoder = Thread::spawn("tarfs-decode", move || {
             let mut walker = Walker {
                 chunks,
                 sender,
                 workers,
                 compression: options.compression,
-                hasher: options.content_id.then(blake3::Hasher::new),
+                hasher: options.block_len.map(|len| BlockHasher::new(len, start)),
                 digester,
                 is_at_end: false,
-                packed_len: resume.as_ref().map_or(0, |seek_point| seek_point.packed.0),
+                packed_len: start.0,
                 stats: progress,
             };
             let last = match walker.walk(options.context, options.saved, resume) {
@@ -270,7 +276,7 @@ struct Walker {
     workers: Workers,
     /// As given, or as recognised.
     compression: Option<Compression>,
-    hasher: Option<blake3::Hasher>,
+    hasher: Option<BlockHasher>,
     digester: Option<Digester>,
     /// Whether the last packed byte has been seen.
     is_at_end: bool,
@@ -346,10 +352,7 @@ impl Walker {
             sha256: digester.and_then(Digester::finish),
             compression: self.compression.unwrap_or(Compression::None),
             packed_len: self.packed_len,
-            content_id: self
-                .hasher
-                .as_ref()
-                .map(|hasher| *hasher.finalize().as_bytes()),
+            content_id: self.hasher.take().map(BlockHasher::content_id),
         }
     }
 
@@ -372,14 +375,15 @@ impl Walker {
         if let Some(chunk) = &chunk {
             self.packed_len += chunk.len() as u64;
             self.stats.scanned_packed_bytes.add(chunk.len() as u64);
-            if let Some(hasher) = &mut self.hasher {
-                hasher.update(chunk);
-            }
             if let Some(digester) = &self.digester {
                 digester.update(chunk);
             }
         }
         self.is_at_end = chunk.is_none();
+        if let (Some(hasher), Some(chunk)) = (&mut self.hasher, &chunk) {
+            let digests = hasher.update(chunk);
+            self.send(Slot::Item(Item::Digests(digests)))?;
+        }
         Ok(chunk)
     }
 
@@ -462,7 +466,7 @@ mod tests {
             match stream.next() {
                 Ok(Item::Plain(piece)) => bytes.extend_from_slice(&piece),
                 Ok(Item::End) => return (bytes, None),
-                Ok(Item::Begin(_) | Item::SeekPoint(_) | Item::Warning(_)) => {}
+                Ok(Item::Begin(_) | Item::SeekPoint(_) | Item::Digests(_) | Item::Warning(_)) => {}
                 Err(error) => return (bytes, Some(error)),
             }
         }

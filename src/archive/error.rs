@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::scan;
+use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::{codec, source, tar};
 
@@ -44,6 +45,12 @@ pub enum Error {
         /// What is there.
         found: Sha256,
     },
+    /// The source gives other packed bytes than the scan read.
+    #[error("the block at byte {} of the archive is not as it was indexed", .packed.0)]
+    OtherBytes {
+        /// Where the first block begins that differs.
+        packed: Packed,
+    },
     /// A thread of ours is gone.
     #[error("decoding was interrupted")]
     Interrupted,
@@ -61,6 +68,10 @@ const REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it fi
 /// What to do about bytes that someone has vouched for in vain.
 const OTHER: &str = "what came of it must not be trusted: compare the digest with the one that was \
                      published";
+
+/// What to do about an archive that is not the indexed one, although its server says so.
+const REPLACED: &str = "the archive was replaced or damaged at its source: if it is right, remove its \
+                        index with `tarfs cache clear` and mount it again";
 
 /// What to do about something else in the archive's place.
 const CHECK: &str = "check what is stored there: an error page, perhaps";
@@ -116,6 +127,7 @@ impl Error {
             Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
             Self::UnsupportedFormat(_) => Some(REPACK),
             Self::OtherDigest { .. } => Some(OTHER),
+            Self::OtherBytes { .. } => Some(REPLACED),
             Self::Interrupted => None,
         }
     }
@@ -131,6 +143,7 @@ impl Error {
             | Self::TooManyEntries { .. }
             | Self::UnsupportedFormat(_)
             | Self::OtherDigest { .. }
+            | Self::OtherBytes { .. }
             | Self::Interrupted => false,
         }
     }

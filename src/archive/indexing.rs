@@ -12,7 +12,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
 use crate::codec::Compression;
-use crate::index::{Refused, Span};
+use crate::index::{NewDigests, Refused, Span};
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
@@ -94,6 +94,10 @@ impl Sink for Indexing<'_> {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(text.to_owned());
         }
+    }
+
+    fn digests(&mut self, digests: &NewDigests) {
+        self.catalog.grow(|builder| builder.digests(digests));
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 use super::flights::Claim;
-use super::read::{PackedBytes, ReadError, Reader, Resumed, failed, span_len};
-use crate::base::buffer::{Pool, Reserved};
+use super::packed::{PackedBytes, Way};
+use super::read::{ReadError, Reader, Resumed, span_len};
+use crate::base::buffer::Reserved;
 use crate::base::extent::{Extent, Packed};
 use crate::base::workers::Workers;
 use crate::codec;
-use crate::fetch;
 use crate::index::Span;
 use crate::source::Access;
 
@@ -90,13 +90,18 @@ impl Reader {
         batches
     }
 
-    /// The packed bytes of `batch`.
+    /// The packed bytes of `batch`, verified.
     ///
     /// # Errors
-    /// When they cannot be had.
-    pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, crate::source::Error> {
-        let pool = Pool::reusing(batch.packed.len(), self.free_list.clone());
-        fetch::read(&self.network, &self.source, batch.packed, &pool)
+    /// When they cannot be had, or are not those that were scanned.
+    pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
+        let request = self.request(batch.packed)?;
+        let fetched = self.fetch_verified(&request, Way::Background);
+        fetched.or_else(|error| {
+            let claims = batch.stretches.iter().flat_map(|stretch| &stretch.claims);
+            let first = claims.map(Claim::span).next().ok_or(ReadError::Index)?;
+            Err(self.failed(&self.known_span(first)?, error))
+        })
     }
 
     /// Whether `span` is kept on disk when it is made.
@@ -120,7 +125,7 @@ impl Reader {
             } else {
                 let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
                 let decoder = self.resumed(seek_point);
-                let decoder = decoder.map_err(|error| failed(&span, error))?;
+                let decoder = decoder.map_err(|error| self.failed(&span, error))?;
                 made.insert((decoder, PackedBytes::Fetched(packed.take())))
             };
             let bytes = self.take(&span, decoder, packed)?;
@@ -140,7 +145,9 @@ impl Reader {
     pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Reserved {
         let decoding = codec::reading_bytes(self.compression()) + super::spans::LONGEST_SPAN;
         let threads = batch.stretches.len().min(threads) as u64;
-        self.budget.reserve(batch.packed.len() + threads * decoding)
+        let request = self.request(batch.packed);
+        let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());
+        self.budget.reserve(fetched + threads * decoding)
     }
 }
 

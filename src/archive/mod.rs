@@ -16,6 +16,7 @@ mod leash;
 mod make;
 mod nested;
 mod open;
+mod packed;
 mod pass;
 mod passing;
 mod prefetch;

@@ -150,7 +150,8 @@ impl Archive {
     }
 
     /// As [`Archive::open`], but returns as soon as the scan has found the first member: the rest
-    /// of the tree appears while it goes on.
+    /// of the tree appears while it goes on. An archive that must have a certain digest is returned
+    /// when all of it has.
     ///
     /// # Errors
     /// As [`Archive::open`], as far as anything is wrong before that. What goes wrong later is
@@ -369,7 +370,8 @@ impl Opening {
         }
     }
 
-    /// Starts a scan, and returns when it has come to the first member.
+    /// Starts a scan, and returns when it has come to the first member; with an expected digest when
+    /// all of the archive has it.
     fn by_scanning(self) -> Result<Archive, OpenError> {
         let policy = Policy::of(&*self.source, self.compression());
         let spool = self.new_spool(policy)?;
@@ -382,9 +384,13 @@ impl Opening {
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
         let mut archive = self.archive(Arc::clone(&reader))?;
+        let awaited = match self.options.scan.sha256 {
+            Digest::Expect(_) => Awaited::End,
+            Digest::Ignore | Digest::Take => Awaited::Member,
+        };
         let pass = Pass::start(self, spooler, reader).map_err(OpenError::Threads)?;
         archive.pass = Some(pass);
-        archive.reader.catalog.wait_for(Awaited::Member);
+        archive.reader.catalog.wait_for(awaited);
         if archive.reader.catalog.is_over() {
             archive.ended_well()?;
         }

@@ -8,7 +8,7 @@ use super::error::Error;
 use super::indexing::{Indexing, Stop};
 use super::open::{OpenError, Opening, Spooling, content, in_words, keep};
 use super::read::Reader;
-use super::scan::{self, Digest, ScanError, Summary};
+use super::scan::{self, ScanError, Summary};
 use super::spooler::Spooler;
 use crate::base::extent::{Extent, Plain};
 use crate::base::loan::{Lender, Loan, Loans};
@@ -123,10 +123,6 @@ struct Scanning {
 impl Scanning {
     /// Remembers why there will be no index; `None` when nobody wants to know.
     fn fail(&self, error: Option<OpenError>) {
-        // Who wants certain bytes wants none that nobody has vouched for.
-        if let Digest::Expect(_) = self.opening.options.scan.sha256 {
-            self.reader.catalog.refuse();
-        }
         self.shared.outcome().failure = error.map(Arc::new);
     }
 

@@ -1,6 +1,9 @@
 //! From a file's bytes to spans, and from a span to its bytes: memory, spool, or the source
-//! decoded again from the nearest seek point. Whatever the way, a span is verified against the
-//! hash in the index before anyone sees it; but for those that the scan passed over, which have none.
+//! decoded again from the nearest seek point.
+//!
+//! Packed bytes of the source are decoded only after their blocks had the digests in the index
+//! (`packed.rs`). Plain bytes, whatever they come from, have the span's hash before a reader sees
+//! them: that tells a damaged spool. Bytes that the scan skipped have neither.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -15,6 +18,7 @@ use super::error::Error;
 use super::flights::Flights;
 use super::foreground::Foreground;
 use super::leash::Leash;
+use super::packed::{PackedBytes, Way};
 use super::spans::LONGEST_SPAN;
 use super::spooler::Policy;
 use crate::base::buffer::Pool;
@@ -27,18 +31,7 @@ use crate::codec::{self, Compression, Context, Decoder, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::InUse;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
-use crate::source::{Access, Cause, Persistence, Source};
-
-/// Packed extents up to this length are fetched by one request; longer ones, which occur only
-/// without seek points, as a stream.
-const ONE_REQUEST: u64 = 16 << 20;
-
-/// Packed bytes pushed at once to a decoder that reads a stream of them.
-const STREAM_CHUNK: u64 = 2 << 20;
-
-/// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
-/// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
-const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
+use crate::source::{Access, Cause, Source};
 
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -407,15 +400,16 @@ impl Reader {
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
+        let request = self.request(extent)?;
         // All at once: a decoder under way never waits for one that waits for it.
         let _reserved = self.budget.reserve(
-            extent.len().min(STREAM_BUFFERS)
+            request.buffer_bytes()
                 + codec::reading_bytes(self.compression())
                 + span_len(span)? as u64,
         );
-        let failed = |error: Error| failed(span, error);
+        let failed = |error: Error| self.failed(span, error);
         let mut decoder = self.resumed(seek_point).map_err(failed)?;
-        let mut packed = PackedBytes::open(self, extent, way).map_err(failed)?;
+        let mut packed = PackedBytes::open(self, request, way).map_err(failed)?;
         for number in first.number..span.number {
             let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
@@ -453,17 +447,15 @@ impl Reader {
         let len = span_len(span)?;
         let bytes = decoder
             .take(self.free_list.empty(len, span.plain.start().0), len, packed)
-            .map_err(|error| failed(span, error))
-            .inspect_err(|error| self.count_damage(error))?;
+            .map_err(|error| self.failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         if bytes.len() != len || !self.has_right_hash(span, &bytes) {
-            let damaged = ReadError::Damaged {
+            self.stats.damaged_spans.increment();
+            return Err(ReadError::Damaged {
                 extent: span.plain,
                 cause: None,
-            };
-            self.count_damage(&damaged);
-            return Err(damaged);
+            });
         }
         Ok(bytes)
     }
@@ -480,9 +472,32 @@ impl Reader {
         found == expected
     }
 
-    fn count_damage(&self, error: &ReadError) {
-        if matches!(error, ReadError::Damaged { .. }) {
-            self.stats.damaged_spans.increment();
+    /// What `error` means to a reader of `span`; damage is counted.
+    pub(super) fn failed(&self, span: &Span, error: Error) -> ReadError {
+        let error = Arc::new(error);
+        match &*error {
+            Error::Source(source) => match &source.cause {
+                Cause::Changed => ReadError::Changed(error),
+                Cause::NotFound => ReadError::Gone(error),
+                Cause::Unauthorized(_) => ReadError::Refused(error),
+                cause if cause.is_outage() => ReadError::TimedOut(error),
+                _ => ReadError::Unreachable(error),
+            },
+            Error::Interrupted => ReadError::Unreachable(error),
+            Error::Codec(_)
+            | Error::Tar(_)
+            | Error::NotAnArchive
+            | Error::Empty
+            | Error::TooManyEntries { .. }
+            | Error::UnsupportedFormat(_)
+            | Error::OtherDigest { .. }
+            | Error::OtherBytes { .. } => {
+                self.stats.damaged_spans.increment();
+                ReadError::Damaged {
+                    extent: span.plain,
+                    cause: Some(error),
+                }
+            }
         }
     }
 
@@ -501,10 +516,13 @@ impl Reader {
     pub(super) fn packed_end(&self, number: u32) -> Packed {
         let index = self.catalog.known();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
-        let len = index.origin().packed_bytes;
-        Packed(next.map_or(len, |next| {
-            next.0.saturating_add(codec::SLACK as u64).min(len)
-        }))
+        let origin = index.origin();
+        let slack = match origin.compression {
+            Compression::None => 0,
+            _ => codec::SLACK as u64,
+        };
+        let len = origin.packed_bytes;
+        Packed(next.map_or(len, |next| next.0.saturating_add(slack).min(len)))
     }
 }
 
@@ -530,31 +548,6 @@ pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
         .ok()
         .filter(|&len| len as u64 <= LONGEST_SPAN)
         .ok_or(ReadError::Index)
-}
-
-/// What `error` means to a reader of `span`.
-pub(super) fn failed(span: &Span, error: Error) -> ReadError {
-    let error = Arc::new(error);
-    match &*error {
-        Error::Source(source) => match &source.cause {
-            Cause::Changed => ReadError::Changed(error),
-            Cause::NotFound => ReadError::Gone(error),
-            Cause::Unauthorized(_) => ReadError::Refused(error),
-            cause if cause.is_outage() => ReadError::TimedOut(error),
-            _ => ReadError::Unreachable(error),
-        },
-        Error::Interrupted => ReadError::Unreachable(error),
-        Error::Codec(_)
-        | Error::Tar(_)
-        | Error::NotAnArchive
-        | Error::Empty
-        | Error::TooManyEntries { .. }
-        | Error::UnsupportedFormat(_)
-        | Error::OtherDigest { .. } => ReadError::Damaged {
-            extent: span.plain,
-            cause: Some(error),
-        },
-    }
 }
 
 /// A part of a file being put together from pieces of spans; what no piece covers is a hole.
@@ -684,86 +677,6 @@ impl Resumed {
                 | Pull::Warning(_) => {}
                 Pull::End => return Ok(false),
             }
-        }
-    }
-}
-
-/// How packed bytes are fetched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
-    Usual,
-    /// What came by the usual one cannot be right.
-    Afresh,
-}
-
-/// The packed bytes to decode from: fetched at once, or as they are needed.
-pub(super) enum PackedBytes {
-    Fetched(Option<Bytes>),
-    Streamed(Box<fetch::Stream>),
-    /// Piece by piece, each only when it is needed.
-    Afresh(Afresh),
-}
-
-/// What is yet to be fetched afresh.
-pub(super) struct Afresh {
-    network: Handle,
-    source: Arc<dyn Source>,
-    rest: Extent<Packed>,
-    pool: Pool,
-}
-
-impl Afresh {
-    fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        let start = self.rest.start();
-        let end = Packed(self.rest.end().0.min(start.0.saturating_add(STREAM_CHUNK)));
-        let (Some(piece), Some(rest)) = (
-            Extent::new(start, end).filter(|piece| !piece.is_empty()),
-            Extent::new(end, self.rest.end()),
-        ) else {
-            return Ok(None);
-        };
-        let bytes = fetch::read_afresh(&self.network, &self.source, piece, &self.pool)?;
-        self.rest = rest;
-        Ok(Some(bytes))
-    }
-}
-
-impl PackedBytes {
-    fn open(reader: &Reader, extent: Extent<Packed>, way: Way) -> Result<Self, Error> {
-        if extent.len() <= ONE_REQUEST {
-            let pool = Pool::reusing(extent.len(), reader.free_list.clone());
-            let bytes = match way {
-                Way::Usual => reader.reads.read(extent, &pool)?,
-                Way::Afresh => fetch::read_afresh(&reader.network, &reader.source, extent, &pool)?,
-            };
-            return Ok(Self::Fetched(Some(bytes)));
-        }
-        if way == Way::Afresh {
-            return Ok(Self::Afresh(Afresh {
-                network: reader.network.clone(),
-                source: Arc::clone(&reader.source),
-                rest: extent,
-                pool: Pool::new(STREAM_BUFFERS),
-            }));
-        }
-        let config = fetch::Config {
-            chunk_len: STREAM_CHUNK,
-            connections: 2,
-            min_speed: fetch::MinSpeed::default(),
-            persistence: Persistence::default(),
-            pool: Pool::new(STREAM_BUFFERS),
-            stats: Arc::clone(&reader.stats),
-        };
-        let source = Arc::clone(&reader.source);
-        let stream = fetch::Stream::start(&reader.network, source, extent.start(), config);
-        Ok(Self::Streamed(Box::new(stream)))
-    }
-
-    fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        match self {
-            Self::Fetched(bytes) => Ok(bytes.take()),
-            Self::Streamed(stream) => Ok(stream.next()?),
-            Self::Afresh(afresh) => afresh.next(),
         }
     }
 }

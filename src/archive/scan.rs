@@ -20,7 +20,7 @@ use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
-use crate::index::Span;
+use crate::index::{NewDigests, Span, block_len};
 use crate::source::{Access, Persistence, Source};
 use crate::tar::{self, Event, Member, Parser};
 
@@ -65,6 +65,9 @@ pub trait Sink {
     /// The next bytes of the span that is going by, member or not.
     fn span_piece(&mut self, _bytes: &Bytes) {}
 
+    /// Digests of packed bytes, before any plain bytes that come of these.
+    fn digests(&mut self, _digests: &NewDigests) {}
+
     /// All bytes of the span have gone by.
     fn span_end(&mut self, _span: Span) {}
 
@@ -82,7 +85,7 @@ pub struct Options {
     pub tar: tar::Options,
     /// Whether an archive that ends too early counts as one that ends there.
     pub allow_truncated: bool,
-    /// Whether seek points, span hashes and the content id are wanted.
+    /// Whether seek points, span hashes, digests of packed blocks and the content id are wanted.
     pub spans: bool,
     /// Requests in flight, at the most.
     pub connections: usize,
@@ -352,6 +355,7 @@ fn open_stream(
     let start = resume
         .as_ref()
         .map_or(Packed(0), |(_, seek_point)| seek_point.packed);
+    let source_len = source.fingerprint().len;
     let chunks = fetch::Stream::start(network, Arc::clone(source), start, fetch);
     let decode = decode::Options {
         compression: resume
@@ -364,7 +368,7 @@ fn open_stream(
             loans: Loans::new(lenders),
             workers: options.workers,
         },
-        content_id: options.spans,
+        block_len: options.spans.then(|| block_len(source_len)),
         sha256: options.sha256,
         saved: options
             .saved
@@ -528,6 +532,7 @@ impl<S: Sink> Scan<'_, S> {
                         spans.seek_point(seek_point, self.sink);
                     }
                 }
+                Item::Digests(digests) => self.sink.digests(&digests),
                 Item::Warning(text) => self.sink.warning(&text),
                 Item::End => {
                     self.check_len()?;

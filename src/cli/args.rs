@@ -94,7 +94,8 @@ pub(super) struct SourceArgs {
     pub platform: Option<Platform>,
 
     /// Fail unless all bytes of SOURCE have this SHA-256, as sha256sum prints it; or an image this
-    /// digest
+    /// digest. `mount` shows nothing before the whole archive matched, unless a saved index was built
+    /// with the same digest
     #[arg(long, value_name = "HEX")]
     pub expect_sha256: Option<Sha256>,
 

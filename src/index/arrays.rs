@@ -2,6 +2,7 @@
 
 use zerocopy::little_endian::U32;
 
+use super::blocks::BlockDigest;
 use super::entry::{
     DIRECTORY, Dirent, Extra, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, TYPE_MASK,
     Unresolved, Xattr,
@@ -29,6 +30,8 @@ pub(super) struct Arrays {
     pub(super) xattrs: Vec<Xattr>,
     pub(super) pieces: Vec<PieceRow>,
     pub(super) spans: Vec<SpanRow>,
+    /// Digests of the blocks of the packed stream.
+    pub(super) blocks: Vec<BlockDigest>,
     /// The windows of all seek points.
     pub(super) windows: Arena,
     /// Hard links whose targets a layer below may have.
@@ -173,6 +176,7 @@ impl Arrays {
         self.xattrs.shrink_to_fit();
         self.pieces.shrink_to_fit();
         self.spans.shrink_to_fit();
+        self.blocks.shrink_to_fit();
         self.windows.0.shrink_to_fit();
         self.unresolved.shrink_to_fit();
     }
@@ -188,6 +192,7 @@ impl Arrays {
             + capacity_bytes(&self.xattrs)
             + capacity_bytes(&self.pieces)
             + capacity_bytes(&self.spans)
+            + capacity_bytes(&self.blocks)
             + capacity_bytes(&self.windows.0)
             + capacity_bytes(&self.unresolved)
     }

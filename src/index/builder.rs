@@ -17,8 +17,8 @@ use super::entry::{
     PieceRow, Record, SYMLINK, SpanRow, Unresolved, Xattr,
 };
 use super::tree::{Existing, Growing, ROOT, Tree, Unknown};
-use super::{Index, Ino, LATE_LINK_PASSES, Origin, Totals, names};
-use crate::base::extent::{Extent, Plain};
+use super::{Index, Ino, LATE_LINK_PASSES, NewDigests, Origin, Totals, blocks, names};
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, Refusal, ResolveError};
 use crate::codec::{Compression, SeekPoint};
@@ -262,7 +262,26 @@ impl Builder {
             row.bit = u32::from(point.bit).into();
         }
         names::push(&mut arrays.spans, row);
-        self.tree.index.origin.plain_bytes = plain.end().0;
+        let index = &mut self.tree.index;
+        index.origin.plain_bytes = plain.end().0;
+        // Only bytes that are not packed are skipped.
+        if hash.is_none() {
+            index.skip_blocks(Packed(plain.end().0));
+        }
+    }
+
+    /// Notes digests of blocks of the packed stream. What lies between these and those before has none.
+    pub fn digests(&mut self, new: &NewDigests) {
+        let index = &mut self.tree.index;
+        index.block_len = new.block_len;
+        index
+            .arrays
+            .blocks
+            .resize(blocks::count(new.first), blocks::UNKNOWN);
+        for &digest in &new.digests {
+            names::push(&mut index.arrays.blocks, digest);
+        }
+        index.digested = new.end;
     }
 
     /// What the builder holds on to, in bytes: capacities, not lengths.

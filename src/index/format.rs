@@ -2,23 +2,25 @@
 
 use std::io::{self, Read, Write};
 
-use xxhash_rust::xxh3::Xxh3;
+use blake3::Hasher;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::arrays::Arrays;
+use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::names::Arena;
 use super::{Index, Ino, Kind, Locator, Origin, Totals};
+use crate::base::extent::Packed;
 use crate::base::private::Untrusted;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
-const SECTIONS: u32 = 13;
+const SECTIONS: u32 = 14;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
@@ -97,12 +99,14 @@ struct Layer {
     compression: U32,
     flags: U32,
     sha256: [u8; 32],
+    block_len: U32,
+    reserved: U32,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Footer {
-    checksum: U64,
+    digest: [u8; 32],
     magic: [u8; 8],
 }
 
@@ -111,7 +115,7 @@ struct Footer {
 /// # Errors
 /// When `out` fails.
 pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
-    let layer = Layer::of(&index.origin);
+    let layer = Layer::of(index);
     let texts = pack_texts(locator);
     let arrays = &index.arrays;
     let sections: [&[u8]; SECTIONS as usize] = [
@@ -128,6 +132,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
         arrays.spans.as_bytes(),
         &arrays.windows.0,
         arrays.unresolved.as_bytes(),
+        arrays.blocks.as_bytes(),
     ];
     let mut out = Summed::new(out);
     out.write(Header::of(&index.totals, &sections).as_bytes())?;
@@ -135,7 +140,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
         out.write(section)?;
     }
     let footer = Footer {
-        checksum: out.sum.digest().into(),
+        digest: *out.sum.finalize().as_bytes(),
         magic: END_MAGIC,
     };
     out.write(footer.as_bytes())?;
@@ -164,6 +169,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         spans,
         windows,
         unresolved,
+        blocks,
     ] = header.sections;
     let layers = input.rows::<Layer>(layers)?;
     let [layer] = layers.as_slice() else {
@@ -182,17 +188,23 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         spans: input.rows(spans)?,
         windows: Arena(input.rows(windows)?),
         unresolved: input.rows(unresolved)?,
+        blocks: input.rows(blocks)?,
     };
-    let checksum = input.sum.digest();
+    let digest = *input.sum.finalize().as_bytes();
     let footer = input.row::<Footer>()?;
-    if footer.magic != END_MAGIC || footer.checksum.get() != checksum {
+    if footer.magic != END_MAGIC || footer.digest != digest {
         return Err(Error::Checksum);
     }
+    let origin = layer.origin(unpack_texts(&texts)?)?;
+    let block_len = layer.block_len()?;
+    let digested = digested(&arrays.blocks, block_len, origin.packed_bytes)?;
     let index = Index {
         arrays,
         names: None,
         replaced: None,
-        origin: layer.origin(unpack_texts(&texts)?)?,
+        origin,
+        block_len,
+        digested,
         totals: header.totals(),
         problems: Vec::new(),
     };
@@ -294,8 +306,11 @@ impl Header {
 }
 
 impl Layer {
-    fn of(origin: &Origin) -> Self {
+    fn of(index: &Index) -> Self {
+        let origin = &index.origin;
         Self {
+            block_len: u32::try_from(index.block_len).unwrap_or_default().into(),
+            reserved: 0.into(),
             content_id: origin.content_id,
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
@@ -303,6 +318,13 @@ impl Layer {
             flags: origin.sha256.map_or(0, |_| HAS_SHA256).into(),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
         }
+    }
+
+    fn block_len(&self) -> Result<u64, Error> {
+        let len = u64::from(self.block_len.get());
+        let is_possible = len.is_power_of_two() && (MIN_BLOCK_LEN..=MAX_BLOCK_LEN).contains(&len);
+        let wrong = Error::Malformed("blocks of an impossible length");
+        is_possible.then_some(len).ok_or(wrong)
     }
 
     fn origin(&self, locator: Locator) -> Result<Origin, Error> {
@@ -314,6 +336,15 @@ impl Layer {
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
         })
+    }
+}
+
+/// How far `blocks` are digests of a packed stream: to its end, or they are none.
+fn digested(blocks: &[BlockDigest], block_len: u64, packed_bytes: u64) -> Result<Packed, Error> {
+    match blocks.len() as u64 {
+        0 => Ok(Packed(0)),
+        count if count == packed_bytes.div_ceil(block_len) => Ok(Packed(packed_bytes)),
+        _ => Err(Error::Malformed("not one digest a block")),
     }
 }
 
@@ -370,14 +401,14 @@ fn unpack_texts(bytes: &[u8]) -> Result<Locator, Error> {
 /// A reader or writer, and the hash of what has gone through.
 struct Summed<T> {
     inner: T,
-    sum: Xxh3,
+    sum: Hasher,
 }
 
 impl<T> Summed<T> {
     fn new(inner: T) -> Self {
         Self {
             inner,
-            sum: Xxh3::new(),
+            sum: Hasher::new(),
         }
     }
 }
@@ -492,8 +523,8 @@ mod tests {
     /// Makes the checksum right again, as a hostile file would have it.
     fn seal(bytes: &mut [u8]) {
         let end = bytes.len() - size_of::<Footer>();
-        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[..end]);
-        bytes[end..end + 8].copy_from_slice(&checksum.to_le_bytes());
+        let digest = blake3::hash(&bytes[..end]);
+        bytes[end..end + 32].copy_from_slice(digest.as_bytes());
     }
 
     /// Calls every accessor; returns how many things it saw.

@@ -8,10 +8,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
+use super::blocks::MIN_BLOCK_LEN;
 use super::entry::{
     DIRECTORY, Dirent, Extra, FILE, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, Xattr,
 };
 use super::{Arrays, Index, Ino, Origin, Totals, names, tree};
+use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -160,6 +162,9 @@ pub fn merge(
             plain_bytes,
             ..origin
         },
+        // Bytes are read, and verified, layer by layer.
+        block_len: MIN_BLOCK_LEN,
+        digested: Packed(0),
         totals,
         problems: Vec::new(),
     };

@@ -5,6 +5,7 @@
 //! a panic.
 
 mod arrays;
+mod blocks;
 mod builder;
 mod change;
 mod entry;
@@ -35,6 +36,7 @@ use entry::{
 };
 use tree::NameTable;
 
+pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
 pub use builder::{Builder, Options, Placed, Problem, Refused};
 pub use locator::Locator;
 pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
@@ -64,6 +66,10 @@ pub struct Index {
     /// Entries that later members replaced, if they are kept at all.
     replaced: Option<HashMap<u32, Record>>,
     origin: Origin,
+    /// The length of the blocks that have digests.
+    block_len: u64,
+    /// Where the packed bytes end whose digests are known.
+    digested: Packed,
     totals: Totals,
     /// Those of this run; a saved index remembers only how many there were.
     problems: Vec<Problem>,
@@ -74,7 +80,7 @@ pub struct Index {
 pub struct Origin {
     /// What it is found by.
     pub locator: Locator,
-    /// blake3 of the packed bytes.
+    /// The BLAKE3 digest of the packed bytes; zeros when some of them were not seen.
     pub content_id: [u8; 32],
     /// SHA-256 of the packed bytes, if someone wanted to know.
     pub sha256: Option<Sha256>,
@@ -427,10 +433,29 @@ impl Index {
         (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
     }
 
-    /// Whether every span has a hash, so that all bytes can be told from those of another version.
+    /// Whether every packed byte has a digest and every span a hash, so that all bytes can be told
+    /// from those of another version.
     pub fn is_hashed(&self) -> bool {
-        let mut spans = self.arrays.spans.iter();
-        spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
+        let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
+        self.digested.0 >= self.origin.packed_bytes
+            && blocks.all(|digest| *digest != blocks::UNKNOWN)
+            && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
+    }
+
+    /// Notes that the packed bytes up to `end` were skipped: what was not digested by now is not.
+    fn skip_blocks(&mut self, end: Packed) {
+        let rows = &mut self.arrays.blocks;
+        // The digest of a block's front is not the block's.
+        rows.truncate(blocks::count(self.digested.0 / self.block_len));
+        let count = blocks::count(end.0.div_ceil(self.block_len));
+        rows.resize(count, blocks::UNKNOWN);
+        self.digested = end;
+    }
+
+    /// The blocks that hold the bytes of `extent`, as far as their digests are known: without a
+    /// scan that goes on these are all blocks up to the end of the packed stream.
+    pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
+        Blocks::of(self, extent)
     }
 
     /// Whether decoding refers, at some seek point, to plain bytes before it.

@@ -8,10 +8,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
+use super::blocks::MIN_BLOCK_LEN;
 use super::builder::{Options, Refused};
 use super::change::Changes;
 use super::entry::{Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
 use super::{Index, Origin, Totals, names};
+use crate::base::extent::Packed;
 use crate::base::resolve::{self, Step};
 
 /// The root's record.
@@ -95,6 +97,8 @@ impl Tree {
             names: Some(NameTable::new()),
             replaced: options.keeps_replaced.then(HashMap::new),
             origin: Origin::default(),
+            block_len: MIN_BLOCK_LEN,
+            digested: Packed(0),
             totals: Totals {
                 entries: 1,
                 ..Totals::default()

@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tarfs::base::task::Thread;
@@ -18,6 +19,7 @@ use crate::support::mounts::is_mounted;
 use crate::support::noise::Noise;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::sums::sha256;
 use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";
@@ -60,6 +62,10 @@ struct Place {
     server: Server,
     gate: Arc<Gate>,
     directory: tempfile::TempDir,
+    /// The first byte behind the gate.
+    held_from: u64,
+    /// All that the server holds.
+    packed: Bytes,
 }
 
 impl Place {
@@ -73,12 +79,20 @@ impl Place {
         what: Rest,
         flags: &[&str],
     ) -> Self {
+        let place = Self::served(front, rest, what);
+        let output = place.mount(flags);
+        assert!(output.status.success(), "{}", program::told(&output));
+        place
+    }
+
+    /// As [`Self::with`], and nothing is mounted yet.
+    fn served(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Rest) -> Self {
         // Enough for spans to end before the gate, and for requests not to reach across it.
         let filler = Noise::new(5).bytes(24 << 20);
         let front = front.file("filler", &filler);
         let held_from = (front.clone().unfinished().len() - (4 << 20)) as u64;
-        let packed = rest(front).file("last", "last").end();
-        let resource = Resource::new(packed).etag("\"1\"");
+        let packed = Bytes::from(rest(front).file("last", "last").end());
+        let resource = Resource::new(packed.clone()).etag("\"1\"");
         let (server, gate) = (Server::start(), Arc::<Gate>::default());
         let held = Arc::clone(&gate);
         server.route(ARCHIVE, move |request| {
@@ -96,16 +110,19 @@ impl Place {
         });
         let directory = tempfile::tempdir().expect("a directory");
         fs::create_dir(directory.path().join("mnt")).expect("made");
-        let place = Self {
+        Self {
             server,
             gate,
             directory,
-        };
-        let url = place.server.url(ARCHIVE);
+            held_from,
+            packed,
+        }
+    }
+
+    fn mount(&self, flags: &[&str]) -> Output {
+        let url = self.server.url(ARCHIVE);
         let words = [&["mount", &url, "mnt", "--chunk-size", "256KiB"], flags].concat();
-        let output = place.tarfs(&words);
-        assert!(output.status.success(), "{}", program::told(&output));
-        place
+        self.tarfs(&words)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -303,50 +320,55 @@ fn a_scan_that_fails_leaves_what_it_found() {
     assert!(place.tarfs(&["umount", "mnt"]).status.success());
 }
 
+/// Mounts with `digest` expected, and opens the gate when all before it was fetched; what the mount
+/// says, and whether it was there before.
+fn mount_through_gate(place: &Arc<Place>, digest: &str) -> (Output, bool) {
+    let expect = ["--expect-sha256", digest];
+    std::thread::scope(|scope| {
+        let mounting = scope.spawn(|| place.mount(&expect));
+        wait::until("the front is fetched", || {
+            place.server.sent_bytes(ARCHIVE) >= place.held_from - (256 << 10)
+        });
+        // A mount that does not wait would be there by now: its first member came long ago.
+        std::thread::sleep(Duration::from_millis(300));
+        let was_early = mounting.is_finished() || is_mounted(&place.path("mnt"));
+        place.gate.open();
+        (mounting.join().expect("no panic"), was_early)
+    })
+}
+
 #[test]
-fn nothing_of_an_archive_with_another_digest_is_read_once_that_is_known() {
+fn mount_expecting_a_digest_shows_nothing_before_all_matches() {
     let content = Noise::new(1).bytes(300_000);
-    let front = Archive::new().directory("d").file("d/early", &content);
+    let served = || {
+        let front = Archive::new().directory("d").file("d/early", &content);
+        Arc::new(Place::served(front, |rest| rest, Rest::Comes))
+    };
+    let place = served();
     let wrong = "5a".repeat(32);
-    let more = |rest: Archive| rest.file("d/late", "late");
-    let place = Place::with(front, more, Rest::Comes, &["--expect-sha256", &wrong]);
-    assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
-    let (late, listed) = (place.path("mnt/missing"), place.path("mnt/d"));
-    let late = aside(move || fs::read(late));
-    let listed = aside(move || fs::read_dir(listed).map(Iterator::count));
-    place.gate.open();
-    let is_io = |error: std::io::Error| error.raw_os_error() == Some(5);
-    assert!(is_io(late.join().expect_err("refused")));
-    let listed = listed.join();
-    assert!(
-        listed.is_err() || listed.is_ok_and(|count| count == 1),
-        "an entry that is an error"
-    );
-    // Names are believed for a second.
-    wait::until("nothing is found", || {
-        let read = fs::read(place.path("mnt/d/early"));
-        let stat = fs::symlink_metadata(place.path("mnt/filler"));
-        read.is_err_and(is_io) && stat.is_err_and(is_io)
-    });
-    let status = place.status();
-    assert_eq!(status.pointer("/index/phase"), Some(&Value::from("failed")));
-    let failure = status.pointer("/index/failure").and_then(Value::as_str);
-    assert!(failure.expect("why").contains(&wrong), "{failure:?}");
-    assert!(place.tarfs(&["umount", "mnt"]).status.success());
-    // Who waits for the end gets no mount.
-    let url = place.server.url(ARCHIVE);
-    let words = [
-        "mount",
-        "--wait-index",
-        &url,
-        "mnt",
-        "--expect-sha256",
-        &wrong,
-    ];
-    let output = place.tarfs(&words);
+    let (output, was_early) = mount_through_gate(&place, &wrong);
+    assert!(!was_early, "a mount of bytes that nobody has vouched for");
     assert_eq!(output.status.code(), Some(2));
     assert!(program::told(&output).contains(&wrong));
     assert!(!is_mounted(&place.path("mnt")));
+
+    let right = sha256(&place.packed);
+    let place = served();
+    let (output, was_early) = mount_through_gate(&place, &right);
+    assert!(!was_early, "a mount of bytes that nobody has vouched for");
+    assert!(output.status.success(), "{}", program::told(&output));
+    assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+
+    // The index was built under this digest.
+    let sent = place.server.sent_bytes(ARCHIVE);
+    let output = place.mount(&["--expect-sha256", &right]);
+    assert!(output.status.success(), "{}", program::told(&output));
+    assert!(
+        place.server.sent_bytes(ARCHIVE) - sent < 1 << 20,
+        "scanned again"
+    );
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod conformance;
 mod copy;
 mod daemon;
 mod differential;
+mod digests;
 mod docs;
 mod faults;
 mod foreground;

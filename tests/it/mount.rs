@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, RwLock};
 
 use bytes::Bytes;
 use rustix::fs::{
@@ -92,34 +92,6 @@ impl Content for Memory {
                 .expect("a thread")
                 .join();
         }
-    }
-}
-
-/// An archive that is being scanned until the first read, and turns out to be another one than was
-/// wanted while that is under way.
-#[derive(Debug)]
-struct Refused(RwLock<Option<Builder>>);
-
-impl Content for Refused {
-    fn index(&self) -> Known<'_> {
-        Known::Growing(self.0.read().expect("no panic"))
-    }
-
-    fn is_scanned(&self) -> bool {
-        false
-    }
-
-    fn when(&self, _awaited: Awaited, then: Then) {
-        then.run();
-    }
-
-    fn try_read(&self, _ino: Ino, _offset: u64, _len: u32) -> Option<Result<Bytes, ReadError>> {
-        None
-    }
-
-    fn read(&self, _ino: Ino, _offset: u64, len: u32, _wanted: Wanted, done: ReadReply) {
-        *self.0.write().expect("no panic") = Some(Builder::new(Options::default()));
-        done(Ok(vec![7; len as usize].into()));
     }
 }
 
@@ -603,20 +575,6 @@ fn what_is_mounted_on_top_is_not_taken_for_the_mount() {
     ));
     drop(upper);
     assert!(lower.path("file").exists());
-}
-
-#[test]
-fn a_read_under_way_gets_nothing_of_an_archive_that_is_refused_meanwhile() {
-    let mut builder = Builder::new(Options::default());
-    for member in &one_file().members {
-        builder.member(member).expect("well-formed");
-    }
-    let content = Refused(RwLock::new(Some(builder)));
-    let mounted = Mounted::new(content, View::WHOLE, "");
-    let error = fs::read(mounted.path("file")).expect_err("nobody vouches for it");
-    assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
-    assert_eq!(mounted.stats.failed_reads.get(), 1);
-    assert_eq!(mounted.stats.served_bytes.get(), 0);
 }
 
 #[test]

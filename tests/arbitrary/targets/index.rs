@@ -4,16 +4,15 @@ use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino, Kind, format};
 use tarfs::list::{Columns, json, walk};
 use tarfs::stack::{Whiteouts, merge};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::knobs::Knobs;
 
 /// Bytes of an index file's header, and of what comes behind its sections.
-const HEADER_LEN: usize = 264;
-const FOOTER_LEN: usize = 16;
+const HEADER_LEN: usize = 280;
+const FOOTER_LEN: usize = 40;
 
 /// How many sections there are.
-const SECTIONS: usize = 13;
+const SECTIONS: usize = 14;
 
 /// Where the section table lies in the header.
 const TABLE_AT: usize = 56;
@@ -97,9 +96,9 @@ fn heal(file: &mut Vec<u8>, fill: bool) {
         offset = end;
     }
     let footer = file.len() - FOOTER_LEN;
-    let sum = xxh3_64(file.get(..footer).expect("long enough"));
-    write(file, footer, sum);
-    file.truncate(footer + 8);
+    let digest = blake3::hash(file.get(..footer).expect("long enough"));
+    file.truncate(footer);
+    file.extend_from_slice(digest.as_bytes());
     file.extend_from_slice(b"XDISFRAT");
 }
 

@@ -17,7 +17,7 @@ use tarfs::base::free_list::FreeList;
 use tarfs::base::stats::Stats;
 use tarfs::cache::{Patience, Shelf, Spool, SpoolOptions};
 use tarfs::codec::{Compression, SeekPoint};
-use tarfs::index::{Builder, Ino, Locator, Options, Origin, format};
+use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_len, format};
 use tarfs::source;
 use tarfs::tar::{Kind, Member, Timestamp};
 use tokio::runtime::Runtime;
@@ -107,6 +107,9 @@ impl Known {
         for (&span, seek_point) in self.spans.iter().zip(&self.seek_points) {
             builder.span(span, xxh3_64(self.span(span)), Some(seek_point));
         }
+        let packed_bytes = self.packed.len() as u64;
+        let mut hasher = BlockHasher::new(block_len(Some(packed_bytes)), Packed(0));
+        builder.digests(&hasher.update(&self.packed));
         let mut plain_bytes = len;
         if let Some(longer) = liar {
             let span = Extent::with_len(Plain(len), longer);
@@ -116,7 +119,7 @@ impl Known {
         let index = builder.finish(Origin {
             content_id: CONTENT_ID,
             compression: Compression::Gzip,
-            packed_bytes: self.packed.len() as u64,
+            packed_bytes,
             plain_bytes,
             ..Origin::default()
         });

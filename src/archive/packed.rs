@@ -1,0 +1,250 @@
+//! Packed bytes for decoding, fetched and verified against the digests of their blocks.
+//!
+//! Nothing that a source gives is decoded before its block has the digest that the scan took. Blocks
+//! that the scan skipped have none.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+
+use super::error::Error;
+use super::read::{ReadError, Reader};
+use crate::base::buffer::Pool;
+use crate::base::extent::{Extent, Packed};
+use crate::fetch;
+use crate::index::Blocks;
+use crate::source::{self, Cause, Persistence, Source};
+
+/// Packed extents up to this length are fetched by one request; longer ones, which occur only
+/// without seek points, as a stream.
+const ONE_REQUEST: u64 = 16 << 20;
+
+/// Packed bytes pushed at once to a decoder that reads a stream of them.
+const STREAM_CHUNK: u64 = 2 << 20;
+
+/// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
+/// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
+const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
+
+/// How packed bytes are fetched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    /// As any read.
+    Usual,
+    /// As nobody waits for it: by one request, however long it takes.
+    Background,
+    /// By a request that shares no cache and no connection with the one before.
+    Afresh,
+}
+
+/// An extent of packed bytes to decode from, and the blocks that it lies in.
+pub(super) struct Request {
+    extent: Extent<Packed>,
+    blocks: Blocks,
+}
+
+/// Verified packed bytes in order: fetched at once, or as they are needed.
+pub(super) enum PackedBytes {
+    Fetched(Option<Bytes>),
+    Streamed(Box<Streamed>),
+}
+
+/// Whole blocks of a stream of packed bytes.
+pub(super) struct Streamed {
+    request: Request,
+    pieces: Pieces,
+    /// Fetched, and neither verified nor handed on.
+    rest: Bytes,
+    /// The number of the block that `rest` begins with.
+    next: usize,
+}
+
+/// Where the bytes of a stream come from.
+enum Pieces {
+    /// Ahead of the decoder.
+    Ahead {
+        stream: fetch::Stream,
+        source: Arc<dyn Source>,
+    },
+    /// Piece by piece, each only when it is needed.
+    Afresh {
+        network: Handle,
+        source: Arc<dyn Source>,
+        rest: Extent<Packed>,
+        pool: Pool,
+    },
+}
+
+impl Reader {
+    /// What has to be fetched for `extent`, of which nothing counts that the scan has not come to.
+    ///
+    /// # Errors
+    /// When the index has no digests of these bytes, or not yet.
+    pub(super) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
+        let index = self.catalog.known();
+        let Some(blocks) = index.blocks(extent) else {
+            return Err(if index.is_complete() {
+                ReadError::Index
+            } else {
+                ReadError::Unscanned
+            });
+        };
+        let extent = blocks.extent().intersection(&extent);
+        let extent = extent.ok_or(ReadError::Index)?;
+        Ok(Request { extent, blocks })
+    }
+
+    /// Fetches what is `requested`, by one request, and verifies it.
+    ///
+    /// # Errors
+    /// When the bytes cannot be had, or are not those that were scanned.
+    pub(super) fn fetch_verified(&self, requested: &Request, way: Way) -> Result<Bytes, Error> {
+        let extent = requested.blocks.extent();
+        let pool = Pool::reusing(extent.len(), self.free_list.clone());
+        let bytes = match way {
+            Way::Usual => self.reads.read(extent, &pool)?,
+            Way::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
+            Way::Afresh => fetch::read_afresh(&self.network, &self.source, extent, &pool)?,
+        };
+        match requested.blocks.mismatch(&bytes) {
+            Some(packed) => Err(Error::OtherBytes { packed }),
+            None => Ok(requested.cut(extent, &bytes)),
+        }
+    }
+}
+
+impl Request {
+    /// Bytes of memory that serving it takes, but for what a decoder needs.
+    pub(super) fn buffer_bytes(&self) -> u64 {
+        self.blocks.extent().len().min(STREAM_BUFFERS)
+    }
+
+    /// How many bytes are wanted.
+    pub(super) fn len(&self) -> u64 {
+        self.extent.len()
+    }
+
+    /// What is wanted of `bytes`, which are those of `fetched`.
+    fn cut(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
+        let Some(wanted) = fetched.intersection(&self.extent) else {
+            return Bytes::new();
+        };
+        let place = |at: Packed| {
+            let offset = usize::try_from(at.0 - fetched.start().0);
+            offset.map_or(bytes.len(), |offset| offset.min(bytes.len()))
+        };
+        bytes.slice(place(wanted.start())..place(wanted.end()))
+    }
+}
+
+impl PackedBytes {
+    /// Those that are `requested`, of `reader`'s source.
+    ///
+    /// # Errors
+    /// When they cannot be had, or are not those that were scanned; of a stream only as it is read.
+    pub(super) fn open(reader: &Reader, requested: Request, way: Way) -> Result<Self, Error> {
+        if requested.len() <= ONE_REQUEST {
+            let bytes = reader.fetch_verified(&requested, way)?;
+            return Ok(Self::Fetched(Some(bytes)));
+        }
+        let extent = requested.blocks.extent();
+        let source = Arc::clone(&reader.source);
+        let pool = Pool::new(STREAM_BUFFERS);
+        let pieces = match way {
+            Way::Usual | Way::Background => {
+                let config = fetch::Config {
+                    chunk_len: STREAM_CHUNK,
+                    connections: 2,
+                    min_speed: fetch::MinSpeed::default(),
+                    persistence: Persistence::default(),
+                    pool,
+                    stats: Arc::clone(&reader.stats),
+                };
+                let start = extent.start();
+                let stream = Arc::clone(&source);
+                let stream = fetch::Stream::start(&reader.network, stream, start, config);
+                Pieces::Ahead { stream, source }
+            }
+            Way::Afresh => Pieces::Afresh {
+                network: reader.network.clone(),
+                source,
+                rest: extent,
+                pool,
+            },
+        };
+        Ok(Self::Streamed(Box::new(Streamed {
+            request: requested,
+            pieces,
+            rest: Bytes::new(),
+            next: 0,
+        })))
+    }
+
+    /// The next bytes; `None` at the end of what was requested.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        match self {
+            Self::Fetched(bytes) => Ok(bytes.take()),
+            Self::Streamed(stream) => stream.next(),
+        }
+    }
+}
+
+impl Streamed {
+    fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let blocks = &self.request.blocks;
+        let block = blocks.block(self.next);
+        if block.is_empty() {
+            return Ok(None);
+        }
+        let len = usize::try_from(block.len()).unwrap_or(usize::MAX);
+        let mut bytes = self.rest.split_to(len.min(self.rest.len()));
+        while bytes.len() < len {
+            self.rest = self.pieces.next()?;
+            let more = self.rest.split_to((len - bytes.len()).min(self.rest.len()));
+            bytes = if bytes.is_empty() {
+                more
+            } else {
+                [bytes, more].concat().into()
+            };
+        }
+        if !blocks.matches(self.next, &bytes) {
+            let packed = block.start();
+            return Err(Error::OtherBytes { packed });
+        }
+        self.next += 1;
+        Ok(Some(self.request.cut(block, &bytes)))
+    }
+}
+
+impl Pieces {
+    /// The next bytes of the source, at least one.
+    fn next(&mut self) -> Result<Bytes, Error> {
+        match self {
+            Self::Ahead { stream, source } => match stream.next()? {
+                Some(bytes) if !bytes.is_empty() => Ok(bytes),
+                _ => Err(truncated(source)),
+            },
+            Self::Afresh {
+                network,
+                source,
+                rest,
+                pool,
+            } => {
+                let piece = Extent::with_len(rest.start(), rest.len().min(STREAM_CHUNK));
+                let after = Extent::new(piece.end(), rest.end()).filter(|_| !piece.is_empty());
+                let after = after.ok_or_else(|| truncated(source))?;
+                let bytes = fetch::read_afresh(network, source, piece, pool)?;
+                *rest = after;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+fn truncated(source: &Arc<dyn Source>) -> Error {
+    source::Error::new(source.location(), Cause::Truncated).into()
+}

@@ -1,0 +1,385 @@
+//! Digests of blocks of the packed stream: what binds a later read to the bytes that were scanned.
+//!
+//! A block is a fixed, aligned stretch of packed bytes, and its digest is the chaining value of that
+//! subtree of the stream's BLAKE3 tree. So a range of packed bytes can be verified by itself, and
+//! the digests of all blocks add up to the BLAKE3 digest of the whole (the content id).
+
+use blake3::Hasher;
+use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+
+use super::Index;
+use crate::base::extent::{Extent, Packed};
+
+/// The digest of a block, or of the front of one.
+pub type BlockDigest = [u8; 32];
+
+/// The digest of a block of which some bytes were not seen.
+pub(super) const UNKNOWN: BlockDigest = [0; 32];
+
+/// The shortest block, in bytes.
+pub(super) const MIN_BLOCK_LEN: u64 = 16 << 10;
+
+/// The longest block, in bytes: a read of one byte fetches and hashes as much.
+pub(super) const MAX_BLOCK_LEN: u64 = 1 << 20;
+
+/// Blocks of one archive, as long as blocks may grow instead: 32 MiB of digests.
+const MAX_BLOCKS: u64 = 1 << 20;
+
+/// The length of the blocks of a source of `source_bytes` bytes: a power of two.
+pub fn block_len(source_bytes: Option<u64>) -> u64 {
+    let needed = source_bytes.unwrap_or_default().div_ceil(MAX_BLOCKS);
+    needed
+        .next_power_of_two()
+        .clamp(MIN_BLOCK_LEN, MAX_BLOCK_LEN)
+}
+
+/// A number of blocks as a number of rows.
+pub(super) fn count(blocks: u64) -> usize {
+    usize::try_from(blocks).unwrap_or(usize::MAX)
+}
+
+/// Digests that follow those before.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewDigests {
+    /// The length of the blocks, in bytes.
+    pub block_len: u64,
+    /// The number of the first block. It may have been reported before, with fewer bytes.
+    pub first: u64,
+    /// The digests. The last one is of a front of its block, unless the block ends at `end`.
+    pub digests: Vec<BlockDigest>,
+    /// Where the bytes end that they are of.
+    pub end: Packed,
+}
+
+/// Takes the digests of a packed stream's blocks as it goes by.
+pub struct BlockHasher {
+    block_len: u64,
+    /// Of the block that is going by.
+    hasher: Hasher,
+    /// Where the next byte lies in the stream.
+    next: u64,
+    /// Whether the front of the block that is going by was seen.
+    is_whole: bool,
+    tree: Tree,
+}
+
+impl std::fmt::Debug for BlockHasher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlockHasher")
+            .field("block_len", &self.block_len)
+            .field("next", &self.next)
+            .finish_non_exhaustive()
+    }
+}
+
+impl BlockHasher {
+    /// For a stream of which the bytes from `start` on go by, in blocks of `block_len` bytes, which is
+    /// a result of [`block_len`].
+    pub fn new(block_len: u64, start: Packed) -> Self {
+        Self {
+            block_len,
+            hasher: hasher_at(start.0),
+            next: start.0,
+            is_whole: start.0.is_multiple_of(block_len),
+            tree: Tree::default(),
+        }
+    }
+
+    /// Goes on with the next `bytes`, and says what is known of the blocks that they are in.
+    pub fn update(&mut self, mut bytes: &[u8]) -> NewDigests {
+        let first = self.next / self.block_len;
+        let mut digests = Vec::new();
+        while !bytes.is_empty() {
+            if self.next.is_multiple_of(self.block_len) {
+                self.begin_block();
+            }
+            let left = self.block_len - self.next % self.block_len;
+            let len = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
+            let (piece, rest) = bytes.split_at(len);
+            if self.is_whole {
+                self.hasher.update(piece);
+            }
+            self.next += piece.len() as u64;
+            bytes = rest;
+            digests.push(self.digest());
+        }
+        NewDigests {
+            block_len: self.block_len,
+            first,
+            digests,
+            end: Packed(self.next),
+        }
+    }
+
+    /// The BLAKE3 digest of all bytes; of any meaning only if the first one began the stream.
+    pub fn content_id(self) -> [u8; 32] {
+        if self.tree.count == 0 && self.next <= self.block_len {
+            return *self.hasher.finalize().as_bytes();
+        }
+        let last = self.digest();
+        self.tree.root(last)
+    }
+
+    /// Ends the block before, of which the first one has none.
+    fn begin_block(&mut self) {
+        if self.hasher.count() > 0 {
+            self.tree.push(self.hasher.finalize_non_root());
+        }
+        self.hasher = hasher_at(self.next);
+        self.is_whole = true;
+    }
+
+    fn digest(&self) -> BlockDigest {
+        if self.is_whole && self.hasher.count() > 0 {
+            self.hasher.finalize_non_root()
+        } else {
+            UNKNOWN
+        }
+    }
+}
+
+/// A hasher for the subtree that begins at byte `offset`.
+fn hasher_at(offset: u64) -> Hasher {
+    let mut hasher = Hasher::new();
+    if offset.is_multiple_of(MIN_BLOCK_LEN) {
+        hasher.set_input_offset(offset);
+    }
+    hasher
+}
+
+/// Subtrees of equal size are merged as soon as it is sure that more follows: the root is merged
+/// otherwise than all other nodes.
+#[derive(Default)]
+struct Tree {
+    /// Roots of complete subtrees, each smaller than the one before.
+    stack: Vec<BlockDigest>,
+    /// Blocks in them.
+    count: u64,
+}
+
+impl Tree {
+    /// Adds a complete block, behind which another one begins.
+    fn push(&mut self, digest: BlockDigest) {
+        self.merge();
+        self.stack.push(digest);
+        self.count += 1;
+    }
+
+    /// Merges until each subtree is as large as a power of two that the count of blocks consists of.
+    fn merge(&mut self) {
+        while self.stack.len() > self.count.count_ones() as usize {
+            let (Some(right), Some(left)) = (self.stack.pop(), self.stack.pop()) else {
+                return;
+            };
+            self.stack
+                .push(merge_subtrees_non_root(&left, &right, Mode::Hash));
+        }
+    }
+
+    /// The digest of the whole stream, whose last block has this one.
+    fn root(mut self, last: BlockDigest) -> [u8; 32] {
+        self.merge();
+        let mut right = last;
+        while let Some(left) = self.stack.pop() {
+            if self.stack.is_empty() {
+                return *merge_subtrees_root(&left, &right, Mode::Hash).as_bytes();
+            }
+            right = merge_subtrees_non_root(&left, &right, Mode::Hash);
+        }
+        right
+    }
+}
+
+/// Digests of adjoining blocks, to verify bytes by that were fetched.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    block_len: u64,
+    /// Whole blocks; the last one may be cut, then its digest is of what is left of it.
+    extent: Extent<Packed>,
+    /// In order.
+    digests: Vec<BlockDigest>,
+}
+
+impl Blocks {
+    /// Those that `extent` lies in, of all that are digested in `index`. `None` when nothing of
+    /// `extent` is.
+    pub(super) fn of(index: &Index, extent: Extent<Packed>) -> Option<Self> {
+        let block_len = index.block_len;
+        let end = extent.end().0.min(index.digested.0);
+        let first = extent.start().0 / block_len;
+        let blocks_end = end
+            .checked_next_multiple_of(block_len)?
+            .min(index.digested.0);
+        let extent = Extent::new(Packed(first * block_len), Packed(blocks_end))?;
+        let rows = usize::try_from(first).ok()?..usize::try_from(end.div_ceil(block_len)).ok()?;
+        let digests = index.arrays.blocks.get(rows)?;
+        (!digests.is_empty()).then(|| Self {
+            block_len,
+            extent,
+            digests: digests.to_vec(),
+        })
+    }
+
+    /// The packed bytes that they are of: what has to be fetched.
+    pub fn extent(&self) -> Extent<Packed> {
+        self.extent
+    }
+
+    /// Whether `bytes`, which begin block `number` of these and are all of it, have its digest. Nothing
+    /// can be said against bytes that the scan did not see.
+    pub fn matches(&self, number: usize, bytes: &[u8]) -> bool {
+        let Some(&expected) = self.digests.get(number) else {
+            return false;
+        };
+        expected == UNKNOWN
+            || (!bytes.is_empty()
+                && hasher_at(self.block(number).start().0)
+                    .update(bytes)
+                    .finalize_non_root()
+                    == expected)
+    }
+
+    /// The first byte of the first block that `bytes`, all of [`extent`](Self::extent), differ in.
+    pub fn mismatch(&self, bytes: &[u8]) -> Option<Packed> {
+        let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
+        let mut number = 0;
+        for block in bytes.chunks(block_len) {
+            if !self.matches(number, block) {
+                return Some(self.block(number).start());
+            }
+            number += 1;
+        }
+        (number < self.digests.len()).then(|| self.block(number).start())
+    }
+
+    /// Block `number` of these; empty behind the last.
+    pub fn block(&self, number: usize) -> Extent<Packed> {
+        let offset = (number as u64).saturating_mul(self.block_len);
+        let left = self.extent.len().saturating_sub(offset);
+        let start = Packed(self.extent.start().0.saturating_add(offset));
+        Extent::with_len(start, left.min(self.block_len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Builder, Options};
+    use super::*;
+    use crate::base::extent::Plain;
+
+    fn stream(len: usize) -> Vec<u8> {
+        let numbers = (0..len as u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        numbers.map(|n| n.to_le_bytes()[7]).collect()
+    }
+
+    fn index_of(pieces: &[&[u8]]) -> (Index, [u8; 32]) {
+        let mut builder = Builder::new(Options::default());
+        let mut hasher = BlockHasher::new(MIN_BLOCK_LEN, Packed(0));
+        for piece in pieces {
+            builder.digests(&hasher.update(piece));
+        }
+        (
+            builder.finish(super::super::Origin::default()),
+            hasher.content_id(),
+        )
+    }
+
+    #[test]
+    fn blocks_grow_with_the_source_within_bounds() {
+        let lens = [None, Some(0), Some(MIN_BLOCK_LEN << 20)].map(block_len);
+        assert_eq!(lens, [MIN_BLOCK_LEN; 3]);
+        assert_eq!(
+            block_len(Some((MIN_BLOCK_LEN << 20) + 1)),
+            2 * MIN_BLOCK_LEN
+        );
+        assert_eq!(block_len(Some(u64::MAX)), MAX_BLOCK_LEN);
+    }
+
+    #[test]
+    fn a_block_whose_front_was_not_seen_has_no_digest() {
+        let mut hasher = BlockHasher::new(MIN_BLOCK_LEN, Packed(MIN_BLOCK_LEN - 1));
+        let new = hasher.update(&[1, 2]);
+        assert_eq!((new.first, new.end), (0, Packed(MIN_BLOCK_LEN + 1)));
+        assert_eq!(new.digests.first(), Some(&UNKNOWN));
+        let mut expected = Hasher::new();
+        expected.set_input_offset(MIN_BLOCK_LEN).update(&[2]);
+        assert_eq!(new.digests.get(1), Some(&expected.finalize_non_root()));
+    }
+
+    #[test]
+    fn skipped_bytes_are_unknown_and_those_around_are_not() {
+        let mut builder = Builder::new(Options::default());
+        let len = usize::try_from(MIN_BLOCK_LEN).unwrap();
+        let bytes = stream(len + 7);
+        let block = &bytes[..len];
+        // A block, a front of the next, a gap up to the middle of the fourth, and one more block.
+        builder.digests(&BlockHasher::new(MIN_BLOCK_LEN, Packed(0)).update(&bytes));
+        let skipped = Extent::with_len(Plain(MIN_BLOCK_LEN + 7), 2 * MIN_BLOCK_LEN);
+        builder.span(skipped, None, None);
+        let blocks = |builder: &Builder, number: u64| {
+            let extent = Extent::with_len(Packed(number * MIN_BLOCK_LEN), 1);
+            builder.index().blocks(extent)
+        };
+        assert!(blocks(&builder, 3).is_some_and(|blocks| blocks.extent().len() == 7));
+        assert!(blocks(&builder, 4).is_none(), "nobody has come there");
+        let behind = Packed(skipped.end().0);
+        let left = vec![1; len - 7];
+        builder.digests(&BlockHasher::new(MIN_BLOCK_LEN, behind).update(&[&left, block].concat()));
+
+        let other = vec![7; len];
+        for (number, is_known) in [(0, true), (1, false), (2, false), (3, false), (4, true)] {
+            let found = blocks(&builder, number).expect("scanned or skipped");
+            let start = Packed(number * MIN_BLOCK_LEN);
+            assert_eq!(
+                found.mismatch(&other),
+                is_known.then_some(start),
+                "{number}"
+            );
+            assert!(!is_known || found.mismatch(block).is_none(), "{number}");
+        }
+        assert!(!builder.index().is_hashed());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn digests_are_those_of_blake3_however_the_stream_is_cut(
+            len in 1_usize..600_000,
+            cuts in prop::collection::vec(0_usize..600_000, 0..8),
+            start in 0_usize..600_000,
+            wanted in 1_usize..200_000,
+            flipped in 0_usize..600_000,
+        ) {
+            let bytes = stream(len);
+            let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut % len).collect();
+            cuts.sort_unstable();
+            let mut pieces = Vec::new();
+            let mut from = 0;
+            for cut in cuts.into_iter().chain([len]) {
+                pieces.push(&bytes[from..cut]);
+                from = cut;
+            }
+            let (index, content_id) = index_of(&pieces);
+            prop_assert_eq!(content_id, *blake3::hash(&bytes).as_bytes());
+
+            let start = start % len;
+            let extent = Extent::with_len(Packed(start as u64), wanted.min(len - start) as u64);
+            let blocks = index.blocks(extent).expect("digested");
+            let found = blocks.extent();
+            prop_assert!(found.start() <= extent.start() && extent.end() <= found.end());
+            prop_assert!(found.start().0.is_multiple_of(MIN_BLOCK_LEN));
+            let place = |at: Packed| usize::try_from(at.0).unwrap();
+            let from = place(found.start());
+            let mut fetched = bytes[from..place(found.end())].to_vec();
+            prop_assert_eq!(blocks.mismatch(&fetched), None);
+            let flipped = flipped % fetched.len();
+            fetched[flipped] ^= 1;
+            let block = (from + flipped) as u64 / MIN_BLOCK_LEN * MIN_BLOCK_LEN;
+            prop_assert_eq!(blocks.mismatch(&fetched), Some(Packed(block)));
+            fetched[flipped] ^= 1;
+            prop_assert!(blocks.mismatch(&fetched[..fetched.len() - 1]).is_some());
+        }
+    }
+}
