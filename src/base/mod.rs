@@ -15,6 +15,7 @@ pub mod resolve;
 pub mod sha256;
 pub mod stats;
 pub mod sync;
+pub mod tar_checksum;
 pub mod task;
 pub mod ticket;
 pub mod time_left;

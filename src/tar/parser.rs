@@ -13,6 +13,7 @@ use super::member::{Extensions, member};
 use super::sparse::{MapError, MapFault, MapReader, checked};
 use super::{Kind, Limits, Member, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
+use crate::base::tar_checksum;
 
 /// How an archive is read.
 #[derive(Clone, Debug, Default)]
@@ -344,7 +345,7 @@ impl Parser {
             return Ok(());
         }
         let header = Header(record);
-        if !header.checksum_holds() {
+        if !tar_checksum::holds(header.0) {
             return self.no_header(at, "this is not a header");
         }
         self.is_tar = true;
