@@ -69,6 +69,27 @@ pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// The permission bits that go with an ACL, given as the attribute's bytes: those of the owner, of the
+/// mask or else the group, and of all others. `None` when it is no ACL.
+pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
+    let (version, rows) = value.split_first_chunk::<4>()?;
+    if u32::from_le_bytes(*version) != VERSION {
+        return None;
+    }
+    let (mut owner, mut mask, mut group, mut others) = (None, None, None, None);
+    for &[low, high, bits, _, _, _, _, _] in rows.as_chunks::<8>().0 {
+        let slot = match u16::from_le_bytes([low, high]) {
+            tag if tag == Tag::UserObject as u16 => &mut owner,
+            tag if tag == Tag::GroupObject as u16 => &mut group,
+            tag if tag == Tag::Mask as u16 => &mut mask,
+            tag if tag == Tag::Other as u16 => &mut others,
+            _ => continue,
+        };
+        *slot = Some(u32::from(bits & 7));
+    }
+    Some(owner? << 6 | mask.or(group)? << 3 | others?)
+}
+
 fn entry(line: &[u8], names: &impl Names) -> Option<(Tag, u16, u32)> {
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let kind = fields.next()?;
@@ -151,6 +172,16 @@ mod tests {
             expected.extend(id.to_le_bytes());
         }
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn mode_is_that_of_owner_mask_and_others() {
+        let mode = |text: &[u8]| mode_of_xattr(&xattr_from_text(text, &NoNames)?);
+        assert_eq!(mode(b"u::rwx,g::r-x,o::--x"), Some(0o751));
+        assert_eq!(mode(b"u::rw-,u:5:rwx,g::r-x,m::rwx,o::---"), Some(0o670));
+        assert_eq!(mode(b"u::rwx,o::---"), None, "no group");
+        assert_eq!(mode_of_xattr(b""), None);
+        assert_eq!(mode_of_xattr(&[3, 0, 0, 0]), None, "another version");
     }
 
     #[test]

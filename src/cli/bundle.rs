@@ -79,10 +79,13 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     };
     // Fails now if the configuration cannot be made, before anything is written.
     runtime_config(args, &image.config, root())?;
-    let made = DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(directory);
+    for volume in image::refused_volumes(&image.config) {
+        output::complain(format_args!(
+            "the image's volume '{}' is left out, because it would hide a directory of the system",
+            volume.escape_default()
+        ));
+    }
+    let made = make_directory(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
     let pinned = SourceArgs {
         expect_sha256: Some(image.digest),
@@ -128,6 +131,33 @@ fn ensure_free(directory: &Path) -> anyhow::Result<()> {
             "{}: is there already and not empty (replace it with --force)",
             rootfs.display()
         );
+    }
+    Ok(())
+}
+
+/// Makes the bundle's directory for this user alone: through any other, local users could run the
+/// image's set-user-ID programs on the host.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    if let Some(parent) = directory.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => warn_of_open(directory),
+        made => made,
+    }
+}
+
+fn warn_of_open(directory: &Path) -> io::Result<()> {
+    let status = fs::metadata(directory)?;
+    if !status.is_dir() {
+        return Err(ErrorKind::NotADirectory.into());
+    }
+    if status.permissions().mode() & 0o011 != 0 {
+        let name = directory.display();
+        output::complain(format_args!(
+            "other users can reach {name}, and run set-user-ID programs of the image in it on this \
+             system: close it with `chmod 700 {name}`"
+        ));
     }
     Ok(())
 }

@@ -165,24 +165,44 @@ fn absolute(path: &str) -> String {
     format!("/{}", path.trim_start_matches('/'))
 }
 
-/// Where volumes are to be, each below those before it or beside them; none is the root itself.
+/// What the runtime mounts there itself, and no volume may hide.
+const SYSTEM_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// Where volumes are to be, each below those before it or beside them. None is the root itself, or
+/// hides what the runtime mounts at or below the [system's directories](SYSTEM_DIRECTORIES).
 fn volumes(wanted: &BTreeSet<String>) -> BTreeSet<String> {
-    let clean = |path: &String| {
-        let mut parts = Vec::new();
-        for part in path.split('/') {
-            match part {
-                "" | "." => {}
-                ".." => drop(parts.pop()),
-                part => parts.push(part),
-            }
-        }
-        absolute(&parts.join("/"))
-    };
-    wanted
-        .iter()
-        .map(clean)
-        .filter(|path| path != "/")
+    let paths = wanted.iter().map(|path| clean(path));
+    paths
+        .filter(|path| path != "/" && !is_of_the_system(path))
         .collect()
+}
+
+/// Volumes that `config` wants and a bundle does not have, because they would hide what the runtime
+/// mounts at or below `/proc`, `/sys` and `/dev`.
+pub fn refused_volumes(config: &Config) -> impl Iterator<Item = &str> {
+    let wanted = config.execution.volumes.iter().map(String::as_str);
+    wanted.filter(|path| is_of_the_system(&clean(path)))
+}
+
+/// The absolute path that `path` means, by its text alone.
+fn clean(path: &str) -> String {
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    absolute(&parts.join("/"))
+}
+
+/// Whether `path` is one of the system's directories, or below it.
+fn is_of_the_system(path: &str) -> bool {
+    SYSTEM_DIRECTORIES.iter().any(|directory| {
+        let rest = path.strip_prefix(directory);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    })
 }
 
 fn hostname(execution: &Execution, name: &str) -> String {
@@ -429,6 +449,19 @@ mod tests {
             .collect();
         let config = format!(r#"{{"config":{{"Volumes":{{{}}}}}}}"#, many.join(","));
         assert!(Config::parse(config.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn volumes_never_hide_system_directories() {
+        let config = r#"{"config":{"Cmd":["c"],"Volumes":{"/proc":{},"/sys/fs/cgroup":{},"dev/":{},
+            "/a/../dev/shm":{},"//proc//1":{},"/process":{},"/devices/dev":{}}}}"#;
+        let mounts = made(config, &root())["mounts"].clone();
+        let mounts = mounts.as_array().expect("a list");
+        let volumes = mounts.iter().filter(|mount| mount["source"] == "none");
+        let volumes: Vec<_> = volumes.map(|mount| mount["destination"].clone()).collect();
+        assert_eq!(volumes, ["/devices/dev", "/process"]);
+        let config = Config::parse(config.as_bytes()).expect("a config");
+        assert_eq!(refused_volumes(&config).count(), 5);
     }
 
     #[test]

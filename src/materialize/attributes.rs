@@ -12,6 +12,7 @@ use super::context::Context;
 use super::policy::{ACCESS_ACL, DEFAULT_ACL, Xattr, xattr};
 use super::problem::{Trouble, While};
 use super::root::Directory;
+use crate::base::acl;
 use crate::base::path::ArchivePath;
 use crate::tar::Timestamp;
 
@@ -201,6 +202,15 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         }
     }
     rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
+}
+
+/// The permission bits that the default ACL of `directory` gives to what is made in it; `None` without
+/// such an ACL.
+pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
+    let mut value = vec![0; XATTR_BYTES];
+    let len = rustix::fs::fgetxattr(directory, DEFAULT_ACL, &mut *value).ok()?;
+    value.truncate(len);
+    acl::mode_of_xattr(&value)
 }
 
 /// The number that chown(2) takes for "leave it" is nobody's.

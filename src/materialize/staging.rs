@@ -14,11 +14,11 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::attributes::{Subject, copy_attributes};
+use super::attributes::{Subject, copy_attributes, default_acl_mode};
 use super::beside::NAME_BYTES;
 use super::problem::{Error, Trouble, While};
 use super::root::Root;
-use super::{durable, removal};
+use super::{durable, removal, umask};
 use crate::base::stats::Stats;
 
 /// What is random about a temporary name; runs that were killed keep theirs. Few enough letters
@@ -30,8 +30,6 @@ const NAMES: usize = 16;
 /// How often a tree is removed that is still written to, and how long until the next time.
 const REMOVALS: usize = 20;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(50);
-
-const SET_GROUP_ID: u32 = 0o2000;
 
 /// The place of a tree that appears whole or not at all. Dropped before [`Staging::commit`], it
 /// takes with it what was written.
@@ -235,12 +233,11 @@ impl Staging {
         }
     }
 
-    /// With the permissions of any new directory.
+    /// Makes the directory under a temporary name, for this user alone.
     fn make_directory(&self) -> Result<Vec<u8>, Errno> {
         for _ in 0..NAMES {
             let temporary = temporary_name(&self.name);
-            let permissions = Mode::from_raw_mode(0o777);
-            match rustix::fs::mkdirat(&self.parent, &*temporary, permissions) {
+            match rustix::fs::mkdirat(&self.parent, &*temporary, Mode::RWXU) {
                 Err(Errno::EXIST) => {}
                 made => return made.map(|()| temporary),
             }
@@ -248,8 +245,8 @@ impl Staging {
         Err(Errno::EXIST)
     }
 
-    /// Opens the new directory and gives it what the `replaced` one had; for the time being it
-    /// lets nobody else in.
+    /// Opens the new directory and gives it what the `replaced` one had, but for its mode; also the
+    /// mode to set in the end.
     fn prepare(
         &self,
         temporary: &[u8],
@@ -259,17 +256,16 @@ impl Staging {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(&self.parent, temporary, flags, Mode::empty())
             .while_trying_to("open the new directory beside it")?;
-        if let Some(replaced) = replaced {
-            copy_attributes(replaced.as_fd(), directory.as_fd())
-                .while_trying_to("give its attributes to the new directory")?;
-        }
-        let status = fstat(&directory).while_trying_to(LOOK)?;
-        let mode = status.st_mode & 0o7777;
-        // The set-group-id bit goes for good when somebody outside the group changes the mode.
-        let is_root = rustix::process::geteuid().is_root();
-        if mode & SET_GROUP_ID == 0 || is_root {
-            Subject::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700)?;
-        }
+        let mode = match replaced {
+            Some(replaced) => {
+                copy_attributes(replaced.as_fd(), directory.as_fd())
+                    .while_trying_to("give its attributes to the new directory")?;
+                let mode = fstat(&directory).while_trying_to(LOOK)?.st_mode & 0o7777;
+                Subject::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700)?;
+                mode
+            }
+            None => new_directory_mode(&directory).while_trying_to(LOOK)?,
+        };
         Ok((Root::at(directory).while_trying_to(LOOK)?, mode))
     }
 
@@ -324,6 +320,13 @@ impl Drop for Staging {
         // Who wants to hear of what is left calls `discard`.
         drop(self.discard());
     }
+}
+
+/// The mode that mkdir(2) gives to a directory beside `directory`, which was just made: the default ACL
+/// that both inherit decides, or else the umask.
+fn new_directory_mode(directory: &OwnedFd) -> Result<u32, Errno> {
+    let special = fstat(directory)?.st_mode & 0o7000;
+    Ok(special | default_acl_mode(directory.as_fd()).unwrap_or(0o777 & !umask()))
 }
 
 /// Whether nothing is in it.

@@ -255,6 +255,32 @@ fn nothing_appears_before_all_is_there() {
 }
 
 #[test]
+fn staging_directory_is_private_in_a_set_group_id_parent() {
+    for group in [65534, 100] {
+        let place = Place::new();
+        let script = format!("chgrp {group} in && chmod 2777 in && setfacl -d -m g:10:rx in");
+        shell(&place, &script);
+        let mut user = Command::new("setpriv");
+        user.args(["--reuid=65534", "--regid=65534", "--clear-groups", PROGRAM]);
+        let mut fed = place.feed(&mut user);
+        fed.write(&long()[..FIRST_BYTES]);
+        let tree = place.half_made();
+        let mode = fs::metadata(&tree).expect("there").mode();
+        assert_eq!(mode & 0o777, 0o700, "not for others yet");
+        fed.write(&long()[FIRST_BYTES..]);
+        assert_well(&fed.end());
+        shell(
+            &place,
+            "setpriv --reuid=65534 --regid=65534 --clear-groups mkdir in/plain",
+        );
+        let [made, plain] = ["in/out", "in/plain"]
+            .map(|name| fs::metadata(place.path(name)).expect("there"))
+            .map(|status| (status.mode() & 0o777, status.gid()));
+        assert_eq!(made, plain);
+    }
+}
+
+#[test]
 fn a_tree_that_is_not_whole_does_not_appear() {
     let not_whole = "in/out: nothing was put there, because the tree is not whole";
     let damaged = beginning().add(Header::new("top/bad", b'0').damaged(), "");

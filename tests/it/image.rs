@@ -742,6 +742,40 @@ fn a_bundle_is_run_by_a_container_runtime() {
 }
 
 #[test]
+fn bundle_directory_is_closed_to_other_users() {
+    let place = Place::new();
+    let execution = json!({ "Cmd": ["/bin/sh"], "Volumes": { "/proc/x": {}, "/data": {} } });
+    let image = Image::new("one", vec![busybox()]).running(execution);
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let bundle = |directory: &str| place.run(&["bundle", "-q", "oci-archive:i.tar", directory]);
+    let mode = |directory: &str| {
+        let status = fs::metadata(place.path().join(directory)).expect("there");
+        status.permissions().mode() & 0o7777
+    };
+    let output = bundle("new/box");
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!((mode("new/box"), mode("new") & 0o700), (0o700, 0o700));
+    assert!(!told(&output).contains("other users"), "{}", told(&output));
+    assert!(
+        told(&output).contains("'/proc/x' is left out"),
+        "{}",
+        told(&output)
+    );
+
+    fs::create_dir(place.path().join("open")).expect("fresh");
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(place.path().join("open"), open).expect("ours");
+    let output = bundle("open");
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(mode("open"), 0o755, "the user's own");
+    assert!(
+        told(&output).contains("chmod 700 open"),
+        "{}",
+        told(&output)
+    );
+}
+
+#[test]
 fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let place = Place::new();
     let script = "id -u; id -g; cat /proc/self/uid_map; echo written >/file";
