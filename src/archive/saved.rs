@@ -7,10 +7,11 @@ use super::open::{OpenError, OpenOptions, index_file, locator};
 use super::scan::Digest;
 use super::spans::LONGEST_SPAN;
 use crate::base::extent::Packed;
+use crate::base::path::ArchivePath;
 use crate::base::sha256::Sha256;
 use crate::codec::{Compression, Stretch, Sum};
 use crate::index::store::Store;
-use crate::index::{Index, Locator};
+use crate::index::{Index, Ino, Locator};
 use crate::source::Source;
 
 /// An index of the source as it is now, if it exists: looked for when a stream turns up that
@@ -57,6 +58,30 @@ impl Saved {
         }))
     }
 
+    /// Whether the archive surely holds none of `paths`, and nothing below them: their first components
+    /// are missing, and every member has its place in the tree.
+    pub fn lacks_all(&self, paths: &[ArchivePath]) -> bool {
+        let Some(index) = self.load() else {
+            return false;
+        };
+        index.problem_count() == 0
+            && paths.iter().all(|path| {
+                let first = path.components().next();
+                first.is_some_and(|first| index.lookup(Ino::ROOT, first).is_none())
+            })
+    }
+
+    fn load(&self) -> Option<Arc<Index>> {
+        match &self.place {
+            Place::Given(index) => Some(Arc::clone(index)),
+            Place::Store(store, locator) => store
+                .find(locator)
+                .inspect_err(|error| tracing::debug!(%error, "a saved index cannot be used"))
+                .ok()?
+                .map(Arc::new),
+        }
+    }
+
     /// What to decode a stream of `compression` along; `None` when that would gain nothing.
     pub(super) fn stretches(self, compression: Compression) -> Option<Stretches> {
         // The others have no windows at all.
@@ -65,16 +90,7 @@ impl Saved {
         }
         let packed_len = self.packed_len;
         let is_given = matches!(self.place, Place::Given(_));
-        let index = match self.place {
-            Place::Given(index) => index,
-            Place::Store(store, locator) => match store.find(&locator) {
-                Ok(found) => Arc::new(found?),
-                Err(error) => {
-                    tracing::debug!(%error, "a saved index cannot be used");
-                    return None;
-                }
-            },
-        };
+        let index = self.load()?;
         let origin = index.origin();
         // A digest of packed bytes says nothing of what is decoded along seek points that somebody else
         // made, or that were made of other bytes.

@@ -1,6 +1,7 @@
 //! Flags that several verbs share, as given; nothing here has an effect.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -8,6 +9,7 @@ use clap::Args;
 
 use super::headers::HeaderArg;
 use super::settings;
+use crate::archive::scan::MIN_MEMORY;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::image::Platform;
@@ -33,7 +35,7 @@ pub(super) struct SourceArgs {
 
     /// Requests in flight at once, at the most; as many are used as bring something
     #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
-          value_parser = connections, help_heading = "Network")]
+          value_parser = count::<usize>(1..=256), help_heading = "Network")]
     pub connections: usize,
 
     /// Bytes of one request, at the most
@@ -41,6 +43,7 @@ pub(super) struct SourceArgs {
         long,
         value_name = "SIZE",
         default_value = "8MiB",
+        value_parser = chunk_size,
         help_heading = "Network"
     )]
     pub chunk_size: Size,
@@ -59,6 +62,7 @@ pub(super) struct SourceArgs {
         long,
         value_name = "SECONDS",
         default_value_t = 5,
+        value_parser = seconds(0..=86_400),
         help_heading = "Network"
     )]
     pub min_speed_wait: u64,
@@ -69,19 +73,19 @@ pub(super) struct SourceArgs {
         long,
         value_name = "SECONDS",
         default_value_t = crate::source::TIMEOUT.as_secs(),
-        value_parser = clap::value_parser!(u64).range(1..=86_400),
+        value_parser = seconds(1..=86_400),
         help_heading = "Network"
     )]
     pub timeout: u64,
 
     /// How often a request that failed is sent again [default: 4, and as long as --timeout allows
     /// when the server of an archive that was opened cannot be reached or says it is busy]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1_000_000),
+    #[arg(long, value_name = "N", value_parser = count::<u32>(0..=1_000_000),
           help_heading = "Network")]
     pub retries: Option<u32>,
 
     /// Memory for buffers, decoders and cached data together; the index comes on top
-    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = memory)]
     pub memory: Size,
 
     /// The packed format, instead of recognising it: none, gzip, lz4, zstd, xz, bzip2
@@ -108,7 +112,7 @@ pub(super) struct SourceArgs {
     pub allow_truncated: bool,
 
     /// Refuse an archive with more entries than this
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count::<u64>(0..=u64::MAX))]
     pub max_entries: Option<u64>,
 }
 
@@ -212,20 +216,56 @@ impl FromStr for Size {
     }
 }
 
-fn connections(text: &str) -> Result<usize, String> {
-    count_up_to(256, text)
+/// The memory for buffers, decoders and cached data.
+fn memory(text: &str) -> Result<Size, String> {
+    size_from(MIN_MEMORY, text)
 }
 
-/// A number of writer threads.
-pub(super) fn writers(text: &str) -> Result<usize, String> {
-    count_up_to(64, text)
+/// The bytes of one request.
+fn chunk_size(text: &str) -> Result<Size, String> {
+    size_from(MIN_CHUNK_LEN, text)
 }
 
-fn count_up_to(most: usize, text: &str) -> Result<usize, String> {
-    let count = text.parse().ok();
-    count
-        .filter(|count| (1..=most).contains(count))
-        .ok_or_else(|| format!("between 1 and {most}"))
+/// The shortest request that --chunk-size may ask for, in bytes.
+const MIN_CHUNK_LEN: u64 = 4096;
+
+fn size_from(least: u64, text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    if size.0 < least {
+        let (least, unit) = match least {
+            bytes if bytes.is_multiple_of(1 << 20) => (bytes >> 20, "MiB"),
+            bytes => (bytes >> 10, "KiB"),
+        };
+        return Err(format!("the smallest valid value is {least}{unit}"));
+    }
+    Ok(size)
+}
+
+/// A parser of whole seconds.
+pub(super) fn seconds(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| whole_number(text, &range, " of seconds")
+}
+
+/// A parser of counts.
+pub(super) fn count<T: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let count = whole_number(text, &range, "")?;
+        T::try_from(count).map_err(|_| format!("{count} is too large"))
+    }
+}
+
+fn whole_number(text: &str, range: &RangeInclusive<u64>, what: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    let (start, end) = (range.start(), range.end());
+    number.ok_or_else(|| match *end {
+        u64::MAX => format!(
+            "expected a whole number{what}, for example {}",
+            start.max(&1)
+        ),
+        end => format!("expected a whole number{what} from {start} to {end}"),
+    })
 }
 
 #[cfg(test)]
@@ -243,6 +283,27 @@ pub(super) mod tests {
     /// What a command line with these words behind the program's name says of its SOURCE.
     pub(in super::super) fn source(words: &[&str]) -> SourceArgs {
         Line::parse_from([&["tarfs"], words].concat()).source
+    }
+
+    #[test]
+    fn sizes_below_the_least_are_refused_with_it() {
+        assert_eq!(memory("32MiB"), Ok(Size(32 << 20)));
+        let refused = memory("31MiB").expect_err("too little");
+        assert_eq!(refused, "the smallest valid value is 32MiB");
+        let refused = chunk_size("0").expect_err("nothing");
+        assert_eq!(refused, "the smallest valid value is 4KiB");
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_by_a_sentence() {
+        assert_eq!(seconds(1..=60)("60"), Ok(60));
+        for wrong in ["abc", "0", "61", "-1", "1.5", "", "99999999999999999999"] {
+            let refused = seconds(1..=60)(wrong).expect_err("out of range");
+            assert_eq!(refused, "expected a whole number of seconds from 1 to 60");
+        }
+        let refused = count::<u64>(0..=u64::MAX)("many").expect_err("no number");
+        assert_eq!(refused, "expected a whole number, for example 1");
+        assert!(count::<u8>(0..=1000)("300").is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::args::{CacheDirArgs, Size};
+use super::args::{self, CacheDirArgs, Size};
 use super::{output, status};
 use crate::archive::kept::{self, Kept, Kind};
 use crate::list::escape;
@@ -51,7 +51,7 @@ struct PruneArgs {
     max_size: Option<Size>,
 
     /// Remove what was not used for so many days [default: 90, unless --max-size is given]
-    #[arg(long, value_name = "DAYS")]
+    #[arg(long, value_name = "DAYS", value_parser = args::count::<u32>(0..=u32::MAX.into()))]
     older_than: Option<u32>,
 
     /// Only show what would be removed

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{Write, stdout};
+use std::io::{IsTerminal, Write, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
@@ -24,6 +25,7 @@ use crate::base::extent::Plain;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
+use crate::list::escape;
 use crate::materialize::{
     self, Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
     Selection, Staging, Summary, Wanted,
@@ -48,21 +50,17 @@ pub(super) struct MaterializeArgs {
     #[command(flatten)]
     saved: SavedArgs,
 
-    /// Write below this directory, which must exist, but for --atomic
-    #[arg(
-        short = 'C',
-        long = "directory",
-        value_name = "DIR",
-        default_value = "."
-    )]
-    directory: PathBuf,
+    /// Write below this directory, which must exist, but for --atomic [default: .]
+    #[arg(short = 'C', long, value_name = "DIR")]
+    directory: Option<PathBuf>,
 
     /// Take only these members, and what lies below them
     #[arg(value_name = "PATH", conflicts_with_all = LAYERS)]
     paths: Vec<OsString>,
 
     /// Drop this many leading components of each name
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYERS)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYERS,
+          value_parser = args::count::<usize>(0..=u64::MAX))]
     strip_components: usize,
 
     /// Leave out members that match this pattern, as GNU tar's
@@ -102,7 +100,7 @@ pub(super) struct MaterializeArgs {
     same_permissions: bool,
 
     /// Threads that write files [default: 2 to 4 by processors, 16 where each file is a round trip: NFS, FUSE, ...]
-    #[arg(long, value_name = "N", value_parser = args::writers)]
+    #[arg(long, value_name = "N", value_parser = args::count::<usize>(1..=64))]
     writers: Option<usize>,
 
     /// Make DIR, which must be missing or empty, appear whole or not at all
@@ -159,15 +157,16 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
     // Before anything is fetched for nothing.
     let staging = args
         .atomic
-        .then(|| Staging::new(&args.directory, Arc::clone(&stats)))
+        .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
         .transpose()?;
+    args.ensure_path_is_no_destination()?;
     let index = args.saved.index.as_deref();
     let is_stack = args.layers.make_a_stack(&args.source, index)?;
     let whiteouts = is_stack.then(|| args.layers.whiteouts());
     if is_stack {
         args.ensure_whole()?;
         if staging.is_none() {
-            ensure_empty(&args.directory)?;
+            ensure_empty(args.directory())?;
         }
     }
     privileges::guard(&args.source, &args.layers);
@@ -189,8 +188,20 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         opening.scan.tar.limits.size = size.0;
     }
     let saved = Saved::find(&**source, &opening)?;
+    let wanted = args.selection().paths;
+    let wanted: Vec<_> = wanted.into_iter().map(|wanted| wanted.path).collect();
+    if let (false, Some(saved)) = (wanted.is_empty(), &saved)
+        && saved.lacks_all(&wanted)
+    {
+        for path in wanted {
+            let cause = Cause::NotFound;
+            output::complain(Problem { path, cause });
+        }
+        return Ok(ExitCode::from(output::FAILURE));
+    }
     let run = Run {
         args,
+        since: Instant::now(),
         scan_options: scan::Options {
             saved,
             ..opening.scan.clone()
@@ -203,6 +214,7 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         whiteouts,
         reporter: Arc::new(Terminal {
             entries: args.verbose || args.dry_run,
+            escapes: stdout().is_terminal(),
             cuts: args.source.allow_truncated,
         }),
     };
@@ -237,7 +249,7 @@ impl MaterializeArgs {
             source,
             layers: LayerArgs::default(),
             saved: SavedArgs { place, index: None },
-            directory,
+            directory: Some(directory),
             paths: Vec::new(),
             strip_components: 0,
             exclude: Vec::new(),
@@ -261,6 +273,30 @@ impl MaterializeArgs {
             stats: false,
             destination: Some(destination),
         }
+    }
+
+    /// Where the tree is written to.
+    fn directory(&self) -> &Path {
+        self.directory.as_deref().unwrap_or(Path::new("."))
+    }
+
+    /// Refuses a PATH that is an empty directory here, when -C names no other: it was probably meant as
+    /// the directory to write to.
+    ///
+    /// # Errors
+    /// When it is one.
+    fn ensure_path_is_no_destination(&self) -> anyhow::Result<()> {
+        let ([path], None) = (self.paths.as_slice(), &self.directory) else {
+            return Ok(());
+        };
+        let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+        let name = Path::new(path).display();
+        ensure!(
+            !is_empty || self.to_stdout,
+            "{name}: is an empty directory here, but a PATH is a member of the archive (to write \
+             into it use -C {name}; to take the member of this name add -C .)"
+        );
+        Ok(())
     }
 
     /// Refuses what nobody can do with a part of several layers; with --layer the command line does.
@@ -327,6 +363,8 @@ impl MaterializeArgs {
 
 /// One run, whatever it writes to.
 struct Run<'a> {
+    /// When writing began.
+    since: Instant,
     args: &'a MaterializeArgs,
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
@@ -343,9 +381,36 @@ struct Run<'a> {
 impl Run<'_> {
     fn to_disk(&self) -> anyhow::Result<ExitCode> {
         let options = self.args.options(Arc::clone(&self.reporter));
-        let sink = Materializer::new(&self.args.directory, options, Arc::clone(self.stats))?;
+        let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
+        let stats = Arc::clone(self.stats);
+        let place = self.args.directory().display().to_string();
+        let _undo = Undo::on_signals(move || tell_interrupted(&stats, &place, HOW_TO_RESUME))?;
         let (complete, finished) = self.write(sink);
-        Ok(exit_code(complete?, &finished?))
+        let (complete, summary) = (complete?, self.with_destination(finished)?);
+        self.tell_written(&summary);
+        Ok(exit_code(complete, &summary))
+    }
+
+    /// Names the destination in an error that stopped the run.
+    fn with_destination(
+        &self,
+        finished: Result<Summary, materialize::Error>,
+    ) -> anyhow::Result<Summary> {
+        finished.map_err(|error| {
+            let is_of_an_entry = error.is_of_an_entry();
+            let error = anyhow::Error::new(error);
+            if is_of_an_entry {
+                error.context(self.args.directory().display().to_string())
+            } else {
+                error
+            }
+        })
+    }
+
+    fn tell_written(&self, summary: &Summary) {
+        if !self.args.quiet {
+            output::report_written(summary.entries, summary.bytes, self.since.elapsed());
+        }
     }
 
     /// Writes everything there is by `sink`, and tells what goes wrong with the archives; whether
@@ -422,8 +487,11 @@ impl Run<'_> {
         let options = self.args.options(Arc::clone(&self.reporter));
         let owner = self.owner(&options);
         let stats = Arc::clone(self.stats);
-        let directory = &self.args.directory;
+        let directory = self.args.directory();
         let (mut sink, bookmark) = Materializer::resuming(directory, options, stats, &owner)?;
+        let place = directory.display().to_string();
+        let counted = Arc::clone(self.stats);
+        let _undo = Undo::on_signals(move || tell_interrupted(&counted, &place, RESUMES))?;
         self.scan_options.bookmarks = true;
         let has_checksums = bookmark
             .as_ref()
@@ -443,7 +511,12 @@ impl Run<'_> {
             sink.finish()
         };
         let complete = self.report(scanned);
-        let code = finished.map(|summary| exit_code(complete, &summary));
+        let code = self.with_destination(finished).map(|summary| {
+            if !is_interrupted {
+                self.tell_written(&summary);
+            }
+            exit_code(complete, &summary)
+        });
         if is_interrupted || code.is_err() {
             output::complain(format_args!(
                 "{}: the same run goes on from here with --resume",
@@ -501,15 +574,19 @@ impl Run<'_> {
         let options = self.args.options(Arc::clone(&self.reporter));
         let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
         let (complete, finished) = self.write(sink);
-        let (complete, summary) = (complete?, finished?);
+        let (complete, summary) = (complete?, self.with_destination(finished)?);
         if complete && summary.errors == 0 {
             staging.commit(self.args.sync)?;
+            self.tell_written(&summary);
             return Ok(ExitCode::SUCCESS);
         }
         let code = exit_code(complete, &summary);
         let (place, hint) = match &self.args.destination {
-            Some(destination) => (destination, ""),
-            None => (&self.args.directory, " (without --atomic the rest is kept)"),
+            Some(destination) => (destination.as_path(), ""),
+            None => (
+                self.args.directory(),
+                " (without --atomic the rest is kept)",
+            ),
         };
         output::complain(format_args!(
             "{}: nothing was put there, because the tree is not whole{hint}",
@@ -622,6 +699,21 @@ impl Sink for Counting<'_> {
     }
 }
 
+/// How to go on with a run that keeps no journal.
+const HOW_TO_RESUME: &str = "run it again; with --resume a run can go on after an interruption";
+
+/// How to go on with a run that keeps one.
+const RESUMES: &str = "the same command goes on from there";
+
+/// Says what an interrupted run has written to `place`.
+fn tell_interrupted(stats: &Stats, place: &str, how_to_go_on: &str) {
+    output::complain(format_args!(
+        "{place}: interrupted, {} entries and {} bytes were written ({how_to_go_on})",
+        stats.written_entries.get(),
+        stats.written_bytes.get(),
+    ));
+}
+
 fn tell_leftover(removed: Result<(), materialize::Error>) {
     if let Err(error) = removed {
         output::complain(output::with_hint(&error.into()));
@@ -646,6 +738,8 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
 #[derive(Debug)]
 struct Terminal {
     entries: bool,
+    /// Whether names that could control a terminal must be escaped, as `ls` does.
+    escapes: bool,
     /// Whether to tell of members that are cut; otherwise the error that cut them names them.
     cuts: bool,
 }
@@ -653,8 +747,14 @@ struct Terminal {
 impl Reporter for Terminal {
     fn entry(&self, path: &ArchivePath) {
         if self.entries {
-            // Names as they are, for pipes; a closed pipe is not worth dying for.
-            drop(stdout().write_all(&[path.as_bytes(), b"\n"].concat()));
+            let mut line = if self.escapes {
+                escape(path.as_bytes()).into_bytes()
+            } else {
+                path.as_bytes().to_vec()
+            };
+            line.push(b'\n');
+            // A closed pipe is no reason to fail.
+            drop(stdout().write_all(&line));
         }
     }
 

@@ -16,7 +16,7 @@ use signal_hook::iterator::{Handle, Signals};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-use super::args::{CacheArgs, SourceArgs};
+use super::args::{self, CacheArgs, SourceArgs};
 use super::background::{self, Environment, Log};
 use super::control::{Answer, Control, FailedRead, Phase, Question, Status};
 use super::copy::{Copy, Original};
@@ -94,7 +94,7 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "PATH")]
     pub root: Option<String>,
     /// Descend this many levels first, each through the only directory there is.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::count::<usize>(0..=u64::MAX))]
     pub strip_components: usize,
     /// Write messages here once the mount answers, instead of to the journal or syslog, or in the
     /// foreground to the terminal.

@@ -193,20 +193,9 @@ impl View {
     fn new(task: Task) -> Self {
         let terminal = stderr().is_terminal();
         let bar = terminal.then(|| {
-            let target = ProgressDrawTarget::stderr();
-            let (bar, template) = match task.total_bytes {
-                Some(total) => (
-                    ProgressBar::with_draw_target(Some(total), target),
-                    "{prefix} {percent:>3}% [{bar:24}] {binary_bytes}/{binary_total_bytes} {msg} {binary_bytes_per_sec} {eta} left",
-                ),
-                None => (
-                    ProgressBar::with_draw_target(None, target),
-                    "{prefix} {spinner} {binary_bytes} {msg} {binary_bytes_per_sec}",
-                ),
-            };
-            let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            bar.with_style(style).with_prefix(task.verb)
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{wide_msg}");
+            bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
         Self {
             every: if terminal { DRAW_EVERY } else { LINE_EVERY },
@@ -217,18 +206,23 @@ impl View {
     }
 
     fn draw(&self) {
-        let read = self.task.stats.scanned_packed_bytes.get();
-        let entries = HumanCount(self.task.stats.scanned_members.get());
+        let state = State {
+            read_bytes: self.task.stats.scanned_packed_bytes.get(),
+            total_bytes: self.task.total_bytes,
+            entries: self.task.stats.scanned_members.get(),
+            elapsed: self.since.elapsed(),
+        };
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{entries} entries"));
-            bar.set_position(read);
+            bar.set_message(state.line(self.task.verb, terminal_columns()));
+            bar.tick();
             return;
         }
+        let (read, entries) = (state.read_bytes, HumanCount(state.entries));
         let of = match self.task.total_bytes {
             Some(total) => format!(" of {}", HumanBytes(total)),
             None => String::new(),
         };
-        let seconds = self.since.elapsed().as_secs().max(1);
+        let seconds = state.elapsed.as_secs().max(1);
         complain(format_args!(
             "{}: {}{of}, {entries} entries, {}/s",
             self.task.verb,
@@ -244,9 +238,145 @@ impl View {
     }
 }
 
+/// How far a scan is.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    read_bytes: u64,
+    total_bytes: Option<u64>,
+    entries: u64,
+    elapsed: Duration,
+}
+
+impl State {
+    /// The line of progress on a terminal: as much as fits into `columns`, the rate dropped first.
+    fn line(&self, verb: &str, columns: usize) -> String {
+        let read = HumanBytes(self.read_bytes);
+        let mut parts = vec![match self.total_bytes {
+            Some(total) => {
+                let percent = self.read_bytes.saturating_mul(100) / total.max(1);
+                format!(
+                    "{verb} {:>3}% {read}/{}",
+                    percent.min(100),
+                    HumanBytes(total)
+                )
+            }
+            None => format!("{verb} {read}"),
+        }];
+        parts.extend(self.left().map(|left| format!("{} left", seconds(left))));
+        parts.push(format!("{} entries", HumanCount(self.entries)));
+        parts.push(format!(
+            "{}/s",
+            HumanBytes(per_second(self.read_bytes, self.elapsed))
+        ));
+        let mut line = String::new();
+        for part in parts {
+            let longer = if line.is_empty() {
+                part
+            } else {
+                format!("{line}, {part}")
+            };
+            // A line as long as the terminal is wide makes some terminals wrap.
+            if longer.len() >= columns && !line.is_empty() {
+                break;
+            }
+            line = longer;
+        }
+        line.truncate(columns.saturating_sub(1));
+        line
+    }
+
+    /// How long the rest takes at the speed so far; `None` until there is a speed to go by.
+    fn left(&self) -> Option<Duration> {
+        let rest = self.total_bytes?.checked_sub(self.read_bytes)?;
+        if self.elapsed < Duration::from_secs(1) || self.read_bytes == 0 {
+            return None;
+        }
+        let rate = per_second(self.read_bytes, self.elapsed).max(1);
+        Some(Duration::from_secs(rest.div_ceil(rate)))
+    }
+}
+
+fn per_second(bytes: u64, elapsed: Duration) -> u64 {
+    let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    bytes.saturating_mul(1000) / millis.max(1)
+}
+
+/// A duration in its two largest units.
+fn seconds(duration: Duration) -> String {
+    match duration.as_secs() {
+        seconds @ 0..60 => format!("{seconds}s"),
+        seconds @ 60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        seconds => format!("{}h {}m", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// How wide the terminal is that standard error goes to; 80 where it does not say.
+fn terminal_columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(stderr());
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    if columns == 0 { 80 } else { columns }
+}
+
+/// Says on a terminal how many entries and bytes were written, and in which time.
+pub(super) fn report_written(entries: u64, bytes: u64, elapsed: Duration) {
+    if stderr().is_terminal() {
+        complain(format_args!(
+            "{} entries, {} in {:.1} s ({}/s)",
+            HumanCount(entries),
+            HumanBytes(bytes),
+            elapsed.as_secs_f64(),
+            HumanBytes(per_second(bytes, elapsed)),
+        ));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn state(read_mib: u64, total_mib: Option<u64>, millis: u64) -> State {
+        State {
+            read_bytes: read_mib << 20,
+            total_bytes: total_mib.map(|total| total << 20),
+            entries: 12_345_678,
+            elapsed: Duration::from_millis(millis),
+        }
+    }
+
+    #[test]
+    fn progress_line_fits_the_terminal() {
+        let states = [
+            state(0, Some(999_999), 0),
+            state(1023, Some(999_999), 1500),
+            state(999_999, Some(999_999), 1_000_000),
+            state(1 << 30, None, 10_000),
+        ];
+        for state in states {
+            for columns in [40, 80, 200] {
+                let line = state.line("materializing", columns);
+                assert!(line.len() < columns, "{line}");
+            }
+        }
+        let line = state(512, Some(1024), 90_000).line("indexing", 80);
+        assert_eq!(
+            line,
+            "indexing  50% 512.00 MiB/1.00 GiB, 1m 30s left, 12,345,678 entries, 5.69 MiB/s"
+        );
+        let line = state(512, Some(1024), 90_000).line("indexing", 60);
+        assert_eq!(line, "indexing  50% 512.00 MiB/1.00 GiB, 1m 30s left");
+    }
+
+    #[test]
+    fn progress_line_predicts_nothing_at_the_beginning() {
+        for state in [
+            state(0, Some(10), 5000),
+            state(1, Some(10), 10),
+            state(1, None, 5000),
+        ] {
+            assert!(!state.line("indexing", 80).contains("left"));
+        }
+        assert_eq!(seconds(Duration::from_secs(3725)), "1h 2m");
+    }
 
     #[test]
     fn a_chain_tells_each_cause_once() {

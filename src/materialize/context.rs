@@ -15,6 +15,7 @@ use super::policy::Policy;
 use super::problem::{Error, Problems, Trouble};
 use super::removal;
 use super::root::{Directory, Identity, status};
+use super::unwritable::Unwritable;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::index::Options;
@@ -38,6 +39,8 @@ pub(super) struct Context {
     pub(super) promises: Promises,
     /// Where layers are written one over the other: directories of lower ones that are gone.
     pub(super) removed: OnceLock<Mutex<HashSet<Identity>>>,
+    /// The destination directory, if nothing can be made in it.
+    pub(super) unwritable: OnceLock<Unwritable>,
 }
 
 /// Removes the directory `name` and all that is in it.
@@ -160,6 +163,7 @@ impl Context {
             claims: Claims::new(self.claims.most),
             promises: Promises::default(),
             removed: OnceLock::new(),
+            unwritable: OnceLock::new(),
         }
     }
 
@@ -295,9 +299,15 @@ impl Context {
         if trouble.is_fatal() {
             self.problems
                 .stop(self.fatal(path, directory, trouble, missing_bytes));
-        } else {
+        } else if !self.is_unwritable(path, trouble) {
             self.problems.add(path, trouble);
         }
+    }
+
+    /// Whether `trouble` with the entry at `path` comes of a destination that cannot be written to.
+    fn is_unwritable(&self, path: &ArchivePath, trouble: Trouble) -> bool {
+        let unwritable = self.unwritable.get();
+        unwritable.is_some_and(|unwritable| unwritable.explains(path, trouble, &self.problems))
     }
 
     fn fatal(

@@ -29,6 +29,7 @@ mod removal;
 mod resume;
 mod root;
 mod staging;
+mod unwritable;
 mod writers;
 
 #[cfg(test)]
@@ -51,6 +52,7 @@ use self::policy::Policy;
 use self::problem::{Problems, Trouble, While};
 use self::resume::Keeping;
 use self::root::{Missing, Root, parent_of};
+use self::unwritable::Unwritable;
 use self::writers::Writers;
 use crate::archive::Bookmark;
 use crate::archive::scan::Sink;
@@ -197,7 +199,11 @@ impl Materializer {
         })?;
         let problems = Problems::new(options.reporter.clone());
         let sync = options.sync.then(|| destination.to_owned());
+        let unwritable = Unwritable::of(destination, root.top());
         let materializer = Self::start(root, problems, options, stats)?;
+        if let Some(unwritable) = unwritable {
+            drop(materializer.context.unwritable.set(unwritable));
+        }
         Ok(Self {
             sync,
             ..materializer
@@ -235,6 +241,7 @@ impl Materializer {
             promises: Promises::default(),
             journal: OnceLock::new(),
             removed: OnceLock::new(),
+            unwritable: OnceLock::new(),
         });
         let count = options
             .writers

@@ -85,7 +85,7 @@ pub enum Cause {
     #[error("the archive ends in the middle of this file, what is there was kept")]
     Cut,
     /// A path that was asked for.
-    #[error("not in the archive (`tarfs ls -R` shows what is)")]
+    #[error("not in the archive (`tarfs ls -R` shows what is; -C names a directory to write to)")]
     NotFound,
 }
 
@@ -243,6 +243,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it names the entry at which the destination failed, and not the destination.
+    pub fn is_of_an_entry(&self) -> bool {
+        matches!(
+            self,
+            Self::Full { .. }
+                | Self::NoInodes { .. }
+                | Self::Quota { .. }
+                | Self::TooManyEntries { .. }
+                | Self::Failing { .. }
+        )
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -375,7 +387,16 @@ impl Problems {
         self.count.fetch_add(count, Ordering::Relaxed);
     }
 
+    /// Counts an entry whose reason was reported for all such entries together.
+    pub(super) fn count_reported(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn warn(&self, text: &str) {
+        // The tree is being removed while it is written.
+        if matches!(self.fatal(), Some(Error::Interrupted)) {
+            return;
+        }
         if let Some(reporter) = &self.reporter {
             reporter.warning(text);
         }

@@ -17,6 +17,7 @@ pub(super) fn context() -> Context {
     Context {
         journal: std::sync::OnceLock::new(),
         removed: std::sync::OnceLock::new(),
+        unwritable: std::sync::OnceLock::new(),
         policy: Policy::default(),
         existing: Existing::default(),
         stats: Arc::default(),

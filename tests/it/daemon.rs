@@ -520,12 +520,12 @@ fn serves_whoever_reads(
     start: impl FnOnce(&mut Command) -> Option<std::io::Result<Child>>,
 ) {
     let files = (0..100).fold(Archive::new(), |archive, number| {
-        archive.file(&format!("{number}"), vec![b'a'; 100_000])
+        archive.file(&format!("{number}"), vec![b'a'; 400_000])
     });
     let packed = Packing::Gzip.pack(&files.end().into());
     fs::write(place.path("a.tar"), packed).expect("written");
     let mut command = place.mount_command();
-    command.args(["--wait-index", "--no-spool", "--memory=1MiB"]);
+    command.args(["--wait-index", "--no-spool", "--memory=32MiB"]);
     let server = start(&mut command);
     wait::until("it answers", || place.answers());
     fill(pipe);

@@ -1,0 +1,68 @@
+//! A destination directory that its user may not write to: reported once, not once per entry.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Access, AtFlags, accessat, statat};
+use rustix::io::Errno;
+
+use super::problem::{Problems, Trouble};
+use super::root::Directory;
+use crate::base::path::ArchivePath;
+
+/// The destination directory, when nothing can be made in it.
+#[derive(Debug)]
+pub(super) struct Unwritable {
+    path: PathBuf,
+    top: Directory,
+    was_reported: AtomicBool,
+}
+
+impl Unwritable {
+    /// The destination at `path`, which is open as `top`; `None` when entries can be made in it.
+    pub(super) fn of(path: &Path, top: &Directory) -> Option<Self> {
+        let wanted = Access::WRITE_OK | Access::EXEC_OK;
+        let flags = AtFlags::EACCESS;
+        match accessat(top, ".", wanted, flags) {
+            Err(Errno::ACCESS | Errno::PERM) => Some(Self {
+                path: path.to_owned(),
+                top: top.clone(),
+                was_reported: AtomicBool::new(false),
+            }),
+            _ => None,
+        }
+    }
+
+    /// Counts `path` among `problems` if `trouble` comes of the destination; whether it does.
+    pub(super) fn explains(
+        &self,
+        path: &ArchivePath,
+        trouble: Trouble,
+        problems: &Problems,
+    ) -> bool {
+        let is_refused = matches!(trouble.errno, Errno::ACCESS | Errno::PERM);
+        if !is_refused || !self.is_directly_in(path) {
+            return false;
+        }
+        if !self.was_reported.swap(true, Ordering::Relaxed) {
+            problems.warn(&format!(
+                "{}: cannot write to the destination directory: {} (name a directory with -C that \
+                 you may write to)",
+                self.path.display(),
+                trouble.errno,
+            ));
+        }
+        problems.count_reported();
+        true
+    }
+
+    /// Whether the entry at `path`, or its first directory, must be made in the destination itself.
+    fn is_directly_in(&self, path: &ArchivePath) -> bool {
+        let mut components = path.components();
+        let Some(first) = components.next() else {
+            return false;
+        };
+        let found = statat(&self.top, first, AtFlags::SYMLINK_NOFOLLOW);
+        components.next().is_none() || matches!(found, Err(Errno::NOENT))
+    }
+}

@@ -1,0 +1,197 @@
+//! Where `materialize` writes to: what it says of a place it cannot use, and when it is interrupted.
+
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::http::{Resource, Server};
+use crate::support::program::{self, told};
+use crate::support::raw::{Archive, noise};
+use crate::support::wait;
+
+/// A directory that other users reach, with the archive `a.tar` of many files and a copy of the program.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let place = Self(tempfile::tempdir().expect("a directory"));
+        let many = (0..50).fold(Archive::new().directory("d"), |archive, number| {
+            let top = archive.file(&format!("f{number}"), "top");
+            top.file(&format!("d/f{number}"), "below")
+        });
+        fs::write(place.path("a.tar"), many.end()).expect("space");
+        fs::set_permissions(place.0.path(), Permissions::from_mode(0o755)).expect("ours");
+        program::copy_to(&place.path("tarfs"));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        program::tarfs(self.0.path(), words)
+    }
+
+    /// As [`Self::run`], by a user who owns nothing here.
+    fn run_as_nobody(&self, words: &[&str]) -> Output {
+        Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(self.path("tarfs"))
+            .args(words)
+            .current_dir(self.0.path())
+            .env("TARFS_CACHE_DIR", "/nonexistent")
+            .output()
+            .expect("setpriv is installed")
+    }
+}
+
+fn complaints(output: &Output) -> Vec<String> {
+    assert_eq!(output.status.code(), Some(2), "{}", told(output));
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines().map(str::to_owned).collect()
+}
+
+fn make(path: &Path, mode: u32) {
+    fs::create_dir(path).expect("fresh");
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("ours");
+}
+
+#[test]
+fn unwritable_destination_is_reported_by_one_line() {
+    let place = Place::new();
+    make(&place.path("closed"), 0o755);
+    make(&place.path("half"), 0o755);
+    make(&place.path("half/d"), 0o777);
+    for (directory, missing) in [("closed", 101), ("half", 51)] {
+        let output = place.run_as_nobody(&["materialize", "-q", "a.tar", "-C", directory]);
+        let lines = complaints(&output);
+        let expected = format!("tarfs: {directory}: cannot write to the destination directory: ");
+        let about: Vec<_> = lines
+            .iter()
+            .filter(|line| line.starts_with(&expected))
+            .collect();
+        assert_eq!(about.len(), 1, "{lines:?}");
+        assert!(
+            about
+                .iter()
+                .all(|line| line.contains("name a directory with -C"))
+        );
+        // Of half/d the attributes are not this user's to set, which is another matter.
+        assert!(lines.len() <= 3, "{lines:?}");
+        let last = lines.last().expect("several");
+        assert!(
+            last.contains(&format!("{missing} entries are missing")),
+            "{last}"
+        );
+    }
+    let written = fs::read(place.path("half/d/f7")).expect("where it can be written");
+    assert_eq!(written, b"below");
+}
+
+#[test]
+fn read_only_destination_is_named() {
+    let place = Place::new();
+    make(&place.path("mounted"), 0o755);
+    let mounted = place.path("mounted");
+    let mount = ["-t", "tmpfs", "-o", "ro", "none"];
+    let output = Command::new("mount").args(mount).arg(&mounted).output();
+    assert!(output.expect("mount is installed").status.success());
+    let output = place.run(&["materialize", "-q", "a.tar", "-C", "mounted"]);
+    let unmounted = Command::new("umount").arg(&mounted).output();
+    assert!(unmounted.expect("umount is installed").status.success());
+    let lines = complaints(&output);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    let line = lines.first().expect("one");
+    assert!(
+        line.starts_with("tarfs: mounted: d: the destination fails"),
+        "{line}"
+    );
+}
+
+#[test]
+fn empty_directory_as_path_is_refused_before_fetching() {
+    let place = Place::new();
+    make(&place.path("out"), 0o755);
+    // Nothing listens there.
+    let url = "http://127.0.0.1:1/a.tar";
+    let lines = complaints(&place.run(&["materialize", url, "out"]));
+    let [line] = lines.as_slice() else {
+        panic!("{lines:?}")
+    };
+    assert!(line.contains("out: is an empty directory here"), "{line}");
+    assert!(line.contains("-C out") && line.contains("-C ."), "{line}");
+    // Meant as a member.
+    let lines = complaints(&place.run(&["materialize", "a.tar", "out", "-C", "."]));
+    assert!(
+        lines.concat().contains("out: not in the archive"),
+        "{lines:?}"
+    );
+    fs::create_dir(place.path("d")).expect("fresh");
+    fs::write(place.path("d/own"), "").expect("space");
+    let output = place.run(&["materialize", "-q", "a.tar", "d"]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert!(place.path("d/f3").exists());
+}
+
+#[test]
+fn path_that_a_saved_index_lacks_is_refused_before_fetching() {
+    let place = Place::new();
+    let server = Server::start();
+    let archive = Archive::new().file("d/f", noise(20 << 20)).end();
+    server.serve("/a", Resource::new(archive).etag("\"1\""));
+    let url = server.url("/a");
+    let output = place.run(&["index", "-q", &url]);
+    assert!(output.status.success(), "{}", told(&output));
+    let before = server.sent_bytes("/a");
+    let lines = complaints(&place.run(&["materialize", "-q", &url, "missing", "other/x"]));
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(
+        lines.iter().all(|line| line.contains("not in the archive")),
+        "{lines:?}"
+    );
+    assert!(
+        lines
+            .iter()
+            .all(|line| line.contains("-C names a directory")),
+        "{lines:?}"
+    );
+    assert!(server.sent_bytes("/a") - before < 1 << 20, "fetched");
+    let output = place.run(&["materialize", "-q", &url, "missing", "d"]);
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(place.path("d/f").exists(), "the other one is there");
+}
+
+#[test]
+fn interrupted_run_says_what_was_written_and_how_to_go_on() {
+    let place = Place::new();
+    make(&place.path("out"), 0o755);
+    let mut child = Command::new("env")
+        .args(["--default-signal", env!("CARGO_BIN_EXE_tarfs")])
+        .args(["materialize", "-q", "-", "-C", "out"])
+        .current_dir(place.0.path())
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let archive = Archive::new().directory("d").file("d/a", noise(3000));
+    let archive = archive.file("z", noise(4 << 20)).unfinished();
+    let front = archive.get(..3 << 20).expect("longer");
+    let mut input = child.stdin.take().expect("a pipe");
+    input.write_all(front).expect("read");
+    wait::until("something is written", || place.path("out/d/a").exists());
+    kill_process(Pid::from_child(&child), Signal::INT).expect("running");
+    let output = child.wait_with_output().expect("an end");
+    drop(input);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(
+        text.contains("out: interrupted, ") && text.contains(" entries and "),
+        "{text}"
+    );
+    assert!(text.contains("--resume"), "{text}");
+}

@@ -1,0 +1,77 @@
+//! What the program prints on a terminal, and does not send through a pipe.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::support::program::{self, told};
+use crate::support::raw::{Archive, Header};
+
+/// Runs the program in `directory` with a terminal of 80 columns, and returns what that shows.
+fn on_terminal(directory: &Path, words: &str) -> (Output, String) {
+    let program = env!("CARGO_BIN_EXE_tarfs");
+    let line = format!("stty cols 80 rows 24; exec {program} {words}");
+    let output = Command::new("script")
+        .args(["-qec", &line, "/dev/null"])
+        .current_dir(directory)
+        .env("TARFS_CACHE_DIR", directory.join("cache"))
+        .env("XDG_RUNTIME_DIR", directory)
+        .output()
+        .expect("script (bsdutils) is installed");
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output, shown)
+}
+
+#[test]
+fn names_written_to_a_terminal_are_escaped() {
+    let name = "a\x1b]0;owned\x07b\n c";
+    let archive = Archive::new().add(Header::new(name, b'0'), "").end();
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("a.tar"), archive).expect("space");
+    fs::create_dir(directory.path().join("out")).expect("fresh");
+    for flags in ["-v -C out", "--dry-run"] {
+        let (output, shown) = on_terminal(directory.path(), &format!("materialize {flags} a.tar"));
+        assert!(output.status.success(), "{shown}");
+        assert!(
+            !shown.contains('\x1b') || !shown.contains("]0;"),
+            "{shown:?}"
+        );
+        assert!(shown.contains(r"a\033]0;owned\007b\n\ c"), "{shown:?}");
+        let words: Vec<_> = ["materialize"]
+            .into_iter()
+            .chain(flags.split(' '))
+            .chain(["a.tar"])
+            .collect();
+        let piped = program::tarfs(directory.path(), &words);
+        let line = format!("{name}\n");
+        assert_eq!(piped.stdout, line.as_bytes(), "{}", told(&piped));
+    }
+}
+
+#[test]
+fn materialize_reports_entries_and_bytes_on_a_terminal() {
+    let archive = Archive::new().file("d/f", [7; 5000]).end();
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("a.tar"), archive).expect("space");
+    for (number, flags) in ["", "--atomic", "--resume"].iter().enumerate() {
+        if *flags != "--atomic" {
+            fs::create_dir(directory.path().join(format!("out{number}"))).expect("fresh");
+        }
+        let words = format!("materialize {flags} a.tar -C out{number}");
+        let (output, shown) = on_terminal(directory.path(), &words);
+        assert!(output.status.success(), "{shown}");
+        assert!(
+            shown.contains("entries, 4.88 KiB in "),
+            "{flags}: {shown:?}"
+        );
+    }
+    fs::create_dir(directory.path().join("quiet")).expect("fresh");
+    let (_, shown) = on_terminal(directory.path(), "materialize -q a.tar -C quiet");
+    assert_eq!(shown, "");
+    let piped = program::tarfs(directory.path(), &["materialize", "a.tar", "-C", "quiet"]);
+    assert!(
+        piped.status.success() && piped.stderr.is_empty(),
+        "{}",
+        told(&piped)
+    );
+}
