@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod acl;
 pub mod bounds;
 pub mod buffer;
+pub mod change_time;
 pub mod extent;
 pub mod file_time;
 pub mod free_list;

@@ -5,14 +5,16 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
 
 use super::pipe::Pipe;
-use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
+use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, Validator};
 use crate::base::buffer::Buffer;
+use crate::base::change_time;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 
@@ -48,6 +50,12 @@ impl State {
     }
 }
 
+/// How long to wait until the clock has passed a file's change time: small inodes of ext keep seconds.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long to sleep in between: a tick of the clock takes 1 to 10 ms.
+const SETTLE_PAUSE: Duration = Duration::from_millis(2);
+
 /// Opens whatever stands at `path`: files and block devices by range, FIFOs and character devices
 /// as a stream. Blocks on a FIFO without a writer.
 pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
@@ -61,12 +69,14 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
     if kind.is_fifo() || kind.is_char_device() {
         return Ok(Arc::new(Pipe::new(&name, file, stats)));
     }
-    let len = if kind.is_block_device() {
-        file.seek(SeekFrom::End(0))?
-    } else {
-        metadata.size()
-    };
-    Ok(held(file, &metadata, len, &name, stats))
+    if kind.is_block_device() {
+        let version = (metadata, Some(Doubt::Device));
+        let len = file.seek(SeekFrom::End(0))?;
+        return Ok(held(file, &version, len, &name, stats));
+    }
+    let version = version(&file)?;
+    let len = version.0.size();
+    Ok(held(file, &version, len, &name, stats))
 }
 
 /// The open `file`, which must be a regular one, shown to the user as `name`.
@@ -75,12 +85,38 @@ pub(super) fn of(file: StdFile, name: &str, stats: Arc<Stats>) -> Result<Arc<dyn
     if !metadata.is_file() {
         return Err(Cause::Unsupported("what is no regular file".to_owned()));
     }
-    Ok(held(file, &metadata, metadata.size(), name, stats))
+    let version = version(&file)?;
+    let len = version.0.size();
+    Ok(held(file, &version, len, name, stats))
+}
+
+/// The state of a regular file, and why it does not prove the file's version, unless it does.
+///
+/// Waits for the next tick of the clock if the file was changed in this one, because a later change in
+/// the same tick would leave the same change time.
+fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
+    let start = Instant::now();
+    loop {
+        // Read first: a change after it is seen below, or gets a later change time.
+        let now = change_time::now();
+        let metadata = file.metadata()?;
+        if !change_time::is_kept(file, &metadata)? {
+            return Ok((metadata, Some(Doubt::FileSystem)));
+        }
+        if change_time::is_settled(&metadata, now) {
+            return Ok((metadata, None));
+        }
+        let is_in_future = metadata.ctime() > now.tv_sec.saturating_add(1);
+        if is_in_future || start.elapsed() >= SETTLE_TIMEOUT {
+            return Ok((metadata, Some(Doubt::Unsettled)));
+        }
+        std::thread::sleep(SETTLE_PAUSE);
+    }
 }
 
 fn held(
     file: StdFile,
-    metadata: &Metadata,
+    (metadata, doubt): &(Metadata, Option<Doubt>),
     len: u64,
     name: &str,
     stats: Arc<Stats>,
@@ -94,6 +130,7 @@ fn held(
                 ino: metadata.ino(),
                 mtime_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
                 ctime_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+                doubt: *doubt,
             },
         },
         opened: Arc::new(Opened {
@@ -155,5 +192,32 @@ impl Source for File {
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
         super::pieces(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_fresh_file_is_opened_after_the_tick_of_its_change() {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let path = directory.path().join("file");
+        for round in 0..20 {
+            fs::write(&path, [round; 100]).expect("written");
+            let source = open(&path, Arc::default()).expect("a file");
+            let now = change_time::now();
+            assert!(source.fingerprint().is_strong(), "{}", source.fingerprint());
+            let changed = fs::metadata(&path).expect("there");
+            assert!(change_time::is_settled(&changed, now), "in the same tick");
+        }
+    }
+
+    #[test]
+    fn a_file_on_another_file_system_is_doubtful() {
+        let source = open(Path::new("/proc/version"), Arc::default()).expect("a file");
+        assert_eq!(source.fingerprint().doubt(), Some(Doubt::FileSystem));
     }
 }

@@ -37,6 +37,8 @@ pub enum Validator {
         mtime_ns: i128,
         /// Time of last status change, in ns since the epoch.
         ctime_ns: i128,
+        /// Why the same state does not prove the same bytes, unless it does.
+        doubt: Option<Doubt>,
     },
     /// The digest that all bytes must have, as somebody says who is trusted: whoever reads all of
     /// them holds them against it.
@@ -52,13 +54,43 @@ pub enum Validator {
     None,
 }
 
+/// Why nothing proves which version of a source it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+pub enum Doubt {
+    /// A block device, which gets no change time when it is written or replaced.
+    #[error("the system keeps no version of a block device")]
+    Device,
+    /// A file whose change time does not come from this kernel.
+    #[error("its file system is not known to record each change of a file")]
+    FileSystem,
+    /// A file whose next change may get the same change time.
+    #[error("it was still being changed when it was opened, or its change time is in the future")]
+    Unsettled,
+    /// A server that sends neither ETag nor Last-Modified.
+    #[error("the server names no version (neither ETag nor Last-Modified)")]
+    NoValidator,
+}
+
 impl Fingerprint {
     /// Whether equal fingerprints can be taken for equal bytes without looking at any.
     pub fn is_strong(&self) -> bool {
         match &self.validator {
-            Validator::StrongEtag(_) | Validator::File { .. } | Validator::Digest(_) => true,
+            Validator::StrongEtag(_) | Validator::Digest(_) => true,
+            Validator::File { doubt, .. } => doubt.is_none(),
             Validator::Part { whole, .. } => whole.is_strong(),
             Validator::Weak { .. } | Validator::None => false,
+        }
+    }
+
+    /// Why equal fingerprints say nothing about the bytes; `None` where a validator does.
+    ///
+    /// Without one, bytes that another process has read prove nothing about the source.
+    pub fn doubt(&self) -> Option<Doubt> {
+        match &self.validator {
+            Validator::File { doubt, .. } => *doubt,
+            Validator::Part { whole, .. } => whole.doubt(),
+            Validator::None => Some(Doubt::NoValidator),
+            Validator::StrongEtag(_) | Validator::Weak { .. } | Validator::Digest(_) => None,
         }
     }
 
@@ -106,8 +138,11 @@ impl fmt::Display for Fingerprint {
                 ino,
                 mtime_ns,
                 ctime_ns,
+                doubt,
             } => {
-                write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")
+                write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")?;
+                // A state that proves the version finds nothing that was saved when it did not.
+                doubt.map_or(Ok(()), |doubt| write!(f, " doubt={doubt:?}"))
             }
             Validator::Digest(sha256) => write!(f, " sha256={sha256}"),
             Validator::Part { start, whole } => write!(f, " start={start} of {whole}"),
@@ -160,6 +195,34 @@ mod tests {
         let pinned = http(5, Some("\"a\""), Some("Monday"));
         assert!(pinned.matches(&http(5, Some("\"a\""), Some("Tuesday"))));
         assert!(!pinned.matches(&http(5, Some("\"b\""), Some("Monday"))));
+    }
+
+    #[test]
+    fn a_doubtful_file_state_is_weak_and_has_another_text() {
+        let file = |doubt| Fingerprint {
+            len: Some(5),
+            validator: Validator::File {
+                dev: 1,
+                ino: 2,
+                mtime_ns: 3,
+                ctime_ns: 4,
+                doubt,
+            },
+        };
+        let part = |whole: Fingerprint| Fingerprint {
+            len: Some(1),
+            validator: Validator::Part {
+                start: 0,
+                whole: Box::new(whole),
+            },
+        };
+        let (proven, doubtful) = (file(None), file(Some(Doubt::Unsettled)));
+        assert!(proven.is_strong() && part(proven.clone()).is_strong());
+        assert!(!doubtful.is_strong() && !part(doubtful.clone()).is_strong());
+        assert_eq!(part(doubtful.clone()).doubt(), Some(Doubt::Unsettled));
+        assert_eq!(http(5, None, None).doubt(), Some(Doubt::NoValidator));
+        assert_eq!(http(5, None, Some("Monday")).doubt(), None);
+        assert_ne!(proven.to_string(), doubtful.to_string());
     }
 
     #[test]

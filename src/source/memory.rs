@@ -30,6 +30,13 @@ impl Memory {
         }
     }
 
+    /// The same with a validator.
+    #[must_use]
+    pub fn with_validator(mut self, validator: Validator) -> Self {
+        self.fingerprint.validator = validator;
+        self
+    }
+
     fn copy(&self, offset: Packed, buffer: &mut Buffer) -> Result<(), Cause> {
         let stored = usize::try_from(offset.0)
             .ok()

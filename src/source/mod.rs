@@ -33,7 +33,7 @@ use crate::base::stats::Stats;
 
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
-pub use fingerprint::{Fingerprint, Validator};
+pub use fingerprint::{Doubt, Fingerprint, Validator};
 pub use folder::Folder;
 pub use http::{Content, Http, Message, Transport};
 pub use location::Location;

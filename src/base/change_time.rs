@@ -1,0 +1,89 @@
+//! Change times (ctime): where the kernel keeps them, and when they are settled.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{StatFs, fstatfs};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// Magic numbers of file systems whose inodes get their change time from this kernel only.
+///
+/// Others pass on times of a server, of a process, or of the image that they were made from. Overlayfs
+/// is missing because it does so for lower layers, and reuses device numbers.
+const KEEPERS: [u32; 7] = [
+    0x0000_EF53, // ext2, ext3, ext4
+    0x5846_5342, // xfs
+    0x9123_683E, // btrfs
+    0xF2F5_2010, // f2fs
+    0x2FC1_2FC1, // zfs
+    0xCA45_1A4E, // bcachefs
+    0x0102_1994, // tmpfs
+];
+
+/// Major device number of loop devices.
+const LOOP_MAJOR: u32 = 7;
+
+/// Whether each change of a file on the file system of `file` gets a change time from this kernel.
+///
+/// # Errors
+/// When the system does not say which file system it is.
+pub fn is_kept(file: impl AsFd, metadata: &Metadata) -> io::Result<bool> {
+    // The image in a loop device is a file that anything may have written.
+    let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;
+    Ok(!is_loop && is_keeper(&fstatfs(file)?))
+}
+
+fn is_keeper(file_system: &StatFs) -> bool {
+    u32::try_from(file_system.f_type).is_ok_and(|magic| KEEPERS.contains(&magic))
+}
+
+/// The time that the kernel writes into inodes at this moment.
+pub fn now() -> Timespec {
+    clock_gettime(ClockId::RealtimeCoarse)
+}
+
+/// Whether every change after `now` gets another change time than `metadata` has.
+pub fn is_settled(metadata: &Metadata, now: Timespec) -> bool {
+    let changed = (metadata.ctime(), metadata.ctime_nsec());
+    // Small inodes of ext have no room for anything but seconds.
+    let now_nsec = if changed.1 == 0 { 0 } else { now.tv_nsec };
+    changed < (now.tv_sec, now_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+
+    #[test]
+    fn change_times_of_tmpfs_count_and_those_of_proc_do_not() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, "").unwrap();
+        for (path, expected) in [(path.as_path(), true), ("/proc/version".as_ref(), false)] {
+            let file = File::open(path).unwrap();
+            let metadata = file.metadata().unwrap();
+            assert_eq!(is_kept(&file, &metadata).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_change_is_settled_when_the_clock_has_ticked() {
+        let file = tempfile::tempfile().unwrap();
+        let metadata = file.metadata().unwrap();
+        let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        let (seconds, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
+        assert!(!is_settled(&metadata, at(seconds - 1, 999_999_999)));
+        assert!(!is_settled(&metadata, at(seconds, nanoseconds)));
+        assert!(is_settled(&metadata, at(seconds + 1, 0)));
+        let is_next = is_settled(&metadata, at(seconds, nanoseconds + 1));
+        assert_eq!(
+            is_next,
+            nanoseconds != 0,
+            "whole seconds tick once a second"
+        );
+    }
+}
