@@ -36,6 +36,9 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// An index file to use instead of looking for one.
     pub index_file: Option<PathBuf>,
+    /// Whether an archive whose version nothing proves is scanned whatever was saved of it: for a
+    /// caller that has files of an earlier scan.
+    pub rescans_unproven: bool,
     /// What to do with bytes that cost more to make again than to read back from disk.
     pub spooling: Spooling,
 }
@@ -270,7 +273,7 @@ pub(super) fn keep(reader: &Reader, in_use: Option<InUse>) {
 impl Opening {
     /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
     fn find_saved(&self) -> Result<Option<Reader>, OpenError> {
-        let Some(store) = &self.store else {
+        let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
         let (index, in_use) = match store.find_held(&self.locator) {
@@ -309,8 +312,13 @@ impl Opening {
         }
     }
 
+    /// Whether only a scan of this process counts.
+    fn must_rescan(&self) -> bool {
+        self.options.rescans_unproven && self.source.fingerprint().doubt().is_some()
+    }
+
     /// Whether the index belongs to the bytes and they can be had: by a strong validator, or by
-    /// the hash of one span, which for want of the former must come from the source itself.
+    /// samples that come from the source itself.
     fn fits(&self, reader: &Reader) -> bool {
         match (self.source.fingerprint().is_strong(), self.is_readable()) {
             (true, true) => true,
@@ -318,7 +326,7 @@ impl Opening {
             (true, false) => reader.is_spooled(),
             (false, _) => {
                 let is_hashed = reader.catalog.known().is_hashed();
-                is_hashed && reader.verify_source(reader.sample()).is_ok()
+                is_hashed && reader.verify_samples(Reader::verify_source).is_ok()
             }
         }
     }
@@ -332,7 +340,7 @@ impl Opening {
     fn with_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = index_file(path, &*self.source)?;
         // Whoever made the file may have written any digest into it.
-        if let Digest::Expect(_) = self.options.scan.sha256 {
+        if matches!(self.options.scan.sha256, Digest::Expect(_)) || self.must_rescan() {
             return Ok(None);
         }
         self.check_entries(&index)?;
@@ -344,13 +352,10 @@ impl Opening {
             return Err(foreign_index(path, &*self.source));
         }
         let reader = self.reader(Catalog::complete(index), spool);
-        let span = reader.sample();
-        let verified = if is_ours && !reader.catalog.known().is_hashed() {
-            Ok(())
-        } else if is_ours {
-            reader.verify(span)
-        } else {
-            reader.verify_source(span)
+        let verified = match (is_ours, reader.catalog.known().is_hashed()) {
+            (true, false) => Ok(()),
+            (true, true) => reader.verify_samples(Reader::verify),
+            (false, _) => reader.verify_samples(Reader::verify_source),
         };
         match verified {
             Ok(()) => Ok(Some(reader)),
@@ -501,8 +506,13 @@ impl Opening {
         if !is_worth_it {
             return None;
         }
-        let content = content(index.origin());
-        match Spool::open(shelf, &content, self.spool_options()) {
+        let spool = if self.source.fingerprint().doubt().is_some() {
+            // Of this process alone: nothing tells whether the source still is what others have read.
+            Spool::create(shelf, self.spool_options())
+        } else {
+            Spool::open(shelf, &content(index.origin()), self.spool_options())
+        };
+        match spool {
             Ok(spool) => Some(Arc::new(spool)),
             Err(error) => {
                 tracing::warn!(error = in_words(&error), "nothing is kept on disk");

@@ -5,7 +5,8 @@
 //! (`packed.rs`). Plain bytes, whatever they come from, have the span's hash before a reader sees
 //! them: that tells a damaged spool. Bytes that the scan skipped have neither.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -32,6 +33,15 @@ use crate::fetch;
 use crate::index::store::InUse;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{Access, Cause, Source};
+
+/// Samples at random that are compared between the front and the end of a source.
+const RANDOM_SAMPLES: u64 = 4;
+
+/// Packed bytes that are fetched to decode one sample to its end.
+const MAX_SAMPLE_BYTES: u64 = 4 << 20;
+
+/// Spans that are decoded for one sample.
+const MAX_SAMPLE_SPANS: u32 = 4;
 
 /// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -249,18 +259,47 @@ impl Reader {
         Ok(())
     }
 
-    /// The number of a span to verify the whole by: in the middle, or before it the nearest that
-    /// decoding can start at and that has a hash.
-    pub(super) fn sample(&self) -> u32 {
+    /// Checks samples with `verify`: the front of the archive, its end, and some spans at random.
+    ///
+    /// # Errors
+    /// The first one of `verify`.
+    pub(super) fn verify_samples(
+        &self,
+        verify: impl Fn(&Self, u32) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        let mut samples = self.samples().into_iter();
+        samples.try_for_each(|span| verify(self, span))
+    }
+
+    /// The numbers of the spans to compare; at least one.
+    fn samples(&self) -> BTreeSet<u32> {
         let index = self.catalog.known();
-        let middle = index.span_count() / 2;
-        (0..=middle)
-            .rev()
-            .find(|&number| {
-                let span = index.span(number);
-                span.is_some_and(|span| span.seek_point.is_some() && span.hash.is_some())
-            })
-            .unwrap_or(middle)
+        let starts = (0..index.span_count()).filter(|&span| index.seek_offset(span).is_some());
+        let starts: Vec<u32> = starts.collect();
+        let random = RandomState::new();
+        let count = starts.len().max(1) as u64;
+        let at_random = (0..RANDOM_SAMPLES).map(|sample| random.hash_one(sample) % count);
+        let stretches = [0, count - 1].into_iter().chain(at_random);
+        let spans = stretches.map(|stretch| self.sample(&starts, stretch));
+        spans.collect()
+    }
+
+    /// The last span that is cheap to decode from the seek point at `starts[stretch]`.
+    fn sample(&self, starts: &[u32], stretch: u64) -> u32 {
+        let place = usize::try_from(stretch).unwrap_or(usize::MAX);
+        let Some(&first) = starts.get(place) else {
+            return 0;
+        };
+        let index = self.catalog.known();
+        let next = starts.get(place + 1).copied();
+        let packed_end = next.and_then(|next| index.seek_offset(next));
+        let packed_end = packed_end.map_or(index.origin().packed_bytes, |end| end.0);
+        let packed_start = index.seek_offset(first).map_or(0, |start| start.0);
+        if packed_end.saturating_sub(packed_start) > MAX_SAMPLE_BYTES {
+            return first;
+        }
+        let last = next.unwrap_or(index.span_count()).saturating_sub(1);
+        last.min(first.saturating_add(MAX_SAMPLE_SPANS - 1))
     }
 
     /// What span `span` is kept by.

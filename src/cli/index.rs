@@ -39,6 +39,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         cache: &args.cache,
         spooling: Spooling::TreeOnly,
         hops: false,
+        rescans_unproven: false,
         quiet: args.quiet,
     };
     ensure!(

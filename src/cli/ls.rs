@@ -59,6 +59,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         cache: &args.cache,
         spooling: Spooling::TreeOnly,
         hops: true,
+        rescans_unproven: false,
         quiet: !io::stderr().is_terminal(),
     };
     let tree = opening.open(&network, &Arc::default())?;

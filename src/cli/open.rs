@@ -118,6 +118,8 @@ pub(super) struct Opening<'a> {
     pub spooling: Spooling,
     /// Whether an index to be made may lack hashes of what nobody has to read for it.
     pub hops: bool,
+    /// Whether an archive whose version nothing proves is scanned whatever was saved of it.
+    pub rescans_unproven: bool,
     /// Whether nobody wants to see how it goes.
     pub quiet: bool,
 }
@@ -144,6 +146,7 @@ impl Opening<'_> {
     pub(super) fn options(&self) -> OpenOptions {
         let mut options = open_options(self.source, &self.cache.saved, self.spooling);
         options.scan.hops = self.hops;
+        options.rescans_unproven = self.rescans_unproven;
         options
     }
 
@@ -200,6 +203,8 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         spooling: spooling(&args.cache),
         // What is fetched anyway had better be fetched while the scan goes by.
         hops: args.prefetch.prefetch != Mode::All,
+        // The copy holds files of an earlier scan.
+        rescans_unproven: args.materialize.is_some(),
         quiet: !args.foreground,
     };
     if opening.is_of_layers()? {
@@ -329,6 +334,7 @@ pub(super) fn open_options(
         scan: scan_options(args),
         cache_dir: saved.place.directory().ok(),
         index_file: saved.index.clone(),
+        rescans_unproven: false,
         spooling,
     }
 }

@@ -152,6 +152,13 @@ impl Telling for OfStack {
 fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
     let mut notes = archive.notes();
     notes.extend(archive.spool_trouble());
+    let doubt = archive.source().fingerprint().doubt();
+    notes.extend(doubt.map(|doubt| {
+        format!(
+            "the version of the archive cannot be proven: {doubt}; a saved index is compared with \
+             samples of the archive, and decoded data of earlier mounts is not used"
+        )
+    }));
     if !is_spooled && archive.has_long_ways() {
         notes.push(
             "parts of the stream cannot be decoded from the middle: without a spool (--no-spool) \

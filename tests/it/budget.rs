@@ -278,6 +278,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         scan: least(),
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
+        rescans_unproven: false,
         spooling: Spooling::ToDisk {
             limit_bytes: Some(1 << 30),
         },

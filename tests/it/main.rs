@@ -37,6 +37,7 @@ mod stress;
 mod successor;
 mod support;
 mod terminal;
+mod unproven;
 mod user;
 mod verify;
 mod writable;

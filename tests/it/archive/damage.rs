@@ -31,7 +31,6 @@ fn damage_stays_in_its_span(packing: Packing) {
     let archive = lab.open_bytes(packed.clone(), &options).expect("indexed");
     let spans = archive.index().span_count();
     assert!(spans >= 2, "{spans}");
-    // The middle one is looked at when the archive is opened again.
     let number = spans / 2 - 1;
     let seek = |number| archive.index().seek_offset(number).expect("seekable").0;
     let place = index(u64::midpoint(seek(number), seek(number + 1)));

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tarfs::archive::{OpenError, OpenOptions, ReadError};
 use tarfs::codec::Compression;
 
-use super::{Lab, PATH, assert_file, assert_files, ino, large_lz4, packed, read};
+use super::{Lab, PATH, assert_file, assert_files, large_lz4, packed, read};
 use crate::support::http::Resource;
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
@@ -100,8 +100,10 @@ fn a_strong_validator_is_believed_and_a_weak_one_is_tested() {
         let archive = lab.open();
         let stats = archive.stats();
         assert_eq!(stats.scans.get(), 0);
-        assert_eq!(stats.decoded_spans.get(), 1);
-        assert_eq!(stats.source_requests.get(), 2);
+        // The front, the end and some in between, each by one request.
+        let samples = stats.source_requests.get() - 1;
+        assert!((2..=6).contains(&samples), "{samples}");
+        assert!(stats.decoded_spans.get() >= samples);
         assert_files(&archive, &Tree::mixed());
     }
 }
@@ -128,7 +130,9 @@ fn an_index_of_bytes_that_changed_unnoticed_is_given_up() {
 
 #[test]
 fn bytes_of_a_newer_version_are_never_taken_for_those_that_were_indexed() {
-    let [old, new] = [Tree::mixed(), Tree::other()].map(|tree| Packing::Lz4.pack(&tree.tar));
+    // More spans than are looked at when the archive is opened.
+    let trees = [1, 2].map(|seed| Tree::single(Noise::new(seed).bytes(40 << 20)));
+    let [old, new] = [0, 1].map(|number: usize| Packing::Lz4.pack(&trees[number].tar));
     let strong = |packed: &Bytes, version: &str| Resource::new(packed.clone()).etag(version);
     let cases: [(Resource, Resource); 3] = [
         (strong(&old, "\"1\""), strong(&new, "\"2\"")),
@@ -144,23 +148,23 @@ fn bytes_of_a_newer_version_are_never_taken_for_those_that_were_indexed() {
         drop(lab.open());
         let archive = lab.open_with(&lab.without_spool());
         lab.serve(after);
-        // The last span, of which nothing was looked at when the archive was opened.
-        let error = read(&archive, "z").err();
+        let error = read(&archive, "a").err();
         assert!(matches!(error, Some(ReadError::Changed(_))), "{error:?}");
         // Opened anew it is the new version.
-        assert_files(&lab.open(), &Tree::other());
+        assert_files(&lab.open(), &trees[1]);
     }
 }
 
 #[test]
 fn an_unnoticed_change_while_open_is_damage_and_never_other_bytes() {
-    let [old, new] = [1, 2].map(|seed| Tree::single(Noise::new(seed).bytes(9 << 20)));
+    // More spans than are looked at when the archive is opened.
+    let [old, new] = [1, 2].map(|seed| Tree::single(Noise::new(seed).bytes(40 << 20)));
     let lab = Lab::new();
     lab.serve(Resource::new(Packing::Lz4.pack(&old.tar)));
     drop(lab.open());
     let archive = lab.open_with(&lab.without_spool());
     lab.serve(Resource::new(Packing::Lz4.pack(&new.tar)));
-    let error = archive.read_here(ino(&archive, "a"), 0, 4096).err();
+    let error = read(&archive, "a").err();
     assert!(
         matches!(error, Some(ReadError::Damaged { cause: Some(_), .. })),
         "{error:?}"

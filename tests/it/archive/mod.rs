@@ -13,6 +13,7 @@ mod packings;
 mod prefetch;
 mod schedules;
 mod spool;
+mod unproven;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +25,7 @@ use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::index::Ino;
 use tarfs::materialize::{self, Materializer};
-use tarfs::source::{self, Retry, Source};
+use tarfs::source::{self, Retry, Source, Validator};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -94,6 +95,7 @@ impl Lab {
             scan: scan_options(),
             cache_dir: Some(self.cache.path().to_owned()),
             index_file: None,
+            rescans_unproven: false,
             // A limit, as what the disk has left is nothing a test may depend on.
             spooling: Spooling::ToDisk {
                 limit_bytes: Some(1 << 30),
@@ -142,9 +144,11 @@ impl Lab {
         self.open_with(&self.options())
     }
 
-    /// An archive in memory, of which nothing tells its version.
+    /// An archive in memory, always of the same version.
     fn open_bytes(&self, packed: Bytes, options: &OpenOptions) -> Result<Archive, OpenError> {
-        let source = Arc::new(source::Memory::new("memory", packed));
+        let version = Validator::StrongEtag("\"1\"".to_owned());
+        let source = source::Memory::new("memory", packed).with_validator(version);
+        let source = Arc::new(source);
         Archive::open(source, options, self.network.handle(), &Arc::default())
     }
 

@@ -234,6 +234,7 @@ fn options() -> OpenOptions {
             ..scan::Options::default()
         },
         cache_dir: None,
+        rescans_unproven: false,
         index_file: None,
         spooling: Spooling::Refused,
     }
