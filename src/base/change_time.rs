@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{StatFs, fstatfs};
+use rustix::fs::fstatfs;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Magic numbers of file systems whose inodes get their change time from this kernel only.
@@ -32,11 +32,14 @@ const LOOP_MAJOR: u32 = 7;
 pub fn is_kept(file: impl AsFd, metadata: &Metadata) -> io::Result<bool> {
     // The image in a loop device is a file that anything may have written.
     let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;
-    Ok(!is_loop && is_keeper(&fstatfs(file)?))
+    Ok(!is_loop && is_keeper(fstatfs(file)?.f_type.into()))
 }
 
-fn is_keeper(file_system: &StatFs) -> bool {
-    u32::try_from(file_system.f_type).is_ok_and(|magic| KEEPERS.contains(&magic))
+/// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
+fn is_keeper(f_type: i128) -> bool {
+    KEEPERS
+        .iter()
+        .any(|&magic| i128::from(magic) == f_type & 0xFFFF_FFFF)
 }
 
 /// The time that the kernel writes into inodes at this moment.

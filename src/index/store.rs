@@ -158,7 +158,8 @@ impl Store {
         let directory = Directory::make(&self.cache_dir)?.make_inner(DIRECTORY)?;
         let directory = Arc::new(directory);
         let temporary = temporary_name();
-        let file = directory.file(&temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        // Not only for writing: NFS gives a shared lock only to a descriptor that can read.
+        let file = directory.file(&temporary, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         // Until then, and if it cannot be said, its age speaks for it.
         let locked = file.try_clone().ok();
         let locked = locked.filter(|file| lock_soon(file, SHARED).is_ok());
@@ -238,7 +239,8 @@ impl Stored {
     /// # Errors
     /// [`Errno::WOULDBLOCK`] while somebody uses it.
     fn alone(&self) -> Result<Option<File>, Errno> {
-        let Ok(file) = self.directory.file(&self.name, OFlags::RDONLY) else {
+        // NFS gives an exclusive lock only to a descriptor that can write.
+        let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {
             return Ok(None);
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -664,6 +666,23 @@ mod tests {
         assert!(files[0].is_in_use() && !files[0].remove().unwrap());
         drop(in_use.expect("nobody else"));
         assert!(files[0].remove().unwrap());
+    }
+
+    #[test]
+    fn locks_use_descriptors_that_nfs_accepts() {
+        let cache = tempfile::tempdir().unwrap();
+        let store = Store::new(cache.path());
+        let published = store.publish(&locator(""), &index(locator(""))).unwrap();
+        let shared = published.expect("nobody else");
+        let can = |file: &File, access| {
+            let mode = rustix::fs::fcntl_getfl(file).unwrap() & OFlags::RWMODE;
+            mode == OFlags::RDWR || mode == access
+        };
+        assert!(can(&shared.locked, OFlags::RDONLY), "a shared lock reads");
+        drop(shared);
+        let alone = store.files().unwrap()[0].alone().unwrap();
+        let alone = alone.expect("an index of ours");
+        assert!(can(&alone, OFlags::WRONLY), "an exclusive lock writes");
     }
 
     #[test]
