@@ -231,11 +231,13 @@ fn is_well_again(place: &Place) -> bool {
     }
 }
 
-/// Reads a file once more that was read before, while requests meet with `faults`: it is in memory, or
-/// in a spool, and nobody is asked for it.
+/// Reads a file once more that was read before, while requests meet with `faults`. It is in memory, or
+/// in a spool if the server names a version, and the server is not asked for it.
 #[track_caller]
 pub(super) fn read_what_is_kept(resource: &Resource, faults: impl Faults + Clone) {
-    for (is_spooled, found) in [(false, "memory_hit_spans"), (true, "spool_hit_spans")] {
+    let places = [(false, "memory_hit_spans"), (true, "spool_hit_spans")];
+    let counts = |&(is_spooled, _): &(bool, &str)| !is_spooled || resource.names_version();
+    for (is_spooled, found) in places.into_iter().filter(counts) {
         let place = Place::new(resource);
         let url = place.server.url(PATH);
         place.succeeds(&["index", &url]);

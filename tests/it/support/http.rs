@@ -335,6 +335,11 @@ impl Resource {
         self
     }
 
+    /// Whether it has anything that tells versions apart.
+    pub(crate) fn names_version(&self) -> bool {
+        self.etag.is_some() || self.last_modified.is_some()
+    }
+
     /// As RFC 9110 has it. HEAD is refused, so that nobody relies on it.
     pub(crate) fn answer(&self, request: &Request) -> Response {
         if request.method != "GET" {
