@@ -66,7 +66,7 @@ pub enum Doubt {
     /// A file whose next change may get the same change time.
     #[error("it was still being changed when it was opened, or its change time is in the future")]
     Unsettled,
-    /// A server that sends neither ETag nor Last-Modified.
+    /// A server that sends neither an entity tag nor a date.
     #[error("the server names no version (neither ETag nor Last-Modified)")]
     NoValidator,
 }
