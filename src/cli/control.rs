@@ -26,7 +26,10 @@ use crate::base::task::Thread;
 /// Longest question: generous for the longest that exists.
 const MAX_QUESTION_BYTES: u64 = 4096;
 /// Longest answer: a status with all its errors takes a tenth of it.
-const MAX_ANSWER_BYTES: u64 = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 16 << 20;
+
+/// The longest text of a status, in bytes. All texts together stay below [`MAX_ANSWER_BYTES`].
+const MAX_TEXT_BYTES: usize = 2048;
 /// How long the other end may be silent.
 const SILENCE: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
@@ -361,13 +364,16 @@ fn reply(stream: &UnixStream, answer: &mut impl FnMut(Question) -> Answer) -> io
     stream.set_write_timeout(Some(SILENCE))?;
     let mut line = String::new();
     BufReader::new(stream.take(MAX_QUESTION_BYTES)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
+    let mut answer = match serde_json::from_str(&line) {
         Ok(question) => answer(question),
         Err(error) => Answer::Refused {
             error: format!("not a question: {error}"),
             hint: None,
         },
     };
+    if let Answer::Status(status) = &mut answer {
+        status.cut_texts();
+    }
     send(stream, &answer)
 }
 
@@ -416,6 +422,19 @@ pub(super) fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
 }
 
 impl Status {
+    /// Cuts texts that an archive or a server can make long.
+    fn cut_texts(&mut self) {
+        cut(&mut self.source);
+        cut(&mut self.version);
+        self.index.failure.iter_mut().for_each(cut);
+        self.layers.iter_mut().for_each(cut);
+        self.notes.iter_mut().for_each(cut);
+        for error in &mut self.errors {
+            cut(&mut error.path);
+            cut(&mut error.reason);
+        }
+    }
+
     /// Whether it is of what is mounted on `mountpoint` as this process sees it; that it once was
     /// mounted there is good enough where the kernel's table of mounts cannot be read.
     pub(super) fn is_of(&self, mountpoint: &Path) -> bool {
@@ -423,6 +442,13 @@ impl Status {
             (Some(device), Ok(found)) => found.is_some_and(|found| *device == device_word(found)),
             _ => self.mountpoint == mountpoint.to_string_lossy(),
         }
+    }
+}
+
+fn cut(text: &mut String) {
+    if text.len() > MAX_TEXT_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
+        text.push('…');
     }
 }
 
@@ -628,6 +654,30 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         drop(control);
         assert_eq!(statuses(directory.path()).expect("readable"), []);
+    }
+
+    #[test]
+    fn status_with_long_paths_is_answered_with_cut_ones() {
+        let directory = private_directory();
+        let _control = Control::serve(directory.path(), |_| {
+            let mut status = Status::example();
+            let error = FailedRead {
+                path: "é".repeat(64 << 10),
+                reason: "\u{1}".repeat(64 << 10),
+                ..status.errors[0].clone()
+            };
+            status.errors = vec![error; 16];
+            status.notes = vec!["n".repeat(100_000); 101];
+            status.layers = vec!["l".repeat(100_000); 1000];
+            Answer::Status(Box::new(status))
+        });
+        let found = statuses(directory.path()).expect("readable");
+        let [status] = found.as_slice() else {
+            panic!("{} mounts", found.len());
+        };
+        assert_eq!((status.errors.len(), status.layers.len()), (16, 1000));
+        let path = &status.errors[0].path;
+        assert!(path.len() <= MAX_TEXT_BYTES + 3 && path.starts_with('é') && path.ends_with('…'));
     }
 
     #[test]

@@ -406,7 +406,7 @@ fn serve_opened(
     let (keeper, orphan) = kept(opened, inheritance)?;
     let mount = match (&orphan, &writable) {
         (Some(orphan), writable) => {
-            let mount = Mount::adopt(tree, orphan, options, ended)?;
+            let mount = Mount::adopt(tree, orphan, ended)?;
             if let Some(writable) = writable {
                 writable.adopted();
             }

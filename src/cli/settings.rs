@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -110,9 +111,18 @@ pub(super) fn log_level() -> Option<Level> {
 /// Where the sockets of this user's mounts are.
 pub(super) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
-        word(RUNTIME_DIR).as_deref(),
+        word(RUNTIME_DIR).filter(|path| is_own(path)).as_deref(),
         rustix::process::geteuid().as_raw(),
     )
+}
+
+/// Whether `path` belongs to this user, as the specification wants it of a runtime directory: after
+/// `su` or `sudo -E` it can be another user's. What is missing counts as own.
+fn is_own(path: &Path) -> bool {
+    let found = std::fs::metadata(path);
+    found.map_or(true, |found| {
+        found.uid() == rustix::process::geteuid().as_raw()
+    })
 }
 
 /// Where the sockets of the mounts are that this user may ask: their own, and for root those of the

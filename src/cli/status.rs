@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::control::{self, IndexState, Phase, Status};
-use super::settings;
+use super::{output, settings};
 use crate::fs;
 
 /// Tells how a mount is, or all mounts of this user.
@@ -29,8 +29,14 @@ pub(super) struct StatusArgs {
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mut statuses = Vec::new();
     for directory in settings::runtime_dirs() {
-        let found = control::statuses(&directory);
-        statuses.extend(found.with_context(|| format!("cannot read {}", directory.display()))?);
+        match control::statuses(&directory) {
+            Ok(found) => statuses.extend(found),
+            // Mounts elsewhere are known all the same.
+            Err(error) => {
+                let name = directory.display();
+                output::complain(format_args!("cannot look for mounts in {name}: {error}"));
+            }
+        }
     }
     if let Some(path) = &args.mountpoint {
         let mountpoint =

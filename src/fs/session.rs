@@ -145,26 +145,24 @@ impl Mount {
             cover: None,
         };
         mounted(&site, descriptor.as_fd());
-        let session = |tree| Session::from_fd(tree, descriptor, acl(options), config());
+        let session = |tree| Session::from_fd(tree, descriptor, ACL, config());
         Self::serve(tree, site, session, ended)
     }
 
-    /// Goes on with a mount whose process has died, which was made of the same tree with the same
-    /// `options`. As [`start`](Self::start) otherwise.
+    /// Goes on with a mount whose process has died, which was made of the same tree. As [`start`](Self::start) otherwise.
     ///
     /// # Errors
     /// When that cannot be done; then nothing is mounted any more.
     pub fn adopt(
         tree: Tree,
         orphan: &Orphan,
-        options: &MountOptions,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
         if !is_there(&orphan.site, orphan.descriptor.as_fd()) {
             return Err(MountError::NotReady);
         }
         let tree = tree.watched().map_err(MountError::System)?;
-        let session = |tree| handover::session(tree, orphan, acl(options), config());
+        let session = |tree| handover::session(tree, orphan, ACL, config());
         let site = Site {
             mountpoint: orphan.site.place(),
             ..orphan.site.clone()
@@ -539,13 +537,10 @@ fn config() -> Config {
     config
 }
 
-fn acl(options: &MountOptions) -> SessionACL {
-    if options.allow_other {
-        SessionACL::All
-    } else {
-        SessionACL::Owner
-    }
-}
+/// Whom the library answers: everybody who gets past the kernel, which keeps others than the mount's
+/// owner out unless `allow_other` is given. The library cannot check, because the kernel names no
+/// user in requests of a mount that can be idmapped (Linux 6.12).
+const ACL: SessionACL = SessionACL::All;
 
 /// Raises the kernel's read-ahead, for which FUSE has no word of its own. Root only; without it
 /// reads are correct and smaller.

@@ -529,6 +529,24 @@ fn default_permissions_enforces_modes_and_acls() {
 }
 
 #[test]
+fn default_permissions_alone_admits_the_owner_and_nobody_else() {
+    let mut sample = Sample::default();
+    sample.file("file", b"content").mode = 0o644;
+    let content = sample.content(Speed::AtOnce);
+    let mounted = Mounted::new(content, View::WHOLE, "default_permissions");
+    assert_eq!(
+        fs::read(mounted.path("file")).expect("the owner"),
+        b"content"
+    );
+    let other = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])
+        .arg(mounted.path("file"))
+        .output()
+        .expect("setpriv, from util-linux");
+    assert_eq!(other.stdout, b"");
+}
+
+#[test]
 fn whoever_unmounts_it_the_session_ends() {
     let mounted = one_file().mount();
     mounted.mount().unmount(Force::No).expect("not in use");

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::program::{self, told};
+use crate::support::raw::Archive;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -336,4 +337,36 @@ fn a_recorded_mount_is_replayed_and_tells_so() {
         text.contains("nothing is replayed: profile: not a profile"),
         "{text}"
     );
+}
+
+#[test]
+fn another_users_runtime_directory_is_not_used() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let foreign = directory.path().join("run");
+    for name in ["run", "run/tarfs", "mnt"] {
+        fs::create_dir(directory.path().join(name)).expect("fresh");
+    }
+    for path in [foreign.clone(), foreign.join("tarfs")] {
+        std::os::unix::fs::chown(path, Some(65534), None).expect("root");
+    }
+    let archive = Archive::new().file("f", "content").end();
+    fs::write(directory.path().join("a.tar"), archive).expect("space");
+    let run = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_tarfs"))
+            .args(words)
+            .current_dir(directory.path())
+            .env("XDG_RUNTIME_DIR", &foreign)
+            .env("TARFS_CACHE_DIR", directory.path().join("cache"))
+            .output()
+            .expect("started");
+        assert!(output.status.success(), "{words:?}: {}", told(&output));
+        output
+    };
+    run(&["mount", "a.tar", "mnt"]);
+    let status = run(&["status", "mnt", "--json"]);
+    let status: Value = serde_json::from_slice(&status.stdout).expect("one mount");
+    assert_eq!(status.pointer("/entries"), Some(&Value::from(2)));
+    run(&["umount", "mnt"]);
+    let used = fs::read_dir(foreign.join("tarfs")).expect("there").count();
+    assert_eq!(used, 0, "another user's");
 }
