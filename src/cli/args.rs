@@ -33,6 +33,10 @@ pub(super) struct SourceArgs {
     )]
     pub headers: Vec<HeaderArg>,
 
+    /// Follow redirects from https:// to http:// URLs, which are refused otherwise
+    #[arg(long, help_heading = "Network")]
+    pub allow_insecure_redirects: bool,
+
     /// Requests in flight at once, at the most; as many are used as bring something
     #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
           value_parser = count::<usize>(1..=256), help_heading = "Network")]

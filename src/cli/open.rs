@@ -52,6 +52,7 @@ pub(super) fn source_with(
     let headers = headers.iter().cloned();
     let options = source::Options {
         headers: headers.map(|header| (header.name, header.value)).collect(),
+        allow_insecure_redirects: args.allow_insecure_redirects,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),
         retry: retry(args),

@@ -73,13 +73,23 @@ impl Answer {
         }
     }
 
-    /// The body is the bytes themselves, as was asked.
-    pub(super) fn check_encoding(&self) -> Result<(), Cause> {
-        match &self.encoding {
-            None => Ok(()),
-            Some(encoding) => Err(Cause::Protocol(format!(
-                "the server sends Content-Encoding: {encoding} although identity was asked for"
-            ))),
+    /// The encoding of the stored bytes, of a first answer: some servers label a `.tar.gz` that way.
+    /// Ranges then are of the encoded bytes, which are read as they are.
+    pub(super) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
+        match self.encoding.as_deref() {
+            Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => Err(wrapped(encoding)),
+            encoding => Ok(encoding),
+        }
+    }
+
+    /// The body is encoded as that of the first answer was: the bytes are the same.
+    pub(super) fn check_encoding(&self, first: Option<&str>) -> Result<(), Cause> {
+        match self.encoding.as_deref() {
+            encoding if encoding == first => Ok(()),
+            Some(encoding) => Err(wrapped(encoding)),
+            None => Err(Cause::Protocol(
+                "the server no longer sends the Content-Encoding of its first answer".to_owned(),
+            )),
         }
     }
 
@@ -93,10 +103,20 @@ impl Answer {
         }
     }
 
-    /// Whether a resolved URL may have run out while the original one still works.
+    /// Whether a resolved URL may have run out while the original one still works: object stores and
+    /// CDNs say so by any client error but those that speak of the request or its pace.
     pub(super) fn may_be_stale(&self) -> bool {
-        matches!(self.status, 401 | 403 | 404 | 410)
+        matches!(self.status, 400..=499) && !matches!(self.status, 408 | 412 | 416 | 425 | 429)
     }
+}
+
+/// Encodings that are formats an archive is packed in.
+const STORED_ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "zstd", "bzip2", "x-bzip2", "xz"];
+
+fn wrapped(encoding: &str) -> Cause {
+    Cause::Protocol(format!(
+        "the server sends Content-Encoding: {encoding} although identity was asked for"
+    ))
 }
 
 /// How long a server asks to be left alone: in seconds, or until a date (RFC 9110, 10.2.3), which is
@@ -252,18 +272,24 @@ mod tests {
     }
 
     #[test]
-    fn only_bytes_as_they_are_pass() {
-        assert!(answer(200, &[]).check_encoding().is_ok());
-        assert!(
-            answer(200, &[("content-encoding", "Identity")])
-                .check_encoding()
-                .is_ok()
+    fn encodings_of_stored_archives_are_accepted_and_pinned() {
+        let encoded = |encoding| answer(206, &[("content-encoding", encoding)]);
+        assert_eq!(answer(206, &[]).stored_encoding().ok(), Some(None));
+        assert_eq!(encoded("identity").stored_encoding().ok(), Some(None));
+        assert_eq!(
+            encoded("X-GZIP").stored_encoding().ok(),
+            Some(Some("x-gzip"))
         );
-        assert!(
-            answer(200, &[("content-encoding", "gzip")])
-                .check_encoding()
-                .is_err()
-        );
+        for refused in ["br", "deflate", "gzip, gzip"] {
+            let cause = encoded(refused)
+                .stored_encoding()
+                .expect_err("no archive is packed so");
+            assert!(cause.to_string().contains(refused), "{cause}");
+        }
+        assert!(encoded("gzip").check_encoding(Some("gzip")).is_ok());
+        assert!(encoded("gzip").check_encoding(None).is_err());
+        assert!(answer(206, &[]).check_encoding(Some("gzip")).is_err());
+        assert!(answer(206, &[]).check_encoding(None).is_ok());
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub enum Cause {
     /// No source reads this: the scheme of a URL, or what stands at a path.
     #[error("{0} is not supported as a source")]
     Unsupported(String),
+    /// A redirect leads from HTTPS to HTTP.
+    #[error("the server redirects from https:// to http://, which anyone on the way can change")]
+    InsecureRedirect,
     /// What the user gave cannot be understood: a URL, a header.
     #[error("{0}")]
     Malformed(String),
@@ -120,6 +123,9 @@ impl Cause {
                 "check its permissions"
             }
             Self::Unsupported(_) => "give a file, or a file://, http:// or https:// URL",
+            Self::InsecureRedirect => {
+                "name the http:// URL itself, or allow it with --allow-insecure-redirects"
+            }
             Self::Spent => "store it in a file first",
             Self::Io(_) | Self::Cancelled => return None,
         })
@@ -128,10 +134,26 @@ impl Cause {
     /// Whether the same request may succeed in a moment.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
+            Self::Unreachable { obstacle, .. } => !obstacle.is_distrust(),
             Self::Http(status) => matches!(status, 408 | 425 | 429 | 500..),
             Self::Truncated | Self::Busy(_) => true,
             _ => false,
+        }
+    }
+
+    /// The same met by a source that was opened before. Its server spoke TLS and was trusted then, so a
+    /// damaged record or an alert is a fault of the connection.
+    #[must_use]
+    pub(super) fn of_open_source(self) -> Self {
+        match self {
+            Self::Unreachable {
+                obstacle: Obstacle::Tls,
+                detail,
+            } => Self::Unreachable {
+                obstacle: Obstacle::Connection,
+                detail,
+            },
+            cause => cause,
         }
     }
 
@@ -139,7 +161,7 @@ impl Cause {
     /// may be over in a minute, whatever is asked for and however often.
     pub fn is_outage(&self) -> bool {
         match self {
-            Self::Unreachable { obstacle, .. } => *obstacle != Obstacle::Tls,
+            Self::Unreachable { obstacle, .. } => !obstacle.is_distrust(),
             Self::Http(status) => matches!(status, 429 | 502..=504),
             Self::Busy(_) => true,
             _ => false,
@@ -163,8 +185,10 @@ pub enum Obstacle {
     Dns,
     /// The host is there, nobody listens.
     Refused,
-    /// No trust between the two sides.
+    /// The two sides do not agree on a secure connection.
     Tls,
+    /// The server's certificate is not trusted.
+    Certificate,
     /// Silence.
     Timeout,
     /// Bytes come, and too few to wait for.
@@ -174,11 +198,16 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
+    /// Whether it is no fault of the network, and the same request fails again.
+    fn is_distrust(self) -> bool {
+        matches!(self, Self::Tls | Self::Certificate)
+    }
+
     fn hint(self) -> &'static str {
         match self {
             Self::Dns => "check the host's name, and whether this machine has a name server",
             Self::Refused => "check host and port, and whether the server runs",
-            Self::Tls => {
+            Self::Tls | Self::Certificate => {
                 "check that this port speaks TLS and that its certificate is trusted; \
                  SSL_CERT_FILE names further authorities"
             }
@@ -197,7 +226,9 @@ fn obstructed(obstacle: Obstacle, detail: &str) -> String {
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
             format!("{obstacle}: {detail}")
         }
-        Obstacle::Tls | Obstacle::Connection => format!("{obstacle}: {detail}"),
+        Obstacle::Tls | Obstacle::Certificate | Obstacle::Connection => {
+            format!("{obstacle}: {detail}")
+        }
     }
 }
 
@@ -206,7 +237,7 @@ impl fmt::Display for Obstacle {
         f.write_str(match self {
             Self::Dns => "the host's name cannot be resolved",
             Self::Refused => "nobody listens there",
-            Self::Tls => "no secure connection",
+            Self::Tls | Self::Certificate => "no secure connection",
             Self::Timeout => "the server is silent",
             Self::Crawl => "next to nothing comes",
             Self::Connection => "the connection broke",
@@ -232,6 +263,21 @@ mod tests {
         );
         let cause = error.source().map(ToString::to_string);
         assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
+    }
+
+    #[test]
+    fn tls_errors_are_final_only_at_open() {
+        let met = |obstacle| Cause::Unreachable {
+            obstacle,
+            detail: String::new(),
+        };
+        for obstacle in [Obstacle::Tls, Obstacle::Certificate] {
+            assert!(!met(obstacle).is_transient() && !met(obstacle).is_outage());
+        }
+        assert!(met(Obstacle::Tls).of_open_source().is_transient());
+        assert!(met(Obstacle::Tls).of_open_source().is_outage());
+        assert!(!met(Obstacle::Certificate).of_open_source().is_transient());
+        assert!(!Cause::NotFound.of_open_source().is_transient());
     }
 
     #[test]

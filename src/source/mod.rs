@@ -134,6 +134,8 @@ pub const TIMEOUT: Duration = Duration::from_mins(1);
 pub struct Options {
     /// Names and values to send to the host of the URL, and to no other.
     pub headers: Vec<(String, String)>,
+    /// Whether redirects may lead from HTTPS to HTTP.
+    pub allow_insecure_redirects: bool,
     /// Connections kept for reuse.
     pub connections: usize,
     /// How long to wait for a connection to be there.
@@ -156,6 +158,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             headers: Vec::new(),
+            allow_insecure_redirects: false,
             connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),

@@ -25,6 +25,8 @@ pub(super) struct Client {
     headers: HeaderMap,
     /// Whether caches on the way are to ask the server itself.
     is_past_caches: bool,
+    /// Whether redirects may lead from HTTPS to HTTP.
+    allows_insecure_redirects: bool,
     stats: Arc<Stats>,
 }
 
@@ -47,6 +49,7 @@ impl Client {
             transport,
             headers: user_headers(&options.headers)?,
             is_past_caches: false,
+            allows_insecure_redirects: options.allow_insecure_redirects,
             stats: Arc::clone(&options.stats),
             original: url,
         })
@@ -101,7 +104,7 @@ impl Client {
                     url,
                 });
             };
-            url = redirected(&url, target)?;
+            url = redirected(&url, target, self.allows_insecure_redirects)?;
         }
         Err(Cause::Protocol(format!(
             "more than {MAX_REDIRECTS} redirects"
@@ -159,10 +162,11 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
         .map_err(|_| Cause::Protocol("a header's value cannot be sent".to_owned()))
 }
 
-fn redirected(from: &Url, target: &str) -> Result<Url, Cause> {
+fn redirected(from: &Url, target: &str, allows_insecure: bool) -> Result<Url, Cause> {
     let nowhere = || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
     let url = from.join(target).map_err(|_| nowhere())?;
     match url.scheme() {
+        "http" if from.scheme() == "https" && !allows_insecure => Err(Cause::InsecureRedirect),
         "http" | "https" if url.has_host() => Ok(url),
         _ => Err(nowhere()),
     }
@@ -175,11 +179,32 @@ mod tests {
     #[test]
     fn redirects_stay_on_the_web() {
         let from = Url::parse("http://host/a/b.tar").expect("well-formed");
-        let to = |target| redirected(&from, target).map(String::from).ok();
+        let to = |target| {
+            let url = redirected(&from, target, false);
+            url.map(String::from).ok()
+        };
         assert_eq!(to("../c"), Some("http://host/c".to_owned()));
         assert_eq!(to("https://other/d"), Some("https://other/d".to_owned()));
         assert_eq!(to("file:///etc/passwd"), None);
         assert_eq!(to("http://"), None);
+    }
+
+    #[test]
+    fn redirect_from_https_to_http_is_refused_unless_allowed() {
+        let from = Url::parse("https://host/a").expect("well-formed");
+        let to = |target, allows| redirected(&from, target, allows).map(String::from);
+        let refused = to("http://host/b", false).expect_err("insecure");
+        assert!(matches!(refused, Cause::InsecureRedirect));
+        assert!(
+            refused
+                .hint()
+                .is_some_and(|hint| hint.contains("--allow-insecure-redirects"))
+        );
+        assert_eq!(
+            to("http://host/b", true).ok().as_deref(),
+            Some("http://host/b")
+        );
+        assert_eq!(to("/b", false).ok().as_deref(), Some("https://host/b"));
     }
 
     #[test]

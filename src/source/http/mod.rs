@@ -60,6 +60,8 @@ pub struct Http {
     stats: Arc<Stats>,
     location: Location,
     fingerprint: Fingerprint,
+    /// The Content-Encoding of the stored bytes, if the server names one.
+    encoding: Option<String>,
     /// Where the last redirects led.
     resolved: Mutex<Url>,
     body: Body,
@@ -113,7 +115,7 @@ impl Http {
         effort.retry.persists = false;
         // What comes once more is no reason to wait longer.
         let received = AtomicU64::new(0);
-        let (fingerprint, resolved, body) = loop {
+        let found = loop {
             let found = tokio::select! {
                 biased;
                 found = probe(&client, &options.stats, &received) => found,
@@ -133,9 +135,16 @@ impl Http {
                 }
             }
         };
+        let Found {
+            fingerprint,
+            encoding,
+            url,
+            body,
+        } = found;
         Ok(Self {
             fingerprint,
-            resolved: Mutex::new(resolved),
+            encoding,
+            resolved: Mutex::new(url),
             client,
             retry: options.retry,
             jitter,
@@ -177,6 +186,7 @@ impl Http {
             stats: Arc::clone(&self.stats),
             location: self.location.clone(),
             fingerprint: self.fingerprint.clone(),
+            encoding: self.encoding.clone(),
             resolved: Mutex::new(client.original().clone()),
             client,
             body: Body::Prefix(Bytes::new()),
@@ -234,9 +244,10 @@ impl Http {
             };
             watch.pause();
             match asked {
-                Ok(Ok(Asked::All)) => {}
+                Ok(Ok(Asked::Part)) => {}
                 Ok(Ok(Asked::End)) | Err(Order::Stop) => buffer.truncate(filled),
-                Ok(Err(failure)) => {
+                Ok(Err(mut failure)) => {
+                    failure.cause = failure.cause.of_open_source();
                     // The node that failed may be out of service: let the original choose anew.
                     self.remember(self.client.original().clone());
                     let left = timer.step(filled as u64);
@@ -371,7 +382,7 @@ impl Http {
         if !self.fingerprint.matches(&answer.fingerprint()) {
             return Err(Cause::Changed.into());
         }
-        let len = part_len(&answer, wanted)?;
+        let len = part_len(&answer, wanted, self.encoding.as_deref())?;
         self.remember(url);
         let target = buffer.get_mut(..*filled + len).unwrap_or_default();
         receive(&mut content, target, filled, &self.stats, |received| {
@@ -384,11 +395,8 @@ impl Http {
         .await?;
         pass.went_well();
         self.outage.ends(self.location());
-        Ok(if *filled < buffer.len() {
-            Asked::End
-        } else {
-            Asked::All
-        })
+        // A server may send less than was asked for: the rest is asked for next.
+        Ok(Asked::Part)
     }
 
     /// Asks where the redirects led last, and, should that have run out, the original URL.
@@ -413,7 +421,7 @@ impl Http {
         if answer.status != 200 {
             return Err(Failure::refused(&answer));
         }
-        answer.check_encoding()?;
+        answer.check_encoding(self.encoding.as_deref())?;
         if !self.fingerprint.matches(&answer.fingerprint()) {
             return Err(Cause::Changed.into());
         }
@@ -431,8 +439,8 @@ impl Http {
 
 /// How a request for the rest of a buffer ended.
 enum Asked {
-    /// It is full.
-    All,
+    /// It is full, or the rest must be asked for.
+    Part,
     /// The source, whose length nobody knew, ends before.
     End,
 }
@@ -613,12 +621,17 @@ impl Timer {
     }
 }
 
+/// What the first request finds out.
+struct Found {
+    fingerprint: Fingerprint,
+    encoding: Option<String>,
+    /// Where redirects led.
+    url: Url,
+    body: Body,
+}
+
 /// The first request: which version there is, where redirects lead, and what came along.
-async fn probe(
-    client: &Client,
-    stats: &Stats,
-    received: &AtomicU64,
-) -> Result<(Fingerprint, Url, Body), Failure> {
+async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<Found, Failure> {
     let wanted = (0, PREFIX_LEN);
     let Reply {
         answer,
@@ -633,7 +646,7 @@ async fn probe(
                 .len
                 .unwrap_or(PREFIX_LEN)
                 .min(PREFIX_LEN);
-            let len = part_len(&answer, (0, len))?;
+            let len = part_len(&answer, (0, len), answer.stored_encoding()?)?;
             let mut prefix = vec![0; len];
             let note = |len: usize| {
                 received.fetch_max(len as u64, Ordering::Relaxed);
@@ -643,22 +656,29 @@ async fn probe(
         }
         (200, _) if answer.content_len == Some(0) => empty,
         (200, _) => {
-            answer.check_encoding()?;
+            answer.stored_encoding()?;
             Body::Whole(Mutex::new(Some(content)))
         }
         (416, Some(ContentRange::Unsatisfied { total: Some(0) })) => empty,
         _ => return Err(Failure::refused(&answer)),
     };
-    Ok((answer.fingerprint(), url, body))
+    Ok(Found {
+        fingerprint: answer.fingerprint(),
+        encoding: answer.stored_encoding()?.map(str::to_owned),
+        url,
+        body,
+    })
 }
 
-/// Bytes of the part in a 206, which must be what was asked for; only where nobody knows the
-/// length of the whole may it be shorter.
-fn part_len(answer: &Answer, (start, end): (u64, u64)) -> Result<usize, Cause> {
-    answer.check_encoding()?;
+/// Bytes of the part in a 206, which must begin as was asked and may be shorter.
+fn part_len(
+    answer: &Answer,
+    (start, end): (u64, u64),
+    encoding: Option<&str>,
+) -> Result<usize, Cause> {
+    answer.check_encoding(encoding)?;
     let (from, to) = answer.part()?;
-    let ends_well = to == end || (to < end && answer.fingerprint().len.is_none());
-    if from != start || !ends_well {
+    if from != start || to > end {
         return Err(Cause::Protocol(format!(
             "the server sends bytes {from}..{to} instead of {start}..{end}"
         )));
@@ -824,7 +844,7 @@ impl<'a> Pour<'a> {
                 }
                 Ok(None) if self.is_all() => return Ok(None),
                 Ok(None) => self.start_again(Cause::Truncated.into()).await?,
-                Err(cause) => self.start_again(cause.into()).await?,
+                Err(cause) => self.start_again(cause.of_open_source().into()).await?,
             }
         }
     }

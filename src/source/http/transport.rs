@@ -144,8 +144,13 @@ fn cause_of(error: &reqwest::Error) -> Cause {
         Obstacle::Timeout
     } else if error.is_dns() {
         Obstacle::Dns
-    } else if chain(error).any(<dyn StdError>::is::<rustls::Error>) {
-        Obstacle::Tls
+    } else if let Some(error) = chain(error).find_map(<dyn StdError>::downcast_ref) {
+        match error {
+            rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
+                Obstacle::Certificate
+            }
+            _ => Obstacle::Tls,
+        }
     } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {
         Obstacle::Refused
     } else if error.is_body() || error.is_decode() {
