@@ -1,4 +1,4 @@
-//! SHA-256 of a packed stream, taken beside its decoding.
+//! SHA-256 of a packed or a plain stream, taken beside its decoding.
 //!
 //! It is as fast as a decoder, or slower, and must see every byte in order. So a thread of its own
 //! gets a share of each chunk as it passes; a few may wait for it, and then the scan does.
@@ -49,7 +49,7 @@ impl Digester {
         Ok(Self { sender, thread })
     }
 
-    /// Goes on with the next packed bytes; waits while too many wait already.
+    /// Goes on with the next bytes; waits while too many wait already.
     pub(super) fn update(&self, bytes: &Bytes) {
         // Nobody takes it only when the thread panicked, and then there is no digest.
         drop(self.sender.send(bytes.clone()));

@@ -51,6 +51,14 @@ pub enum Error {
         /// Where the first block begins that differs.
         packed: Packed,
     },
+    /// The decompressed bytes are not those that were asked for.
+    #[error("the SHA-256 of its decompressed bytes is {found}, not {expected}")]
+    OtherPlainDigest {
+        /// The digest that was asked for.
+        expected: Sha256,
+        /// The digest of the bytes that were decompressed.
+        found: Sha256,
+    },
     /// A thread of ours is gone.
     #[error("decoding was interrupted")]
     Interrupted,
@@ -126,7 +134,7 @@ impl Error {
             Self::NotAnArchive | Self::Empty => Some(CHECK),
             Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
             Self::UnsupportedFormat(_) => Some(REPACK),
-            Self::OtherDigest { .. } => Some(OTHER),
+            Self::OtherDigest { .. } | Self::OtherPlainDigest { .. } => Some(OTHER),
             Self::OtherBytes { .. } => Some(REPLACED),
             Self::Interrupted => None,
         }
@@ -144,6 +152,7 @@ impl Error {
             | Self::UnsupportedFormat(_)
             | Self::OtherDigest { .. }
             | Self::OtherBytes { .. }
+            | Self::OtherPlainDigest { .. }
             | Self::Interrupted => false,
         }
     }

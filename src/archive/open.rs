@@ -300,6 +300,13 @@ impl Opening {
     /// # Errors
     /// When it says that the digest is another one.
     fn is_vouched_for(&self, index: &Index) -> Result<bool, OpenError> {
+        // The locator of the saved index contains the source's own plain digest, and no other one.
+        let own = self.source.fingerprint().plain_sha256();
+        if let Digest::Expect(expected) = self.options.scan.plain_sha256
+            && own != Some(expected)
+        {
+            return Ok(false);
+        }
         let Digest::Expect(expected) = self.options.scan.sha256 else {
             return Ok(true);
         };
@@ -340,7 +347,7 @@ impl Opening {
     fn with_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = index_file(path, &*self.source)?;
         // Whoever made the file may have written any digest into it.
-        if matches!(self.options.scan.sha256, Digest::Expect(_)) || self.must_rescan() {
+        if self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }
         self.check_entries(&index)?;
@@ -389,9 +396,10 @@ impl Opening {
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
         let mut archive = self.archive(Arc::clone(&reader))?;
-        let awaited = match self.options.scan.sha256 {
-            Digest::Expect(_) => Awaited::End,
-            Digest::Ignore | Digest::Take => Awaited::Member,
+        let awaited = if self.options.scan.expects_digest() {
+            Awaited::End
+        } else {
+            Awaited::Member
         };
         let pass = Pass::start(self, spooler, reader).map_err(OpenError::Threads)?;
         archive.pass = Some(pass);

@@ -528,6 +528,7 @@ impl Reader {
             | Error::TooManyEntries { .. }
             | Error::UnsupportedFormat(_)
             | Error::OtherDigest { .. }
+            | Error::OtherPlainDigest { .. }
             | Error::OtherBytes { .. } => {
                 self.stats.damaged_spans.increment();
                 ReadError::Damaged {

@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 
 use super::bookmark::Bookmark;
 use super::decode::{self, Item, PlainStream};
+use super::digest::Digester;
 use super::error::Error;
 use super::hops::Hops;
 use super::saved::Saved;
@@ -113,6 +114,9 @@ pub struct Options {
     /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then. It always does
     /// for a source that is known by its digest ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
     pub sha256: Digest,
+    /// SHA-256 of the plain stream, to its end. A source can name the expected one
+    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)). Excludes `resume`.
+    pub plain_sha256: Digest,
     /// An index of this version of the source, if there is one: with it a stream that must
     /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
     /// wanted.
@@ -139,6 +143,7 @@ impl Default for Options {
             bookmarks: false,
             resume: None,
             sha256: Digest::default(),
+            plain_sha256: Digest::default(),
             saved: None,
         }
     }
@@ -148,15 +153,26 @@ impl Options {
     /// The same for `source`, which may be known by its digest: that is expected then, unless someone
     /// wants something else.
     pub(super) fn of(&self, source: &dyn Source) -> Self {
-        let mut options = self.clone();
-        if let (Digest::Ignore, Some(sha256)) = (self.sha256, source.fingerprint().sha256()) {
-            options.sha256 = Digest::Expect(sha256);
+        let fingerprint = source.fingerprint();
+        let expected = |asked, known: Option<Sha256>| match (asked, known) {
+            (Digest::Ignore, Some(sha256)) => Digest::Expect(sha256),
+            _ => asked,
+        };
+        Self {
+            sha256: expected(self.sha256, fingerprint.sha256()),
+            plain_sha256: expected(self.plain_sha256, fingerprint.plain_sha256()),
+            ..self.clone()
         }
-        options
+    }
+
+    /// Whether the scan fails when a digest differs.
+    pub(super) fn expects_digest(&self) -> bool {
+        let mut digests = [self.sha256, self.plain_sha256].into_iter();
+        digests.any(|digest| matches!(digest, Digest::Expect(_)))
     }
 }
 
-/// What a scan does about the SHA-256 of the packed bytes, all of them to the source's end.
+/// What a scan does about the SHA-256 of a stream, all of it to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Digest {
     /// Nothing: it takes as long as decoding.
@@ -192,6 +208,8 @@ pub struct Summary {
     pub content_id: Option<[u8; 32]>,
     /// SHA-256 of the packed bytes, when asked for.
     pub sha256: Option<Sha256>,
+    /// SHA-256 of the decoded stream, when asked for.
+    pub plain_sha256: Option<Sha256>,
     /// The archive ends too early, which was allowed.
     pub truncated: bool,
     /// Places where headers were unreadable and members may have been lost; the scan cannot be
@@ -230,8 +248,8 @@ pub fn scan<S: Sink>(
     stats.scans.increment();
     let options = &options.of(&**source);
     let len = source.fingerprint().len;
-    let may_hop =
-        options.hops && options.sha256 == Digest::Ignore && source.access() == Access::Ranges;
+    let needs_all = [options.sha256, options.plain_sha256] != [Digest::Ignore; 2];
+    let may_hop = options.hops && !needs_all && source.access() == Access::Ranges;
     let resume = options.resume.as_ref();
     let parser = match resume {
         None => Ok(Parser::new(options.tar.clone())),
@@ -242,11 +260,16 @@ pub fn scan<S: Sink>(
             &place.globals,
         ),
     };
-    let parser = parser.map_err(|error| ScanError::Archive {
-        error: error.into(),
+    let failed = |error| ScanError::Archive {
+        error,
         member: None,
         sha256: None,
-    })?;
+    };
+    let parser = parser.map_err(|error| failed(error.into()))?;
+    let plain_digester = (options.plain_sha256 != Digest::Ignore)
+        .then(Digester::start)
+        .transpose()
+        .map_err(|_| failed(Error::Interrupted))?;
     let mut scan = Scan {
         parser,
         spans: options.spans.then(Spans::new),
@@ -267,6 +290,7 @@ pub fn scan<S: Sink>(
         hops: Hops::default(),
         run: Run::new(),
         hopped: false,
+        plain_digester,
         stats,
         sink,
     };
@@ -303,12 +327,21 @@ pub fn scan<S: Sink>(
             return Err(scan.failed(Error::OtherDigest { expected, found }));
         }
     }
+    let plain_sha256 = scan.plain_digester.take().and_then(Digester::finish);
+    if let Digest::Expect(expected) = options.plain_sha256 {
+        let found = plain_sha256.ok_or(Error::Interrupted);
+        let found = found.map_err(|error| scan.failed(error))?;
+        if found != expected {
+            return Err(scan.failed(Error::OtherPlainDigest { expected, found }));
+        }
+    }
     Ok(Summary {
         compression: finished.compression,
         packed_len: finished.packed_len,
         plain_len: scan.plain_len,
         content_id: finished.content_id.filter(|_| !scan.hopped),
         sha256: finished.sha256,
+        plain_sha256,
         truncated,
         damages: scan.damages,
     })
@@ -421,6 +454,8 @@ struct Scan<'a, S> {
     hops: Hops,
     run: Run,
     hopped: bool,
+    /// Takes the digest of the plain stream, if it is wanted.
+    plain_digester: Option<Digester>,
     stats: &'a Arc<Stats>,
     sink: &'a mut S,
 }
@@ -515,6 +550,9 @@ impl<S: Sink> Scan<'_, S> {
                     self.run
                         .first
                         .get_or_insert_with(|| self.run.since.elapsed());
+                    if let Some(digester) = &self.plain_digester {
+                        digester.update(&bytes);
+                    }
                     if let Some(spans) = &mut self.spans {
                         spans.plain(&bytes, self.sink);
                     }

@@ -96,8 +96,10 @@ fn verify(
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> Report {
+    let plain_digest = source.fingerprint().plain_sha256();
     let options = scan::Options {
         sha256: Digest::Take,
+        plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Take),
         spans: index.is_some(),
         ..open::scan_options(&args.source)
     };
@@ -133,6 +135,8 @@ fn verify(
                 ));
             }
             report.problems.extend(check.differences(&summary));
+            let problem = plain_digest_problem(plain_digest, summary.plain_sha256);
+            report.problems.extend(problem);
             summary.sha256
         }
         Err(ScanError::Archive {
@@ -173,6 +177,17 @@ fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
         Some(found) => Some(Error::OtherDigest { expected, found }.to_string()),
         None => Some("its SHA-256 could not be taken: not all bytes came".to_owned()),
     }
+}
+
+/// The problem with decompressed bytes that have another digest than `expected`, if one is.
+fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Option<String> {
+    let expected = expected?;
+    // Without a digest its thread is gone, and nothing was compared.
+    let error = found.map_or(Error::Interrupted, |found| Error::OtherPlainDigest {
+        expected,
+        found,
+    });
+    (found != Some(expected)).then(|| error.to_string())
 }
 
 fn tell(report: &Report, json: bool) -> anyhow::Result<()> {

@@ -1,8 +1,9 @@
 //! An image in what `docker save` writes: from `manifest.json` to its config and its layers.
 //!
 //! Nothing vouches for `manifest.json`. The configuration is vouched for by its own name, which is its
-//! digest, and the layers by the digests in it, which are those of their plain bytes: a layer that is
-//! packed has no digest but where its name is one.
+//! digest. The configuration's `rootfs.diff_ids` are the digests of the layers' plain bytes. A packed
+//! layer is compared with them after decompression, whatever its file is called, because `manifest.json`
+//! chooses that name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use tokio::runtime::Handle;
 use super::config::Config;
 use super::document::{self, DockerImage};
 use super::error::{Cause, Error};
-use super::layout::Layout;
+use super::layout::{Digests, Layout};
 use super::{Image, Layer, Wish};
 use crate::archive::sha256;
 use crate::base::buffer::Pool;
@@ -63,15 +64,21 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
     for (number, (path, diff_id)) in image.layers.iter().zip(&config.diff_ids).enumerate() {
         let file = layout.file(path)?;
         let is_plain = is_plain(&file, network).map_err(|cause| layout.error(path, cause))?;
-        let digest = if is_plain {
-            Some(*diff_id)
+        let digests = if is_plain {
+            Digests {
+                packed: Some(*diff_id),
+                plain: None,
+            }
         } else {
-            named_digest(path)
+            Digests {
+                packed: named_digest(path),
+                plain: Some(*diff_id),
+            }
         };
-        let name = super::layer_name(layout, number, count, digest);
+        let name = super::layer_name(layout, number, count, digests.packed);
         layers.push(Layer {
-            source: layout.layer(path, &name, digest, None)?,
-            digest,
+            source: layout.layer(path, &name, digests, None)?,
+            digest: digests.packed,
             size: file.fingerprint().len.unwrap_or_default(),
             media_type: None,
         });

@@ -17,6 +17,15 @@ use crate::source::{self, Folder, Slice, Source};
 /// Bytes of one document. The specification suggests that registries take 4 MiB.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
 
+/// Digests that a layer must have, as far as a trusted document names them.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Digests {
+    /// Of the bytes as they are stored.
+    pub(super) packed: Option<Sha256>,
+    /// Of the decompressed bytes.
+    pub(super) plain: Option<Sha256>,
+}
+
 /// Where the files of an image are.
 #[derive(Debug)]
 pub enum Layout {
@@ -109,7 +118,7 @@ impl Layout {
         Err(self.error(&path, cause))
     }
 
-    /// The file at `path` as a layer called `name`, which is known by `digest`, if that is known.
+    /// The file at `path` as a layer called `name`, whose bytes have the digests that are known.
     ///
     /// # Errors
     /// When there is none, or it has not `size` bytes.
@@ -117,7 +126,7 @@ impl Layout {
         &self,
         path: &str,
         name: &str,
-        digest: Option<Sha256>,
+        digests: Digests,
         size: Option<u64>,
     ) -> Result<Arc<dyn Source>, Error> {
         let file = self.file(path)?;
@@ -127,8 +136,12 @@ impl Layout {
         }
         let whole = Extent::with_len(Packed(0), found);
         let layer = Slice::new(file, whole, name).map_err(|error| self.error(path, error))?;
-        Ok(Arc::new(match digest {
+        let layer = match digests.packed {
             Some(digest) => layer.known_by(digest),
+            None => layer,
+        };
+        Ok(Arc::new(match digests.plain {
+            Some(digest) => layer.with_plain_digest(digest),
             None => layer,
         }))
     }

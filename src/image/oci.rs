@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use super::config::Config;
 use super::document::{self, Descriptor, Target};
 use super::error::{Cause, Error};
-use super::layout::Layout;
+use super::layout::{Digests, Layout};
 use super::platform::Platform;
 use super::{Image, Layer, Wish};
 use crate::base::sha256::Sha256;
@@ -92,8 +92,13 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
         let name = super::layer_name(layout, number, count, Some(layer.digest));
         let (path, digest) = (layer.path(), Some(layer.digest));
+        // The manifest's digest binds the packed bytes, and so what they decompress to.
+        let digests = Digests {
+            packed: digest,
+            plain: None,
+        };
         Ok(Layer {
-            source: layout.layer(&path, &name, digest, Some(layer.size))?,
+            source: layout.layer(&path, &name, digests, Some(layer.size))?,
             digest,
             size: layer.size,
             media_type: Some(layer.media_type.clone()),

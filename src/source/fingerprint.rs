@@ -43,6 +43,13 @@ pub enum Validator {
     /// The digest that all bytes must have, as somebody says who is trusted: whoever reads all of
     /// them holds them against it.
     Digest(Sha256),
+    /// The digest that the decompressed bytes must have, by a trusted statement. A scan compares them.
+    PlainDigest {
+        /// SHA-256 of the decompressed bytes.
+        sha256: Sha256,
+        /// Length and validator of the packed bytes.
+        packed: Box<Fingerprint>,
+    },
     /// Of a part, the version of the whole.
     Part {
         /// Bytes of the whole before the part.
@@ -78,6 +85,7 @@ impl Fingerprint {
             Validator::StrongEtag(_) | Validator::Digest(_) => true,
             Validator::File { doubt, .. } => doubt.is_none(),
             Validator::Part { whole, .. } => whole.is_strong(),
+            Validator::PlainDigest { packed, .. } => packed.is_strong(),
             Validator::Weak { .. } | Validator::None => false,
         }
     }
@@ -96,8 +104,17 @@ impl Fingerprint {
 
     /// The digest that all bytes must have, if somebody said so who is trusted.
     pub fn sha256(&self) -> Option<Sha256> {
+        match &self.validator {
+            Validator::Digest(sha256) => Some(*sha256),
+            Validator::PlainDigest { packed, .. } => packed.sha256(),
+            _ => None,
+        }
+    }
+
+    /// The digest that the decompressed bytes must have, if a trusted statement names one.
+    pub fn plain_sha256(&self) -> Option<Sha256> {
         match self.validator {
-            Validator::Digest(sha256) => Some(sha256),
+            Validator::PlainDigest { sha256, .. } => Some(sha256),
             _ => None,
         }
     }
@@ -145,6 +162,9 @@ impl fmt::Display for Fingerprint {
                 doubt.map_or(Ok(()), |doubt| write!(f, " doubt={doubt:?}"))
             }
             Validator::Digest(sha256) => write!(f, " sha256={sha256}"),
+            Validator::PlainDigest { sha256, packed } => {
+                write!(f, " plain-sha256={sha256} of {packed}")
+            }
             Validator::Part { start, whole } => write!(f, " start={start} of {whole}"),
             Validator::None => Ok(()),
         }

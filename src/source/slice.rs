@@ -69,6 +69,22 @@ impl Slice {
         }
     }
 
+    /// The same, whose decompressed bytes must have the digest `sha256`, which a scan compares. A saved index
+    /// is used only if the scan that made it compared this digest.
+    #[must_use]
+    pub fn with_plain_digest(self, sha256: Sha256) -> Self {
+        Self {
+            fingerprint: Fingerprint {
+                len: self.fingerprint.len,
+                validator: Validator::PlainDigest {
+                    sha256,
+                    packed: Box::new(self.fingerprint),
+                },
+            },
+            ..self
+        }
+    }
+
     /// Where in the whole `len` bytes at `offset` lie.
     fn place(&self, offset: Packed, len: usize) -> Result<Packed, Error> {
         let truncated = || Error::new(self.location(), Cause::Truncated);
@@ -206,5 +222,27 @@ mod tests {
         assert_eq!(one.locator(), other.locator());
         assert_eq!(one.fingerprint(), other.fingerprint());
         assert!(one.fingerprint().is_strong());
+    }
+
+    #[test]
+    fn index_is_found_only_under_the_plain_digest_it_was_made_with() {
+        let named = || slice(3, 4).expect("inside").known_by(Sha256([7; 32]));
+        let text = |part: &Slice| part.fingerprint().to_string();
+        let part = named().with_plain_digest(Sha256([8; 32]));
+        assert_eq!(part.locator(), named().locator());
+        assert_ne!(text(&part), text(&named()));
+        assert_ne!(
+            text(&part),
+            text(&named().with_plain_digest(Sha256([9; 32])))
+        );
+        let fingerprint = part.fingerprint();
+        assert_eq!(fingerprint.sha256(), Some(Sha256([7; 32])));
+        assert_eq!(fingerprint.plain_sha256(), Some(Sha256([8; 32])));
+        assert!(fingerprint.is_strong());
+        let weak = slice(3, 4).expect("inside");
+        assert_eq!(weak.fingerprint().plain_sha256(), None);
+        let weak = weak.with_plain_digest(Sha256([8; 32]));
+        assert_eq!(weak.fingerprint().sha256(), None);
+        assert!(!weak.fingerprint().is_strong());
     }
 }

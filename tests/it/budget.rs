@@ -117,6 +117,7 @@ fn least() -> scan::Options {
         workers: 2,
         hops: false,
         sha256: scan::Digest::Ignore,
+        plain_sha256: scan::Digest::Ignore,
         bookmarks: false,
         resume: None,
         saved: None,

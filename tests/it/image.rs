@@ -318,6 +318,72 @@ fn a_layer_that_is_not_what_its_digest_says_is_refused() {
     }
 }
 
+#[test]
+fn docker_layer_with_other_plain_bytes_is_refused() {
+    let bottom = Archive::new().file("base", "good").end();
+    let top = Archive::new().file("tool", "good").end();
+    let evil = Archive::new().file("tool", "evil").end();
+    let unnamed = |number: usize, _: &[u8]| format!("{number}/layer.tar.gz");
+    let named = |_: usize, packed: &[u8]| format!("{}.tar.gz", sha256(packed));
+    for packing in [Packing::Gzip, Packing::Zstd] {
+        let image = Image::new("one", vec![bottom.clone(), top.clone()])
+            .packed(packing)
+            .running(json!({ "Cmd": ["/tool"] }));
+        let expected = format!("--expect-sha256={}", sha256(&image.config()));
+        let good = [bottom.clone(), top.clone()];
+        let bad = [bottom.clone(), evil.clone()];
+        for (kind, is_named) in [("unnamed", false), ("named", true)] {
+            let archive = |contents: &[Vec<u8>]| {
+                if is_named {
+                    image::docker_with_packed_layers(&image, contents, named)
+                } else {
+                    image::docker_with_packed_layers(&image, contents, unnamed)
+                }
+            };
+            let place = Place::new();
+            place.put("good.tar", &archive(&good).tar());
+            place.put("bad.tar", &archive(&bad).tar());
+
+            let source = "docker-archive:good.tar";
+            for _ in 0..2 {
+                assert_eq!(place.says(&["ls", &expected, source]), "base\ntool\n");
+            }
+            place.says(&["verify", "-q", &expected, source]);
+            place.says(&["materialize", "-q", &expected, source, "-C", "out"]);
+            place.says(&["bundle", "-q", &expected, source, "box"]);
+            fs::remove_dir_all(place.path().join("out")).expect("removed");
+            fs::remove_dir_all(place.path().join("box")).expect("removed");
+
+            let source = "docker-archive:bad.tar";
+            for words in [
+                &["ls", &expected, source][..],
+                &["ls", source],
+                &["verify", "-q", &expected, source],
+                &["mount", "--wait-index", &expected, source, "mnt"],
+                &["mount", &expected, source, "mnt"],
+                &[
+                    "materialize",
+                    "-q",
+                    "--atomic",
+                    &expected,
+                    source,
+                    "-C",
+                    "out",
+                ],
+                &["bundle", "-q", &expected, source, "box"],
+            ] {
+                let complaint = place.complains(words);
+                let (found, told) = (sha256(&evil), sha256(&top));
+                for digest in [&found, &told] {
+                    assert!(complaint.contains(digest), "{kind} {words:?}: {complaint}");
+                }
+            }
+            assert!(!place.path().join("out").exists());
+            assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+        }
+    }
+}
+
 /// The name of the document that `what` is part of.
 fn blob_with(files: &Files, what: &str) -> String {
     let is_it = |bytes: &[u8]| {

@@ -60,7 +60,8 @@ impl Image {
         self
     }
 
-    fn config(&self) -> Vec<u8> {
+    /// Its configuration, a JSON document.
+    pub(crate) fn config(&self) -> Vec<u8> {
         let diff_ids = self
             .layers
             .iter()
@@ -205,6 +206,30 @@ pub(crate) fn docker(image: &Image) -> raw::Archive {
     archive
         .file(&config_name, config)
         .file("manifest.json", manifest.to_string())
+}
+
+/// An image in Docker's format with packed layers, as programs other than docker write it. `contents` are
+/// the plain archives that the layers hold, whatever the configuration says. `name` makes a layer's name of
+/// its number and its packed bytes.
+pub(crate) fn docker_with_packed_layers(
+    image: &Image,
+    contents: &[Vec<u8>],
+    name: impl Fn(usize, &[u8]) -> String,
+) -> Files {
+    let mut files = Files::default();
+    let mut layers = Vec::new();
+    for (number, content) in contents.iter().enumerate() {
+        let bytes = packed(image.packing, content);
+        let name = name(number, &bytes);
+        files.put(&name, bytes);
+        layers.push(name);
+    }
+    let config = image.config();
+    let config_name = format!("{}.json", sha256(&config));
+    let manifest = json!([{ "Config": config_name, "RepoTags": [image.name], "Layers": layers }]);
+    files.put(&config_name, config);
+    files.put("manifest.json", manifest.to_string());
+    files
 }
 
 /// What docker save writes since: an OCI layout, and a manifest beside it.
