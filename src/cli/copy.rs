@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::control::CopyProgress;
 use super::mount::Opened;
 use crate::archive::{Archive, ReadError};
+use crate::base::xattrs::XattrFilter;
 use crate::fs::{self, Copies, Mount};
 use crate::index::{Index, Ino};
 use crate::materialize::{Background, Read, Running, State};
@@ -52,11 +53,16 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    /// Takes `directory` for the copy of what is to be mounted on `mountpoint`.
+    /// Takes `directory` for the copy of what is to be mounted on `mountpoint`, with the attributes that
+    /// `xattrs` selects.
     ///
     /// # Errors
     /// When it is not for that; then nothing in it was changed.
-    pub(super) fn open(directory: &Path, mountpoint: &Path) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        directory: &Path,
+        mountpoint: &Path,
+        xattrs: XattrFilter,
+    ) -> anyhow::Result<Self> {
         let mountpoint = fs::mountpoint(mountpoint)?;
         let copy = destined(directory).unwrap_or_else(|_| directory.to_owned());
         ensure!(
@@ -65,7 +71,7 @@ impl Copy {
             copy.display(),
             mountpoint.display()
         );
-        let background = Background::open(directory)?;
+        let background = Background::open(directory, xattrs)?;
         Ok(Self {
             background,
             running: OnceLock::new(),

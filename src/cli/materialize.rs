@@ -18,6 +18,7 @@ use super::given::Outer;
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
 use super::undo::Undo;
+use super::xattrs::XattrArgs;
 use super::{headers, open, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
 use crate::archive::{Error, OpenOptions, Saved, Spooling};
@@ -98,6 +99,9 @@ pub(super) struct MaterializeArgs {
     /// Give files exactly their modes (the default for root)
     #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
     same_permissions: bool,
+
+    #[command(flatten)]
+    xattrs: XattrArgs,
 
     /// Threads that write files [default: 2 to 4 by processors, 16 where each file is a round trip: NFS, FUSE, ...]
     #[arg(long, value_name = "N", value_parser = args::count::<usize>(1..=64))]
@@ -261,6 +265,7 @@ impl MaterializeArgs {
             same_owner: false,
             no_same_permissions: false,
             same_permissions: false,
+            xattrs: XattrArgs::default(),
             writers: None,
             atomic: true,
             sync: false,
@@ -353,6 +358,7 @@ impl MaterializeArgs {
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
             numeric_owner: self.numeric_owner,
+            xattrs: self.xattrs.filter(),
             writers: self.writers,
             sync: self.sync,
             max_entries: self.source.max_entries.unwrap_or(u64::MAX),
@@ -536,7 +542,7 @@ impl Run<'_> {
         let source = self.source;
         let scan = &self.scan_options;
         format!(
-            "{} {} {} {:?} {:?} {:?}",
+            "{} {} {} {:?} {:?} {:?} {:?}",
             env!("CARGO_PKG_VERSION"),
             source.locator(),
             source.fingerprint(),
@@ -547,6 +553,7 @@ impl Run<'_> {
                 options.same_permissions,
                 options.numeric_owner
             ),
+            options.xattrs,
         )
     }
 

@@ -37,6 +37,7 @@ mod umount;
 mod undo;
 mod verify;
 mod writable;
+mod xattrs;
 
 use std::process::ExitCode;
 

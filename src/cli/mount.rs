@@ -29,6 +29,7 @@ use super::prefetch::{PrefetchArgs, Recording};
 use super::settings::{self, Role};
 use super::telling::Telling;
 use super::writable::{self, Writable};
+use super::xattrs::XattrArgs;
 use super::{control, output, panics, privileges, status as words, telemetry, undo};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
@@ -57,6 +58,8 @@ pub(super) struct MountArgs {
     pub cache: CacheArgs,
     #[command(flatten)]
     pub prefetch: PrefetchArgs,
+    #[command(flatten)]
+    pub xattrs: XattrArgs,
     /// The directory to mount on.
     pub mountpoint: PathBuf,
     /// Return only when all of the archive is known, instead of letting whoever comes early wait
@@ -332,7 +335,7 @@ fn serve(
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
     let copy = args.materialize.as_deref();
     let copy = copy
-        .map(|directory| Copy::open(directory, &args.mountpoint))
+        .map(|directory| Copy::open(directory, &args.mountpoint, args.xattrs.filter()))
         .transpose()?;
     let writable = writable::claim(args, inheritance.as_ref())?;
     make_directories(args);
@@ -483,7 +486,9 @@ fn tree(
 ) -> anyhow::Result<Tree> {
     let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
     let timeout = Duration::from_secs(args.source.timeout) + SLACK;
-    let tree = Tree::new(content, view, options, stats).with_timeout(timeout);
+    let tree = Tree::new(content, view, options, stats)
+        .with_timeout(timeout)
+        .with_xattrs(args.xattrs.filter());
     match copy {
         Some(copy) => tree
             .with_copies(copy.copies())

@@ -50,6 +50,7 @@ use tracing::trace_span;
 use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted, Watcher};
 use crate::base::accounts::Accounts;
 use crate::base::stats::Stats;
+use crate::base::xattrs::XattrFilter;
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::stack::Stack;
 
@@ -223,6 +224,10 @@ pub struct Tree {
     accounts: Arc<Accounts>,
     /// Whether any entry has a security label, as soon as that is known.
     has_labels: OnceLock<bool>,
+    /// Attributes that are shown.
+    xattr_filter: Arc<XattrFilter>,
+    /// Whether a complete index has an attribute that is shown.
+    has_shown_xattrs: OnceLock<bool>,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     pages: Arc<Pages>,
@@ -246,11 +251,13 @@ impl Tree {
         options: &MountOptions,
         stats: Arc<Stats>,
     ) -> Self {
-        let accounts = if may_have_xattrs(&content.index()) {
+        let index = content.index();
+        let accounts = if index.has_xattrs() || !index.is_complete() {
             Accounts::of_this_machine()
         } else {
             Accounts::default()
         };
+        drop(index);
         let pages = Arc::new(Pages::new(view, Arc::clone(&stats)));
         let patience = patience_with(&content, patience::TIMEOUT, &stats);
         Self {
@@ -263,6 +270,8 @@ impl Tree {
             checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
             has_labels: OnceLock::new(),
+            xattr_filter: Arc::default(),
+            has_shown_xattrs: OnceLock::new(),
             content,
             stats,
             failures: Arc::default(),
@@ -276,6 +285,13 @@ impl Tree {
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.patience = patience_with(&self.content, timeout, &self.stats);
+        self
+    }
+
+    /// The same, which shows the attributes that `xattrs` selects.
+    #[must_use]
+    pub fn with_xattrs(mut self, xattrs: XattrFilter) -> Self {
+        self.xattr_filter = Arc::new(xattrs);
         self
     }
 
@@ -310,10 +326,22 @@ impl Tree {
     /// entry, if it is told so in this way. (ACLs cannot be denied likewise: the kernel would let
     /// nobody in.)
     fn has_labels(&self, index: &Index) -> bool {
-        !index.is_complete()
-            || *self
-                .has_labels
-                .get_or_init(|| index.has_xattr(xattr::LABEL))
+        let has_labels =
+            || self.xattr_filter.selects(xattr::LABEL) && index.has_xattr(xattr::LABEL);
+        !index.is_complete() || *self.has_labels.get_or_init(has_labels)
+    }
+
+    /// Whether any reply about extended attributes but "not supported" is possible.
+    fn may_have_xattrs(&self, index: &Index) -> bool {
+        let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
+        let has_shown = || index.xattr_names().any(is_shown);
+        !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
+    }
+
+    /// The attributes of `entry` that are shown.
+    fn shown_xattrs<'a>(&self, entry: &Entry<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let xattrs = entry.xattrs();
+        xattrs.filter(|(name, _)| self.xattr_filter.selects(name))
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
@@ -392,6 +420,7 @@ impl Tree {
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
         let (failures, pages) = (Arc::clone(&self.failures), Arc::clone(&self.pages));
         let patience = Arc::clone(&self.patience);
+        let xattr_filter = Arc::clone(&self.xattr_filter);
         let (view, ownership) = (self.view, self.ownership);
         let checks_permissions = self.checks_permissions;
         move || {
@@ -402,6 +431,8 @@ impl Tree {
                 checks_permissions,
                 accounts,
                 has_labels: OnceLock::new(),
+                xattr_filter,
+                has_shown_xattrs: OnceLock::new(),
                 stats,
                 failures,
                 pages,
@@ -600,11 +631,6 @@ fn validity(index: &Index) -> Duration {
     }
 }
 
-/// Whether anything but "there are none" is to be said about extended attributes.
-fn may_have_xattrs(index: &Index) -> bool {
-    index.has_xattrs() || !index.is_complete()
-}
-
 /// Answers getxattr and listxattr: the length when `size` is 0, the bytes when they fit.
 fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     match u32::try_from(bytes.len()) {
@@ -627,7 +653,7 @@ impl Filesystem for Tree {
         if self.checks_permissions {
             // The kernel refuses the mount when this comes without default_permissions.
             wanted |= InitFlags::FUSE_ALLOW_IDMAP;
-            if may_have_xattrs(&self.content.index()) {
+            if self.may_have_xattrs(&self.content.index()) {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
@@ -866,20 +892,22 @@ impl Filesystem for Tree {
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
         let index = self.content.index();
-        if !may_have_xattrs(&index) {
+        if !self.may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
         match self.entry(&index, ino) {
-            Ok(entry) => match xattr::value(entry.xattrs(), name.as_bytes(), &self.accounts) {
-                Some(value) => reply_xattr(reply, size, &value),
-                None if name.as_bytes() == xattr::LABEL && !self.has_labels(&index) => {
-                    reply.error(Errno::EOPNOTSUPP);
+            Ok(entry) => {
+                match xattr::value(self.shown_xattrs(&entry), name.as_bytes(), &self.accounts) {
+                    Some(value) => reply_xattr(reply, size, &value),
+                    None if name.as_bytes() == xattr::LABEL && !self.has_labels(&index) => {
+                        reply.error(Errno::EOPNOTSUPP);
+                    }
+                    None if !xattr::has_namespace(name.as_bytes()) => {
+                        reply.error(Errno::EOPNOTSUPP);
+                    }
+                    None => reply.error(Errno::ENODATA),
                 }
-                None if !xattr::has_namespace(name.as_bytes()) => {
-                    reply.error(Errno::EOPNOTSUPP);
-                }
-                None => reply.error(Errno::ENODATA),
-            },
+            }
             Err(errno) => reply.error(errno),
         }
     }
@@ -887,12 +915,12 @@ impl Filesystem for Tree {
     fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
-        if !may_have_xattrs(&index) {
+        if !self.may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
         match self.entry(&index, ino) {
             Ok(entry) => {
-                let names = xattr::names(entry.xattrs(), &self.accounts);
+                let names = xattr::names(self.shown_xattrs(&entry), &self.accounts);
                 reply_xattr(reply, size, &names);
             }
             Err(errno) => reply.error(errno),

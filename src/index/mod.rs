@@ -332,13 +332,13 @@ impl Index {
 
     /// Whether any entry has the extended attribute `name`; looks at all there are.
     pub fn has_xattr(&self, name: &[u8]) -> bool {
-        let arena = &self.arrays.arena;
-        let mut names = self
-            .arrays
-            .xattrs
-            .iter()
-            .map(|xattr| arena.name(xattr.name));
-        names.any(|known| known == Some(name))
+        self.xattr_names().any(|known| known == name)
+    }
+
+    /// Names of extended attributes and pax keywords of ACLs of all entries, with repetitions.
+    pub fn xattr_names(&self) -> impl Iterator<Item = &[u8]> {
+        let names = self.arrays.xattrs.iter().map(|xattr| xattr.name);
+        names.filter_map(|name| self.arrays.arena.name(name))
     }
 
     /// Bytes of all files, hard links counted once, holes not counted.

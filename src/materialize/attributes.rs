@@ -113,9 +113,15 @@ pub(super) struct Xattrs<'a> {
 }
 
 impl Xattrs<'_> {
+    /// The attributes that are to be set.
+    fn selected(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let list = self.list.iter().map(|(name, value)| (&**name, &**value));
+        list.filter(|(name, _)| self.context.policy.xattrs.selects(name))
+    }
+
     /// Sets all but ACLs.
     pub(super) fn set_plain(self, subject: Subject<'_>) {
-        for (name, value) in self.list {
+        for (name, value) in self.selected() {
             if let Xattr::Plain(name, value) = xattr(name, value, &self.context.policy.names)
                 && let Err(errno) = subject.set_xattr(name, value)
             {
@@ -126,7 +132,7 @@ impl Xattrs<'_> {
 
     /// Sets the ACLs; to be called when the mode is final.
     pub(super) fn set_acls(self, subject: Subject<'_>) {
-        for (name, value) in self.list {
+        for (name, value) in self.selected() {
             match xattr(name, value, &self.context.policy.names) {
                 Xattr::Plain(..) => {}
                 Xattr::Acl(kernel_name, bytes) => {

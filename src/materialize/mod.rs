@@ -17,7 +17,6 @@ mod directories;
 mod durable;
 mod entries;
 mod file;
-mod glob;
 mod journal;
 mod laying;
 mod medium;
@@ -64,11 +63,12 @@ use crate::tar::{Kind, Member};
 
 pub use self::background::{Background, Progress, Read, Running, State};
 pub use self::contents::Contents;
-pub use self::glob::Glob;
 pub use self::plan::{Selection, Wanted};
 pub use self::problem::{Cause, Error, Problem, Reporter};
 pub use self::rehearsal::Rehearsal;
 pub use self::staging::Staging;
+pub use crate::base::glob::Glob;
+pub use crate::base::xattrs::XattrFilter;
 
 /// Removes the directory `name` in `parent` and all that is in it, never through a link and whatever its
 /// modes; what is gone already is fine.
@@ -113,6 +113,8 @@ pub struct Options {
     pub same_permissions: bool,
     /// Look at owners' numbers only, not at their names.
     pub numeric_owner: bool,
+    /// Which extended attributes and ACLs entries get.
+    pub xattrs: XattrFilter,
     /// Threads that write files, at least one; as many as suit the destination when not said.
     pub writers: Option<usize>,
     /// Wait at the end until all is on disk. A tree in a [`Staging`] is synced by its commit.
@@ -134,6 +136,7 @@ impl Options {
             same_owner: is_root,
             same_permissions: is_root,
             numeric_owner: false,
+            xattrs: XattrFilter::default(),
             writers: None,
             sync: false,
             max_entries: u64::MAX,
@@ -489,6 +492,7 @@ fn policy(options: &Options) -> Policy {
         same_owner: options.same_owner,
         same_permissions: options.same_permissions,
         numeric_owner: options.numeric_owner,
+        xattrs: options.xattrs.clone(),
         umask: umask(),
         user: rustix::process::geteuid().as_raw(),
         group: rustix::process::getegid().as_raw(),

@@ -1,6 +1,6 @@
 //! Which members are wanted, and where each goes. Pure.
 
-use super::glob::Glob;
+use crate::base::glob::Glob;
 use crate::base::path::ArchivePath;
 use crate::tar::{Kind, Member};
 

@@ -2,6 +2,7 @@
 
 use crate::base::accounts::Accounts;
 use crate::base::acl::{self, Names};
+use crate::base::xattrs::XattrFilter;
 use crate::tar::Member;
 
 /// Read, write and execute for owner, group and others.
@@ -16,6 +17,8 @@ pub(super) struct Policy {
     pub(super) same_permissions: bool,
     /// Numbers count, names do not.
     pub(super) numeric_owner: bool,
+    /// Attributes that are set.
+    pub(super) xattrs: XattrFilter,
     /// The process' umask.
     pub(super) umask: u32,
     /// Who we are: what a new file belongs to without further ado.

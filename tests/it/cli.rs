@@ -8,11 +8,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::io::Errno;
 use tarfs::base::task::Thread;
 use xxhash_rust::xxh32::xxh32;
 
 use crate::support::http::{Resource, Response, Server};
 use crate::support::raw::{Archive, Header, noise};
+use crate::support::wait;
 
 /// The programs that pack, and what they are called in messages.
 const PACKERS: [&[&str]; 6] = [
@@ -476,6 +478,135 @@ fn a_path_that_is_not_in_the_archive_is_told() {
         let arguments = [&["materialize", "a.tar", "top/none"], more].concat();
         place.fails(&arguments, &["top/none: not in the archive"]);
     }
+}
+
+/// An archive with a file that has attributes of every kind.
+fn with_attributes() -> Vec<u8> {
+    let capability: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let acl: &[u8] = b"user::rw-,user:7:r--,group::r--,mask::r--,other::---";
+    Archive::new()
+        .pax(&[
+            ("SCHILY.xattr.user.a", &b"1"[..]),
+            ("SCHILY.xattr.trusted.overlay.opaque", b"y"),
+            (
+                "SCHILY.xattr.security.selinux",
+                b"system_u:object_r:etc_t:s0\0",
+            ),
+            ("SCHILY.xattr.security.ima", b"\x01"),
+            ("SCHILY.xattr.security.evm", b"\x01"),
+            ("SCHILY.xattr.security.capability", capability),
+            ("SCHILY.acl.access", acl),
+        ])
+        .add(Header::new("file", b'0').mode(0o640), "content")
+        .end()
+}
+
+/// The names of the extended attributes of a file, in order.
+fn attributes(path: &Path) -> Vec<String> {
+    let mut buffer = [0; 4096];
+    let len = match rustix::fs::listxattr(path, &mut buffer[..]) {
+        Ok(len) => len,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(errno) => panic!("{errno}"),
+    };
+    let names = buffer
+        .get(..len)
+        .expect("within it")
+        .split(|&byte| byte == 0);
+    let names = names.filter(|name| !name.is_empty());
+    let mut names: Vec<_> = names
+        .map(|name| String::from_utf8(name.to_vec()).expect("UTF-8"))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn extended_attributes_are_selected_by_flags() {
+    const ACL: &str = "system.posix_acl_access";
+    const CAPABILITY: &str = "security.capability";
+    const OPAQUE: &str = "trusted.overlay.opaque";
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&[], &[CAPABILITY, ACL, "user.a"]),
+        (&["--xattrs-include=trusted.*"], &[ACL, OPAQUE]),
+        (
+            &["--xattrs-include=*", "--xattrs-exclude=security.*"],
+            &[ACL, OPAQUE, "user.a"],
+        ),
+        (
+            &["--xattrs-exclude=user.*", "--xattrs-exclude=*.capability"],
+            &[ACL],
+        ),
+        (&["--no-xattrs"], &[ACL]),
+        (&["--no-acls"], &[CAPABILITY, "user.a"]),
+        (&["--no-acls", "--no-xattrs"], &[]),
+    ];
+    for (flags, expected) in cases {
+        let place = Place::new();
+        place.put("a.tar", with_attributes());
+        let run = |words: &[&str]| place.succeeds(&[words, flags].concat());
+        run(&["materialize", "-q", "a.tar", "-C", "out"]);
+        assert_eq!(attributes(&place.path("out/file")), expected, "{flags:?}");
+        run(&["materialize", "-q", "a.tar", "--atomic", "-C", "whole"]);
+        assert_eq!(attributes(&place.path("whole/file")), expected, "{flags:?}");
+        // A copy that is complete early is logged to the terminal.
+        let copied = [
+            "mount",
+            "--wait-index",
+            "--materialize",
+            "copy",
+            "a.tar",
+            "mnt",
+        ];
+        let mounted = place.run(&[&copied[..], flags].concat());
+        assert_eq!(mounted.code, 0, "{}", mounted.complaints);
+        assert_eq!(attributes(&place.path("mnt/file")), expected, "{flags:?}");
+        let mut buffer = [0; 64];
+        for name in ["user.a", CAPABILITY, OPAQUE, "security.selinux", ACL] {
+            let found = rustix::fs::getxattr(place.path("mnt/file"), name, &mut buffer[..]);
+            assert_eq!(
+                found.is_ok(),
+                expected.contains(&name),
+                "{flags:?} {name}: {found:?}"
+            );
+        }
+        wait::until("the copy is complete", || {
+            let status = place.run(&["status", "--json", "mnt"]);
+            status.text().contains(r#""state":"complete""#)
+        });
+        assert_eq!(attributes(&place.path("copy/file")), expected, "{flags:?}");
+        place.succeeds(&["umount", "mnt"]);
+        // A copy with other attributes is not continued.
+        let other = [&copied[..], &["--xattrs-include=user.b"]].concat();
+        let refused = place.run(&other);
+        assert_eq!(refused.code, 2, "{}", refused.complaints);
+        let why = "is no copy that a mount of this archive keeps";
+        assert!(refused.complaints.contains(why), "{}", refused.complaints);
+    }
+}
+
+#[test]
+fn labels_that_are_not_shown_are_not_supported() {
+    let place = Place::new();
+    let labelled = Archive::new()
+        .pax(&[(
+            "SCHILY.xattr.security.selinux",
+            "system_u:object_r:etc_t:s0",
+        )])
+        .file("file", "content");
+    place.put("a.tar", labelled.end());
+    let mut buffer = [0; 64];
+    let mut label = || {
+        let path = place.path("mnt/file");
+        rustix::fs::getxattr(path, "security.selinux", &mut buffer[..])
+    };
+    place.succeeds(&["mount", "--wait-index", "a.tar", "mnt"]);
+    assert_eq!(label(), Err(Errno::OPNOTSUPP));
+    place.succeeds(&["umount", "mnt"]);
+    let include = "--xattrs-include=security.selinux";
+    place.succeeds(&["mount", "--wait-index", include, "a.tar", "mnt"]);
+    assert_eq!(label(), Ok(26));
+    place.succeeds(&["umount", "mnt"]);
 }
 
 #[test]

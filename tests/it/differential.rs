@@ -20,6 +20,9 @@ const TAR: [&str; 5] = [
     "--acls",
 ];
 
+/// Asks tarfs for all attributes, as GNU tar is asked above.
+const ALL_XATTRS: &str = "--xattrs-include=*";
+
 /// The one archive of a program that bsdtar does not extract as it was.
 const NAMED_ACLS: &str = "GNU tar's pax with xattrs";
 
@@ -158,9 +161,24 @@ impl Place {
         let bsd: Vec<&str> = BSDTAR.into_iter().chain(["bsd"]).chain(bsd).collect();
         // What it fails at is no file of its tree.
         let bsd = self.run("bsdtar", &bsd);
-        let own = ["materialize", "--numeric-owner", "a.tar", "-C", "own"];
+        let own = [
+            "materialize",
+            "--numeric-owner",
+            ALL_XATTRS,
+            "a.tar",
+            "-C",
+            "own",
+        ];
         let own = self.tarfs(&[&own[..], &options].concat());
-        let mount = ["mount", "--wait-index", "-o", "suid,dev", "a.tar", "mnt"];
+        let mount = [
+            "mount",
+            "--wait-index",
+            ALL_XATTRS,
+            "-o",
+            "suid,dev",
+            "a.tar",
+            "mnt",
+        ];
         let mount = self.tarfs(&[&mount[..], &options].concat());
         let differences = ["own", "mnt"].map(|tree| self.compare("gnu", tree));
         if mount.status.success() {
@@ -1082,7 +1100,14 @@ fn random_trees_come_back_as_they_were() {
         let script = format!("tar -c {format} --sparse -C gnu . | {packing} > a.tar");
         let packed = place.run("sh", &["-c", &script]);
         prop_assert!(packed.status.success(), "{}", text(&packed.stderr));
-        let own = place.tarfs(&["materialize", "--numeric-owner", "a.tar", "-C", "own"]);
+        let own = place.tarfs(&[
+            "materialize",
+            "--numeric-owner",
+            ALL_XATTRS,
+            "a.tar",
+            "-C",
+            "own",
+        ]);
         prop_assert!(own.status.success(), "{}", text(&own.stderr));
         let mount = place.tarfs(&["mount", "--wait-index", "-o", "suid,dev", "a.tar", "mnt"]);
         prop_assert!(mount.status.success(), "{}", text(&mount.stderr));

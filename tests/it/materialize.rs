@@ -15,7 +15,7 @@ use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::materialize::{
-    Error, Existing, Materializer, Options, Problem, Reporter, Selection, Summary,
+    Error, Existing, Materializer, Options, Problem, Reporter, Selection, Summary, XattrFilter,
 };
 use tarfs::tar::{Device, Event, Kind, Member, Parser, Segment, Timestamp};
 
@@ -79,6 +79,7 @@ fn options() -> Options {
     Options {
         same_owner: true,
         same_permissions: true,
+        xattrs: XattrFilter::everything(),
         ..Options::for_this_user()
     }
 }

@@ -24,7 +24,7 @@ use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
 use tarfs::fs::{Content, Force, Mount, MountOptions, ReadReply, Tree, UnmountError, View};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
-use tarfs::materialize::{Materializer, Options as MaterializeOptions};
+use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
 use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
 
 use crate::support::wait;
@@ -157,7 +157,8 @@ impl Mounted {
         let mut taken = MountOptions::default();
         taken.take(options).expect("known options");
         let stats = Arc::new(Stats::default());
-        let tree = Tree::new(Arc::new(content), view, &taken, Arc::clone(&stats));
+        let tree = Tree::new(Arc::new(content), view, &taken, Arc::clone(&stats))
+            .with_xattrs(XattrFilter::everything());
         let (sender, ended) = mpsc::channel();
         let mount = Mount::start(tree, "sample.tar", directory.path(), &taken, move || {
             drop(sender);

@@ -384,11 +384,19 @@ fn a_journal_counts_only_for_the_same_run_and_as_far_as_it_is_whole() {
     let place = Place::new(plain.clone());
     let expected = place.expected(2);
     let cut = place.packed_len * 3 / 4;
-    // Another selection, and another version of the source.
-    place.interrupted(cut);
-    let (_, sent) = place.run(&["--exclude", "end"]);
-    assert!(sent >= place.packed_len, "{sent}");
-    place.anew();
+    // Another selection, other attributes, and another version of the source.
+    for more in [
+        &["--exclude", "end"][..],
+        &["--no-xattrs"],
+        &["--no-acls"],
+        &["--xattrs-include=*"],
+        &["--xattrs-exclude=user.*"],
+    ] {
+        place.interrupted(cut);
+        let (_, sent) = place.run(more);
+        assert!(sent >= place.packed_len, "{more:?}: {sent}");
+        place.anew();
+    }
     place.interrupted(cut);
     place.serve(plain, "\"2\"");
     let (_, sent) = place.run(&[]);

@@ -37,7 +37,7 @@ use super::context::Context;
 use super::file::{Job, OpenFile};
 use super::problem::{Error, Problem, Problems, Reporter};
 use super::root::{Directory, Missing, name_of, parent_of, status};
-use super::{Materializer, Options, medium};
+use super::{Materializer, Options, XattrFilter, medium};
 use crate::archive::ReadError;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
@@ -66,6 +66,8 @@ pub type Read = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + S
 /// The copy of one mount.
 pub struct Background {
     place: Place,
+    /// Attributes that entries get.
+    xattrs: XattrFilter,
     /// Tells one start of the system from another.
     boot: u64,
     stop: Stop,
@@ -163,17 +165,22 @@ impl std::fmt::Debug for Background {
 }
 
 impl Background {
-    /// Takes `directory` for a copy; it is made if it is missing.
+    /// Takes `directory` for a copy; it is made if it is missing. Its entries get the extended attributes
+    /// that `xattrs` selects.
     ///
     /// # Errors
     /// When it cannot be written to, or is not for this: [`Error::Foreign`], [`Error::Taken`].
-    pub fn open(directory: &Path) -> Result<Arc<Self>, Error> {
-        Ok(Arc::new(Self::new(directory)?))
+    pub fn open(directory: &Path, xattrs: XattrFilter) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self {
+            xattrs,
+            ..Self::new(directory)?
+        }))
     }
 
     fn new(directory: &Path) -> Result<Self, Error> {
         Ok(Self {
             place: Place::open(directory)?,
+            xattrs: XattrFilter::default(),
             boot: this_boot(),
             stop: Stop::default(),
             work: OnceLock::new(),
@@ -229,7 +236,8 @@ impl Background {
         read: Read,
         stats: &Arc<Stats>,
     ) -> Result<Work, Error> {
-        let ledger = self.place.ledger(identity(index, root), self.boot)?;
+        let identity = identity(index, root, &self.xattrs);
+        let ledger = self.place.ledger(identity, self.boot)?;
         let last = index.last_ino().0;
         let whole = Bits::new(last);
         let known = ledger.recent(last, |number| {
@@ -241,6 +249,7 @@ impl Background {
         let options = Options {
             // Its writers have nothing to do: contents come from the workers.
             writers: Some(1),
+            xattrs: self.xattrs.clone(),
             ..Options::for_this_user()
         };
         let problems = Problems::new(Some(Arc::new(Log)));
@@ -862,8 +871,9 @@ fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
     u32::try_from(left.min(in_span).clamp(1, READ_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// What tells the tree below `root` of this archive from any other.
-fn identity(index: &Index, root: Ino) -> u128 {
+/// What tells the tree below `root` of this archive, with the attributes that `xattrs` selects, from any
+/// other.
+fn identity(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     let origin = index.origin();
     let mut hasher = Xxh3Default::new();
     hasher.update(&index::format::VERSION.to_le_bytes());
@@ -882,6 +892,9 @@ fn identity(index: &Index, root: Ino) -> u128 {
             hasher.update(origin.locator.canonical.as_bytes());
             hasher.update(origin.locator.fingerprint.as_bytes());
         }
+    }
+    if *xattrs != XattrFilter::default() {
+        hasher.update(format!("{xattrs:?}").as_bytes());
     }
     hasher.digest128()
 }

@@ -42,6 +42,9 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// How long a name may be believed that a later member has taken, and some time to look.
 const STALE: Duration = Duration::from_secs(5);
 
+/// Asks for all attributes, also those that are left out by default.
+const ALL_XATTRS: &str = "--xattrs-include=*";
+
 /// Where the archive is served: at once, or slowly.
 const FAST: &str = "/fast";
 const SLOW: &str = "/slow";
@@ -81,7 +84,7 @@ impl Place {
 
     fn mount(&self) {
         let url = self.server.url(SLOW);
-        let output = self.tarfs(&["mount", "-o", "suid,dev", &url, "mnt"]);
+        let output = self.tarfs(&["mount", ALL_XATTRS, "-o", "suid,dev", &url, "mnt"]);
         assert!(output.status.success(), "{}", told(&output));
     }
 
@@ -155,7 +158,15 @@ impl Round {
 
     fn check_copy(&self) {
         let url = self.place.server.url(FAST);
-        let words = ["materialize", "-q", "--numeric-owner", "-C", "own", &url];
+        let words = [
+            "materialize",
+            "-q",
+            "--numeric-owner",
+            ALL_XATTRS,
+            "-C",
+            "own",
+            &url,
+        ];
         let output = self.place.tarfs(&words);
         let code = if self.tree.lost == 0 { 0 } else { 2 };
         assert_eq!(output.status.code(), Some(code), "{}", told(&output));

@@ -75,7 +75,7 @@ fn says(script: &str) -> String {
 #[test]
 fn an_overlay_over_a_mount_is_as_one_over_local_files() {
     let script = r#"
-        "$tarfs" mount --wait-index -o suid,dev,allow_other a.tar mnt
+        "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other a.tar mnt
         compare xino=on
         grep -q '^rename a directory: EXDEV' mnt.said
         "$tarfs" umount mnt
@@ -86,7 +86,7 @@ fn an_overlay_over_a_mount_is_as_one_over_local_files() {
 #[test]
 fn it_is_when_only_attributes_are_copied_and_directories_are_redirected() {
     let script = r#"
-        "$tarfs" mount --wait-index -o suid,dev,allow_other a.tar mnt
+        "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other a.tar mnt
         compare xino=on,metacopy=on,redirect_dir=on
         grep -q '^rename a directory: None' mnt.said
         "$tarfs" umount mnt
@@ -97,7 +97,7 @@ fn it_is_when_only_attributes_are_copied_and_directories_are_redirected() {
 #[test]
 fn it_is_when_the_kernel_reads_files_by_itself() {
     let script = r#"
-        "$tarfs" mount --wait-index -o suid,dev,allow_other --materialize copy a.tar mnt
+        "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other --materialize copy a.tar mnt
         until "$tarfs" status mnt | grep -q 'materialize  *complete'; do sleep 0.05; done
         compare xino=on
         "$tarfs" status --json mnt | grep -q '"passthrough_opens":[1-9]'
@@ -110,7 +110,7 @@ fn it_is_when_the_kernel_reads_files_by_itself() {
 fn numbers_of_inodes_are_the_same_after_all_is_forgotten_and_in_the_next_mount() {
     let script = r#"
         numbers() { (cd mnt && find . -printf '%p %i\n' | sort); }
-        "$tarfs" mount --wait-index -o suid,dev,allow_other a.tar mnt
+        "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other a.tar mnt
         numbers >first; stat -c %d mnt mnt/a >devices
         echo 3 >/proc/sys/vm/drop_caches
         numbers | diff first -
@@ -127,7 +127,7 @@ fn numbers_of_inodes_are_the_same_after_all_is_forgotten_and_in_the_next_mount()
 #[test]
 fn an_idmapped_mount_shifts_owners_and_who_may_read() {
     let script = r#"
-        "$tarfs" mount --wait-index -o allow_other a.tar mnt
+        "$tarfs" mount --wait-index --xattrs-include="*" -o allow_other a.tar mnt
         mkdir idmapped
         chmod 755 .
         python3 "$idmap" mnt idmapped sh -c 'stat -c "in it %u:%g" idmapped/mode && cat idmapped/mode'

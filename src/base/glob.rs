@@ -6,10 +6,21 @@
 //! and leading dots too. Paths are compared without a leading `./`, so a pattern loses its own.
 //! `?` takes one UTF-8 character, or one byte where the name is not UTF-8.
 
+use std::fmt;
+
 /// A pattern, ready to be matched.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Glob {
+    /// As it was given.
+    pattern: Vec<u8>,
     tokens: Vec<Token>,
+}
+
+impl fmt::Debug for Glob {
+    /// Writes the pattern, so that equal patterns have the same text in every process.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.pattern.escape_ascii())
+    }
 }
 
 /// Whether a character belongs to a class.
@@ -79,7 +90,15 @@ impl Glob {
                 other => Token::Byte(other),
             });
         }
-        Self { tokens }
+        Self {
+            pattern: pattern.to_vec(),
+            tokens,
+        }
+    }
+
+    /// Whether the pattern matches all of `name`, as fnmatch(3) without flags compares them.
+    pub fn matches_name(&self, name: &[u8]) -> bool {
+        self.matches_at_start(name, false)
     }
 
     /// Whether the pattern matches `path`, part of it, or a directory above it.
@@ -87,20 +106,22 @@ impl Glob {
         let starts = path.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
         std::iter::once(0)
             .chain(starts.map(|(slash, _)| slash + 1))
-            .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default()))
+            .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default(), true))
     }
 
-    /// Matches all tokens against the whole of `text` or against what precedes one of its slashes.
+    /// Matches all tokens against the whole of `text`, or with `or_front` against what precedes one of its
+    /// slashes.
     ///
     /// Only the last star met is ever taken back: whatever an earlier one could still take, a
     /// later one can take too. So the time is at most pattern times text.
-    fn matches_at_start(&self, text: &[u8]) -> bool {
+    fn matches_at_start(&self, text: &[u8], or_front: bool) -> bool {
         let (mut token, mut at) = (0, 0);
         let mut star: Option<(usize, usize)> = None;
         loop {
             let rest = text.get(at..).unwrap_or_default();
             let step = match self.tokens.get(token) {
-                None if rest.is_empty() || rest.first() == Some(&b'/') => return true,
+                None if rest.is_empty() => return true,
+                None if or_front && rest.first() == Some(&b'/') => return true,
                 None => None,
                 Some(Token::Any) => {
                     star = Some((token, at));
@@ -267,6 +288,24 @@ mod tests {
         assert!(matches("caf?", "café"));
         assert!(Glob::new(b"caf?").matches(b"caf\xe9"));
         assert!(!matches("caf??", "café"));
+    }
+
+    #[test]
+    fn name_is_matched_as_a_whole() {
+        let matches =
+            |pattern: &str, name: &str| Glob::new(pattern.as_bytes()).matches_name(name.as_bytes());
+        assert!(matches("user.*", "user.a.b/c"));
+        assert!(matches("*", "trusted.x"));
+        assert!(matches("user.a", "user.a"));
+        for name in ["user.ab", "user.a/b", "x/user.a", "user"] {
+            assert!(!matches("user.a", name), "{name}");
+        }
+    }
+
+    #[test]
+    fn debug_text_is_the_pattern() {
+        let text = format!("{:?}", Glob::new(b"[[:digit:]]\xff"));
+        assert_eq!(text, r#""[[:digit:]]\xff""#);
     }
 
     #[test]
