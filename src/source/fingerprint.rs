@@ -97,6 +97,7 @@ impl Fingerprint {
         match &self.validator {
             Validator::File { doubt, .. } => *doubt,
             Validator::Part { whole, .. } => whole.doubt(),
+            Validator::PlainDigest { packed, .. } => packed.doubt(),
             Validator::None => Some(Doubt::NoValidator),
             Validator::StrongEtag(_) | Validator::Weak { .. } | Validator::Digest(_) => None,
         }
