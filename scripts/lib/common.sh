@@ -19,11 +19,19 @@ fail() {
 }
 
 as_root() {
-    if [[ $EUID -eq 0 ]]; then "$@"; else sudo "$@"; fi
+    if [[ $EUID -eq 0 ]]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        fail "this needs root, and there is no sudo: run as root \"$*\", then start this script again"
+    fi
 }
 
 # Starts the calling script again as root, keeping which programs it shall use.
 become_root() {
+    [[ $EUID -eq 0 ]] || command -v sudo >/dev/null ||
+        fail "this needs root, and there is no sudo: start it as root"
     [[ $EUID -eq 0 ]] || exec sudo env TARFS="${TARFS:-}" BENCHES="${BENCHES:-}" \
         TMPDIR="${TMPDIR:-/tmp}" PATH="$PATH" "$0" "$@"
 }

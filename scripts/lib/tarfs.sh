@@ -1,8 +1,20 @@
 # shellcheck shell=bash
 # The program itself: where its binary is, and what it needs of the machine.
 
+# Fails unless there is a Rust that builds the program. Called before anything is installed.
 need_cargo() {
-    command -v cargo >/dev/null || fail "cargo is missing: install Rust 1.95 or later with rustup"
+    local needed found
+    needed=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$project/Cargo.toml")
+    command -v cargo >/dev/null ||
+        fail "cargo is missing: install Rust $needed or later with rustup"
+    found=$(cd "$project" && cargo --version | awk '{ print $2 }')
+    printf '%s\n' "$needed" "$found" | sort -C -V ||
+        fail "Rust $found is too old: $needed or later is needed (rustup update stable)"
+}
+
+# The same for a script that builds the program only if TARFS names no binary.
+need_cargo_or_tarfs() {
+    [[ -n ${TARFS:-} ]] || need_cargo
 }
 
 # Sets TARFS to the release binary, building it unless the caller named one.

@@ -291,8 +291,10 @@ impl State {
         if self.elapsed < Duration::from_secs(1) || self.read_bytes == 0 {
             return None;
         }
-        let rate = per_second(self.read_bytes, self.elapsed).max(1);
-        Some(Duration::from_secs(rest.div_ceil(rate)))
+        let millis = self.elapsed.as_millis() * u128::from(rest) / u128::from(self.read_bytes);
+        Some(Duration::from_millis(
+            u64::try_from(millis).unwrap_or(u64::MAX),
+        ))
     }
 }
 

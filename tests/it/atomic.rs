@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::http::{Resource, Server};
-use crate::support::program::told;
+use crate::support::program::{self, told};
 use crate::support::raw::{Archive, Header, noise};
 use crate::support::refusal::{self, Refused};
 use crate::support::wait;
@@ -36,6 +36,12 @@ impl Place {
         let place = Self::new();
         fs::write(place.path("a.tar"), archive).expect("space");
         place
+    }
+
+    /// A copy of the program that other users can run, wherever it was built; a path from here.
+    fn public_program(&self) -> &'static str {
+        program::copy_to(&self.path("tarfs"));
+        "./tarfs"
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -217,13 +223,14 @@ fn a_whole_tree_is_the_same_as_one_made_in_place() {
             (user, special_directory("65534:65534")),
         ] {
             let place = Place::with(&archive);
+            let program = place.public_program();
             let script = format!(
                 "umask 027
                  set in/plain; {before}
                  test -d $1 || {user} mkdir $1
-                 {user} {PROGRAM} materialize -q a.tar -C $1
+                 {user} {program} materialize -q a.tar -C $1
                  set in/out; {before}
-                 {user} {PROGRAM} materialize -q a.tar -C $1 --atomic"
+                 {user} {program} materialize -q a.tar -C $1 --atomic"
             );
             shell(&place, &script);
             assert_eq!(place.names(), ["out", "plain"], "{script}");
@@ -261,7 +268,8 @@ fn staging_directory_is_private_in_a_set_group_id_parent() {
         let script = format!("chgrp {group} in && chmod 2777 in && setfacl -d -m g:10:rx in");
         shell(&place, &script);
         let mut user = Command::new("setpriv");
-        user.args(["--reuid=65534", "--regid=65534", "--clear-groups", PROGRAM]);
+        let program = place.public_program();
+        user.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
         let mut fed = place.feed(&mut user);
         fed.write(&long()[..FIRST_BYTES]);
         let tree = place.half_made();
@@ -313,9 +321,10 @@ fn a_tree_that_is_not_whole_does_not_appear() {
 #[test]
 fn another_user_s_unfinished_tree_goes_too_whatever_its_modes() {
     let place = Place::with(beginning().file("top/closed/../x", "").end());
+    let program = place.public_program();
     let script = format!(
         "setpriv --reuid=65534 --regid=65534 --clear-groups \
-         {PROGRAM} materialize a.tar --atomic -C in/out"
+         {program} materialize a.tar --atomic -C in/out"
     );
     let output = place.run(Command::new("sh").args(["-c", &script]));
     assert_failed(
