@@ -14,6 +14,8 @@ use bytes::Bytes;
 use super::digest::Digester;
 use super::error::Error;
 use super::saved::Saved;
+use super::zeros::ZeroRun;
+use crate::base::buffer::Pool;
 use super::scan::Digest;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -46,6 +48,8 @@ pub(super) struct Options {
     pub(super) resume: Option<SeekPoint>,
     /// An index that may be of this stream, to decode along.
     pub(super) saved: Option<Saved>,
+    /// Whether the source says how long it is.
+    pub(super) has_len: bool,
 }
 
 /// What the plain stream holds next.
@@ -154,6 +158,7 @@ impl PlainStream {
                     if options.sha256 == Digest::Take {
                         walker.read_out();
                     }
+                zeros: (!options.has_len).then(ZeroRun::default),
                     Slot::Failed(error, walker.finished())
                 }
                 Err(Stop::Deserted) => return,
@@ -288,6 +293,8 @@ impl Walker {
     fn walk(
         &mut self,
         context: Context,
+    /// Of packed bytes, if they may go on without end: behind a packed stream they are padding.
+    zeros: Option<ZeroRun>,
         saved: Option<Saved>,
         resume: Option<SeekPoint>,
     ) -> Result<(), Stop> {
@@ -389,6 +396,12 @@ impl Walker {
 
     fn ticket(&self, job: Job) -> Result<(), Stop> {
         self.stats.decoder_jobs.increment();
+            // In a plain archive they may be a file's content.
+            if let Some(zeros) = &mut self.zeros
+                && self.compression != Some(Compression::None)
+            {
+                zeros.add(chunk)?;
+            }
         let ticket = Arc::new(Ticket::new(|| job.run()));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
         self.workers.submit(move || ticket.run());

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::scan;
 use crate::base::extent::Packed;
+use super::zeros::MAX_ZERO_BYTES;
 use crate::base::sha256::Sha256;
 use crate::{codec, source, tar};
 
@@ -34,6 +35,12 @@ pub enum Error {
         /// How many are allowed.
         limit: u64,
     },
+    /// Zeros follow each other without an end in sight, and the source does not say how long it is.
+    #[error(
+        "more than {} MiB of zeros follow each other, and the source does not say how long it is",
+        MAX_ZERO_BYTES >> 20
+    )]
+    EndlessZeros,
     /// A packed format that is recognised and not supported.
     #[error("{0} is not supported")]
     UnsupportedFormat(&'static str),
@@ -95,6 +102,9 @@ const EXCESSIVE: &str = "ordinary archives stay far below it, and no flag raises
 /// What to do about an archive with more entries than the user allowed.
 pub const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
 
+/// What to do about a source that may never end.
+const SAVE_FIRST: &str = "it may never end; if it does, save it to a file and name that";
+
 /// What to do about an archive that is larger than the user allowed.
 const MORE_BYTES: &str = "if that is to be expected, allow it with a larger --max-size";
 
@@ -133,6 +143,7 @@ impl Error {
             },
             Self::NotAnArchive | Self::Empty => Some(CHECK),
             Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
+            Self::EndlessZeros => Some(SAVE_FIRST),
             Self::UnsupportedFormat(_) => Some(REPACK),
             Self::OtherDigest { .. } | Self::OtherPlainDigest { .. } => Some(OTHER),
             Self::OtherBytes { .. } => Some(REPLACED),
@@ -149,6 +160,7 @@ impl Error {
             Self::NotAnArchive
             | Self::Empty
             | Self::TooManyEntries { .. }
+            | Self::EndlessZeros
             | Self::UnsupportedFormat(_)
             | Self::OtherDigest { .. }
             | Self::OtherBytes { .. }

@@ -31,6 +31,7 @@ mod share;
 mod spans;
 mod spooler;
 mod walks;
+mod zeros;
 
 use std::io;
 use std::sync::{Arc, OnceLock};

@@ -598,6 +598,7 @@ struct Assembly {
 
 enum Content {
     Nothing,
+        | Error::EndlessZeros
     Whole(Bytes),
     Copied(free_list::Memory),
 }

@@ -14,6 +14,7 @@ use super::error::Error;
 use super::hops::Hops;
 use super::saved::Saved;
 use super::spans::{Spans, here};
+use super::zeros::ZeroRun;
 use crate::base::buffer::{Enough, Pool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::loan::{Lender, Loans};
@@ -291,6 +292,7 @@ pub fn scan<S: Sink>(
         run: Run::new(),
         hopped: false,
         plain_digester,
+        zeros: len.is_none().then(ZeroRun::default),
         stats,
         sink,
     };
@@ -304,6 +306,11 @@ pub fn scan<S: Sink>(
         Err(ScanError::Archive { error, member, .. }) => {
             scan.cut()?;
             if !(options.allow_truncated && error.is_truncation()) {
+                let sha256 = match error {
+                    // It may have none.
+                    Error::EndlessZeros => None,
+                    _ => scan.digest_all_the_same(&mut plain),
+                };
                 return Err(ScanError::Archive {
                     error,
                     member,
@@ -412,6 +419,7 @@ fn open_stream(
 }
 
 /// What came since streaming began, or began again.
+        has_len: source.fingerprint().len.is_some(),
 #[derive(Clone, Copy)]
 struct Run {
     since: Instant,
@@ -461,6 +469,8 @@ struct Scan<'a, S> {
 }
 
 impl<S: Sink> Scan<'_, S> {
+    /// Of plain bytes, if they may go on without end.
+    zeros: Option<ZeroRun>,
     fn run(&mut self, plain: &mut PlainStream) -> Result<(), ScanError<S::Error>> {
         loop {
             match self
@@ -553,6 +563,7 @@ impl<S: Sink> Scan<'_, S> {
                     if let Some(digester) = &self.plain_digester {
                         digester.update(&bytes);
                     }
+                    self.check_zeros(&bytes)?;
                     if let Some(spans) = &mut self.spans {
                         spans.plain(&bytes, self.sink);
                     }
@@ -599,6 +610,19 @@ impl<S: Sink> Scan<'_, S> {
             Event::Member(member) => {
                 self.stats.scanned_members.increment();
                 self.member = Some(member.name.clone());
+    /// Whether zeros that are no file's content go on for too long.
+    fn check_zeros(&mut self, bytes: &[u8]) -> Result<(), ScanError<S::Error>> {
+        let Some(zeros) = &mut self.zeros else {
+            return Ok(());
+        };
+        let content = usize::try_from(self.parser.lacking()).unwrap_or(usize::MAX);
+        if content > 0 {
+            zeros.reset();
+        }
+        let added = zeros.add(bytes.get(content..).unwrap_or_default());
+        added.map_err(|error| self.failed(error))
+    }
+
                 if self.options.bookmarks {
                     self.mark(member.header);
                 }

@@ -4,6 +4,7 @@
 mod bombs;
 mod codecs;
 mod confinement;
+mod endless;
 mod headers;
 mod limits;
 

@@ -1,0 +1,57 @@
+//! Runs of zeros in a source that does not say how long it is.
+
+use super::error::Error;
+
+/// Zeros in a row that a source of unknown length may have where no file's content is expected: more
+/// than any record of a tape is long. A device like `/dev/zero` or a server may send them for ever.
+pub(super) const MAX_ZERO_BYTES: u64 = 64 << 20;
+
+/// Counts zeros in a row.
+#[derive(Debug, Default)]
+pub(super) struct ZeroRun {
+    bytes: u64,
+}
+
+impl ZeroRun {
+    /// Takes note of the next bytes.
+    ///
+    /// # Errors
+    /// [`Error::EndlessZeros`] when there are more than [`MAX_ZERO_BYTES`] in a row; again at each
+    /// further call that adds to them.
+    pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match bytes.iter().rposition(|&byte| byte != 0) {
+            None => self.bytes = self.bytes.saturating_add(bytes.len() as u64),
+            Some(last) => self.bytes = (bytes.len() - last - 1) as u64,
+        }
+        if self.bytes > MAX_ZERO_BYTES {
+            return Err(Error::EndlessZeros);
+        }
+        Ok(())
+    }
+
+    /// Takes note of bytes that may be any.
+    pub(super) fn reset(&mut self) {
+        self.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_count_in_a_row_and_across_pieces() {
+        let zeros = vec![0; 32 << 20];
+        let mut run = ZeroRun::default();
+        for _ in 0..2 {
+            run.add(&zeros).expect("as many as are allowed");
+        }
+        run.add(b"\x01").expect("no zero");
+        run.add(&zeros).expect("another run");
+        run.add(&zeros).expect("as many as are allowed");
+        assert!(matches!(run.add(b"\0"), Err(Error::EndlessZeros)));
+        assert!(run.add(b"\0").is_err(), "again");
+        run.reset();
+        run.add(&zeros).expect("another run");
+    }
+}
