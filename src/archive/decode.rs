@@ -4,7 +4,6 @@
 //! any worker may take, and that the consumer takes itself when it arrives first: so a stage
 //! that waits works instead. What a decoder wants decoded ahead goes to the workers alone.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -14,17 +13,18 @@ use bytes::Bytes;
 use super::digest::Digester;
 use super::error::Error;
 use super::saved::Saved;
+use super::scan::Digest;
 use super::zeros::ZeroRun;
 use crate::base::buffer::Pool;
-use super::scan::Digest;
 use crate::base::extent::Packed;
+use crate::base::loan::Loans;
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::base::ticket;
 use crate::base::workers::Workers;
 use crate::codec::{
-    self, Cause, Compression, ContentHash, Context, Detected, Job, Pull, SeekPoint,
+    self, Cause, Compression, ContentHash, Context, Detected, Job, Output, Pull, SeekPoint,
 };
 use crate::fetch;
 use crate::index::{BlockHasher, NewDigests};
@@ -80,19 +80,21 @@ pub(super) struct Finished {
 }
 
 /// A job on its way: run by whoever comes first.
-type Ticket = ticket::Ticket<Result<Vec<Bytes>, codec::Error>>;
+type Ticket = ticket::Ticket<Result<Output, codec::Error>>;
 
 /// The plain stream, pulled by the consumer's thread.
 pub(super) struct PlainStream {
     // Before the threads: they end when no one receives.
     slots: Receiver<Slot>,
-    /// What a job made, as far as it was not delivered.
-    made: VecDeque<Bytes>,
+    /// What a job makes, as far as it was not delivered.
+    output: Option<Output>,
     hash: Option<ContentHash>,
     finished: Option<Finished>,
     stats: Arc<Stats>,
     /// Of what the decoder reads; `None` when it reads nothing.
     control: Option<fetch::Control>,
+    /// What the decoder may wait for.
+    memory: Option<(Pool, Loans)>,
     _decoder: Thread<()>,
 }
 
@@ -111,10 +113,15 @@ enum Slot {
 }
 
 impl Drop for PlainStream {
-    /// The decoder is joined, and must not wait for a source that nobody listens to any more.
+    /// The decoder is joined, and must wait neither for the source nor for memory any more: the caller
+    /// may hold that.
     fn drop(&mut self) {
         if let Some(control) = &self.control {
             control.cancel();
+        }
+        if let Some((pool, loans)) = &self.memory {
+            pool.close();
+            loans.close();
         }
     }
 }
@@ -136,6 +143,7 @@ impl PlainStream {
             .transpose()?;
         let progress = Arc::clone(stats);
         let control = chunks.control();
+        let memory = (options.context.pool.clone(), options.context.loans.clone());
         let resume = options.resume;
         let start = resume
             .as_ref()
@@ -150,6 +158,7 @@ impl PlainStream {
                 digester,
                 is_at_end: false,
                 packed_len: start.0,
+                zeros: (!options.has_len).then(ZeroRun::default),
                 stats: progress,
             };
             let last = match walker.walk(options.context, options.saved, resume) {
@@ -158,7 +167,6 @@ impl PlainStream {
                     if options.sha256 == Digest::Take {
                         walker.read_out();
                     }
-                zeros: (!options.has_len).then(ZeroRun::default),
                     Slot::Failed(error, walker.finished())
                 }
                 Err(Stop::Deserted) => return,
@@ -168,11 +176,12 @@ impl PlainStream {
         })?;
         Ok(Self {
             slots,
-            made: VecDeque::new(),
+            output: None,
             hash: None,
             finished: None,
             stats: Arc::clone(stats),
             control: Some(control),
+            memory: Some(memory),
             _decoder: decoder,
         })
     }
@@ -183,12 +192,11 @@ impl PlainStream {
     /// When bytes cannot be fetched or decoded; everything before was delivered.
     pub(super) fn next(&mut self) -> Result<Item, Error> {
         loop {
-            if let Some(bytes) = self.made.pop_front() {
-                // A job of empty frames makes nothing.
-                if !bytes.is_empty() {
+            if let Some(output) = &mut self.output {
+                if let Some(bytes) = output.next_piece()? {
                     return Ok(self.deliver(bytes));
                 }
-                continue;
+                self.output = None;
             }
             // The sender is gone without a last word only if its thread panicked.
             let slot = self.slots.recv().map_err(|_| Error::Interrupted)?;
@@ -197,10 +205,9 @@ impl PlainStream {
                 Slot::Item(item) => return Ok(item),
                 // Nothing is there only if the job panicked.
                 Slot::Ticket(ticket) => {
-                    let made = ticket.redeem().ok_or(Error::Interrupted)??;
-                    self.made.extend(made);
+                    self.output = Some(ticket.redeem().ok_or(Error::Interrupted)??);
                 }
-                Slot::Check(job) => self.made.extend(job.run()?),
+                Slot::Check(job) => self.output = Some(job.run()?),
                 Slot::HashStart(hash) => self.hash = Some(hash),
                 Slot::HashEnd { expected, packed } => self.check_hash(expected, packed)?,
                 Slot::Failed(error, finished) => {
@@ -286,6 +293,8 @@ struct Walker {
     /// Whether the last packed byte has been seen.
     is_at_end: bool,
     packed_len: u64,
+    /// Of packed bytes, if they may go on without end: behind a packed stream they are padding.
+    zeros: Option<ZeroRun>,
     stats: Arc<Stats>,
 }
 
@@ -293,8 +302,6 @@ impl Walker {
     fn walk(
         &mut self,
         context: Context,
-    /// Of packed bytes, if they may go on without end: behind a packed stream they are padding.
-    zeros: Option<ZeroRun>,
         saved: Option<Saved>,
         resume: Option<SeekPoint>,
     ) -> Result<(), Stop> {
@@ -385,6 +392,12 @@ impl Walker {
             if let Some(digester) = &self.digester {
                 digester.update(chunk);
             }
+            // In a plain archive they may be a file's content.
+            if let Some(zeros) = &mut self.zeros
+                && self.compression != Some(Compression::None)
+            {
+                zeros.add(chunk)?;
+            }
         }
         self.is_at_end = chunk.is_none();
         if let (Some(hasher), Some(chunk)) = (&mut self.hasher, &chunk) {
@@ -396,12 +409,6 @@ impl Walker {
 
     fn ticket(&self, job: Job) -> Result<(), Stop> {
         self.stats.decoder_jobs.increment();
-            // In a plain archive they may be a file's content.
-            if let Some(zeros) = &mut self.zeros
-                && self.compression != Some(Compression::None)
-            {
-                zeros.add(chunk)?;
-            }
         let ticket = Arc::new(Ticket::new(|| job.run()));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
         self.workers.submit(move || ticket.run());
@@ -438,11 +445,12 @@ mod tests {
         });
         PlainStream {
             slots: receiver,
-            made: VecDeque::new(),
+            output: None,
             hash: None,
             finished: None,
             stats: Arc::default(),
             control: None,
+            memory: None,
             _decoder: decoder.expect("a thread"),
         }
     }
@@ -566,7 +574,7 @@ mod tests {
             let redeemed = Arc::clone(&redeemed);
             move || {
                 redeemed.store(true, Ordering::SeqCst);
-                Ok(vec![Bytes::from_static(b"a")])
+                Ok(Output::from(vec![Bytes::from_static(b"a")]))
             }
         };
         let check = Job::new(move || {

@@ -128,7 +128,7 @@ impl Error {
                 codec::Cause::Truncated => Some(CUT),
                 codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(DAMAGED),
                 codec::Cause::Unsupported(_) => Some(REPACK),
-                codec::Cause::Memory { .. } => None,
+                codec::Cause::Memory { .. } | codec::Cause::Cancelled => None,
             },
             Self::Tar(error) => match error.cause {
                 tar::Cause::Truncated(_) => Some(CUT),

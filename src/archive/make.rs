@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::flights::Claim;
 use super::packed::{PackedBytes, Way};
 use super::read::{ReadError, Reader, Resumed, span_len};
-use crate::base::buffer::Reserved;
+use crate::base::buffer::{Closed, Reserved};
 use crate::base::extent::{Extent, Packed};
 use crate::base::workers::Workers;
 use crate::codec;
@@ -142,7 +142,10 @@ impl Reader {
     }
 
     /// Counts what fetching and decoding `batch` with `threads` takes, waiting for room.
-    pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Reserved {
+    ///
+    /// # Errors
+    /// As [`Pool::reserve`].
+    pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reserved, Closed> {
         let decoding = codec::reading_bytes(self.compression()) + super::spans::LONGEST_SPAN;
         let threads = batch.stretches.len().min(threads) as u64;
         let request = self.request(batch.packed);

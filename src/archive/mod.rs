@@ -90,16 +90,25 @@ impl Drop for Archive {
     /// Who asked for what is still queued is gone, and the source may take long to say that it
     /// cannot be reached.
     fn drop(&mut self) {
-        if let Some(pass) = &self.pass {
-            pass.abandon();
-        }
         if !self.shares_workers || Arc::strong_count(&self.workers) == 1 {
-            self.workers.abandon();
+            self.close();
+        } else if let Some(pass) = &self.pass {
+            pass.abandon();
         }
     }
 }
 
 impl Archive {
+    /// Ends all work soon: the scan, reads, also those that wait for memory, and what is ahead of them.
+    /// Reads fail from now on, of all archives that [share](Share) their memory.
+    pub fn close(&self) {
+        if let Some(pass) = &self.pass {
+            pass.abandon();
+        }
+        self.reader.close();
+        self.workers.abandon();
+    }
+
     /// The tree, as far as it is known.
     pub fn index(&self) -> Known<'_> {
         self.reader.catalog.known()

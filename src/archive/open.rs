@@ -1,6 +1,7 @@
 //! From a source to an archive: by a saved index that still fits, or by one pass over it.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::runtime::Handle;
@@ -565,6 +566,7 @@ impl Opening {
             stats: Arc::clone(&self.stats),
             first_hashes: Mutex::default(),
             in_use: OnceLock::new(),
+            is_closed: AtomicBool::default(),
         }
     }
 

@@ -236,5 +236,5 @@ impl Scanning {
 
 /// Takes `bytes` from `lender` for a while.
 fn borrow(lender: impl Lender + 'static, bytes: u64) -> Option<Loan> {
-    Loans::new(vec![Arc::new(lender)]).borrow(bytes)
+    Loans::new(vec![Arc::new(lender)]).borrow(bytes).ok()
 }

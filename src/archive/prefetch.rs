@@ -887,7 +887,9 @@ impl Maker {
                         let mut rate = rate.lock().unwrap_or_else(PoisonError::into_inner);
                         rate.spend(since.elapsed(), batch.packed_bytes());
                     }
-                    let reserved = reader.reserve_batch(&batch, 2);
+                    let Ok(reserved) = reader.reserve_batch(&batch, 2) else {
+                        return;
+                    };
                     match reader.fetch_batch(&batch) {
                         Ok(packed) => {
                             reader.stats.ahead_packed_bytes.add(packed.len() as u64);

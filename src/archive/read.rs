@@ -8,6 +8,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
@@ -22,13 +23,13 @@ use super::leash::Leash;
 use super::packed::{PackedBytes, Way};
 use super::spans::LONGEST_SPAN;
 use super::spooler::Policy;
-use crate::base::buffer::Pool;
+use crate::base::buffer::{Closed, Pool};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::loan::Loans;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
-use crate::codec::{self, Compression, Context, Decoder, Pull, SeekPoint};
+use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::InUse;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
@@ -117,9 +118,19 @@ pub(super) struct Reader {
     pub(super) first_hashes: Mutex<HashMap<u32, u64>>,
     /// Keeps the saved index from being removed.
     pub(super) in_use: OnceLock<InUse>,
+    /// Whether no caller waits for a span any more.
+    pub(super) is_closed: AtomicBool,
 }
 
 impl Reader {
+    /// Ends all reads soon, now and later: those that wait for memory at once, others at their next span.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        self.foreground.close();
+        self.budget.close();
+        self.loans.close();
+    }
+
     /// As [`super::Archive::try_read`].
     pub(super) fn try_read(
         &self,
@@ -438,13 +449,13 @@ impl Reader {
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let request = self.request(extent)?;
-        // All at once: a decoder under way never waits for one that waits for it.
-        let _reserved = self.budget.reserve(
-            request.buffer_bytes()
-                + codec::reading_bytes(self.compression())
-                + span_len(span)? as u64,
-        );
         let failed = |error: Error| self.failed(span, error);
+        // All at once: a decoder under way never waits for one that waits for it.
+        let needed_bytes = request.buffer_bytes()
+            + codec::reading_bytes(self.compression())
+            + span_len(span)? as u64;
+        let reserved = self.budget.reserve(needed_bytes);
+        let _reserved = reserved.map_err(|Closed| failed(Error::Interrupted))?;
         let mut decoder = self.resumed(seek_point).map_err(failed)?;
         let mut packed = PackedBytes::open(self, request, way).map_err(failed)?;
         for number in first.number..span.number {
@@ -482,6 +493,9 @@ impl Reader {
         packed: &mut PackedBytes,
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(self.failed(span, Error::Interrupted));
+        }
         let bytes = decoder
             .take(self.free_list.empty(len, span.plain.start().0), len, packed)
             .map_err(|error| self.failed(span, error))?;
@@ -520,12 +534,17 @@ impl Reader {
                 cause if cause.is_outage() => ReadError::TimedOut(error),
                 _ => ReadError::Unreachable(error),
             },
-            Error::Interrupted => ReadError::Unreachable(error),
+            Error::Interrupted
+            | Error::Codec(codec::Error {
+                cause: codec::Cause::Cancelled,
+                ..
+            }) => ReadError::Unreachable(error),
             Error::Codec(_)
             | Error::Tar(_)
             | Error::NotAnArchive
             | Error::Empty
             | Error::TooManyEntries { .. }
+            | Error::EndlessZeros
             | Error::UnsupportedFormat(_)
             | Error::OtherDigest { .. }
             | Error::OtherPlainDigest { .. }
@@ -598,7 +617,6 @@ struct Assembly {
 
 enum Content {
     Nothing,
-        | Error::EndlessZeros
     Whole(Bytes),
     Copied(free_list::Memory),
 }
@@ -657,14 +675,18 @@ fn whole(len: u64) -> usize {
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
 pub(super) struct Resumed {
     decoder: Box<dyn Decoder>,
-    rest: VecDeque<Bytes>,
+    /// What a job of the decoder makes.
+    output: Option<Output>,
+    /// Of the last piece.
+    rest: Bytes,
 }
 
 impl Resumed {
     pub(super) fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
-            rest: VecDeque::new(),
+            output: None,
+            rest: Bytes::new(),
         }
     }
 
@@ -676,37 +698,36 @@ impl Resumed {
         packed: &mut PackedBytes,
     ) -> Result<Bytes, Error> {
         while taken.len() < len {
-            let Some(rest) = self.rest.front_mut() else {
-                if self.pull(packed)? {
-                    continue;
+            if self.rest.is_empty() {
+                // Whatever is left of it keeps its buffer from the decoder.
+                self.rest = Bytes::new();
+                match self.pull(packed)? {
+                    Some(piece) => self.rest = piece,
+                    None => break,
                 }
-                break;
-            };
-            let part = rest.split_to(rest.len().min(len - taken.len()));
-            taken.append(&part);
-            if rest.is_empty() {
-                self.rest.pop_front();
             }
+            let part = self.rest.split_to(self.rest.len().min(len - taken.len()));
+            taken.append(&part);
         }
         Ok(taken.freeze())
     }
 
-    /// Makes the next piece; false at the end of the stream.
-    fn pull(&mut self, packed: &mut PackedBytes) -> Result<bool, Error> {
+    /// Makes the next piece; `None` at the end of the stream.
+    fn pull(&mut self, packed: &mut PackedBytes) -> Result<Option<Bytes>, Error> {
         loop {
+            if let Some(output) = &mut self.output {
+                if let Some(piece) = output.next_piece()? {
+                    return Ok(Some(piece));
+                }
+                self.output = None;
+            }
             match self.decoder.pull()? {
                 Pull::NeedInput => match packed.next()? {
                     Some(bytes) => self.decoder.push(bytes),
                     None => self.decoder.finish(),
                 },
-                Pull::Plain(bytes) => {
-                    self.rest.push_back(bytes);
-                    return Ok(true);
-                }
-                Pull::Job(job) | Pull::Check(job) => {
-                    self.rest.extend(job.run()?);
-                    return Ok(true);
-                }
+                Pull::Plain(bytes) => return Ok(Some(bytes)),
+                Pull::Job(job) | Pull::Check(job) => self.output = Some(job.run()?),
                 Pull::Await(ahead) => ahead.wait(),
                 // Spans carry hashes of their own, and who reads one has no other threads.
                 Pull::SeekPoint(_)
@@ -714,7 +735,7 @@ impl Resumed {
                 | Pull::HashStart(_)
                 | Pull::HashEnd { .. }
                 | Pull::Warning(_) => {}
-                Pull::End => return Ok(false),
+                Pull::End => return Ok(None),
             }
         }
     }
@@ -768,6 +789,7 @@ mod tests {
             stats: Arc::default(),
             first_hashes: Mutex::default(),
             in_use: OnceLock::new(),
+            is_closed: AtomicBool::default(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));
     }

@@ -314,7 +314,7 @@ pub fn scan<S: Sink>(
                 return Err(ScanError::Archive {
                     error,
                     member,
-                    sha256: scan.digest_all_the_same(&mut plain).map(Box::new),
+                    sha256: sha256.map(Box::new),
                 });
             }
             scan.sink
@@ -354,15 +354,20 @@ pub fn scan<S: Sink>(
     })
 }
 
-/// Plain bytes for each thread that decodes, and for the consumer, when buffers are short.
+/// Plain bytes for each thread that decodes, and for the consumer, when buffers are short. As many a
+/// decoder may hold that decodes ahead (gzip).
 const ENOUGH_BYTES: u64 = 8 << 20;
+
+/// Plain bytes beyond that, for what comes before all that is decoded ahead.
+const SERIAL_BYTES: u64 = 2 << 20;
 
 /// What keeps so many threads decoding: for each, and for the consumer, a buffer at hand and
 /// another one, which may be long.
 fn enough_plain(workers: usize) -> Enough {
     let hands = workers.saturating_add(1);
+    let bytes = ENOUGH_BYTES.saturating_mul(hands as u64);
     Enough {
-        bytes: ENOUGH_BYTES.saturating_mul(hands as u64),
+        bytes: bytes.saturating_add(SERIAL_BYTES),
         buffers: hands.saturating_mul(2),
     }
 }
@@ -414,12 +419,12 @@ fn open_stream(
             .saved
             .clone()
             .filter(|_| !options.spans && !options.bookmarks),
+        has_len: source.fingerprint().len.is_some(),
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }
 
 /// What came since streaming began, or began again.
-        has_len: source.fingerprint().len.is_some(),
 #[derive(Clone, Copy)]
 struct Run {
     since: Instant,
@@ -464,13 +469,13 @@ struct Scan<'a, S> {
     hopped: bool,
     /// Takes the digest of the plain stream, if it is wanted.
     plain_digester: Option<Digester>,
+    /// Of plain bytes, if they may go on without end.
+    zeros: Option<ZeroRun>,
     stats: &'a Arc<Stats>,
     sink: &'a mut S,
 }
 
 impl<S: Sink> Scan<'_, S> {
-    /// Of plain bytes, if they may go on without end.
-    zeros: Option<ZeroRun>,
     fn run(&mut self, plain: &mut PlainStream) -> Result<(), ScanError<S::Error>> {
         loop {
             match self
@@ -555,6 +560,7 @@ impl<S: Sink> Scan<'_, S> {
                     let before = usize::try_from(before).unwrap_or(usize::MAX);
                     // Before these are counted, whose members have not been seen yet.
                     self.check_len()?;
+                    self.check_zeros(&bytes)?;
                     self.plain_len += bytes.len() as u64;
                     self.run.bytes += bytes.len() as u64;
                     self.run
@@ -563,7 +569,6 @@ impl<S: Sink> Scan<'_, S> {
                     if let Some(digester) = &self.plain_digester {
                         digester.update(&bytes);
                     }
-                    self.check_zeros(&bytes)?;
                     if let Some(spans) = &mut self.spans {
                         spans.plain(&bytes, self.sink);
                     }
@@ -605,11 +610,6 @@ impl<S: Sink> Scan<'_, S> {
         })))
     }
 
-    fn event(&mut self, event: Event) -> Result<(), S::Error> {
-        match event {
-            Event::Member(member) => {
-                self.stats.scanned_members.increment();
-                self.member = Some(member.name.clone());
     /// Whether zeros that are no file's content go on for too long.
     fn check_zeros(&mut self, bytes: &[u8]) -> Result<(), ScanError<S::Error>> {
         let Some(zeros) = &mut self.zeros else {
@@ -623,6 +623,11 @@ impl<S: Sink> Scan<'_, S> {
         added.map_err(|error| self.failed(error))
     }
 
+    fn event(&mut self, event: Event) -> Result<(), S::Error> {
+        match event {
+            Event::Member(member) => {
+                self.stats.scanned_members.increment();
+                self.member = Some(member.name.clone());
                 if self.options.bookmarks {
                     self.mark(member.header);
                 }

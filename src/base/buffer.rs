@@ -48,7 +48,14 @@ struct State {
     resting: u64,
     /// Tasks that wait in [`Pool::take_async`].
     wakers: Vec<Waker>,
+    /// Whether the pool hands out nothing any more.
+    closed: bool,
 }
+
+/// Error of a pool or of loans that were closed: no caller needs the memory any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cancelled while waiting for memory")]
+pub struct Closed;
 
 /// One part in so many of a budget is never lent: work goes on with it.
 const KEPT_SHARE: u64 = 4;
@@ -105,44 +112,62 @@ impl Pool {
     /// A pool whose buffers come from this one without waiting, as `bytes` of it are taken now,
     /// as by [`Pool::take`]. What is not used of them returns when the last clone is dropped;
     /// whatever is used beyond them is counted, but not waited for.
-    #[must_use]
-    pub fn ration(&self, bytes: u64) -> Self {
-        let reserved = self.reserve(bytes);
-        Self {
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn ration(&self, bytes: u64) -> Result<Self, Closed> {
+        let reserved = self.reserve(bytes)?;
+        Ok(Self {
             shared: Arc::clone(&self.shared),
             ration: Some(Arc::new(Ration {
                 left: Mutex::new(reserved),
             })),
-        }
+        })
     }
 
     /// A buffer of exactly `len` bytes with unspecified contents. Waits until the budget allows.
     ///
-    /// Callers that hold buffers of the same pool while they wait must make sure that someone
-    /// else gives some back, or they wait for ever.
-    pub fn take(&self, len: usize) -> Buffer {
-        let state = match self.ration {
-            None => self.shared.wait_for(len as u64),
-            Some(_) => self.shared.lock(),
-        };
-        self.hand_out(state, len)
+    /// A thread that waits holds no buffer of the same pool: it could wait for itself. To take a
+    /// buffer together with other memory, use [`Pool::take_with`].
+    ///
+    /// # Errors
+    /// When the pool is [closed](Pool::close), also while this waits.
+    pub fn take(&self, len: usize) -> Result<Buffer, Closed> {
+        let state = self.wait_for(len as u64)?;
+        Ok(self.hand_out(state, len))
+    }
+
+    /// A buffer as from [`Pool::take`], and `bytes` as from [`Pool::reserve`], after one wait for both.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn take_with(&self, len: usize, bytes: u64) -> Result<(Buffer, Reserved), Closed> {
+        let mut state = self.wait_for((len as u64).saturating_add(bytes))?;
+        let reserved = self.count(&mut state, bytes);
+        Ok((self.hand_out(state, len), reserved))
     }
 
     /// Counts `bytes` as taken, for memory that is not the pool's; waits as [`Pool::take`] does.
-    pub fn reserve(&self, bytes: u64) -> Reserved {
-        let mut state = self.shared.wait_for(bytes);
-        state.take(bytes, self.shared.budget);
-        drop(state);
-        Reserved {
-            bytes,
-            shared: Arc::clone(&self.shared),
-        }
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn reserve(&self, bytes: u64) -> Result<Reserved, Closed> {
+        let mut state = self.wait_for(bytes)?;
+        Ok(self.count(&mut state, bytes))
+    }
+
+    /// Ends every wait in [`Pool::take`] and its like with an error, now and later. Buffers that are
+    /// out stay valid.
+    pub fn close(&self) {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        self.shared.wake(state);
     }
 
     /// As [`Pool::take`], but waits as a task.
     ///
     /// # Cancel safety
-    /// Nothing is taken until the future is ready.
+    /// Nothing is taken until the future is ready. To end the wait, drop the future.
     pub async fn take_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
             let mut state = self.shared.lock();
@@ -165,6 +190,26 @@ impl Pool {
             return None;
         }
         Some(self.hand_out(state, len))
+    }
+
+    /// Waits until `bytes` may be taken; a ration never waits.
+    fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
+        match self.ration {
+            None => self.shared.wait_for(bytes),
+            Some(_) => Ok(self.shared.lock()),
+        }
+    }
+
+    /// Counts `bytes` for which there is room.
+    fn count(&self, state: &mut State, bytes: u64) -> Reserved {
+        state.take(bytes, self.shared.budget);
+        if let Some(ration) = &self.ration {
+            state.taken -= ration.use_up(bytes);
+        }
+        Reserved {
+            bytes,
+            shared: Arc::clone(&self.shared),
+        }
     }
 
     fn hand_out(&self, mut state: MutexGuard<'_, State>, len: usize) -> Buffer {
@@ -270,15 +315,18 @@ impl Shared {
     }
 
     /// Waits until `bytes` may be taken.
-    fn wait_for(&self, bytes: u64) -> MutexGuard<'_, State> {
+    fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
         let mut state = self.lock();
-        while !self.has_room(&state, bytes) {
+        while !state.closed {
+            if self.has_room(&state, bytes) {
+                return Ok(state);
+            }
             state = self
                 .returned
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        state
+        Err(Closed)
     }
 
     /// Tells everyone who waits that there may be room now.
@@ -426,7 +474,7 @@ mod tests {
     #[test]
     fn slices_keep_their_share_until_the_last_is_dropped() {
         let pool = Pool::new(100);
-        let bytes = pool.take(60).freeze();
+        let bytes = pool.take(60).expect("open").freeze();
         let slice = bytes.slice(10..20);
         drop(bytes);
         assert_eq!(pool.taken(), 60);
@@ -439,7 +487,7 @@ mod tests {
     #[test]
     fn a_buffer_larger_than_the_budget_is_handed_out_alone() {
         let pool = Pool::new(10);
-        let large = pool.take(100);
+        let large = pool.take(100).expect("open");
         assert!(pool.try_take(1).is_none());
         drop(large);
         assert!(pool.try_take(1).is_some());
@@ -448,17 +496,17 @@ mod tests {
     #[test]
     fn buffers_are_reused() {
         let pool = Pool::new(1000);
-        let first = pool.take(400);
+        let first = pool.take(400).expect("open");
         let address = first.as_ptr();
         drop(first);
-        assert_eq!(pool.take(300).as_ptr(), address);
+        assert_eq!(pool.take(300).expect("open").as_ptr(), address);
     }
 
     #[test]
     fn resting_buffers_make_room_for_taken_ones() {
         let pool = Pool::new(1000);
-        drop(pool.take(900));
-        let small = pool.take(200);
+        drop(pool.take(900).expect("open"));
+        let small = pool.take(200).expect("open");
         assert_eq!(small.len(), 200);
         let taken = pool.taken();
         assert!(pool.shared.lock().resting + taken <= 1000);
@@ -471,13 +519,13 @@ mod tests {
             buffers: 2,
         };
         let pool = Pool::frugal(100, enough);
-        let large = [pool.take(40), pool.take(40)];
+        let large = [pool.take(40).expect("open"), pool.take(40).expect("open")];
         assert!(pool.try_take(1).is_none(), "enough of both");
         drop(large);
-        let small = [10, 10, 10].map(|len| pool.take(len));
+        let small = [10, 10, 10].map(|len| pool.take(len).expect("open"));
         assert!(pool.try_take(1).is_none(), "enough of both");
         drop(small);
-        let _first = pool.take(70);
+        let _first = pool.take(70).expect("open");
         assert!(pool.try_take(31).is_none(), "more than the budget");
         assert!(pool.try_take(30).is_some());
     }
@@ -485,7 +533,7 @@ mod tests {
     #[test]
     fn a_reservation_is_taken_like_a_buffer() {
         let pool = Pool::new(100);
-        let reserved = pool.reserve(60);
+        let reserved = pool.reserve(60).expect("open");
         assert!(pool.try_take(41).is_none());
         drop(pool.try_take(40).expect("room"));
         drop(reserved);
@@ -496,21 +544,21 @@ mod tests {
     #[test]
     fn a_ration_is_taken_at_once_and_its_buffers_do_not_wait() {
         let pool = Pool::new(100);
-        drop(pool.take(40));
-        let ration = pool.ration(70);
+        drop(pool.take(40).expect("open"));
+        let ration = pool.ration(70).expect("open");
         assert_eq!(pool.taken(), 70);
-        let first = ration.take(40);
-        let second = ration.clone().take(20);
+        let first = ration.take(40).expect("open");
+        let second = ration.clone().take(20).expect("open");
         assert_eq!(pool.taken(), 70);
-        let third = ration.take(50);
+        let third = ration.take(50).expect("open");
         assert_eq!(pool.taken(), 110, "which is beyond the ration");
         drop((first, third));
         assert_eq!(pool.taken(), 20);
         drop(second);
         drop(ration);
         assert_eq!(pool.taken(), 0);
-        let ration = pool.ration(70);
-        drop(ration.take(30));
+        let ration = pool.ration(70).expect("open");
+        drop(ration.take(30).expect("open"));
         drop(ration);
         assert_eq!(pool.taken(), 0, "what was not used returns too");
     }
@@ -518,15 +566,15 @@ mod tests {
     #[test]
     fn what_is_lent_cannot_be_taken_and_a_quarter_is_never_lent() {
         let pool = Pool::new(100);
-        drop(pool.take(50));
+        drop(pool.take(50).expect("open"));
         assert_eq!(pool.lend(60), 60);
         assert_eq!(pool.shared.lock().resting, 0);
-        let held = pool.take(30);
+        let held = pool.take(30).expect("open");
         assert!(pool.try_take(11).is_none());
         assert_eq!(pool.lend(60), 15);
         assert_eq!(pool.lend(60), 0);
         drop(held);
-        assert_eq!(pool.take(90).len(), 90, "alone");
+        assert_eq!(pool.take(90).expect("open").len(), 90, "alone");
         pool.take_back(75);
         assert!(pool.try_take(100).is_some());
     }
@@ -534,10 +582,10 @@ mod tests {
     #[test]
     fn a_waiter_wakes_when_a_loan_comes_back() {
         let pool = Pool::new(100);
-        let _held = pool.take(20);
+        let _held = pool.take(20).expect("open");
         assert_eq!(pool.lend(70), 70);
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| pool.take(50).len());
+            let waiter = scope.spawn(|| pool.take(50).expect("open").len());
             pool.take_back(70);
             assert_eq!(waiter.join().ok(), Some(50));
         });
@@ -546,11 +594,63 @@ mod tests {
     #[test]
     fn a_waiter_wakes_when_bytes_come_back() {
         let pool = Pool::new(10);
-        let held = pool.take(10);
+        let held = pool.take(10).expect("open");
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| pool.take(5).len());
+            let waiter = scope.spawn(|| pool.take(5).expect("open").len());
             drop(held);
             assert_eq!(waiter.join().ok(), Some(5));
         });
+    }
+
+    #[test]
+    fn closing_ends_every_wait_and_leaves_buffers_valid() {
+        let pool = Pool::new(10);
+        let held = pool.take(10).expect("open");
+        std::thread::scope(|scope| {
+            let waiters = [
+                scope.spawn(|| pool.take(5).map(drop)),
+                scope.spawn(|| pool.reserve(5).map(drop)),
+                scope.spawn(|| pool.ration(5).map(drop)),
+                scope.spawn(|| pool.take_with(1, 1).map(drop)),
+            ];
+            pool.close();
+            for waiter in waiters {
+                assert_eq!(waiter.join().expect("no panic"), Err(Closed));
+            }
+        });
+        assert_eq!(held.len(), 10);
+        drop(held);
+        assert_eq!(pool.take(1).map(drop), Err(Closed), "also later");
+    }
+
+    #[test]
+    fn buffer_and_reservation_are_taken_together_or_not_at_all() {
+        let pool = Pool::new(100);
+        let held = pool.take(50).expect("open");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pool.take_with(40, 30).map(|(buffer, _)| buffer.len()));
+            // It holds nothing while it waits, so the other half can still be taken.
+            drop(pool.take(50));
+            drop(held);
+            assert_eq!(waiter.join().expect("no panic"), Ok(40));
+        });
+        let (alone, reserved) = pool.take_with(90, 90).expect("more than all, alone");
+        assert_eq!((alone.len(), pool.taken()), (90, 180));
+        drop(alone);
+        assert_eq!(pool.taken(), 90);
+        drop(reserved);
+        assert_eq!(pool.taken(), 0);
+    }
+
+    #[test]
+    fn a_reservation_comes_out_of_a_ration() {
+        let pool = Pool::new(100);
+        let ration = pool.ration(70).expect("open");
+        let reserved = ration.reserve(60).expect("never waits");
+        assert_eq!(pool.taken(), 70);
+        drop(ration);
+        assert_eq!(pool.taken(), 60);
+        drop(reserved);
+        assert_eq!(pool.taken(), 0);
     }
 }

@@ -258,7 +258,7 @@ mod tests {
         let mut places = Vec::new();
         for _ in 0..3 {
             let pool = Pool::reusing(4 << 20, list.clone());
-            let bytes = pool.take(4 * MIB).freeze();
+            let bytes = pool.take(4 * MIB).expect("open").freeze();
             places.push(bytes.as_ptr());
             drop(pool);
             assert_eq!(list.resting_bytes(), 0, "the bytes are still read");

@@ -7,6 +7,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::buffer::Closed;
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Holds memory and can do with less for a while.
@@ -31,8 +32,27 @@ pub struct Loans {
 struct Shared {
     limit_bytes: u64,
     lenders: Vec<Arc<dyn Lender>>,
-    lent: Mutex<u64>,
+    state: Mutex<State>,
     returned: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Bytes of all loans.
+    lent: u64,
+    /// Whether nothing is lent any more.
+    closed: bool,
+}
+
+/// Error of [`Loans::borrow`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BorrowError {
+    /// More than [`Loans::limit_bytes`].
+    #[error("more than may be borrowed")]
+    TooMuch,
+    /// See [`Loans::close`].
+    #[error(transparent)]
+    Closed(#[from] Closed),
 }
 
 impl Loans {
@@ -51,7 +71,7 @@ impl Loans {
         let shared = Arc::new(Shared {
             limit_bytes,
             lenders,
-            lent: Mutex::default(),
+            state: Mutex::default(),
             returned: Condvar::new(),
         });
         Self { shared }
@@ -64,22 +84,30 @@ impl Loans {
 
     /// What is borrowed at this moment, in bytes.
     pub fn lent_bytes(&self) -> u64 {
-        *self.shared.lent()
+        self.shared.state().lent
     }
 
-    /// Borrows `bytes`; `None` when that is beyond the limit. Waits while others have so much
-    /// that it would be: who has a loan must therefore not wait for someone who wants one.
-    pub fn borrow(&self, bytes: u64) -> Option<Loan> {
-        let room = self.shared.limit_bytes.checked_sub(bytes)?;
-        let mut lent = self.shared.lent();
-        while *lent > room {
-            lent = self
+    /// Borrows `bytes`. Waits while others have so much that it would be beyond the limit: who has a
+    /// loan must therefore not wait for someone who wants one.
+    ///
+    /// # Errors
+    /// [`BorrowError::TooMuch`] when `bytes` alone are beyond the limit; [`BorrowError::Closed`] when the
+    /// loans are [closed](Loans::close), also while this waits.
+    pub fn borrow(&self, bytes: u64) -> Result<Loan, BorrowError> {
+        let room = self.shared.limit_bytes.checked_sub(bytes);
+        let room = room.ok_or(BorrowError::TooMuch)?;
+        let mut state = self.shared.state();
+        while state.lent > room && !state.closed {
+            state = self
                 .shared
                 .returned
-                .wait(lent)
+                .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        *lent += bytes;
+        if state.closed {
+            return Err(Closed.into());
+        }
+        state.lent += bytes;
         let mut parts = Vec::new();
         let mut missing = bytes;
         for lender in &self.shared.lenders {
@@ -89,18 +117,24 @@ impl Loans {
                 missing -= part;
             }
         }
-        drop(lent);
-        Some(Loan {
+        drop(state);
+        Ok(Loan {
             bytes,
             parts,
             shared: Arc::clone(&self.shared),
         })
     }
+
+    /// Ends every wait in [`Loans::borrow`] with an error, now and later.
+    pub fn close(&self) {
+        self.shared.state().closed = true;
+        self.shared.returned.notify_all();
+    }
 }
 
 impl Shared {
-    fn lent(&self) -> MutexGuard<'_, u64> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,7 +151,7 @@ impl Drop for Loan {
         for (lender, part) in &self.parts {
             lender.take_back(*part);
         }
-        *self.shared.lent() -= self.bytes;
+        self.shared.state().lent -= self.bytes;
         self.shared.returned.notify_all();
     }
 }
@@ -180,17 +214,30 @@ mod tests {
     #[test]
     fn no_more_is_lent_than_the_limit() {
         let (purses, loans) = purses([10, 20]);
-        assert!(loans.borrow(31).is_none());
-        assert!(loans.borrow(u64::MAX).is_none());
+        assert!(loans.borrow(31).is_err());
+        assert!(loans.borrow(u64::MAX).is_err());
         let held = loans.borrow(25);
-        assert!(held.is_some());
-        assert!(loans.borrow(5).is_some());
+        assert!(held.is_ok());
+        assert!(loans.borrow(5).is_ok());
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| loans.borrow(6).is_some());
+            let waiter = scope.spawn(|| loans.borrow(6).is_ok());
             drop(held);
             assert_eq!(waiter.join().ok(), Some(true));
         });
-        assert!(loans.borrow(30).is_some());
+        assert!(loans.borrow(30).is_ok());
         assert_eq!(left(&purses), [10, 20]);
+    }
+
+    #[test]
+    fn closing_ends_a_wait_for_a_loan() {
+        let loans = Loans::limited(10);
+        let _held = loans.borrow(10);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| loans.borrow(1).map(drop));
+            loans.close();
+            let waited = waiter.join().expect("no panic");
+            assert_eq!(waited, Err(BorrowError::Closed(Closed)));
+        });
+        assert_eq!(loans.borrow(11).map(drop), Err(BorrowError::TooMuch));
     }
 }

@@ -20,14 +20,15 @@ mod walk;
 mod xz;
 mod zstd;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::buffer::Pool;
+use crate::base::buffer::{Closed, Pool};
 use crate::base::extent::{Packed, Plain};
-use crate::base::loan::{Loan, Loans};
+use crate::base::loan::{BorrowError, Loan, Loans};
 use crate::base::ticket::Ticket;
 
 pub use content_hash::ContentHash;
@@ -61,10 +62,15 @@ pub struct Context {
 impl Context {
     /// Borrows `needed_bytes` for a decoder's state.
     fn borrow(&self, needed_bytes: u64) -> Result<Loan, Cause> {
-        self.loans.borrow(needed_bytes).ok_or(Cause::Memory {
-            needed_bytes,
-            limit_bytes: self.loans.limit_bytes(),
-        })
+        self.loans
+            .borrow(needed_bytes)
+            .map_err(|error| match error {
+                BorrowError::TooMuch => Cause::Memory {
+                    needed_bytes,
+                    limit_bytes: self.loans.limit_bytes(),
+                },
+                BorrowError::Closed(Closed) => Cause::Cancelled,
+            })
     }
 }
 
@@ -131,7 +137,7 @@ pub const UNCOUNTED: Plain = Plain(u64::MAX);
 
 /// Work that makes some plain bytes, possibly none, independent of any other.
 pub struct Job {
-    work: Box<dyn FnOnce() -> Result<Vec<Bytes>, Error> + Send>,
+    work: Box<dyn FnOnce() -> Result<Output, Error> + Send>,
 }
 
 impl Job {
@@ -142,17 +148,98 @@ impl Job {
 
     /// A job that does `work`, which makes any number of pieces.
     pub fn of_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
+        Self::with_output(move || Ok(Output::from(work()?)))
+    }
+
+    /// A job that does `work`, which may leave some of its output to be made piece by piece.
+    fn with_output(work: impl FnOnce() -> Result<Output, Error> + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
         }
     }
 
-    /// Does the work, here and now; answers the pieces in order, some of which may be empty.
+    /// Does the work, here and now.
     ///
     /// # Errors
     /// As [`Decoder::pull`].
-    pub fn run(self) -> Result<Vec<Bytes>, Error> {
+    pub fn run(self) -> Result<Output, Error> {
         (self.work)()
+    }
+}
+
+/// Makes the next piece of a job's output, on the consumer's thread; `None` at its end.
+trait Rest: Send {
+    fn next_piece(&mut self) -> Result<Option<Bytes>, Error>;
+}
+
+/// The plain bytes of a job, in order.
+///
+/// A job has room for as many bytes as a frame or block of its format usually makes. If there are more,
+/// the output keeps the decoder, and makes the rest of the bytes when its consumer asks for them.
+pub struct Output {
+    pieces: VecDeque<Bytes>,
+    rest: Option<Box<dyn Rest>>,
+}
+
+impl Output {
+    /// Output that begins with `first` and goes on with what `rest` makes.
+    fn with_rest(first: Bytes, rest: impl Rest + 'static) -> Self {
+        Self {
+            pieces: VecDeque::from([first]),
+            rest: Some(Box::new(rest)),
+        }
+    }
+
+    /// The next piece, never empty; `None` at the end.
+    ///
+    /// May wait for the consumer to drop earlier pieces.
+    ///
+    /// # Errors
+    /// As [`Decoder::pull`]. Nothing follows an error.
+    pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
+        while let Some(piece) = self.pieces.pop_front() {
+            if !piece.is_empty() {
+                return Ok(Some(piece));
+            }
+        }
+        let Some(rest) = &mut self.rest else {
+            return Ok(None);
+        };
+        let made = rest.next_piece();
+        if !matches!(made, Ok(Some(_))) {
+            self.rest = None;
+        }
+        made
+    }
+
+    /// All pieces as one, for who has memory for them.
+    ///
+    /// # Errors
+    /// As [`Output::next_piece`].
+    pub fn concat(mut self) -> Result<Vec<u8>, Error> {
+        let mut whole = Vec::new();
+        while let Some(piece) = self.next_piece()? {
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole)
+    }
+}
+
+impl From<Vec<Bytes>> for Output {
+    fn from(pieces: Vec<Bytes>) -> Self {
+        Self {
+            pieces: pieces.into(),
+            rest: None,
+        }
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output")
+            .field("pieces", &self.pieces.len())
+            .field("has_rest", &self.rest.is_some())
+            .finish()
     }
 }
 
@@ -249,6 +336,15 @@ pub enum Cause {
     /// The packed bytes end in the middle.
     #[error("truncated")]
     Truncated,
+    /// The pool or the loans were closed: no caller needs the bytes any more.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl From<Closed> for Cause {
+    fn from(_: Closed) -> Self {
+        Self::Cancelled
+    }
 }
 
 /// What a decoder of `compression` takes from its pool at the most, when that has
@@ -260,8 +356,8 @@ pub fn reading_bytes(compression: Compression) -> u64 {
         Compression::Gzip => (1 << 20) + (64 << 10),
         // A block of the legacy format, behind smaller ones that make almost a piece.
         Compression::Lz4 => (8 << 20) + (1 << 20),
-        // A block, a stream made of it, and libbz2's state.
-        Compression::Bzip2 => 8 << 20,
+        // A block, a stream made of it, libbz2's state, and pieces of a block that is long.
+        Compression::Bzip2 => bzip2::READING_BYTES,
         Compression::Xz => READING_POOL / 4,
         Compression::Zstd => READING_POOL,
     }

@@ -1,7 +1,7 @@
 //! Plain bytes on their way to becoming a pull, for decoders that make them in order.
 
 use super::Pull;
-use crate::base::buffer::{Buffer, Pool};
+use crate::base::buffer::{Buffer, Closed, Pool};
 
 /// Pieces have so many bytes, but for those given out early.
 const PIECE_LEN: usize = 1 << 20;
@@ -15,9 +15,16 @@ pub(super) struct Piece {
 
 impl Piece {
     /// Where the next plain bytes go; never empty.
-    pub(super) fn room(&mut self, pool: &Pool) -> &mut [u8] {
-        let buffer = self.buffer.get_or_insert_with(|| pool.take(PIECE_LEN));
-        buffer.get_mut(self.filled..).unwrap_or_default()
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub(super) fn room(&mut self, pool: &Pool) -> Result<&mut [u8], Closed> {
+        let buffer = match self.buffer.take() {
+            Some(buffer) => buffer,
+            None => pool.take(PIECE_LEN)?,
+        };
+        let buffer = self.buffer.insert(buffer);
+        Ok(buffer.get_mut(self.filled..).unwrap_or_default())
     }
 
     /// Counts `len` bytes that were written to the room; answers them as a pull when that was
@@ -45,12 +52,12 @@ mod tests {
         let pool = Pool::new(4 << 20);
         let mut piece = Piece::default();
         assert!(piece.flush().is_none());
-        let len = piece.room(&pool).len();
+        let len = piece.room(&pool).expect("open").len();
         assert!(piece.flush().is_none());
         assert_eq!(pool.taken(), 0);
-        piece.room(&pool);
+        piece.room(&pool).expect("open");
         assert!(piece.advance(len - 1).is_none());
-        assert_eq!(piece.room(&pool).len(), 1);
+        assert_eq!(piece.room(&pool).expect("open").len(), 1);
         let Some(Pull::Plain(bytes)) = piece.advance(1) else {
             panic!("nothing was given out");
         };

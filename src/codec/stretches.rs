@@ -9,7 +9,9 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::input::{Input, Pieces};
-use super::{Cause, Compression, Context, Decoder, Error, Job, Pull, SLACK, SeekPoint, resume};
+use super::{
+    Cause, Compression, Context, Decoder, Error, Job, Output, Pull, SLACK, SeekPoint, resume,
+};
 use crate::base::extent::Packed;
 
 /// A stretch is a job when its packed and its plain bytes are each at most one part in so many of
@@ -78,6 +80,8 @@ struct Serial {
     check: Check,
     end: Packed,
     fed: Fed,
+    /// What a job of the decoder makes.
+    output: Option<Output>,
 }
 
 /// How much of a stretch its decoder has.
@@ -143,6 +147,7 @@ impl Along {
                 check: Check::new(self.compression, stretch),
                 end: stretch.end,
                 fed: Fed::Some,
+                output: None,
             }));
             return Ok(None);
         }
@@ -159,7 +164,12 @@ impl Along {
         };
         let (compression, mut context) = (self.compression, self.context.clone());
         // In stream order, and all at once: a job never waits.
-        context.pool = context.pool.ration(plain_len.saturating_add(ROUNDING));
+        let ration = context.pool.ration(plain_len.saturating_add(ROUNDING));
+        context.pool = ration.map_err(|closed| Error {
+            compression,
+            packed,
+            cause: closed.into(),
+        })?;
         Ok(Some(Pull::Job(Job::of_pieces(move || {
             decode(compression, context, &stretch, &pieces, slack)
         }))))
@@ -212,6 +222,12 @@ impl fmt::Debug for Along {
 impl Serial {
     /// The next plain bytes of the stretch, or [`Pull::NeedInput`]; `None` when it only moved on.
     fn pull(&mut self, input: &mut Input) -> Result<Option<Pull>, Error> {
+        if let Some(output) = &mut self.output {
+            if let Some(bytes) = output.next_piece()? {
+                return Ok(self.check.pass(&bytes)?.map(Pull::Plain));
+            }
+            self.output = None;
+        }
         match self.decoder.pull()? {
             Pull::NeedInput => match self.fed {
                 Fed::Some => Ok(self.feed(input)),
@@ -224,11 +240,8 @@ impl Serial {
             },
             Pull::Plain(bytes) => Ok(self.check.pass(&bytes)?.map(Pull::Plain)),
             Pull::Job(job) | Pull::Check(job) => {
-                let mut checked = Vec::new();
-                for bytes in job.run()? {
-                    checked.extend(self.check.pass(&bytes)?);
-                }
-                Ok(Some(Pull::Job(Job::of_pieces(move || Ok(checked)))))
+                self.output = Some(job.run()?);
+                Ok(None)
             }
             // From a seek point, nothing is decoded ahead.
             Pull::SeekPoint(_)
@@ -292,7 +305,8 @@ fn decode(
             },
             Pull::Plain(bytes) => plain.extend(check.pass(&bytes)?),
             Pull::Job(job) | Pull::Check(job) => {
-                for bytes in job.run()? {
+                let mut output = job.run()?;
+                while let Some(bytes) = output.next_piece()? {
                     plain.extend(check.pass(&bytes)?);
                 }
             }

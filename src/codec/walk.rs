@@ -23,7 +23,10 @@ pub(super) trait Walk: Send + fmt::Debug {
 
     /// Appends what was held back in order to join it with more. Called when the walk pauses for
     /// input, and when it stops for good.
-    fn flush(&mut self, results: &mut Results);
+    ///
+    /// # Errors
+    /// [`Cause::Cancelled`].
+    fn flush(&mut self, results: &mut Results) -> Result<(), Error>;
 }
 
 /// Pulls in the order in which they are to be answered.
@@ -47,6 +50,8 @@ pub(super) struct Walker<W> {
     input: Input,
     results: Results,
     stop: Option<Result<(), Error>>,
+    /// Whether the walk was flushed after it stopped.
+    is_flushed: bool,
 }
 
 impl<W: Walk> Walker<W> {
@@ -57,12 +62,15 @@ impl<W: Walk> Walker<W> {
             input: Input::at(offset),
             results: Results::new(),
             stop: None,
+            is_flushed: false,
         }
     }
 
-    fn stop(&mut self, how: Result<(), Error>) {
-        self.walk.flush(&mut self.results);
-        self.stop = Some(how);
+    /// Appends what the walk held back before it stopped.
+    fn flush_after(&mut self, stop: Result<(), Error>) {
+        self.is_flushed = true;
+        let flushed = self.walk.flush(&mut self.results);
+        self.stop = Some(stop.and(flushed));
     }
 }
 
@@ -81,22 +89,27 @@ impl<W: Walk> super::Decoder for Walker<W> {
                 return Ok(result);
             }
             if let Some(stop) = &self.stop {
-                return stop.clone().map(|()| Pull::End);
+                let stop = stop.clone();
+                if self.is_flushed {
+                    return stop.map(|()| Pull::End);
+                }
+                self.flush_after(stop);
+                continue;
             }
             match self.walk.step(&mut self.input, &mut self.results) {
                 Ok(Step::Moved) => {}
-                Ok(Step::End) => self.stop(Ok(())),
-                Err(error) => self.stop(Err(error)),
+                Ok(Step::End) => self.stop = Some(Ok(())),
+                Err(error) => self.stop = Some(Err(error)),
+                Ok(Step::Hungry) if !self.results.is_empty() => {}
                 Ok(Step::Hungry) if self.input.is_ended() => {
                     let truncated = error::<W>(self.input.end(), Cause::Truncated);
-                    self.stop(Err(truncated));
+                    self.stop = Some(Err(truncated));
                 }
-                Ok(Step::Hungry) => {
-                    self.walk.flush(&mut self.results);
-                    if self.results.is_empty() {
-                        return Ok(Pull::NeedInput);
-                    }
-                }
+                Ok(Step::Hungry) => match self.walk.flush(&mut self.results) {
+                    Ok(()) if self.results.is_empty() => return Ok(Pull::NeedInput),
+                    Ok(()) => {}
+                    Err(error) => self.stop = Some(Err(error)),
+                },
             }
         }
     }
@@ -114,7 +127,7 @@ pub(super) fn error<W: Walk>(packed: Packed, cause: Cause) -> Error {
 /// What the tests of every codec do with a decoder.
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::{Context, Decoder, SeekPoint, resume, start};
+    use super::super::{Context, Decoder, Output, SeekPoint, resume, start};
     use super::*;
     use crate::base::buffer::Pool;
     use crate::base::extent::Plain;
@@ -200,7 +213,7 @@ pub(super) mod tests {
                 }
                 Ok(Pull::Job(job)) => {
                     outcome.jobs += 1;
-                    job.run().map(|pieces| pieces.concat().into())
+                    job.run().and_then(Output::concat).map(Bytes::from)
                 }
                 Ok(Pull::Check(_) | Pull::Ahead(_) | Pull::Await(_)) => panic!("only gzip's"),
                 Ok(Pull::HashStart(hash)) => {

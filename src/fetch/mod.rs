@@ -21,7 +21,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::base::buffer::Pool;
+use crate::base::buffer::{Buffer, Closed, Pool};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
@@ -73,7 +73,7 @@ pub fn read(
     extent: Extent<Packed>,
     pool: &Pool,
 ) -> Result<Bytes, Error> {
-    let buffer = pool.take(whole_len(source, extent)?);
+    let buffer = take(source, pool, whole_len(source, extent)?)?;
     wait(handle, source, source.read_at(extent.start(), buffer))
 }
 
@@ -87,8 +87,14 @@ pub fn read_afresh(
     extent: Extent<Packed>,
     pool: &Pool,
 ) -> Result<Bytes, Error> {
-    let buffer = pool.take(whole_len(source, extent)?);
+    let buffer = take(source, pool, whole_len(source, extent)?)?;
     wait(handle, source, source.read_afresh(extent.start(), buffer))
+}
+
+/// A buffer to read `len` bytes of `source` into.
+fn take(source: &Arc<dyn Source>, pool: &Pool, len: usize) -> Result<Buffer, Error> {
+    let cancelled = |Closed| Error::new(source.location(), Cause::Cancelled);
+    pool.take(len).map_err(cancelled)
 }
 
 /// What `reading` of `source` comes to; that it was cancelled when the runtime ends before.

@@ -70,7 +70,7 @@ impl Reads {
     /// When the source cannot be read there.
     pub fn read(&self, extent: Extent<Packed>, pool: &Pool) -> Result<Bytes, Error> {
         let len = super::whole_len(&self.source, extent)?;
-        let buffer = pool.take(len);
+        let buffer = super::take(&self.source, pool, len)?;
         if !self.source.is_remote() {
             let reading = self.source.read_at(extent.start(), buffer);
             return super::wait(&self.handle, &self.source, reading);

@@ -126,6 +126,9 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
 
     /// As [`Archive::push_into`].
     fn push_into(&self, _pages: Arc<dyn PageCache>) {}
+
+    /// As [`Archive::close`].
+    fn close(&self) {}
 }
 
 impl Content for Archive {
@@ -164,6 +167,10 @@ impl Content for Archive {
     fn push_into(&self, pages: Arc<dyn PageCache>) {
         Self::push_into(self, pages);
     }
+
+    fn close(&self) {
+        Self::close(self);
+    }
 }
 
 impl Content for Stack {
@@ -197,6 +204,10 @@ impl Content for Stack {
 
     fn push_into(&self, pages: Arc<dyn PageCache>) {
         Self::push_into(self, &pages);
+    }
+
+    fn close(&self) {
+        Self::close(self);
     }
 }
 

@@ -175,7 +175,8 @@ mod tests {
     }
 
     fn read(slice: &Slice, offset: u64, len: usize) -> Result<Bytes, Cause> {
-        let read = ends(slice.read_at(Packed(offset), Pool::new(100).take(len)));
+        let buffer = Pool::new(100).take(len).expect("open");
+        let read = ends(slice.read_at(Packed(offset), buffer));
         read.map_err(|error| error.cause)
     }
 

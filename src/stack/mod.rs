@@ -36,6 +36,11 @@ impl Stack {
         &self.layers
     }
 
+    /// As [`Archive::close`].
+    pub fn close(&self) {
+        self.layers.iter().for_each(|layer| layer.close());
+    }
+
     /// What they make together.
     pub fn index(&self) -> &Arc<Index> {
         &self.merged.index

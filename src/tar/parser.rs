@@ -270,6 +270,8 @@ impl Parser {
             }
             State::Content(_) => Ok(self.content()),
             State::Ended => {
+                // Its buffer may be waited for by those who decode what follows.
+                self.input = Bytes::new();
                 self.events.push_back(Event::End);
                 Ok(Progress::Made)
             }
@@ -1583,7 +1585,7 @@ mod tests {
     #[test]
     fn whoever_waits_for_bytes_holds_none() {
         let pool = crate::base::buffer::Pool::new(RECORD);
-        let mut record = pool.take(RECORD_LEN);
+        let mut record = pool.take(RECORD_LEN).expect("open");
         record.copy_from_slice(&Block::new("a", b'x', 1).done());
         let mut parser = Parser::new(Options::default());
         parser.push(record.freeze());

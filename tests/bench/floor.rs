@@ -209,7 +209,7 @@ impl Remote {
             }
             *next += 1;
             let len = CHUNK_LEN.min(self.len - start);
-            let mut buffer = pool.take(headroom + CHUNK_LEN);
+            let mut buffer = pool.take(headroom + CHUNK_LEN).expect("open");
             drop(next);
             buffer.truncate(headroom + len);
             let range = format!("Range: bytes={start}-{}\r\n", start + len - 1);
@@ -312,7 +312,7 @@ fn frame_header(frame: &mut Bytes) -> usize {
 fn decode(jobs: &Mutex<Receiver<Job>>, pool: &Pool) {
     loop {
         // The buffer first: the oldest job is never without one.
-        let mut buffer = pool.take(MAX_BLOCK_LEN);
+        let mut buffer = pool.take(MAX_BLOCK_LEN).expect("open");
         let Some(job) = receive(jobs) else { return };
         let len = unpack(&job.packed, &mut buffer).expect("a block");
         buffer.truncate(len);

@@ -240,7 +240,13 @@ fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
                 0
             }
             Pull::Plain(bytes) => black_box(bytes).len(),
-            Pull::Job(job) => black_box(job.run()?).iter().map(Bytes::len).sum(),
+            Pull::Job(job) => {
+                let (mut output, mut len) = (job.run()?, 0);
+                while let Some(piece) = output.next_piece()? {
+                    len += black_box(piece).len();
+                }
+                len
+            }
             Pull::End => return Ok(plain_len),
             _ => 0,
         };

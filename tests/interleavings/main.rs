@@ -59,7 +59,7 @@ fn explore(scenario: Scenario) {
 }
 
 /// What is explored, by name.
-const TESTS: [(&str, Scenario); 7] = [
+const TESTS: [(&str, Scenario); 9] = [
     (
         "one_makes_a_span_for_any_number_of_readers",
         flying::one_for_all,
@@ -85,6 +85,14 @@ const TESTS: [(&str, Scenario); 7] = [
         taking::loans,
     ),
     ("a_ration_never_waits_and_comes_back_whole", taking::rations),
+    (
+        "a_decoder_ahead_of_its_consumer_never_waits_for_ever",
+        taking::long_jobs,
+    ),
+    (
+        "closing_ends_every_wait_for_memory",
+        taking::until_it_is_closed,
+    ),
 ];
 
 /// As the usual harness does it, for those tests whose names hold the words that are asked for.

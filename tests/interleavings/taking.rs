@@ -7,10 +7,11 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use shuttle::future::block_on;
+use shuttle::sync::mpsc::sync_channel;
 use shuttle::thread;
 
-use crate::base::buffer::{Enough, Pool};
-use crate::base::loan::{Lender, Loan, Loans};
+use crate::base::buffer::{Closed, Enough, Pool};
+use crate::base::loan::{BorrowError, Lender, Loan, Loans};
 use crate::noise::Noise;
 
 const BUDGET: u64 = 100;
@@ -56,10 +57,15 @@ enum Share {
 fn take(pool: &Pool, len: u64, way: u64) -> Share {
     let wanted = usize::try_from(len).expect("small");
     match way {
-        0 => Share::Other(Box::new(pool.take(wanted))),
-        1 => Share::Other(Box::new(pool.reserve(len))),
+        0 => Share::Other(Box::new(pool.take(wanted).expect("open"))),
+        1 => Share::Other(Box::new(pool.reserve(len).expect("open"))),
         2 => {
-            let bytes = pool.take(wanted).freeze();
+            let half = wanted / 2;
+            let rest = len - half as u64;
+            Share::Other(Box::new(pool.take_with(half, rest).expect("open")))
+        }
+        3 => {
+            let bytes = pool.take(wanted).expect("open").freeze();
             // Not an empty one, which would hold nothing.
             Share::Bytes(bytes.slice(wanted / 2..))
         }
@@ -88,7 +94,7 @@ fn take_all(noise: &mut Noise, pool: &Pool, held: &Held, most: u64) {
                         ask_in_vain(&pool, len);
                         continue;
                     }
-                    let share = take(&pool, len, noise.below(4));
+                    let share = take(&pool, len, noise.below(5));
                     held.took(len);
                     thread::yield_now();
                     held.gives_back(len);
@@ -164,11 +170,11 @@ pub(crate) fn loans(mut noise: Noise) {
                     held.took(bytes);
                     // As a decoder does with the state that it has borrowed.
                     let len = 1 + noise.below(BUDGET / 4);
-                    drop(take(&pool, len, noise.below(4)));
+                    drop(take(&pool, len, noise.below(5)));
                     held.gives_back(bytes);
                     drop(loan);
                 }
-                assert!(loans.borrow(limit + 1).is_none());
+                assert!(loans.borrow(limit + 1).is_err());
             })
         })
         .collect();
@@ -179,7 +185,7 @@ pub(crate) fn loans(mut noise: Noise) {
         borrower.join().expect("no panic");
     }
     assert_eq!(loans.lent_bytes(), 0);
-    assert!(loans.borrow(limit).is_some(), "all can be had again");
+    assert!(loans.borrow(limit).is_ok(), "all can be had again");
     pools.iter().for_each(is_whole);
 }
 
@@ -190,7 +196,7 @@ pub(crate) fn rations(mut noise: Noise) {
             let (pool, mut noise) = (pool.clone(), Noise::new(noise.number()));
             thread::spawn(move || {
                 let bytes = 30 + noise.below(70);
-                let ration = pool.ration(bytes);
+                let ration = pool.ration(bytes).expect("open");
                 // Whoever has so much besides makes nobody wait who has set it aside.
                 let first = ration.try_take(20).expect("set aside");
                 thread::yield_now();
@@ -207,4 +213,78 @@ pub(crate) fn rations(mut noise: Noise) {
         thread.join().expect("no panic");
     }
     is_whole(&pool);
+}
+
+/// A thread that decodes ahead in stream order, one that consumes, and one that writes what it is given.
+/// Each job takes its buffer and its state at once. What the buffer has no room for the consumer makes in
+/// memory that was set aside; without that, jobs may be larger than all there is.
+pub(crate) fn long_jobs(mut noise: Noise) {
+    let pool = Pool::new(BUDGET);
+    let (give, jobs) = sync_channel(2);
+    let decoder = thread::spawn({
+        let pool = pool.clone();
+        move || {
+            let (set_aside, most) = if noise.below(2) == 0 {
+                (0, 130)
+            } else {
+                (20, 40)
+            };
+            let aside = Arc::new((Pool::new(20), pool.reserve(set_aside).expect("open")));
+            for _ in 0..4 {
+                let len = 10 + usize::try_from(noise.below(most)).expect("small");
+                let job = pool.take_with(len, 30).expect("open");
+                let pieces = noise.below(4);
+                give.send((job, Arc::clone(&aside), pieces))
+                    .expect("it is consumed");
+            }
+        }
+    });
+    let (write, written) = sync_channel(1);
+    let writer = thread::spawn(move || written.into_iter().map(drop).count());
+    let mut count = 0;
+    for ((buffer, state), aside, pieces) in jobs {
+        write.send(buffer).expect("it is written");
+        count += 1;
+        for _ in 0..pieces {
+            let piece = aside.0.take(10).expect("open");
+            write.send(piece).expect("it is written");
+            count += 1;
+        }
+        drop(state);
+    }
+    drop(write);
+    decoder.join().expect("no panic");
+    assert_eq!(writer.join().expect("no panic"), count);
+    is_whole(&pool);
+}
+
+/// Threads that wait for memory which nobody gives back.
+pub(crate) fn until_it_is_closed(mut noise: Noise) {
+    let pool = Pool::new(BUDGET);
+    let loans = Loans::limited(BUDGET);
+    let held = pool.take(90).expect("open");
+    let loan = loans.borrow(90).expect("open");
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let (pool, loans, way) = (pool.clone(), loans.clone(), noise.below(5));
+            thread::spawn(move || match way {
+                0 => pool.take(20).map(drop),
+                1 => pool.reserve(20).map(drop),
+                2 => pool.take_with(10, 10).map(drop),
+                3 => pool.ration(20).map(drop),
+                _ => match loans.borrow(20) {
+                    Err(BorrowError::Closed(closed)) => Err(closed),
+                    other => panic!("{other:?}"),
+                },
+            })
+        })
+        .collect();
+    thread::yield_now();
+    pool.close();
+    loans.close();
+    for waiter in waiters {
+        assert_eq!(waiter.join().expect("no panic"), Err(Closed));
+    }
+    drop((held, loan));
+    assert_eq!((pool.taken(), loans.lent_bytes()), (0, 0));
 }

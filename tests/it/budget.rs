@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Archive, OpenOptions, Spooling};
+use tarfs::archive::{Archive, OpenOptions, ReadError, Spooling};
 use tarfs::base::stats::Stats;
 use tarfs::base::task::Thread;
 use tarfs::fetch;
@@ -206,6 +206,95 @@ fn what_is_decoded_ahead_never_keeps_what_comes_before_waiting() {
         assert_eq!(got, len);
         assert_eq!(stats.decoder_shares.get() > 0, memory > 32 << 20);
     }
+}
+
+#[test]
+fn gzip_that_fills_all_buffers_ahead_leaves_some_to_go_on_with() {
+    // Every byte refers to the window before it, so what is decoded ahead is there twice; and it packs so
+    // well that the shares are longer than their buffers, but blocks are not.
+    let payload = noise(16 << 10).repeat(16_384);
+    let len = payload.len();
+    let level = flate2::Compression::new(6);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);
+    for block in archive("a", &payload).chunks(256 << 10) {
+        encoder.write_all(block).expect("room");
+        encoder.flush().expect("room");
+    }
+    let packed = encoder.finish().expect("room");
+    for workers in [4, 6] {
+        let options = scan::Options {
+            memory: 1 << 30,
+            workers,
+            ..least()
+        };
+        let (packed, stats) = (packed.clone(), Arc::<Stats>::default());
+        let counted = Arc::clone(&stats);
+        let got = in_time("a scan", move || scanned(packed, &options, &counted));
+        assert_eq!(got, len);
+        assert!(stats.decoder_shares.get() > 0);
+    }
+}
+
+/// `bytes` in blocks of 900,000 bytes after runs are taken out.
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ::bzip2::write::BzEncoder::new(Vec::new(), ::bzip2::Compression::best());
+    encoder.write_all(bytes).expect("room");
+    encoder.finish().expect("room")
+}
+
+#[test]
+fn bzip2_blocks_longer_than_memory_are_scanned_and_read() {
+    // Ten blocks of 45.9 MB, each of which is packed to 180 KB.
+    let values = noise(1_800_000).into_iter();
+    let payload: Arc<[u8]> = values.flat_map(|value| [value; 255]).collect();
+    let packed = bzip2(&archive("a", &payload));
+    let (len, for_reads) = (payload.len(), packed.clone());
+    let got = in_time("a scan", move || scanned(packed, &least(), &Arc::default()));
+    assert_eq!(got, len);
+    let got = in_time("reads", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let options = OpenOptions {
+            spooling: Spooling::Refused,
+            ..options(cache.path())
+        };
+        let source = Arc::new(Memory::new("test", for_reads));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        let archive = archive.expect("opened");
+        std::thread::scope(|scope| {
+            let readers = [0, 40, 100, 400].map(|at| {
+                let archive = &archive;
+                scope.spawn(move || read(archive, b"a", at * MIB as u64))
+            });
+            readers.map(|reader| reader.join().expect("no panic"))
+        })
+    });
+    for (at, got) in [0, 40, 100, 400].into_iter().zip(got) {
+        assert!(got == payload[at * MIB..at * MIB + 100], "at {at} MiB");
+    }
+}
+
+#[test]
+fn closing_an_archive_ends_reads_that_wait_for_memory() {
+    let packed = zstd_of_a_pipe(&archive("a", &noise(20 * MIB)));
+    let ended = in_time("reads", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let options = OpenOptions {
+            spooling: Spooling::Refused,
+            ..options(cache.path())
+        };
+        let source = Arc::new(Memory::new("test", packed));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        let archive = archive.expect("opened");
+        let found = archive
+            .index()
+            .lookup(Ino::ROOT, b"a")
+            .map(|entry| entry.ino());
+        archive.close();
+        archive.read_here(found.expect("it is there"), 19 * MIB as u64, 100)
+    });
+    assert!(matches!(ended, Err(ReadError::Unreachable(_))), "{ended:?}");
 }
 
 /// `bytes` as one frame of zstd, with a window of 64 MiB.

@@ -7,7 +7,6 @@
 mod bits;
 mod boundary;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,13 +14,11 @@ use ::bzip2::{Decompress, Status};
 use bytes::Bytes;
 
 use super::input::{Input, Pieces};
-use super::piece::Piece;
 use super::seek_point::{MIN_SPAN, Spacing};
 use super::walk::{Results, Step, Walk, Walker, error};
-use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint, UNCOUNTED};
-use crate::base::buffer::{Buffer, Pool};
+use super::{Cause, Compression, Context, Error, Job, Output, Pull, Rest, SeekPoint, UNCOUNTED};
+use crate::base::buffer::{Buffer, Pool, Reserved};
 use crate::base::extent::{Packed, Plain};
-use crate::base::loan::Loan;
 use bits::{Reader, Writer, shift};
 use boundary::{BLOCK, BLOCK_HEADER_LEN, END, Found, MAGIC_BITS, Plausible, Scanner, plausible};
 
@@ -42,8 +39,29 @@ const MAX_CODE_BITS: usize = 20;
 const STATE_FACTOR: usize = 4;
 
 /// A block that is packed to less than this part of what it works on may have runs and be very
-/// long: it is decoded piece by piece.
+/// long, up to 51 times what it works on.
 const RUNS_FACTOR: usize = 8;
+
+/// The longest buffer of a job, as a multiple of what a block works on.
+const MAX_ROOM_FACTOR: usize = 2;
+
+/// Plain bytes of a piece of those that a job's buffer has no room for.
+const PIECE_LEN: usize = 512 << 10;
+
+/// What a decoder takes from its pool at the most.
+pub(super) const READING_BYTES: u64 = 12 << 20;
+
+/// Pieces that may be alive at once: the one being made, and those that the consumer still uses.
+const PIECES: usize = 4;
+
+/// The longest block, packed.
+const MAX_PACKED_LEN: usize = 9 * LEVEL_LEN * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
+
+// A job of any block finds room beside what is set aside, or it would be waited for in vain.
+const _: () = {
+    let job = 9 * LEVEL_LEN * (MAX_ROOM_FACTOR + STATE_FACTOR) + 2 * MAX_PACKED_LEN;
+    assert!((PIECES * PIECE_LEN + job) as u64 <= READING_BYTES);
+};
 
 /// Decodes bzip2.
 pub(super) type Decoder = Walker<Streams>;
@@ -82,8 +100,9 @@ pub(super) struct Streams {
     plain_about: u64,
     /// No stream has begun yet.
     first: bool,
-    /// How many plain bytes the longest block had that was a job.
+    /// The length of the buffer that the longest block needed.
     longest: Arc<AtomicUsize>,
+    overflow: Option<Arc<Overflow>>,
     stream: Stream,
     state: State,
 }
@@ -107,8 +126,6 @@ enum State {
     Boundary,
     /// Before a block with this checksum, looking for its end.
     Scanning(u32, Scanner),
-    /// In a block with runs.
-    Serial(Packed, Serial),
 }
 
 impl Walk for Streams {
@@ -123,23 +140,12 @@ impl Walk for Streams {
                 let checksum = *checksum;
                 self.scan(checksum, input, results)
             }
-            State::Serial(start, serial) => {
-                let packed = *start;
-                let stepped = serial.step(&self.context.pool, results);
-                let step = stepped.map_err(|cause| error::<Self>(packed, cause))?;
-                if step == Step::End {
-                    self.state = State::Boundary;
-                }
-                return Ok(Step::Moved);
-            }
         }
         .map_err(|cause| error::<Self>(packed, cause))
     }
 
-    fn flush(&mut self, results: &mut Results) {
-        if let State::Serial(_, serial) = &mut self.state {
-            results.extend(serial.piece.flush());
-        }
+    fn flush(&mut self, _: &mut Results) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -152,6 +158,7 @@ impl Streams {
             plain_about,
             first: stream.is_none(),
             longest: Arc::default(),
+            overflow: None,
             stream: stream.unwrap_or(Stream {
                 level: 9,
                 whole: true,
@@ -303,25 +310,28 @@ impl Streams {
         let runs = block.pieces.len() * RUNS_FACTOR < usual_len;
         let len = if runs { MIN_SPAN } else { usual_len as u64 };
         self.plain_about = self.plain_about.saturating_add(len);
-        let needed_bytes = block.needed_bytes();
-        if runs {
-            let loan = self.context.borrow(needed_bytes)?;
-            self.state = State::Serial(packed, Serial::new(&block, loan)?);
-            return Ok(());
-        }
+        let overflow = Arc::clone(self.overflow()?);
         let longest = Arc::clone(&self.longest);
-        let room = longest.load(Ordering::Relaxed).max(usual_len);
-        // In stream order, as they return: see `Pool::take`.
-        let buffer = self.context.pool.take(room);
-        let state = self.context.pool.reserve(needed_bytes);
-        results.push_back(Pull::Job(Job::new(move || {
-            let decoded = decode(&block, buffer);
-            drop(state);
-            let plain = decoded.map_err(|cause| error::<Self>(packed, cause))?;
-            longest.fetch_max(plain.len(), Ordering::Relaxed);
-            Ok(plain)
+        let most = usual_len * MAX_ROOM_FACTOR;
+        let room = longest.load(Ordering::Relaxed).clamp(usual_len, most);
+        // In stream order, as they return, and both at once: see `Pool::take`.
+        let (buffer, state) = self.context.pool.take_with(room, block.needed_bytes())?;
+        results.push_back(Pull::Job(Job::with_output(move || {
+            let decoding = Decoding::new(&block, packed, state, longest);
+            // All of it is in the stream now.
+            drop(block);
+            decoding.run(buffer, overflow)
         })));
         Ok(())
+    }
+
+    /// Memory for blocks that are longer than their buffers, taken before the first buffer.
+    fn overflow(&mut self) -> Result<&Arc<Overflow>, Cause> {
+        let overflow = match self.overflow.take() {
+            Some(overflow) => overflow,
+            None => Arc::new(Overflow::new(&self.context.pool)?),
+        };
+        Ok(self.overflow.insert(overflow))
     }
 }
 
@@ -406,35 +416,100 @@ impl Block {
     }
 }
 
-/// Decodes a block into `buffer` or, when it has more runs than one would think, elsewhere.
-fn decode(block: &Block, mut buffer: Buffer) -> Result<Bytes, Cause> {
-    let stream = block.stream();
-    let mut decoder = Decompress::new(false);
-    let mut filled = 0;
-    let mut read = 0;
-    loop {
-        let target = buffer.get_mut(filled..).unwrap_or_default();
-        if target.is_empty() {
-            break;
-        }
-        let ran = run(&mut decoder, &stream, read, target)?;
-        (filled, read) = (filled + ran.made, read + ran.read);
-        if ran.ended {
-            return Ok(buffer.freeze().slice(..filled));
+/// Memory for what does not fit into the buffers of jobs.
+///
+/// Only the consumer takes it, piece by piece and in stream order, so it must not be had by those who
+/// decode later blocks: it is a pool of its own, set aside from the decoder's.
+#[derive(Debug)]
+struct Overflow {
+    pieces: Pool,
+    _reserved: Reserved,
+}
+
+impl Overflow {
+    fn new(pool: &Pool) -> Result<Self, Cause> {
+        let bytes = (PIECES * PIECE_LEN) as u64;
+        Ok(Self {
+            _reserved: pool.reserve(bytes)?,
+            pieces: Pool::new(bytes),
+        })
+    }
+}
+
+/// A block being decoded.
+struct Decoding {
+    packed: Packed,
+    stream: Vec<u8>,
+    decoder: Decompress,
+    read: usize,
+    plain_len: usize,
+    ended: bool,
+    longest: Arc<AtomicUsize>,
+    /// For the decoder's state and the stream.
+    _state: Reserved,
+}
+
+impl Decoding {
+    fn new(block: &Block, packed: Packed, state: Reserved, longest: Arc<AtomicUsize>) -> Self {
+        Self {
+            packed,
+            stream: block.stream(),
+            decoder: Decompress::new(false),
+            read: 0,
+            plain_len: 0,
+            ended: false,
+            longest,
+            _state: state,
         }
     }
-    let mut plain = buffer.to_vec();
-    drop(buffer);
-    loop {
-        let len = plain.len();
-        plain.resize(len * 2, 0);
-        let target = plain.get_mut(len..).unwrap_or_default();
-        let ran = run(&mut decoder, &stream, read, target)?;
-        read += ran.read;
-        plain.truncate(len + ran.made);
-        if ran.ended {
-            return Ok(Bytes::from(plain));
+
+    /// Decodes as much as `buffer` has room for, and leaves the rest for the consumer to ask for.
+    fn run(mut self, mut buffer: Buffer, overflow: Arc<Overflow>) -> Result<Output, Error> {
+        let filled = self.fill(&mut buffer)?;
+        let first = buffer.freeze().slice(..filled);
+        if self.ended {
+            return Ok(Output::from(vec![first]));
         }
+        let rest = LongBlock {
+            decoding: self,
+            overflow,
+        };
+        Ok(Output::with_rest(first, rest))
+    }
+
+    /// Fills `target`, unless the block ends before; answers how far.
+    fn fill(&mut self, target: &mut [u8]) -> Result<usize, Error> {
+        let mut filled = 0;
+        while !self.ended
+            && let Some(target) = target.get_mut(filled..).filter(|rest| !rest.is_empty())
+        {
+            let ran = run(&mut self.decoder, &self.stream, self.read, target)
+                .map_err(|cause| error::<Streams>(self.packed, cause))?;
+            self.read += ran.read;
+            self.ended = ran.ended;
+            filled += ran.made;
+        }
+        self.plain_len += filled;
+        self.longest.fetch_max(self.plain_len, Ordering::Relaxed);
+        Ok(filled)
+    }
+}
+
+/// The rest of a block that is longer than its buffer: long runs, which cost nothing to pack.
+struct LongBlock {
+    decoding: Decoding,
+    overflow: Arc<Overflow>,
+}
+
+impl Rest for LongBlock {
+    fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
+        let taken = self.overflow.pieces.take(PIECE_LEN);
+        let mut buffer = taken.map_err(|closed| {
+            let packed = self.decoding.packed;
+            error::<Streams>(packed, closed.into())
+        })?;
+        let filled = self.decoding.fill(&mut buffer)?;
+        Ok((filled > 0).then(|| buffer.freeze().slice(..filled)))
     }
 }
 
@@ -474,51 +549,6 @@ fn run(
     Ok(ran)
 }
 
-/// Decodes a block piece by piece.
-struct Serial {
-    decoder: Decompress,
-    /// For its state.
-    _loan: Loan,
-    stream: Vec<u8>,
-    read: usize,
-    piece: Piece,
-}
-
-impl Serial {
-    fn new(block: &Block, loan: Loan) -> Result<Self, Cause> {
-        let stream = block.stream();
-        let mut decoder = Decompress::new(false);
-        let read = run(&mut decoder, &stream, 0, &mut [])?.read;
-        Ok(Self {
-            decoder,
-            _loan: loan,
-            stream,
-            read,
-            piece: Piece::default(),
-        })
-    }
-
-    fn step(&mut self, pool: &Pool, results: &mut Results) -> Result<Step, Cause> {
-        let target = self.piece.room(pool);
-        let ran = run(&mut self.decoder, &self.stream, self.read, target)?;
-        self.read += ran.read;
-        results.extend(self.piece.advance(ran.made));
-        if ran.ended {
-            results.extend(self.piece.flush());
-            return Ok(Step::End);
-        }
-        Ok(Step::Moved)
-    }
-}
-
-impl fmt::Debug for Serial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serial")
-            .field("piece", &self.piece)
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::walk::tests::{
@@ -550,14 +580,79 @@ mod tests {
         }
     }
 
+    /// Blocks with runs of 255 equal bytes, of values by chance: packed to more than an eighth of what
+    /// they work on, and 45.9 MB long.
+    fn runs(count: usize) -> Vec<u8> {
+        let values = noise(count).into_iter();
+        values.flat_map(|value| vec![value; 255]).collect()
+    }
+
     #[test]
-    fn runs_are_decoded_piece_by_piece() {
-        let plain = vec![7; 100 << 20];
-        let packed = stream(&plain, 9);
-        let outcome = decode(Compression::Bzip2, &packed, 1000);
-        assert_eq!((outcome.jobs, outcome.end), (0, Ok(())));
-        assert!(outcome.plain == plain);
-        assert!(outcome.seek_points.len() >= 2);
+    fn a_block_of_long_runs_is_made_piece_by_piece() {
+        for plain in [vec![7; 100 << 20], runs(540_000)] {
+            let packed = stream(&plain, 9);
+            let outcome = decode(Compression::Bzip2, &packed, 1000);
+            assert_eq!(outcome.end, Ok(()));
+            assert!(outcome.jobs >= 3, "{}", outcome.jobs);
+            assert!(outcome.plain == plain);
+            assert!(outcome.seek_points.len() >= 2);
+        }
+    }
+
+    #[test]
+    fn a_job_of_long_runs_keeps_no_more_memory_than_was_counted() {
+        let packed = stream(&runs(540_000), 9);
+        let pool = Pool::new(16 << 20);
+        let context = Context {
+            pool: pool.clone(),
+            ..context()
+        };
+        let mut decoder = super::super::start(Compression::Bzip2, context);
+        decoder.push(Bytes::from(packed));
+        let job = loop {
+            if let Pull::Job(job) = decoder.pull().expect("not damaged") {
+                break job;
+            }
+        };
+        let (before, mut plain_len) = (pool.taken(), 0);
+        let mut output = job.run().expect("not damaged");
+        assert!(pool.taken() <= before);
+        while let Some(piece) = output.next_piece().expect("not damaged") {
+            assert!(piece.len() <= 2 * 900_000, "{}", piece.len());
+            assert!(pool.taken() <= before);
+            plain_len += piece.len();
+        }
+        assert!(plain_len > 40 << 20, "{plain_len}");
+    }
+
+    #[test]
+    fn a_wait_for_memory_of_a_long_block_ends_when_the_pool_is_closed() {
+        let packed = stream(&runs(540_000), 9);
+        let pool = Pool::new(8 << 20);
+        let context = Context {
+            pool: pool.clone(),
+            ..context()
+        };
+        let mut decoder = super::super::start(Compression::Bzip2, context);
+        decoder.push(Bytes::from(packed));
+        std::thread::scope(|scope| {
+            let held = loop {
+                if let Pull::Job(job) = decoder.pull().expect("not damaged") {
+                    break job;
+                }
+            };
+            // There is no room for a second one.
+            let waiter = scope.spawn(move || {
+                loop {
+                    if let Err(error) = decoder.pull() {
+                        return error.cause;
+                    }
+                }
+            });
+            pool.close();
+            assert_eq!(waiter.join().expect("no panic"), Cause::Cancelled);
+            drop(held);
+        });
     }
 
     #[test]

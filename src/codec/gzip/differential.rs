@@ -13,7 +13,7 @@ use crate::base::buffer::Pool;
 use crate::base::loan::Loans;
 use crate::base::task::Thread;
 use crate::codec::walk::tests::noise;
-use crate::codec::{Cause, Context, Decoder as _, Error, Job, Pull, SeekPoint};
+use crate::codec::{Cause, Context, Decoder as _, Error, Job, Output, Pull, SeekPoint};
 
 /// Shares so short that there are many joins in little data.
 const SMALL: Plan = Plan {
@@ -57,10 +57,10 @@ impl Run {
     /// Runs the late jobs, the last first; whether all went well.
     fn catch_up(&mut self) -> bool {
         let late = std::mem::take(&mut self.late).into_iter().rev();
-        let mut pieces: Vec<_> = late.map(Job::run).collect();
+        let mut pieces: Vec<_> = late.map(|job| job.run().and_then(Output::concat)).collect();
         while let Some(piece) = pieces.pop() {
             match piece {
-                Ok(bytes) => self.plain.extend_from_slice(&bytes.concat()),
+                Ok(bytes) => self.plain.extend_from_slice(&bytes),
                 Err(error) => {
                     self.end = Some(error);
                     return false;

@@ -421,7 +421,9 @@ mod tests {
             packed: input.slice(start..start + share_len + 100_000),
             start: start as u64 * 8,
             share_len,
-            buffers: (0..buffers).map(|_| pool.take(64 << 10)).collect(),
+            buffers: (0..buffers)
+                .map(|_| pool.take(64 << 10).expect("open"))
+                .collect(),
         };
         task.run()
     }

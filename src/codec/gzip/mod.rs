@@ -189,7 +189,7 @@ impl Decoder {
             return Ok(Step::Done);
         };
         let (seen, follows) = (header.len(), *follows);
-        if seen == 0 && self.begin_otherwise(follows) {
+        if seen == 0 && self.begin_otherwise(follows)? {
             return Ok(Step::Done);
         }
         let State::Header { header, .. } = &mut self.state else {
@@ -219,21 +219,21 @@ impl Decoder {
     }
 
     /// Looks, where a member may begin, for what is not read member by member.
-    fn begin_otherwise(&mut self, follows: bool) -> bool {
+    fn begin_otherwise(&mut self, follows: bool) -> Result<bool, Error> {
         if follows && self.input.front().first() == Some(&0) {
             self.state = State::Zeros;
-            return true;
+            return Ok(true);
         }
         let Some(group) = Group::cut(self.input.front(), BUFFER_LEN) else {
-            return false;
+            return Ok(false);
         };
         // First whatever holds buffers: the job's own may have to wait for them.
         if self.output.is_drained() {
-            self.begin_job(group);
+            self.begin_job(group)?;
         } else {
             self.output.flush();
         }
-        true
+        Ok(true)
     }
 
     /// Begins the deflate stream of the member whose header was at `packed`.
@@ -245,18 +245,20 @@ impl Decoder {
     }
 
     /// Makes a job of the members that come next.
-    fn begin_job(&mut self, group: Group) {
+    fn begin_job(&mut self, group: Group) -> Result<(), Error> {
         let (packed, plain_len) = (self.input.offset(), group.plain_len());
+        // Taken here and not in the job: later jobs must not keep an earlier one waiting.
+        let taken = self.output.take(plain_len);
+        let buffer = taken.map_err(|closed| error(packed, closed.into()))?;
         self.mark_member(packed);
         let input = self.input.slice(0..group.packed_len());
         self.consume(input.len());
         self.plain = Plain(self.plain.0.saturating_add(plain_len as u64));
-        // Taken here and not in the job: later jobs must not keep an earlier one waiting.
-        let buffer = self.output.take(plain_len);
         let job =
             Job::new(move || input.with_contiguous(|bytes| group.decode(bytes, packed, buffer)));
         self.output.push(Pull::Job(job));
         self.state = State::member(true);
+        Ok(())
     }
 
     /// Makes a seek point if one is due before the member whose header is at `packed`.
@@ -342,7 +344,8 @@ impl Decoder {
         let buffer_len = self.input.len().saturating_mul(BUFFER_PER_INPUT);
         let room = self
             .output
-            .room(buffer_len.clamp(MIN_BUFFER_LEN, BUFFER_LEN));
+            .room(buffer_len.clamp(MIN_BUFFER_LEN, BUFFER_LEN))
+            .map_err(|closed| error(self.input.offset(), closed.into()))?;
         let stretch_len = room.len().min(STRETCH_LEN);
         let stretch = room.get_mut(..stretch_len).unwrap_or_default();
         let input = self.input.front();
@@ -687,8 +690,7 @@ mod tests {
 
     use super::*;
     use crate::base::loan::Loans;
-    use crate::codec::Decoder as _;
-    use crate::codec::JOB_PARTS;
+    use crate::codec::{self, Decoder as _, JOB_PARTS};
 
     fn context(seek_points: bool) -> Context {
         Context {
@@ -750,13 +752,15 @@ mod tests {
                 }
                 Ok(Pull::Ahead(ahead)) => ahead.run(),
                 Ok(Pull::Await(ahead)) => ahead.wait(),
-                Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
-                    Ok(pieces) => run.plain.extend_from_slice(&pieces.concat()),
-                    Err(error) => {
-                        run.end = Some(error);
-                        return run;
+                Ok(Pull::Job(job) | Pull::Check(job)) => {
+                    match job.run().and_then(codec::Output::concat) {
+                        Ok(bytes) => run.plain.extend_from_slice(&bytes),
+                        Err(error) => {
+                            run.end = Some(error);
+                            return run;
+                        }
                     }
-                },
+                }
                 Ok(Pull::Warning(text)) => run.warnings.push(text),
                 Ok(Pull::HashStart(_) | Pull::HashEnd { .. }) => panic!("gzip checks itself"),
                 Ok(Pull::End) => return run,
@@ -1160,7 +1164,7 @@ mod tests {
     #[test]
     fn whoever_waits_for_bytes_holds_none() {
         let pool = Pool::new(10);
-        let mut header = pool.take(10);
+        let mut header = pool.take(10).expect("open");
         header.copy_from_slice(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0]);
         let context = Context {
             pool: Pool::new(u64::MAX),

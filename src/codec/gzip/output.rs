@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::base::buffer::{Buffer, Pool};
+use crate::base::buffer::{Buffer, Closed, Pool};
 use crate::codec::{Pull, SeekPoint};
 
 /// Collects plain bytes in pooled buffers, and seek points between them, as pulls.
@@ -35,14 +35,23 @@ impl Output {
     /// Where the next plain bytes go, never empty; a new buffer has `len` bytes, at least one.
     ///
     /// May wait for buffers to come back; all that is ready must have been pulled.
-    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
-        let pool = &self.pool;
-        let buffer = self.buffer.get_or_insert_with(|| pool.take(len.max(1)));
-        buffer.get_mut(self.filled..).unwrap_or_default()
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub(super) fn room(&mut self, len: usize) -> Result<&mut [u8], Closed> {
+        let buffer = match self.buffer.take() {
+            Some(buffer) => buffer,
+            None => self.pool.take(len.max(1))?,
+        };
+        let buffer = self.buffer.insert(buffer);
+        Ok(buffer.get_mut(self.filled..).unwrap_or_default())
     }
 
     /// A buffer of `len` bytes for a job. Waits as [`Output::room`] does.
-    pub(super) fn take(&self, len: usize) -> Buffer {
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub(super) fn take(&self, len: usize) -> Result<Buffer, Closed> {
         self.pool.take(len)
     }
 

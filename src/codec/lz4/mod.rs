@@ -105,6 +105,8 @@ struct Frame {
     /// Whether its first block was seen, without which nothing about the whole can be checked.
     whole: bool,
     body: Body,
+    /// A block that waits until what was made before it is pulled.
+    pending: Option<Block>,
 }
 
 /// What there is to keep of the blocks before.
@@ -168,6 +170,7 @@ impl Frame {
             header,
             whole: false,
             body,
+            pending: None,
         }
     }
 
@@ -195,17 +198,18 @@ impl Walk for Frames {
         }
     }
 
-    fn flush(&mut self, results: &mut Results) {
+    fn flush(&mut self, results: &mut Results) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
-            return;
+            return Ok(());
         };
         match &mut frame.body {
             Body::Independent { group, tally } => {
                 let max_len = frame.header.max_block_len;
-                results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
             }
             Body::Linked(linked) => results.extend(linked.flush()),
         }
+        Ok(())
     }
 }
 
@@ -259,6 +263,10 @@ impl Frames {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(Step::Moved);
         };
+        if let Some(block) = frame.pending.take() {
+            self.give_out(block, results)?;
+            return Ok(Step::Moved);
+        }
         let header = frame.header;
         if header.legacy && input.is_over() {
             return Ok(Step::End);
@@ -274,7 +282,7 @@ impl Frames {
         if len > header.max_packed_len() {
             if header.legacy {
                 // No block is so long: this is the magic of another frame.
-                self.flush(results);
+                self.flush(results)?;
                 self.state = State::Between;
                 return Ok(Step::Moved);
             }
@@ -284,14 +292,14 @@ impl Frames {
         let Some(block) = take_block(input, len, stored, header.block_checksums) else {
             return Ok(Step::Hungry);
         };
-        self.seek_point_before(&block, results);
+        self.seek_point_before(&block, results)?;
         self.give_out(block, results)?;
         Ok(Step::Moved)
     }
 
-    fn seek_point_before(&mut self, block: &Block, results: &mut Results) {
+    fn seek_point_before(&mut self, block: &Block, results: &mut Results) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
-            return;
+            return Ok(());
         };
         let plain = Plain(self.plain_at_most);
         let state = frame.header.state();
@@ -299,13 +307,13 @@ impl Frames {
             Body::Independent { group, tally } => {
                 if self.spacing.frame(plain) {
                     let max_len = frame.header.max_block_len;
-                    results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                    results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
                     results.push_back(seek_point(block.packed, state));
                 }
             }
             Body::Linked(linked) => {
                 if !self.spacing.checkpoint_due(plain, block.packed) {
-                    return;
+                    return Ok(());
                 }
                 results.extend(linked.flush());
                 let window = self
@@ -322,19 +330,29 @@ impl Frames {
                 }));
             }
         }
+        Ok(())
     }
 
+    /// Decodes `block` or makes it part of a job; later, when something else is to be pulled before, as
+    /// the buffers of that must not be held while more are waited for.
     fn give_out(&mut self, block: Block, results: &mut Results) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
         };
         let max_len = frame.header.max_block_len;
         let room = block.room(max_len);
+        if let Body::Linked(linked) = &mut frame.body {
+            results.extend(linked.make_way(room));
+        }
+        if !results.is_empty() {
+            frame.pending = Some(block);
+            return Ok(());
+        }
         match &mut frame.body {
             Body::Independent { group, tally } => {
                 if block.stored && room >= PASS_LEN {
                     block.verify()?;
-                    results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                    results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
                     if let Some(tally) = tally {
                         tally.open();
                         let counted = tally.close(room as u64);
@@ -345,13 +363,13 @@ impl Frames {
                     group.room += room;
                     group.blocks.push(block);
                     if group.room >= PIECE_LEN || group.blocks.len() == JOB_PARTS {
-                        results.extend(group.flush(&self.context, max_len, tally.as_ref()));
+                        results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
                     }
                 }
                 self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
             }
             Body::Linked(linked) => {
-                let len = linked.decode(&block, room, &self.context, results)?;
+                let len = linked.decode(&block, room, &self.context)?;
                 self.plain_at_most = self.plain_at_most.saturating_add(len as u64);
                 if let Some(expected) = frame.header.content_len.filter(|_| frame.whole) {
                     check_content_len(expected, linked.plain_len, false)
@@ -376,7 +394,7 @@ impl Frames {
             None
         };
         let packed = input.offset();
-        self.flush(results);
+        self.flush(results)?;
         let State::Blocks(frame) = std::mem::replace(&mut self.state, State::Between) else {
             return Ok(Step::Moved);
         };
@@ -443,42 +461,48 @@ impl Group {
         context: &Context,
         max_len: usize,
         tally: Option<&Arc<Tally>>,
-    ) -> Option<Pull> {
+    ) -> Result<Option<Pull>, Error> {
         let Self { blocks, room } = std::mem::take(self);
-        let first = blocks.first()?.packed;
-        let buffer = context.pool.take(room);
+        let Some(first) = blocks.first().map(|block| block.packed) else {
+            return Ok(None);
+        };
+        let taken = context.pool.take(room);
+        let buffer = taken.map_err(|closed| error::<Frames>(first, closed.into()))?;
         let tally = tally.cloned();
         if let Some(tally) = &tally {
             tally.open();
         }
-        Some(Pull::Job(Job::new(move || {
+        Ok(Some(Pull::Job(Job::new(move || {
             let plain = decode_group(&blocks, max_len, buffer)?;
             if let Some(tally) = tally {
                 let counted = tally.close(plain.len() as u64);
                 counted.map_err(|cause| error::<Frames>(first, cause))?;
             }
             Ok(plain)
-        })))
+        }))))
     }
 }
 
 impl Linked {
-    /// Decodes `block`, which needs at most `room` bytes; answers how many it makes.
-    fn decode(
-        &mut self,
-        block: &Block,
-        room: usize,
-        context: &Context,
-        results: &mut Results,
-    ) -> Result<usize, Error> {
+    /// What was decoded, if there are no `room` bytes behind it.
+    fn make_way(&mut self, room: usize) -> Option<Pull> {
+        let is_full = self.piece.as_ref().is_some_and(|piece| piece.left() < room);
+        is_full.then(|| self.flush()).flatten()
+    }
+
+    /// Decodes `block`, which needs at most the `room` bytes that were [made](Self::make_way); answers
+    /// how many it makes.
+    fn decode(&mut self, block: &Block, room: usize, context: &Context) -> Result<usize, Error> {
         block.verify()?;
-        if self.piece.as_ref().is_some_and(|piece| piece.left() < room) {
-            results.extend(self.flush());
-        }
-        let piece = self.piece.get_or_insert_with(|| {
+        let piece = if let Some(piece) = self.piece.take() {
+            piece
+        } else {
             let len = self.history.len() + room.max(PIECE_LEN);
-            Piece::new(context.pool.take(len), &self.history)
-        });
+            let taken = context.pool.take(len);
+            let buffer = taken.map_err(|closed| error::<Frames>(block.packed, closed.into()))?;
+            Piece::new(buffer, &self.history)
+        };
+        let piece = self.piece.insert(piece);
         let len = piece.decode(block, room)?;
         self.plain_len = self.plain_len.saturating_add(len as u64);
         Ok(len)

@@ -167,10 +167,11 @@ impl Walk for Streams {
         stepped.map_err(|cause| error::<Self>(packed, cause))
     }
 
-    fn flush(&mut self, results: &mut Results) {
+    fn flush(&mut self, results: &mut Results) -> Result<(), Error> {
         if let State::Serial(_, serial) = &mut self.state {
             results.extend(serial.piece.flush());
         }
+        Ok(())
     }
 }
 
@@ -256,9 +257,9 @@ impl Streams {
                 let unpadded_len = unpadded_len(&block, check);
                 records.add(unpadded_len, plain_len);
                 let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
-                // In stream order, as they return: see `Pool::take`.
-                let buffer = self.context.pool.take(len);
-                let state = self.context.pool.reserve(block.needed_bytes);
+                // In stream order, as they return, and both at once: see `Pool::take`.
+                let pool = &self.context.pool;
+                let (buffer, state) = pool.take_with(len, block.needed_bytes)?;
                 self.plain.0 = self.plain.0.saturating_add(plain_len);
                 results.push_back(Pull::Job(Job::new(move || {
                     let decoded = decode_block(&pieces, check, unpadded_len, buffer);
@@ -452,7 +453,7 @@ impl Serial {
         }
         let len = usize::try_from(self.left).map_or(front.len(), |left| left.min(front.len()));
         let source = front.get(..len).unwrap_or_default();
-        let ran = run(&mut self.decoder, source, self.piece.room(pool))?;
+        let ran = run(&mut self.decoder, source, self.piece.room(pool)?)?;
         if ran.ended || (ran.read == 0 && ran.made == 0) {
             let text = "a block ends before its end";
             return Err(Cause::Malformed(text.to_owned()));

@@ -131,7 +131,7 @@ impl Frames {
         };
         self.first = false;
         if self.spacing.frame(Plain(self.plain_at_most)) {
-            results.extend(self.group.flush(&self.context.pool));
+            results.extend(self.group.flush(&self.context.pool)?);
             results.push_back(Pull::SeekPoint(SeekPoint {
                 packed,
                 bit: 0,
@@ -180,7 +180,7 @@ impl Frames {
                 let room = measure.room();
                 self.group.push(Frame { packed, pieces }, room);
                 if self.group.room >= GROUP_LEN || self.group.frames.len() == JOB_PARTS {
-                    results.extend(self.group.flush(&self.context.pool));
+                    results.extend(self.group.flush(&self.context.pool)?);
                 }
                 self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
                 self.state = State::Between;
@@ -195,7 +195,7 @@ impl Frames {
         packed: Packed,
         results: &mut Results,
     ) -> Result<Step, Error> {
-        results.extend(self.group.flush(&self.context.pool));
+        results.extend(self.group.flush(&self.context.pool)?);
         let started = Serial::start(self.serial.take(), header.window_len, &self.context);
         let serial = started.map_err(|cause| error::<Self>(packed, cause))?;
         // libzstd's own stream verifies itself.
@@ -248,9 +248,10 @@ impl Walk for Frames {
         }
     }
 
-    fn flush(&mut self, results: &mut Results) {
-        results.extend(self.group.flush(&self.context.pool));
+    fn flush(&mut self, results: &mut Results) -> Result<(), Error> {
+        results.extend(self.group.flush(&self.context.pool)?);
         results.extend(self.serial.as_mut().and_then(Serial::flush));
+        Ok(())
     }
 }
 
@@ -336,13 +337,15 @@ impl Group {
 
     /// A job for the frames so far. Its buffer is taken now, so that buffers are taken in stream
     /// order: a job that waited for one could wait for those who wait for its own bytes.
-    fn flush(&mut self, pool: &Pool) -> Option<Pull> {
+    fn flush(&mut self, pool: &Pool) -> Result<Option<Pull>, Error> {
         let Self { frames, room } = std::mem::take(self);
-        if frames.is_empty() {
-            return None;
-        }
-        let buffer = pool.take(room);
-        Some(Pull::Job(Job::new(move || decode_group(&frames, buffer))))
+        let Some(packed) = frames.first().map(|frame| frame.packed) else {
+            return Ok(None);
+        };
+        let taken = pool.take(room);
+        let buffer = taken.map_err(|closed| error::<Frames>(packed, closed.into()))?;
+        let job = Job::new(move || decode_group(&frames, buffer));
+        Ok(Some(Pull::Job(job)))
     }
 }
 
@@ -429,7 +432,9 @@ impl Serial {
                     return Ok((Step::Hungry, 0, false));
                 };
                 if blocks.is_full() {
-                    blocks.add(pool.take(*region_len));
+                    // What is out of reach must not be held while more is waited for.
+                    blocks.leave();
+                    blocks.add(pool.take(*region_len)?);
                 }
                 let step = packed.with_contiguous(|packed| blocks.step(packed));
                 let made = step.map_err(Cause::Malformed)?;
@@ -492,7 +497,7 @@ impl Stream {
         if self.drained && input.len() == 0 {
             return Ok((Step::Hungry, 0, false));
         }
-        let target = self.piece.room(pool);
+        let target = self.piece.room(pool)?;
         let room = target.len();
         let mut source = InBuffer::around(input.front());
         let mut target = OutBuffer::around(target);

@@ -135,6 +135,14 @@ impl Blocks {
         len - self.filled < MAX_BLOCK_LEN
     }
 
+    /// Leaves the current region, which stays within reach; the one before that is let go. Nothing can
+    /// be decoded until another region is [added](Self::add).
+    pub(super) fn leave(&mut self) {
+        self.previous = self.current.take();
+        self.filled = 0;
+        self.given = 0;
+    }
+
     /// Goes on in `buffer`; the region before stays within reach, those before that do not.
     pub(super) fn add(&mut self, mut buffer: Buffer) {
         let region = Region {
@@ -142,9 +150,12 @@ impl Blocks {
             start: NonNull::from(&mut *buffer).cast(),
             _buffer: buffer,
         };
+        if self.current.is_some() {
+            self.leave();
+        }
         self.filled = GAP.min(region.len);
         self.given = self.filled;
-        self.previous = self.current.replace(Arc::new(region));
+        self.current = Some(Arc::new(region));
     }
 
     /// Takes the next step with `packed`, which has [`Self::next_len`] bytes; answers how many

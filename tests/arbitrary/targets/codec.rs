@@ -8,8 +8,8 @@ use tarfs::base::buffer::Pool;
 use tarfs::base::extent::{Packed, Plain};
 use tarfs::base::loan::Loans;
 use tarfs::codec::{
-    self, Cause, Compression, Context, Decoder, Error, Pull, READING_POOL, SeekPoint, Stretch, Sum,
-    UNCOUNTED,
+    self, Cause, Compression, Context, Decoder, Error, Output, Pull, READING_POOL, SeekPoint,
+    Stretch, Sum, UNCOUNTED,
 };
 
 use super::knobs::Knobs;
@@ -123,7 +123,10 @@ fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: 
                 assert!(!bytes.is_empty(), "an empty piece");
                 Ok(vec![bytes])
             }
-            Ok(Pull::Job(job) | Pull::Check(job)) => job.run(),
+            Ok(Pull::Job(job) | Pull::Check(job)) => {
+                let made = job.run().and_then(Output::concat);
+                made.map(|bytes| vec![Bytes::from(bytes)])
+            }
             Ok(Pull::Ahead(ahead)) => {
                 ahead.run();
                 continue;
@@ -329,8 +332,8 @@ fn drain(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize) {
                 continue;
             }
             Ok(Pull::Plain(bytes)) => vec![bytes],
-            Ok(Pull::Job(job) | Pull::Check(job)) => match job.run() {
-                Ok(pieces) => pieces,
+            Ok(Pull::Job(job) | Pull::Check(job)) => match job.run().and_then(Output::concat) {
+                Ok(bytes) => vec![Bytes::from(bytes)],
                 Err(_) => return,
             },
             Ok(Pull::Ahead(ahead)) => {

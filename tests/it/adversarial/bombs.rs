@@ -8,9 +8,11 @@ use flate2::Crc;
 use flate2::write::DeflateEncoder;
 use serde_json::Value;
 
+use super::codecs::pack;
 use super::{MEMORY, MOST_BYTES, Place, TARFS, tree};
 use crate::support::measured::{Run, Supervisor};
-use crate::support::raw::{Archive, Header};
+use crate::support::program::peak_mib;
+use crate::support::raw::{Archive, Header, noise};
 
 /// Zeros in each bomb.
 const LEN: u64 = 512 << 20;
@@ -81,6 +83,11 @@ struct Bomb {
 impl Bomb {
     fn new(packed: &[u8]) -> Self {
         assert!(packed.len() < 4 << 20, "no bomb: {} bytes", packed.len());
+        Self::of(packed)
+    }
+
+    /// Of any length.
+    fn of(packed: &[u8]) -> Self {
         let place = Place::new();
         fs::write(place.path("a"), packed).expect("space");
         let supervisor = Supervisor::start(place.0.path());
@@ -195,4 +202,54 @@ fn a_bomb_behind_the_end_or_in_a_member_left_out_goes_off_no_further_than_allowe
             assert!(decoded < allowed + (40 << 20), "{decoded}: {run:?}");
         }
     }
+}
+
+/// What is mounted at `mnt`: the most memory that its process has taken.
+fn peak_of_mount(bomb: &mut Bomb, mnt: &str) -> u64 {
+    let status = bomb.run(&["status", "--json", mnt]);
+    let status: Value = serde_json::from_str(&status.said).expect("JSON");
+    let pid = status.get("pid").and_then(Value::as_u64).expect("a number");
+    peak_mib(u32::try_from(pid).expect("a number")).expect("it runs") << 20
+}
+
+#[test]
+fn bzip2_blocks_of_long_runs_are_read_within_the_memory() {
+    // Packed to more than an eighth of what a block works on, and 51 times as long as that.
+    let runs: Vec<u8> = noise(600_000)
+        .into_iter()
+        .flat_map(|byte| [byte; 255])
+        .collect();
+    let archive = Archive::new().file("runs", &runs).end();
+    let mut bomb = Bomb::new(&pack(&["bzip2", "-9"], &archive));
+    let verified = bomb.run(&["verify", MEMORY, "../../a"]);
+    assert_eq!(verified.code, 0, "{verified:?}");
+    let written = bomb.run(&["materialize", MEMORY, "../../a"]);
+    assert_eq!(written.code, 0, "{written:?}");
+    fs::create_dir(bomb.place.path("mnt")).expect("fresh");
+    let mnt = bomb.place.path("mnt");
+    let mnt = mnt.to_str().expect("UTF-8");
+    let mounted = bomb.run(&["mount", "--no-spool", MEMORY, "../../a", mnt]);
+    assert_eq!(mounted.code, 0, "{mounted:?}");
+    let root = bomb.place.root("own");
+    let compared = ["cmp", &format!("{mnt}/runs"), "runs"];
+    let compared = bomb.supervisor.run(&root, &compared);
+    let peak_bytes = peak_of_mount(&mut bomb, mnt);
+    let unmounted = bomb.run(&["umount", mnt]);
+    assert_eq!((compared.code, unmounted.code), (0, 0), "{compared:?}");
+    assert!(peak_bytes < MOST_BYTES, "{} MiB", peak_bytes >> 20);
+    assert!(fs::read(root.join("runs")).expect("written") == runs);
+}
+
+#[test]
+fn umount_ends_a_process_whose_threads_are_busy() {
+    // Half a terabyte of zeros in few chunks, behind the end: a scan decodes them for minutes.
+    let mut bomb = Bomb::of(&zstd(&ended(), 512 << 30));
+    fs::create_dir(bomb.place.path("mnt")).expect("fresh");
+    let mnt = bomb.place.path("mnt");
+    let mnt = mnt.to_str().expect("UTF-8");
+    let mounted = bomb.run(&["mount", "../../a", mnt]);
+    assert_eq!(mounted.code, 0, "{mounted:?}");
+    // It fails when the process goes on for half a minute.
+    let unmounted = bomb.run(&["umount", mnt]);
+    assert_eq!(unmounted.code, 0, "{unmounted:?}");
 }

@@ -27,7 +27,7 @@ fn sample() -> Vec<u8> {
 }
 
 /// What a tool makes of bytes.
-fn pack(tool: &[&str], plain: &[u8]) -> Vec<u8> {
+pub(super) fn pack(tool: &[&str], plain: &[u8]) -> Vec<u8> {
     let (program, arguments) = tool.split_first().expect("a tool");
     let mut child = Command::new(program)
         .args(arguments)
