@@ -8,6 +8,7 @@ mod cache;
 mod control;
 mod copy;
 mod descriptors;
+mod exit;
 mod exposition;
 mod generate;
 mod given;

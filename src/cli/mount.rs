@@ -30,7 +30,7 @@ use super::settings::{self, Role};
 use super::telling::Telling;
 use super::writable::{self, Writable};
 use super::xattrs::XattrArgs;
-use super::{control, output, panics, privileges, status as words, telemetry, undo};
+use super::{control, exit, output, panics, privileges, status as words, telemetry, undo};
 use crate::archive::{Awaited, Then};
 use crate::base::path::ArchivePath;
 use crate::base::private::Directory;
@@ -45,6 +45,9 @@ use crate::index::Ino;
 /// How much longer than a read of the source someone may wait in vain for an answer: a read that is
 /// over says why.
 const SLACK: Duration = Duration::from_secs(5);
+
+/// How long the threads of a mount may take to end once it is unmounted.
+const END_DEADLINE: Duration = Duration::from_millis(2500);
 
 /// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
@@ -356,6 +359,9 @@ fn serve(
     if let Some(copy) = &copy {
         copy.end();
     }
+    if result.is_ok() {
+        exit::at_the_latest_in(END_DEADLINE);
+    }
     // Brings what was read to disk.
     drop(opened.recording);
     // Nobody is left to wait for what may still be on its way, a scan's bytes among it.
@@ -469,6 +475,8 @@ fn serve_opened(
         manager: manager.as_ref(),
     };
     react(inbox, &seen);
+    // Who still reads has its error now, and not only when the connection is cut.
+    opened.content.close();
     if let Some(manager) = &manager {
         manager.stopping();
     }

@@ -1,0 +1,28 @@
+//! The end of a process whose threads may not end.
+
+use std::time::Duration;
+use std::{mem, process, thread};
+
+use crate::base::task::Thread;
+
+/// Ends the process successfully when it has not ended after `deadline`, whatever its threads do. What
+/// they write can be cut off at any time, as when the process is killed.
+#[expect(
+    clippy::exit,
+    reason = "threads that do not end cannot be ended by returning"
+)]
+pub(super) fn at_the_latest_in(deadline: Duration) {
+    let thread = Thread::spawn("exit-deadline", move || {
+        thread::sleep(deadline);
+        tracing::warn!(
+            ?deadline,
+            "some threads have not ended; the process exits without them"
+        );
+        process::exit(0);
+    });
+    match thread {
+        // Dropping it would wait for it; it ends with the process.
+        Ok(thread) => mem::forget(thread),
+        Err(error) => tracing::warn!(%error, "cannot start a thread that ends the process in time"),
+    }
+}
