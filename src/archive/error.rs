@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 
 use super::scan;
-use crate::base::extent::Packed;
 use super::zeros::MAX_ZERO_BYTES;
+use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::{codec, source, tar};
 

@@ -5,7 +5,7 @@
 //! (`packed.rs`). Plain bytes, whatever they come from, have the span's hash before a reader sees
 //! them: that tells a damaged spool. Bytes that the scan skipped have neither.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

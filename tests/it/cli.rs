@@ -358,7 +358,7 @@ fn what_the_network_does_is_told_in_words() {
     });
     server.route("/packed", |_| {
         Response::new(200)
-            .with("Content-Encoding", "gzip")
+            .with("Content-Encoding", "br")
             .with_body(vec![0; 512])
     });
     let url = |path: &str| server.url(path);
@@ -378,7 +378,7 @@ fn what_the_network_does_is_told_in_words() {
     place.fails(&["ls", &url("/elsewhere")], &["bytes 700..1212 instead of"]);
     place.fails(
         &["ls", &url("/packed")],
-        &["Content-Encoding: gzip", "download"],
+        &["Content-Encoding: br", "download"],
     );
     let (plain, _server) = plain_server();
     place.fails(
