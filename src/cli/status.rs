@@ -28,6 +28,7 @@ pub(super) struct StatusArgs {
 /// When a mountpoint is named at which no process serves an archive.
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mut statuses = Vec::new();
+    let mut code = ExitCode::SUCCESS;
     for directory in settings::runtime_dirs() {
         match control::statuses(&directory) {
             Ok(found) => statuses.extend(found),
@@ -35,6 +36,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             Err(error) => {
                 let name = directory.display();
                 output::complain(format_args!("cannot look for mounts in {name}: {error}"));
+                code = ExitCode::from(output::FAILURE);
             }
         }
     }
@@ -55,7 +57,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         };
         stdout.write_all(text.as_bytes())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
 fn in_words(status: &Status, now: SystemTime) -> String {
