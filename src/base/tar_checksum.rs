@@ -17,7 +17,7 @@ pub fn holds(record: &[u8]) -> bool {
     let Some(recorded) = octal(after_nul(field)).and_then(|sum| i64::try_from(sum).ok()) else {
         return false;
     };
-    let sum = sum(record) - sum(field) + FIELD.len() as i64 * i64::from(b' ');
+    let sum = sum(record) - sum(field) + sum(&[b' '; 8]);
     recorded == sum || recorded == sum - 256 * (negatives(record) - negatives(field))
 }
 

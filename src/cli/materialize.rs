@@ -534,7 +534,7 @@ impl Run<'_> {
                 self.source.location()
             ));
         }
-        Ok(code?)
+        code
     }
 
     /// What must be the same for one run to go on with another's work.
