@@ -18,7 +18,6 @@ use rustix::thread::{CapabilitySet, capabilities};
 use super::attr::Ownership;
 use super::device::{self, MountError};
 use super::options::MountOptions;
-use super::pin::Pinned;
 use super::table;
 
 /// The type of the kernel's overlays.
@@ -279,12 +278,6 @@ fn may_mount() -> bool {
 fn is_in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.split_whitespace().eq(["0", "0", ALL_IDS])
-}
-
-/// Whether nobody serves the helper's mount on `mountpoint` any more.
-pub(super) fn is_dead(mountpoint: &Path) -> bool {
-    let found = Pinned::at(mountpoint, HELPER_TYPE);
-    found.is_ok_and(|mount| mount.is_some_and(|mount| mount.is_dead()))
 }
 
 /// Whether `mountpoint` is that of a writable tree of ours: its layer below says so, which lies in one of

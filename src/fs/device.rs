@@ -419,16 +419,31 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
-/// Takes out what is mounted on `mountpoint`, which must be canonical, if it is of the type
-/// `file_system` and has the number `device`, or any; `force` does it under the feet of those who use it.
+/// Unmounts the mount on `mountpoint`, which must be canonical, if it is of the type `file_system`
+/// and has the device number `device`, or any. `force` unmounts it while it is in use, too.
 pub(super) fn unmount(
     file_system: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
     force: bool,
 ) -> Result<(), UnmountError> {
+    unmount_if(file_system, mountpoint, device, force, |_| true)
+}
+
+/// As [`unmount`], if `is_meant` accepts the mount.
+pub(super) fn unmount_if(
+    file_system: &str,
+    mountpoint: &Path,
+    device: Option<(u32, u32)>,
+    force: bool,
+    is_meant: impl FnOnce(&Pinned) -> bool,
+) -> Result<(), UnmountError> {
     let mount = pinned(file_system, mountpoint, device)?;
-    take_out(mount, mountpoint, force)
+    if is_meant(&mount) {
+        take_out(mount, mountpoint, force)
+    } else {
+        Err(UnmountError::NotMounted(mountpoint.to_owned()))
+    }
 }
 
 /// Takes the archive on `mountpoint` with the number `device` out of the tree and leaves it to those who

@@ -6,8 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{Config, Session, SessionACL};
@@ -19,6 +18,7 @@ use super::failures::{Failure, Failures};
 use super::handover::{self, Orphan, Site};
 use super::options::MountOptions;
 use super::pages::Pages;
+use super::pin::Pinned;
 use super::{Handles, INodeNo, Tree, news, table};
 use crate::archive::PageCache;
 use crate::base::task::Thread;
@@ -70,8 +70,6 @@ pub struct Mount {
     session: Option<Thread<()>>,
     /// Where the kernel asks.
     connection: OwnedFd,
-    /// The session ended although something was mounted.
-    has_failed: Arc<AtomicBool>,
     /// Tells the kernel of changes; ends with the session.
     _news: Option<Thread<()>>,
     pages: Arc<Pages>,
@@ -197,12 +195,9 @@ impl Mount {
         });
         let connection = connection.map_err(MountError::System)?;
         let (alive, end) = mpsc::channel();
-        let has_failed = Arc::<AtomicBool>::default();
-        let failing = Arc::clone(&has_failed);
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
-                failing.store(true, Ordering::Relaxed);
             }
             pages.detach();
             drop(alive);
@@ -223,7 +218,6 @@ impl Mount {
             handles,
             session: Some(session),
             connection,
-            has_failed,
             _news: news,
             pages: told,
             ended: end,
@@ -344,12 +338,25 @@ impl Mount {
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
     /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
-        unmount_at(
+        retry_while_busy(|| self.unmount_once(force == Force::Yes))
+    }
+
+    fn unmount_once(&self, force: bool) -> Result<(), UnmountError> {
+        device::unmount_if(
             self.site.file_system(),
             &self.site.place(),
             Some(self.site.device),
             force,
+            |mount| self.is_own(mount),
         )
+    }
+
+    /// Whether `mount`, which has the device number of this mount, is this mount.
+    ///
+    /// The kernel gives the number to another mount once this one is gone. The number is this mount's as
+    /// long as its connection lives. A dead mount of the same number is either this mount or serves nobody.
+    fn is_own(&self, mount: &Pinned) -> bool {
+        device::is_connected(&self.connection) || mount.is_dead()
     }
 
     /// Whether it is in use still, once it was unmounted, by a bind mount, an overlay or another mount
@@ -363,18 +370,6 @@ impl Mount {
             std::thread::sleep(LAST_BREATH / 100);
         }
         false
-    }
-
-    /// Whether the mount, or what lay over it, is gone: its numbers may be another one's by now, who may
-    /// be mounted in its place. Without the mount below a dead helper leaves its own.
-    fn is_gone(&self) -> bool {
-        let has_ended = self.ended.try_recv() == Err(TryRecvError::Disconnected);
-        let is_over = has_ended && !self.has_failed.load(Ordering::Relaxed);
-        let leaves_nothing = match self.site.cover {
-            None | Some((Cover::Overlay, _)) => true,
-            Some((Cover::Helper, _)) => !cover::is_dead(&self.site.place()),
-        };
-        is_over && leaves_nothing
     }
 
     /// The device number that the mount's first answer carries. Asked from a thread of its own:
@@ -415,9 +410,10 @@ impl Drop for Mount {
             return;
         };
         self.pages.detach();
-        if let Some(device) = self.device.filter(|_| !self.is_gone()) {
-            take_out(&self.site);
-            if self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT) {
+        if let Some(device) = self.device {
+            unmount_by_any_means(|force| self.unmount_once(force));
+            let is_running = self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT);
+            if is_running && device::is_connected(&self.connection) {
                 cut(device);
             }
         }
@@ -496,7 +492,11 @@ fn unmount_at(
     device: Option<(u32, u32)>,
     force: Force,
 ) -> Result<(), UnmountError> {
-    let once = || device::unmount(file_system, mountpoint, device, force == Force::Yes);
+    retry_while_busy(|| device::unmount(file_system, mountpoint, device, force == Force::Yes))
+}
+
+/// Calls `once` until the mount is not busy, for a tenth of a second.
+fn retry_while_busy(once: impl Fn() -> Result<(), UnmountError>) -> Result<(), UnmountError> {
     for _ in 0..UNMOUNT_TRIES {
         match once() {
             Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
@@ -508,10 +508,15 @@ fn unmount_at(
 
 const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
-/// Unmounts, if need be by force; where nothing is mounted nothing happens.
+/// Unmounts the mount at `site`, if need be by force.
 fn take_out(site: &Site) {
-    let unmount =
-        |force| device::unmount(site.file_system(), &site.place(), Some(site.device), force);
+    unmount_by_any_means(|force| {
+        device::unmount(site.file_system(), &site.place(), Some(site.device), force)
+    });
+}
+
+/// Calls `unmount` without force, and with force if that fails. A mount that is gone is no failure.
+fn unmount_by_any_means(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
     let result = unmount(false).or_else(|error| match error {
         UnmountError::NotMounted(_) => Err(error),
         UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),

@@ -569,6 +569,35 @@ fn whoever_unmounts_it_the_session_ends() {
 }
 
 #[test]
+fn unmount_spares_another_mount_with_the_reused_number() {
+    // Another test can take the number first. Then a new mount gives up its own.
+    let (gone, other) = (0..100)
+        .find_map(|_| {
+            let gone = one_file().mount();
+            let number = gone.mount().device();
+            rustix::mount::unmount(gone.directory.path(), UnmountFlags::empty()).expect("root");
+            assert!(gone.is_gone());
+            // The kernel gives the lowest number that is free, so a few lower ones can come first.
+            let mut others: Vec<Mounted> = Vec::new();
+            while others.len() < 20 {
+                others.push(one_file().mount());
+                if others.last()?.mount().device() == number {
+                    return Some((gone, others.pop()?));
+                }
+            }
+            None
+        })
+        .expect("a number is used again");
+    for force in [Force::No, Force::Yes] {
+        let result = gone.mount().unmount(force);
+        assert!(matches!(result, Err(UnmountError::NotMounted(_))));
+    }
+    drop(gone);
+    let read = fs::read(other.path("file"));
+    assert_eq!(read.expect("still mounted"), b"content");
+}
+
+#[test]
 fn a_mount_in_use_goes_only_by_force() {
     let mounted = one_file().mount();
     let mut file = File::open(mounted.path("file")).expect("there");
