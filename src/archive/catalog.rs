@@ -244,12 +244,18 @@ impl Catalog {
         let grown = {
             let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
             let builder = growing.as_mut();
-            builder.map(|builder| (grow(builder), builder.take_changes()))
+            builder.map(|builder| {
+                let grown = grow(builder);
+                (grown, builder.take_changes(), builder.take_problems())
+            })
         };
         if self.waiting_count.load(Ordering::SeqCst) > 0 {
             self.tell();
         }
-        let (grown, changes) = grown?;
+        let (grown, changes, problems) = grown?;
+        for problem in problems {
+            tracing::warn!("{problem}");
+        }
         if let Some(watcher) = self.watcher.get()
             && !changes.is_empty()
         {

@@ -12,7 +12,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
 use crate::codec::Compression;
-use crate::index::{NewDigests, Refused, Span};
+use crate::index::{NewDigests, Problem, Refused, Span};
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
@@ -94,6 +94,15 @@ impl Sink for Indexing<'_> {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(text.to_owned());
         }
+    }
+
+    fn damage(&mut self, offset: Plain, text: &str) {
+        let problem = Problem {
+            path: None,
+            offset: Some(offset),
+            what: text.to_owned(),
+        };
+        self.catalog.grow(|builder| builder.problem(problem));
     }
 
     fn digests(&mut self, digests: &NewDigests) {

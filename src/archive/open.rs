@@ -40,9 +40,14 @@ pub struct OpenOptions {
     /// Whether an archive whose version nothing proves is scanned whatever was saved of it: for a
     /// caller that has files of an earlier scan.
     pub rescans_unproven: bool,
+    /// Whether members that are damaged or not in the tree are logged as the scan finds them.
+    pub logs_problems: bool,
     /// What to do with bytes that cost more to make again than to read back from disk.
     pub spooling: Spooling,
 }
+
+/// Damaged members of an archive that are logged; all are counted.
+const MAX_LOGGED_PROBLEMS: u64 = 10_000;
 
 /// What to do with plain bytes that come from far away, or take long to decode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -393,6 +398,11 @@ impl Opening {
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
             max_entries: self.max_numbers(),
+            max_reported_problems: if self.options.logs_problems {
+                MAX_LOGGED_PROBLEMS
+            } else {
+                0
+            },
             ..index::Options::default()
         });
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));

@@ -12,7 +12,6 @@ use super::scan::{self, ScanError, Summary};
 use super::spooler::Spooler;
 use crate::base::extent::{Extent, Plain};
 use crate::base::loan::{Lender, Loan, Loans};
-use crate::base::path::ArchivePath;
 use crate::base::task::Thread;
 use crate::index::Origin;
 use crate::source::Access;
@@ -180,12 +179,6 @@ impl Scanning {
             warnings: mut notes,
             ..
         } = sink;
-        if summary.damages > 0 {
-            let what = format!("members may be lost at {} damaged places", summary.damages);
-            reader
-                .catalog
-                .grow(|builder| builder.problem(ArchivePath::root(), what));
-        }
         reader.catalog.finish(self.origin(&summary));
         let kept = self.settle_spool(&summary, &mut notes);
         if let Some(store) = &self.opening.store

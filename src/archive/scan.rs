@@ -59,8 +59,8 @@ pub trait Sink {
     /// Something is odd, and `text` says what and where.
     fn warning(&mut self, text: &str);
 
-    /// A member may be lost at a damaged place, and `text` says why and where.
-    fn damage(&mut self, text: &str) {
+    /// A member is damaged or lost. `offset` is that of its header, `text` says what is wrong.
+    fn damage(&mut self, _offset: Plain, text: &str) {
         self.warning(text);
     }
 
@@ -644,7 +644,7 @@ impl<S: Sink> Scan<'_, S> {
             }
             Event::Damaged(warning) => {
                 self.damages += 1;
-                self.sink.damage(&warning.text);
+                self.sink.damage(warning.offset, &warning.text);
                 Ok(())
             }
             Event::NeedInput | Event::End => Ok(()),

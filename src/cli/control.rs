@@ -147,6 +147,12 @@ pub(super) struct Status {
     pub metrics: Option<String>,
     /// What it has done so far; each name carries its unit.
     pub counters: BTreeMap<String, u64>,
+    /// Members that are damaged or not in the tree.
+    #[serde(default)]
+    pub damaged_members: u64,
+    /// The first of them, a line each.
+    #[serde(default)]
+    pub damaged: Vec<String>,
     /// What is not as it could be, in words.
     pub notes: Vec<String>,
     /// The last reads that failed, oldest first.
@@ -428,6 +434,7 @@ impl Status {
         cut(&mut self.version);
         self.index.failure.iter_mut().for_each(cut);
         self.layers.iter_mut().for_each(cut);
+        self.damaged.iter_mut().for_each(cut);
         self.notes.iter_mut().for_each(cut);
         for error in &mut self.errors {
             cut(&mut error.path);
@@ -615,6 +622,8 @@ impl Status {
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
+            damaged_members: 2,
+            damaged: vec!["a/c: cut".into()],
             notes: vec!["spooled".into()],
             errors: vec![FailedRead {
                 last_unix_seconds: 1000,
@@ -822,7 +831,7 @@ mod tests {
             r#""prefetch":{"what":"all","state":"running","#,
             r#""done_spans":3,"total_spans":7,"replayed_spans":1,"replay_spans":2},"#,
             r#""metrics":"http://127.0.0.1:9469/metrics","#,
-            r#""counters":{"scans":1},"notes":["spooled"],"errors":["#,
+            r#""counters":{"scans":1},"damaged_members":2,"damaged":["a/c: cut"],"notes":["spooled"],"errors":["#,
             r#"{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,
         );
         assert_eq!(text, expected);

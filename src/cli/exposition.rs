@@ -25,6 +25,11 @@ pub(super) fn exposition(status: &Status) -> String {
         ),
         ("entries", "Entries in the index.", status.entries),
         (
+            "damaged_members",
+            "Members that are damaged or not in the tree.",
+            status.damaged_members,
+        ),
+        (
             "index_complete",
             "1 when all of the archive is in the index.",
             u64::from(status.index.phase == Phase::Complete),
@@ -260,7 +265,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 17 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), 18 + Stats::MEANINGS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

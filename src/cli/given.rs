@@ -82,6 +82,7 @@ impl Outer {
             cache_dir: self.cache_dir.clone(),
             index_file: None,
             rescans_unproven: false,
+            logs_problems: false,
             // Of a plain one nothing is read but by ranges of its source.
             spooling: if is_plain {
                 Spooling::TreeOnly

@@ -40,6 +40,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         spooling: Spooling::TreeOnly,
         hops: false,
         rescans_unproven: false,
+        logs_problems: false,
         quiet: args.quiet,
     };
     ensure!(
@@ -56,5 +57,5 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.output {
         store::write(path, &index).context("cannot write the index")?;
     }
-    Ok(output::report_problems(&index, !args.quiet))
+    Ok(output::report_problems(&index))
 }

@@ -161,6 +161,8 @@ pub(super) fn stack(
     let _progress = open::indexing(lens.sum(), stats, opening.quiet);
     let mut options = opening.options();
     options.scan.memory = opening.layers.memory(opening.source);
+    // What one layer lacks can be an entry of another one.
+    options.logs_problems = false;
     let whiteouts = opening.layers.whiteouts();
     let stack = Stack::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)

@@ -60,6 +60,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         spooling: Spooling::TreeOnly,
         hops: true,
         rescans_unproven: false,
+        logs_problems: false,
         quiet: !io::stderr().is_terminal(),
     };
     let tree = opening.open(&network, &Arc::default())?;
@@ -80,7 +81,7 @@ fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => {
             result.context("cannot write the listing")?;
-            Ok(output::report_problems(index, false))
+            Ok(output::report_problems(index))
         }
     }
 }

@@ -701,8 +701,8 @@ impl Sink for Counting<'_> {
         self.sink.warning(text);
     }
 
-    fn damage(&mut self, text: &str) {
-        self.sink.damage(text);
+    fn damage(&mut self, offset: Plain, text: &str) {
+        self.sink.damage(offset, text);
     }
 }
 

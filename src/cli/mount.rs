@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io::{IsTerminal, stderr};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -281,6 +282,29 @@ enum Stays {
 }
 
 impl Stays {
+    /// Tells the terminal what of the archive is damaged, or that listings wait for the index.
+    /// Returns whether damage was reported.
+    fn announce(&self, opened: &Opened) -> bool {
+        match self {
+            Self::AsItIs => return false,
+            Self::InFront(..) => {}
+            Self::Behind(..) => wait_for_scan(opened),
+        }
+        let index = opened.telling.index();
+        if index.phase == Phase::Scanning && stderr().is_terminal() {
+            output::complain(format_args!(
+                "mounted; files can be opened by name now, but directory listings (`ls`) wait until the \
+                 archive has been read ({}); `tarfs status` shows the progress",
+                words::index(&index)
+            ));
+        }
+        let is_over = index.phase != Phase::Scanning;
+        if is_over {
+            report_damage(opened);
+        }
+        is_over
+    }
+
     /// Goes there, and tells who waits that the mount answers.
     fn settle(self) -> anyhow::Result<Option<Manager>> {
         match self {
@@ -299,6 +323,36 @@ impl Stays {
             }
         }
     }
+}
+
+/// How long a process waits for the scan before it leaves the terminal, so that the user sees there what
+/// of a small archive is damaged.
+const SCAN_WAIT: Duration = Duration::from_millis(250);
+
+/// Waits until the scan is over, for [`SCAN_WAIT`] at most.
+fn wait_for_scan(opened: &Opened) {
+    let (sender, scanned) = mpsc::channel::<()>();
+    let then = Then::new(move || drop(sender));
+    opened.content.when(Awaited::End, then);
+    // Nothing is ever sent.
+    let _is_over = scanned.recv_timeout(SCAN_WAIT).is_err();
+}
+
+/// Logs how many members are damaged or not in the tree. Names the first ones if no scan of this process
+/// has named them.
+fn report_damage(opened: &Opened) {
+    let damage = opened.telling.damage();
+    if damage.members == 0 {
+        return;
+    }
+    let is_logged = opened.layers.is_empty() && opened.stats.scans.get() > 0;
+    if !is_logged {
+        for member in &damage.named {
+            tracing::warn!("{member}");
+        }
+    }
+    let count = output::damaged_members(damage.members);
+    tracing::warn!("{count}; `tarfs status` names the first ones");
 }
 
 /// Takes an answer to who asked.
@@ -452,6 +506,7 @@ fn serve_opened(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
+    let is_reported = stays.announce(opened);
     let manager = match stays.settle() {
         Ok(manager) => manager,
         Err(error) => {
@@ -473,6 +528,7 @@ fn serve_opened(
         root,
         metrics_url: metrics_url.as_deref(),
         manager: manager.as_ref(),
+        is_reported,
     };
     react(inbox, &seen);
     // Who still reads has its error now, and not only when the connection is cut.
@@ -563,6 +619,8 @@ struct Seen<'a> {
     root: Ino,
     metrics_url: Option<&'a str>,
     manager: Option<&'a Manager>,
+    /// Whether damaged members were reported before the process left the terminal.
+    is_reported: bool,
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
@@ -577,6 +635,9 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
             Event::Scanned => {
                 if let Some(failure) = seen.opened.telling.index().failure {
                     tracing::error!(failure, "what is not known by now cannot be found");
+                }
+                if !seen.is_reported {
+                    report_damage(seen.opened);
                 }
                 if let Some(copy) = seen.copy
                     && copy.start(seen.opened, seen.root).is_err()
@@ -666,6 +727,7 @@ fn status(seen: &Seen<'_>) -> Status {
     // Released before it is asked for again below: to hold it twice while the scan waits to change it
     // would be a deadlock.
     let entries = opened.content.index().entry_count();
+    let damage = opened.telling.damage();
     opened.stats.panics.raise(panics::count());
     Status {
         source: opened.location.clone(),
@@ -690,6 +752,8 @@ fn status(seen: &Seen<'_>) -> Status {
             .collect(),
         materialize: progress,
         writable: writable.map(|writable| writable.status(mount)),
+        damaged_members: damage.members,
+        damaged: damage.named,
         notes,
         errors: mount.failures().into_iter().map(failed_read).collect(),
     }

@@ -1,6 +1,7 @@
 //! From flags to a source, a scan's options, or an archive.
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,7 +122,9 @@ pub(super) struct Opening<'a> {
     pub hops: bool,
     /// Whether an archive whose version nothing proves is scanned whatever was saved of it.
     pub rescans_unproven: bool,
-    /// Whether nobody wants to see how it goes.
+    /// Whether members that are damaged or not in the tree are logged.
+    pub logs_problems: bool,
+    /// Whether no progress is shown.
     pub quiet: bool,
 }
 
@@ -148,6 +151,7 @@ impl Opening<'_> {
         let mut options = open_options(self.source, &self.cache.saved, self.spooling);
         options.scan.hops = self.hops;
         options.rescans_unproven = self.rescans_unproven;
+        options.logs_problems = self.logs_problems;
         options
     }
 
@@ -197,6 +201,7 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
     let stats = Arc::new(Stats::default());
     let headers = headers::all(&args.source.headers)?;
     let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
+    let has_terminal = io::stderr().is_terminal();
     let opening = Opening {
         source: &source,
         layers: &layers,
@@ -206,9 +211,14 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
         hops: args.prefetch.prefetch != Mode::All,
         // The copy holds files of an earlier scan.
         rescans_unproven: args.materialize.is_some(),
-        quiet: !args.foreground,
+        logs_problems: true,
+        quiet: !(args.foreground || args.waits() && has_terminal),
     };
     if opening.is_of_layers()? {
+        let opening = Opening {
+            quiet: !(args.foreground || has_terminal),
+            ..opening
+        };
         let outer = Outer::with(&args.cache, opening.quiet);
         let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
         return layers::for_mount(args, &opened, &opening, network, stats);
@@ -336,6 +346,7 @@ pub(super) fn open_options(
         cache_dir: saved.place.directory().ok(),
         index_file: saved.index.clone(),
         rescans_unproven: false,
+        logs_problems: false,
         spooling,
     }
 }

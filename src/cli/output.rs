@@ -32,7 +32,9 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Prints a line to standard error; a closed standard error is not worth dying for.
 pub(super) fn complain(text: impl std::fmt::Display) {
-    drop(writeln!(stderr(), "tarfs: {text}"));
+    drop(telemetry::above_progress(|| {
+        writeln!(stderr(), "tarfs: {text}")
+    }));
 }
 
 /// Prints an error, its causes and what to do on one line, and returns [`FAILURE`].
@@ -115,22 +117,29 @@ fn without_number(mut text: String) -> String {
     text
 }
 
-/// Tells what of an archive is not in its tree, one line each when `aloud`; the exit code that
-/// this amounts to.
-pub(super) fn report_problems(index: &Index, aloud: bool) -> ExitCode {
-    if index.problem_count() == 0 {
+/// Prints the first members that are damaged or not in the tree, a line each, and how many there are.
+/// Returns the exit code for that.
+pub(super) fn report_problems(index: &Index) -> ExitCode {
+    let count = index.problem_count();
+    if count == 0 {
         return ExitCode::SUCCESS;
     }
-    if aloud {
-        for problem in index.problems() {
-            complain(format_args!("{}: {}", problem.path, problem.what));
-        }
+    let problems = index.problems();
+    problems.iter().for_each(complain);
+    let more = count.saturating_sub(problems.len() as u64);
+    if more > 0 && !problems.is_empty() {
+        complain(format_args!("{more} more are not shown"));
     }
-    complain(format_args!(
-        "{} members are not in the tree",
-        index.problem_count()
-    ));
+    complain(damaged_members(count));
     ExitCode::from(FAILURE)
+}
+
+/// How many members are damaged or not in the tree, in words.
+pub(super) fn damaged_members(count: u64) -> String {
+    match count {
+        1 => "1 member is damaged or not in the tree".to_owned(),
+        _ => format!("{count} members are damaged or not in the tree"),
+    }
 }
 
 /// Prints every counter that counted something, a line each.
@@ -197,6 +206,7 @@ impl View {
             let style = ProgressStyle::with_template("{wide_msg}");
             bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
+        telemetry::set_progress_bar(bar.clone());
         Self {
             every: if terminal { DRAW_EVERY } else { LINE_EVERY },
             task,
@@ -233,6 +243,7 @@ impl View {
 
     fn clear(&self) {
         if let Some(bar) = &self.bar {
+            telemetry::set_progress_bar(None);
             bar.finish_and_clear();
         }
     }

@@ -125,6 +125,13 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
         line(&mut text, name, &value.to_string());
     }
+    if status.damaged_members > 0 {
+        let count = status.damaged_members.to_string();
+        line(&mut text, "damaged members", &count);
+    }
+    for member in &status.damaged {
+        line(&mut text, "damaged", member);
+    }
     for note in &status.notes {
         line(&mut text, "note", note);
     }
@@ -217,6 +224,8 @@ mod tests {
   prefetch, all        running, 3 of 7 spans
   prefetch, replay     1 of 2 spans
   scans                1
+  damaged members      2
+  damaged              a/c: cut
   note                 spooled
   error                a/b: cut (5 min ago, 3 times)
 ";

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use indicatif::ProgressBar;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use tracing::{Level, Metadata};
@@ -40,6 +41,9 @@ static IS_SERVING: AtomicBool = AtomicBool::new(false);
 
 /// Events that were lost since the last one that was not.
 static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// The progress bar on the terminal, if one is drawn.
+static PROGRESS_BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 static SINK: Mutex<Sink> = Mutex::new(Sink::Terminal);
 
@@ -95,6 +99,23 @@ pub(super) fn mark(level: Level) -> String {
 /// A priority as sd-daemon(3) has it.
 fn marked(level: Level) -> String {
     format!("<{}>", severity(level))
+}
+
+/// Lets lines on the terminal appear above `bar`, or above none.
+pub(super) fn set_progress_bar(bar: Option<ProgressBar>) {
+    *PROGRESS_BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar;
+}
+
+/// Calls `write`, which writes lines to the terminal, with the progress bar hidden.
+pub(super) fn above_progress<T>(write: impl FnOnce() -> T) -> T {
+    let bar = PROGRESS_BAR
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
 }
 
 /// From now on events that find no room are lost.
@@ -172,7 +193,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = match &*sink {
-            Sink::Terminal => say(&io::stderr(), "", &self.text),
+            Sink::Terminal => above_progress(|| say(&io::stderr(), "", &self.text)),
             Sink::Journal => say(&io::stderr(), &marked(self.level), &self.text),
             Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
             Sink::Stream(file) => say(file, &format!("{} ", now()), &self.text),

@@ -18,6 +18,9 @@ pub(super) trait Telling {
     /// How far the index has come; asked when the scan is over, too.
     fn index(&self) -> IndexState;
 
+    /// Members that are damaged or not in the tree.
+    fn damage(&self) -> Damage;
+
     /// What memory is used for.
     fn memory(&self) -> MemoryUse;
 
@@ -26,6 +29,17 @@ pub(super) trait Telling {
 
     /// How far what is fetched in the background is.
     fn prefetch(&self) -> PrefetchStatus;
+}
+
+/// Damaged members that a status names.
+const MAX_NAMED_DAMAGED: usize = 10;
+
+/// Members that are damaged or not in the tree.
+pub(super) struct Damage {
+    /// How many they are.
+    pub members: u64,
+    /// The first ones, a line each.
+    pub named: Vec<String>,
 }
 
 /// One archive.
@@ -49,7 +63,6 @@ pub(super) struct OfStack {
 impl Telling for OfArchive {
     fn notes(&self) -> Vec<String> {
         let mut notes = notes(&self.archive, self.is_spooled);
-        notes.extend(lost(&self.archive.index()));
         notes.extend((self.said)());
         notes
     }
@@ -68,6 +81,10 @@ impl Telling for OfArchive {
             of_bytes: archive.source().fingerprint().len,
             failure: failure.map(|failure| output::chain_of(&*failure)),
         }
+    }
+
+    fn damage(&self) -> Damage {
+        damage(&self.archive.index())
     }
 
     fn memory(&self) -> MemoryUse {
@@ -92,7 +109,6 @@ impl Telling for OfStack {
             let of_layer = notes(layer, self.is_spooled).into_iter();
             all.extend(of_layer.map(|note| format!("{location}: {note}")));
         }
-        all.extend(lost(self.stack.index()));
         all
     }
 
@@ -108,6 +124,10 @@ impl Telling for OfStack {
             of_bytes: lens.sum(),
             failure: None,
         }
+    }
+
+    fn damage(&self) -> Damage {
+        damage(self.stack.index())
     }
 
     /// The layers share all but their indexes.
@@ -169,10 +189,12 @@ fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
     notes
 }
 
-/// What of a tree is not there, if anything.
-fn lost(index: &Index) -> Option<String> {
-    let lost = index.problem_count();
-    (lost > 0).then(|| format!("{lost} members are not in the tree"))
+fn damage(index: &Index) -> Damage {
+    let named = index.problems().iter().take(MAX_NAMED_DAMAGED);
+    Damage {
+        members: index.problem_count(),
+        named: named.map(ToString::to_string).collect(),
+    }
 }
 
 fn memory(archive: &Archive) -> MemoryUse {

@@ -17,7 +17,7 @@ use super::entry::{
     PieceRow, Record, SYMLINK, SpanRow, Unresolved, Xattr,
 };
 use super::tree::{Existing, Growing, ROOT, Tree, Unknown};
-use super::{Index, Ino, LATE_LINK_PASSES, NewDigests, Origin, Totals, blocks, names};
+use super::{Index, Ino, LATE_LINK_PASSES, NewDigests, Origin, Problem, Totals, blocks, names};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, Refusal, ResolveError};
@@ -45,6 +45,8 @@ pub struct Options {
     pub max_entries: u32,
     /// How many problems are kept; all are counted.
     pub max_problems: usize,
+    /// How many problems [`take_problems`](Builder::take_problems) hands out.
+    pub max_reported_problems: u64,
     /// Whether someone looks at the tree while it grows. Then entries that a later member replaced
     /// can still be looked at, by number and without a name, as they may be open; and
     /// [changes](Builder::take_changes) are noted.
@@ -56,6 +58,7 @@ impl Default for Options {
         Self {
             max_entries: 1 << 26,
             max_problems: 100,
+            max_reported_problems: 0,
             keeps_replaced: false,
         }
     }
@@ -124,15 +127,6 @@ impl From<ResolveError<Self>> for Refused {
     }
 }
 
-/// Something of the archive that the tree does not show.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Problem {
-    /// The member's path, below the root.
-    pub path: ArchivePath,
-    /// What is wrong with it.
-    pub what: String,
-}
-
 /// What lies at a hard link's target.
 enum Target {
     /// An entry.
@@ -155,6 +149,8 @@ pub struct Builder {
     hasher: RandomState,
     /// Hard links whose targets have not been seen.
     forward: Vec<u32>,
+    /// Problems that [`take_problems`](Self::take_problems) has not handed out.
+    unreported: Vec<Problem>,
     /// Whether any member has been placed.
     begun: bool,
 }
@@ -169,6 +165,7 @@ impl Builder {
             attribute_sets: HashTable::new(),
             hasher: RandomState::new(),
             forward: Vec::new(),
+            unreported: Vec::new(),
             begun: false,
         }
     }
@@ -212,7 +209,11 @@ impl Builder {
         };
         let placed = placed.map_err(|refused| self.keep_refused(&name.path, kind, refused));
         if let Err(refused) = placed {
-            self.problem(name.path, refused.to_string());
+            self.problem(Problem {
+                path: Some(name.path),
+                offset: Some(member.header),
+                what: refused.to_string(),
+            });
         }
         placed
     }
@@ -223,13 +224,21 @@ impl Builder {
         self.tree.changes.take()
     }
 
-    /// Notes that something of the archive is not in the tree.
-    pub fn problem(&mut self, path: ArchivePath, what: String) {
+    /// Notes that a member is damaged or not in the tree.
+    pub fn problem(&mut self, problem: Problem) {
         let index = &mut self.tree.index;
         index.totals.problems += 1;
-        if index.problems.len() < self.options.max_problems {
-            index.problems.push(Problem { path, what });
+        if index.totals.problems <= self.options.max_reported_problems {
+            self.unreported.push(problem.clone());
         }
+        if index.problems.len() < self.options.max_problems {
+            index.problems.push(problem);
+        }
+    }
+
+    /// Problems since the last call, of the first [`Options::max_reported_problems`].
+    pub fn take_problems(&mut self) -> Vec<Problem> {
+        mem::take(&mut self.unreported)
     }
 
     /// Appends a span: `hash` is the xxh3-64 of its plain bytes, if anyone has seen them. Spans come
@@ -467,7 +476,11 @@ impl Builder {
     fn give_up(&mut self, forward: u32, refused: Refused) {
         let number = self.tree.record(forward).dirent.get();
         let path = self.forward_path(number);
-        self.problem(path, refused.to_string());
+        self.problem(Problem {
+            path: Some(path),
+            offset: None,
+            what: refused.to_string(),
+        });
         if refused == Refused::MissingTarget {
             self.keep_unresolved(forward, number);
         } else if refused.is_of_the_target() {
@@ -790,7 +803,10 @@ mod tests {
     }
 
     fn problems(index: &Index) -> Vec<String> {
-        let text = |problem: &Problem| format!("{}: {}", problem.path, problem.what);
+        let text = |problem: &Problem| {
+            let path = problem.path.as_ref().expect("members have names");
+            format!("{path}: {}", problem.what)
+        };
         index.problems().iter().map(text).collect()
     }
 
@@ -1198,6 +1214,7 @@ mod tests {
         let options = Options {
             max_entries: 4,
             max_problems: 1,
+            max_reported_problems: 0,
             keeps_replaced: false,
         };
         let mut builder = Builder::new(options);

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::arrays::Arrays;
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::names::Arena;
-use super::{Index, Ino, Kind, Locator, Origin, Totals};
+use super::{Index, Ino, Kind, Locator, Origin, Totals, problem};
 use crate::base::extent::Packed;
 use crate::base::private::Untrusted;
 use crate::base::sha256::Sha256;
@@ -20,7 +20,7 @@ pub const VERSION: u32 = 6;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
-const SECTIONS: u32 = 14;
+const SECTIONS: u32 = 15;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
@@ -118,6 +118,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     let layer = Layer::of(index);
     let texts = pack_texts(locator);
     let arrays = &index.arrays;
+    let problems = problem::pack(&index.problems);
     let sections: [&[u8]; SECTIONS as usize] = [
         layer.as_bytes(),
         &texts,
@@ -133,6 +134,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
         &arrays.windows.0,
         arrays.unresolved.as_bytes(),
         arrays.blocks.as_bytes(),
+        &problems,
     ];
     let mut out = Summed::new(out);
     out.write(Header::of(&index.totals, &sections).as_bytes())?;
@@ -170,6 +172,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         windows,
         unresolved,
         blocks,
+        problems,
     ] = header.sections;
     let layers = input.rows::<Layer>(layers)?;
     let [layer] = layers.as_slice() else {
@@ -190,6 +193,10 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         unresolved: input.rows(unresolved)?,
         blocks: input.rows(blocks)?,
     };
+    if problems.len.get() > problem::MAX_SECTION_BYTES {
+        return Err(Error::Malformed("too many problems"));
+    }
+    let problems = problem::unpack(&input.rows::<u8>(problems)?);
     let digest = *input.sum.finalize().as_bytes();
     let footer = input.row::<Footer>()?;
     if footer.magic != END_MAGIC || footer.digest != digest {
@@ -206,7 +213,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         block_len,
         digested,
         totals: header.totals(),
-        problems: Vec::new(),
+        problems: problems.ok_or(Error::Malformed("a problem is cut"))?,
     };
     match index.entry(Ino::ROOT).map(|root| root.kind()) {
         Some(Kind::Directory) => Ok(index),

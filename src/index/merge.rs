@@ -12,7 +12,7 @@ use super::blocks::MIN_BLOCK_LEN;
 use super::entry::{
     DIRECTORY, Dirent, Extra, FILE, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, Xattr,
 };
-use super::{Arrays, Index, Ino, Origin, Totals, names, tree};
+use super::{Arrays, Index, Ino, Options, Origin, Problem, Totals, names, tree};
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.
@@ -109,6 +109,7 @@ pub fn merge(
 ) -> Result<Merged, TooLarge> {
     let (numbers, places) = number(layers, plan)?;
     let mut plain_bytes = 0_u64;
+    let indexes = layers.to_vec();
     let mut layers: Vec<_> = layers
         .iter()
         .map(|index| {
@@ -154,6 +155,7 @@ pub fn merge(
     tree::sort(&mut arrays);
     arrays.shrink();
     let totals = Totals::of(&arrays, plan.problems);
+    let problems = damages(&indexes);
     let index = Index {
         arrays,
         names: None,
@@ -166,13 +168,27 @@ pub fn merge(
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         totals,
-        problems: Vec::new(),
+        problems,
     };
     Ok(Merged {
         index: Arc::new(index),
         places,
         numbers,
     })
+}
+
+/// The first damaged members of the layers, as far as they are damaged for the merged tree, too: a member
+/// that its layer refuses may mean an entry of a layer below.
+fn damages(layers: &[&Index]) -> Vec<Problem> {
+    let problems = layers.iter().enumerate().flat_map(|(number, layer)| {
+        let own = layer.problems().iter();
+        let own = own.filter(|problem| problem.path.is_none());
+        own.map(move |problem| Problem {
+            what: format!("layer {}: {}", number + 1, problem.what),
+            ..problem.clone()
+        })
+    });
+    problems.take(Options::default().max_problems).collect()
 }
 
 /// Gives a number to whatever `plan` names: for each layer by its numbers, and back.

@@ -13,6 +13,7 @@ pub mod format;
 mod locator;
 mod merge;
 mod names;
+mod problem;
 #[cfg(test)]
 pub(crate) mod sample;
 pub mod store;
@@ -37,9 +38,10 @@ use entry::{
 use tree::NameTable;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
-pub use builder::{Builder, Options, Placed, Problem, Refused};
+pub use builder::{Builder, Options, Placed, Refused};
 pub use locator::Locator;
 pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
+pub use problem::Problem;
 pub use store::Store;
 
 /// How often hard links that came before their targets are looked at in the end, first and last in turn:
@@ -71,7 +73,7 @@ pub struct Index {
     /// Where the packed bytes end whose digests are known.
     digested: Packed,
     totals: Totals,
-    /// Those of this run; a saved index remembers only how many there were.
+    /// The first ones, as many as are kept.
     problems: Vec<Problem>,
 }
 
@@ -386,12 +388,12 @@ impl Index {
         &self.origin
     }
 
-    /// Members that are not in the tree, as far as they were kept; none of a loaded index.
+    /// The first members that are damaged or not in the tree.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// How many members are not in the tree.
+    /// How many members are damaged or not in the tree.
     pub fn problem_count(&self) -> u64 {
         self.totals.problems
     }

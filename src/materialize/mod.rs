@@ -482,7 +482,7 @@ impl Sink for Materializer {
         self.context.problems.warn(text);
     }
 
-    fn damage(&mut self, text: &str) {
+    fn damage(&mut self, _offset: crate::base::extent::Plain, text: &str) {
         self.context.problems.damage(text);
     }
 }

@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes};
 
 use super::error::{Cause, Error, Note, Part, Warning, shown};
 use super::gnu::HeaderMap;
-use super::header::{Header, RECORD_LEN, Record, text};
+use super::header::{Dialect, Header, RECORD_LEN, Record, text};
 use super::limits::{Exceeded, Limit, Sums};
 use super::member::{Extensions, member};
 use super::sparse::{MapError, MapFault, MapReader, checked};
@@ -348,7 +348,7 @@ impl Parser {
         }
         let header = Header(record);
         if !tar_checksum::holds(header.0) {
-            return self.no_header(at, "this is not a header");
+            return self.no_header(at, header, "this is not a header");
         }
         self.is_tar = true;
         // A hard link's size says how long its target is.
@@ -357,7 +357,7 @@ impl Parser {
             _ => header.size(),
         };
         let Ok(size) = size else {
-            return self.no_header(at, "the size in this header makes no sense");
+            return self.no_header(at, header, "the size in this header makes no sense");
         };
         self.last = Last::Header;
         match header.typeflag() {
@@ -386,13 +386,18 @@ impl Parser {
         self.state = State::Ended;
     }
 
-    fn no_header(&mut self, at: Plain, why: &str) -> Result<(), Error> {
+    fn no_header(&mut self, at: Plain, header: Header<'_>, why: &str) -> Result<(), Error> {
         if !self.is_tar {
             return Err(error(at, Cause::NotTar));
         }
         self.extensions = Extensions::default();
         if self.last != Last::Bad {
-            self.damaged(at, format!("{why}; skipping to the next header"));
+            let name = match header.dialect() {
+                // The record can be part of a file.
+                Dialect::V7 => String::new(),
+                _ => format!("{}: ", shown(&header.name())),
+            };
+            self.damaged(at, format!("{name}{why}; skipping to the next header"));
         }
         self.last = Last::Bad;
         Ok(())

@@ -369,6 +369,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
         rescans_unproven: false,
+        logs_problems: false,
         spooling: Spooling::ToDisk {
             limit_bytes: Some(1 << 30),
         },

@@ -319,13 +319,13 @@ fn a_damaged_header_loses_its_member_and_fails_the_run() {
         .file("c", "3")
         .end();
     place.put("bad.tar", archive);
-    for verb in [
-        &["ls", "bad.tar"][..],
-        &["materialize", "bad.tar", "-C", "out"],
+    for (verb, lines) in [
+        (&["ls", "bad.tar"][..], 2),
+        (&["materialize", "bad.tar", "-C", "out"], 1),
     ] {
         let outcome = place.run(verb);
         assert_eq!(outcome.code, 2, "{verb:?}: {}", outcome.complaints);
-        assert_eq!(outcome.complaints.lines().count(), 1, "{verb:?}");
+        assert_eq!(outcome.complaints.lines().count(), lines, "{verb:?}");
     }
     assert!(place.path("out/c").exists() && !place.path("out/b").exists());
 }

@@ -721,7 +721,7 @@ fn links_to_what_nobody_has_are_told() {
     let output = place.run(&["ls", "-R"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        told(&output).contains("6 members are not in the tree"),
+        told(&output).contains("6 members are damaged or not in the tree"),
         "{}",
         told(&output)
     );

@@ -9,6 +9,7 @@ mod cli;
 mod conformance;
 mod copy;
 mod daemon;
+mod damage;
 mod destination;
 mod differential;
 mod digests;

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use crate::support::http::{Fault, Resource, Response, Server};
 use crate::support::program::{self, told};
 use crate::support::raw::{Archive, Header};
 
@@ -74,4 +76,70 @@ fn materialize_reports_entries_and_bytes_on_a_terminal() {
         "{}",
         told(&piped)
     );
+}
+
+#[test]
+fn mount_shows_the_progress_of_the_index_it_waits_for() {
+    let archive = Archive::new().file("f", vec![7; 300_000]).end();
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::create_dir(directory.path().join("mnt")).expect("fresh");
+    let server = Server::start();
+    let resource = Resource::new(archive).etag("\"1\"");
+    server.serve_badly("/a.tar", resource, |_| {
+        Some(Fault::Paced(16 << 10, Duration::from_millis(50)))
+    });
+    let url = server.url("/a.tar");
+    let (output, shown) = on_terminal(directory.path(), &format!("mount --wait-index {url} mnt"));
+    let unmounted = program::tarfs(directory.path(), &["umount", "mnt"]);
+    assert!(
+        output.status.success() && unmounted.status.success(),
+        "{shown}"
+    );
+    assert!(shown.contains("indexing "), "{shown:?}");
+    assert!(!shown.contains("listings"), "{shown:?}");
+}
+
+#[test]
+fn mount_explains_on_a_terminal_what_waits_for_the_index() {
+    let archive = Archive::new()
+        .file("a", "1")
+        .file("f", vec![7; 9 << 20])
+        .end();
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::create_dir(directory.path().join("mnt")).expect("fresh");
+    let server = Server::start();
+    let resource = Resource::new(archive).etag("\"1\"");
+    server.route("/a.tar", move |request| match request.range() {
+        Some((start, _)) if start > 4 << 20 => Response::silence(),
+        _ => resource.answer(request),
+    });
+    let url = server.url("/a.tar");
+    let (output, shown) = on_terminal(
+        directory.path(),
+        &format!("mount --chunk-size 1MiB {url} mnt"),
+    );
+    let unmounted = program::tarfs(directory.path(), &["umount", "--lazy", "mnt"]);
+    assert!(
+        output.status.success() && unmounted.status.success(),
+        "{shown}"
+    );
+    let line = "tarfs: mounted; files can be opened by name now, but directory listings (`ls`) wait \
+                until the archive has been read";
+    assert!(shown.contains(line), "{shown:?}");
+    assert_eq!(shown.lines().count(), 1, "{shown:?}");
+}
+
+#[test]
+fn mount_of_a_known_archive_says_nothing_on_a_terminal() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let archive = Archive::new().file("a", "1").end();
+    fs::write(directory.path().join("a.tar"), archive).expect("space");
+    fs::create_dir(directory.path().join("mnt")).expect("fresh");
+    let (output, shown) = on_terminal(directory.path(), "mount a.tar mnt");
+    let unmounted = program::tarfs(directory.path(), &["umount", "mnt"]);
+    assert!(
+        output.status.success() && unmounted.status.success(),
+        "{shown}"
+    );
+    assert_eq!(shown, "");
 }

@@ -260,6 +260,7 @@ impl Place {
             cache_dir: Some(self.path("cache")),
             index_file: None,
             rescans_unproven: false,
+            logs_problems: false,
             spooling: Spooling::ToDisk {
                 limit_bytes: Some(disk_bytes),
             },

@@ -180,6 +180,7 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
     let mut builder = Builder::new(IndexOptions {
         max_entries: if knobs.flag(2) { 30 } else { 1 << 16 },
         max_problems: 3,
+        max_reported_problems: 0,
         keeps_replaced,
     });
     for what in found {

@@ -222,5 +222,5 @@ fn a_path_of_too_many_components_loses_its_member_alone() {
     );
     assert_eq!(names(&place), ["b"]);
     let outcome = run(&place, "ls", &["-R"]);
-    refused(&outcome, &["b\n", "1 members are not in the tree"]);
+    refused(&outcome, &["b\n", "1 member is damaged or not in the tree"]);
 }

@@ -96,6 +96,7 @@ impl Lab {
             cache_dir: Some(self.cache.path().to_owned()),
             index_file: None,
             rescans_unproven: false,
+            logs_problems: false,
             // A limit, as what the disk has left is nothing a test may depend on.
             spooling: Spooling::ToDisk {
                 limit_bytes: Some(1 << 30),

@@ -246,6 +246,7 @@ fn options() -> OpenOptions {
         },
         cache_dir: None,
         rescans_unproven: false,
+        logs_problems: false,
         index_file: None,
         spooling: Spooling::Refused,
     }

@@ -1,0 +1,134 @@
+//! Members that are damaged or not in the tree, and their form in an index file.
+
+use std::fmt;
+
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
+
+use crate::base::extent::Plain;
+use crate::base::path::ArchivePath;
+
+/// Bytes of each text that an index file holds; the rest is cut.
+const MAX_TEXT_BYTES: usize = 4096;
+
+/// Bytes that the problems of an index file may have together.
+pub(super) const MAX_SECTION_BYTES: u64 = 1 << 20;
+
+/// Stands for an offset that is not known.
+const UNKNOWN_OFFSET: u64 = u64::MAX;
+
+/// A member that is damaged or not in the tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The member's path below the root, if it is known.
+    pub path: Option<ArchivePath>,
+    /// The plain offset of its header, if it is known.
+    pub offset: Option<Plain>,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "{path}: ")?;
+        }
+        f.write_str(&self.what)?;
+        match self.offset {
+            Some(offset) => write!(f, " (header at byte {offset} of the tar stream)"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The section of an index file that holds `problems`, as many of the first ones as it may.
+pub(super) fn pack(problems: &[Problem]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for problem in problems {
+        let path = problem.path.as_ref().map_or(&[][..], ArchivePath::as_bytes);
+        let texts = [path, problem.what.as_bytes()].map(|text| {
+            let len = text.len().min(MAX_TEXT_BYTES);
+            text.get(..len).unwrap_or_default()
+        });
+        let offset = problem.offset.map_or(UNKNOWN_OFFSET, |offset| offset.0);
+        let row_bytes = 24 + texts.iter().map(|text| text.len()).sum::<usize>();
+        if (bytes.len() + row_bytes) as u64 > MAX_SECTION_BYTES {
+            break;
+        }
+        bytes.extend_from_slice(&offset.to_le_bytes());
+        for text in texts {
+            bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(text);
+        }
+    }
+    bytes
+}
+
+/// The problems in a section that [`pack`] made; `None` if it is cut.
+pub(super) fn unpack(mut bytes: &[u8]) -> Option<Vec<Problem>> {
+    let mut problems = Vec::new();
+    while !bytes.is_empty() {
+        let (offset, rest) = U64::read_from_prefix(bytes).ok()?;
+        let (path, rest) = text(rest)?;
+        let (what, rest) = text(rest)?;
+        problems.push(Problem {
+            path: (!path.is_empty()).then(|| ArchivePath::sanitize(path).path),
+            offset: Some(Plain(offset.get())).filter(|offset| offset.0 != UNKNOWN_OFFSET),
+            what: String::from_utf8_lossy(what).into_owned(),
+        });
+        bytes = rest;
+    }
+    Some(problems)
+}
+
+/// The text at the front of `bytes`, and the bytes behind it.
+fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = U64::read_from_prefix(bytes).ok()?;
+    rest.split_at_checked(usize::try_from(len.get()).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(path: &str, offset: Option<u64>) -> Problem {
+        Problem {
+            path: (!path.is_empty()).then(|| ArchivePath::sanitize(path.as_bytes()).path),
+            offset: offset.map(Plain),
+            what: "not a header".to_owned(),
+        }
+    }
+
+    #[test]
+    fn problems_are_read_as_they_were_written() {
+        let problems = [problem("a/b\n", Some(512)), problem("", None)];
+        let packed = pack(&problems);
+        assert_eq!(unpack(&packed).as_deref(), Some(&problems[..]));
+        for len in 1..packed.len() {
+            let read = unpack(&packed[..len]);
+            assert!(read.is_none_or(|read| read.len() == 1), "{len}");
+        }
+        let texts = problems.map(|problem| problem.to_string());
+        assert_eq!(
+            texts,
+            [
+                "a/b\\n: not a header (header at byte 512 of the tar stream)",
+                "not a header"
+            ]
+        );
+    }
+
+    #[test]
+    fn section_of_many_long_problems_is_bounded() {
+        let long = "x".repeat(60_000);
+        let problems = vec![problem(&long, Some(0)); 1000];
+        let packed = pack(&problems);
+        assert!(packed.len() as u64 <= MAX_SECTION_BYTES);
+        let read = unpack(&packed).expect("whole");
+        assert!(read.len() > 100);
+        assert_eq!(
+            read[0].path.as_ref().expect("a path").as_bytes().len(),
+            MAX_TEXT_BYTES
+        );
+    }
+}
