@@ -6,6 +6,7 @@ use super::scan;
 use super::zeros::MAX_ZERO_BYTES;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
+use crate::index::TooMuchMemory;
 use crate::{codec, source, tar};
 
 /// What went wrong, by layer.
@@ -35,6 +36,9 @@ pub enum Error {
         /// How many are allowed.
         limit: u64,
     },
+    /// The index needs more memory than is allowed.
+    #[error(transparent)]
+    TooMuchMemory(#[from] TooMuchMemory),
     /// Zeros follow each other without an end in sight, and the source does not say how long it is.
     #[error(
         "more than {} MiB of zeros follow each other, and the source does not say how long it is",
@@ -102,6 +106,9 @@ const EXCESSIVE: &str = "ordinary archives stay far below it, and no flag raises
 /// What to do about an archive with more entries than the user allowed.
 pub const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
 
+/// What to do about an archive whose index needs more memory than is allowed.
+pub const MORE_INDEX: &str = "if that is to be expected, allow it with a larger --index-memory";
+
 /// What to do about a source that may never end.
 const SAVE_FIRST: &str = "it may never end; if it does, save it to a file and name that";
 
@@ -143,6 +150,7 @@ impl Error {
             },
             Self::NotAnArchive | Self::Empty => Some(CHECK),
             Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
+            Self::TooMuchMemory(_) => Some(MORE_INDEX),
             Self::EndlessZeros => Some(SAVE_FIRST),
             Self::UnsupportedFormat(_) => Some(REPACK),
             Self::OtherDigest { .. } | Self::OtherPlainDigest { .. } => Some(OTHER),
@@ -160,6 +168,7 @@ impl Error {
             Self::NotAnArchive
             | Self::Empty
             | Self::TooManyEntries { .. }
+            | Self::TooMuchMemory(_)
             | Self::EndlessZeros
             | Self::UnsupportedFormat(_)
             | Self::OtherDigest { .. }

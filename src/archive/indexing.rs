@@ -12,7 +12,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
 use crate::codec::Compression;
-use crate::index::{NewDigests, Problem, Refused, Span};
+use crate::index::{NewDigests, Problem, Refused, Span, TooMuchMemory};
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
@@ -35,6 +35,8 @@ pub(super) struct Indexing<'a> {
     pub(super) free_list: FreeList,
     /// The last span; the next one begins behind it, and is as long.
     pub(super) last: Extent<Plain>,
+    /// Whether the index had room for the last span.
+    pub(super) room: Result<(), TooMuchMemory>,
     /// Oddities, for the user.
     pub(super) warnings: Vec<String>,
 }
@@ -47,6 +49,8 @@ const MAX_WARNINGS: usize = 100;
 pub(super) enum Stop {
     /// Nobody wants the index any more.
     Abandoned,
+    /// The index needs more memory than is allowed.
+    Memory(TooMuchMemory),
     /// There are more entries than are allowed.
     Full {
         /// The member that needs one more.
@@ -54,6 +58,12 @@ pub(super) enum Stop {
         /// Its header.
         at: Plain,
     },
+}
+
+impl From<TooMuchMemory> for Stop {
+    fn from(error: TooMuchMemory) -> Self {
+        Self::Memory(error)
+    }
 }
 
 impl Sink for Indexing<'_> {
@@ -69,7 +79,11 @@ impl Sink for Indexing<'_> {
         if self.abandoned.load(Ordering::Relaxed) {
             return Err(Stop::Abandoned);
         }
-        match self.catalog.grow(|builder| builder.member(&member)) {
+        let placed = self.catalog.grow(|builder| {
+            let placed = builder.member(&member);
+            builder.check_memory().map(|()| placed)
+        });
+        match placed.transpose()? {
             Some(Err(Refused::Full)) => Err(Stop::Full {
                 name: member.name,
                 at: member.header,
@@ -80,10 +94,7 @@ impl Sink for Indexing<'_> {
     }
 
     fn payload(&mut self, _bytes: Bytes) -> Result<(), Stop> {
-        if self.abandoned.load(Ordering::Relaxed) {
-            return Err(Stop::Abandoned);
-        }
-        Ok(())
+        self.check_room()
     }
 
     fn member_end(&mut self, _cut: bool) -> Result<(), Stop> {
@@ -94,6 +105,13 @@ impl Sink for Indexing<'_> {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(text.to_owned());
         }
+    }
+
+    fn check_room(&mut self) -> Result<(), Stop> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return Err(Stop::Abandoned);
+        }
+        Ok(self.room?)
     }
 
     fn damage(&mut self, offset: Plain, text: &str) {
@@ -149,7 +167,10 @@ impl Sink for Indexing<'_> {
         }
         // Last: from here on someone may look for the bytes.
         let seek_point = span.seek_point.as_ref();
-        self.catalog
-            .grow(|builder| builder.span(span.plain, span.hash, seek_point));
+        let room = self.catalog.grow(|builder| {
+            builder.span(span.plain, span.hash, seek_point);
+            builder.check_memory()
+        });
+        self.room = room.unwrap_or(Ok(()));
     }
 }

@@ -48,7 +48,7 @@ pub use bookmark::Bookmark;
 pub use catalog::{Awaited, Known, Then, Wanted, Watcher};
 pub use check::Check;
 pub use digest::sha256;
-pub use error::{Error, MORE_ENTRIES};
+pub use error::{Error, MORE_ENTRIES, MORE_INDEX};
 pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
 pub use prefetch::{Ahead, PageCache, Prefetch, PrefetchProgress, PrefetchState, Profile};
 pub use read::ReadError;

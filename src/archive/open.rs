@@ -23,7 +23,7 @@ use crate::cache::{Shelf, Spool, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, InUse, Store};
-use crate::index::{self, Builder, Index, Locator, Origin};
+use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin};
 use crate::source::{Access, Source};
 use crate::tar;
 
@@ -37,6 +37,8 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// An index file to use instead of looking for one.
     pub index_file: Option<PathBuf>,
+    /// What indexes may have of memory, on top of that of the scan.
+    pub index_memory: MemoryLimit,
     /// Whether an archive whose version nothing proves is scanned whatever was saved of it: for a
     /// caller that has files of an earlier scan.
     pub rescans_unproven: bool,
@@ -252,8 +254,12 @@ pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
 }
 
 /// The index in the file at `path`, if it is of an archive as long as `source`.
-pub(super) fn index_file(path: &Path, source: &dyn Source) -> Result<Index, OpenError> {
-    let index = store::read(path).map_err(OpenError::Index)?;
+pub(super) fn index_file(
+    path: &Path,
+    source: &dyn Source,
+    limit: &MemoryLimit,
+) -> Result<Index, OpenError> {
+    let index = store::read(path, limit).map_err(OpenError::Index)?;
     let len = source.fingerprint().len;
     if len.is_some_and(|len| len != index.origin().packed_bytes) {
         return Err(foreign_index(path, source));
@@ -282,7 +288,7 @@ impl Opening {
         let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
-        let (index, in_use) = match store.find_held(&self.locator) {
+        let (index, in_use) = match store.find_held(&self.locator, &self.options.index_memory) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -351,7 +357,7 @@ impl Opening {
     /// The index in the file at `path`; `None` when the archive must be read all the same, for its
     /// digest.
     fn with_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
-        let index = index_file(path, &*self.source)?;
+        let index = index_file(path, &*self.source, &self.options.index_memory)?;
         // Whoever made the file may have written any digest into it.
         if self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
@@ -404,7 +410,8 @@ impl Opening {
                 0
             },
             ..index::Options::default()
-        });
+        })
+        .with_memory_limit(&self.options.index_memory);
         let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
         let mut archive = self.archive(Arc::clone(&reader))?;
         let awaited = if self.options.scan.expects_digest() {

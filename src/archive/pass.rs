@@ -151,6 +151,7 @@ impl Scanning {
             gathered: None,
             free_list: reader.free_list.clone(),
             last: Extent::with_len(Plain(0), 0),
+            room: Ok(()),
             warnings: Vec::new(),
         };
         let scan_options = scan::Options {
@@ -169,6 +170,9 @@ impl Scanning {
                         Some(self.opening.failed(error, member))
                     }
                     ScanError::Sink(Stop::Abandoned) => None,
+                    ScanError::Sink(Stop::Memory(error)) => {
+                        Some(self.opening.failed(error.into(), None))
+                    }
                     ScanError::Sink(Stop::Full { name, at }) => {
                         Some(self.opening.failed(self.opening.too_many(&name, at), None))
                     }

@@ -544,6 +544,7 @@ impl Reader {
             | Error::NotAnArchive
             | Error::Empty
             | Error::TooManyEntries { .. }
+            | Error::TooMuchMemory(_)
             | Error::EndlessZeros
             | Error::UnsupportedFormat(_)
             | Error::OtherDigest { .. }

@@ -11,7 +11,7 @@ use crate::base::path::ArchivePath;
 use crate::base::sha256::Sha256;
 use crate::codec::{Compression, Stretch, Sum};
 use crate::index::store::Store;
-use crate::index::{Index, Ino, Locator};
+use crate::index::{Index, Ino, Locator, MemoryLimit};
 use crate::source::Source;
 
 /// An index of the source as it is now, if it exists: looked for when a stream turns up that
@@ -27,7 +27,7 @@ pub struct Saved {
 
 #[derive(Clone, Debug)]
 enum Place {
-    Store(Store, Locator),
+    Store(Store, Locator, MemoryLimit),
     Given(Arc<Index>),
 }
 
@@ -38,11 +38,12 @@ impl Saved {
     /// # Errors
     /// When an index file was given that is none, or is another archive's.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
+        let limit = &options.index_memory;
         let place = match (&options.index_file, &options.cache_dir) {
-            (Some(path), _) => Some(Place::Given(Arc::new(index_file(path, source)?))),
+            (Some(path), _) => Some(Place::Given(Arc::new(index_file(path, source, limit)?))),
             (None, Some(directory)) if source.fingerprint().is_strong() => {
                 let store = Store::new(directory);
-                Some(Place::Store(store, locator(source, options)))
+                Some(Place::Store(store, locator(source, options), limit.clone()))
             }
             (None, _) => None,
         };
@@ -74,11 +75,11 @@ impl Saved {
     fn load(&self) -> Option<Arc<Index>> {
         match &self.place {
             Place::Given(index) => Some(Arc::clone(index)),
-            Place::Store(store, locator) => store
-                .find(locator)
+            Place::Store(store, locator, limit) => store
+                .find_held(locator, limit)
                 .inspect_err(|error| tracing::debug!(%error, "a saved index cannot be used"))
                 .ok()?
-                .map(Arc::new),
+                .map(|(index, _)| Arc::new(index)),
         }
     }
 

@@ -64,6 +64,14 @@ pub trait Sink {
         self.warning(text);
     }
 
+    /// Whether the sink has room for more.
+    ///
+    /// # Errors
+    /// When it has none, which ends the scan.
+    fn check_room(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
     /// The next bytes of the span that is going by, member or not.
     fn span_piece(&mut self, _bytes: &Bytes) {}
 
@@ -486,7 +494,7 @@ impl<S: Sink> Scan<'_, S> {
                 Event::NeedInput if self.is_worth_hopping(plain) => {
                     // It goes on asking meanwhile.
                     let asked = plain.ask_no_more();
-                    *plain = self.hop(asked).map_err(|error| self.failed(error))?;
+                    *plain = self.hop(asked)?;
                 }
                 Event::NeedInput => match self.next_bytes(plain)? {
                     Some(bytes) => self.parser.push(bytes),
@@ -527,11 +535,12 @@ impl<S: Sink> Scan<'_, S> {
     }
 
     /// Goes on behind the payload, of which nothing from `asked` on was asked for.
-    fn hop(&mut self, asked: Packed) -> Result<PlainStream, Error> {
+    fn hop(&mut self, asked: Packed) -> Result<PlainStream, ScanError<S::Error>> {
         let lacking = self.parser.lacking();
         self.parser.skip_lacking();
         if let Some(spans) = &mut self.spans {
-            spans.gap(lacking, self.sink);
+            let passed = spans.gap(lacking, self.sink);
+            passed.map_err(ScanError::Sink)?;
         }
         self.plain_len += lacking;
         self.stats
@@ -540,7 +549,9 @@ impl<S: Sink> Scan<'_, S> {
         self.stats.scanned_packed_bytes.add(lacking);
         self.run = Run::new();
         self.hopped = true;
-        self.open(Some((Compression::None, here(Plain(self.plain_len)))))
+        let here = here(Plain(self.plain_len));
+        self.open(Some((Compression::None, here)))
+            .map_err(|error| self.failed(error))
     }
 
     /// The next plain bytes; `None` at the end of the stream.

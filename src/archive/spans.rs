@@ -77,8 +77,12 @@ impl Spans {
         }
     }
 
-    /// Passes over the next `len` bytes of a stream that is not packed: spans that nobody has seen.
-    pub(super) fn gap<S: Sink>(&mut self, len: u64, sink: &mut S) {
+    /// Passes over the next `len` bytes of a stream that is not packed, and makes spans without hashes of
+    /// them. A server and a header can claim any length, so the sink is asked for room.
+    ///
+    /// # Errors
+    /// When the sink has no room for another span.
+    pub(super) fn gap<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
         self.end(sink);
         let end = self.start.0 + len;
         while self.start.0 < end {
@@ -92,9 +96,11 @@ impl Spans {
             });
             self.number += 1;
             self.start = plain.end();
+            sink.check_room()?;
         }
         self.seek_point = Some(here(self.start));
         self.last_seek = Some(self.start);
+        Ok(())
     }
 
     /// Ends the span that is going by, at the end of the stream too.

@@ -92,6 +92,10 @@ pub(super) struct SourceArgs {
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = memory)]
     pub memory: Size,
 
+    /// Memory for the index of the archive, or of all layers together, on top of --memory
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub index_memory: Size,
+
     /// The packed format, instead of recognising it: none, gzip, lz4, zstd, xz, bzip2
     #[arg(long, value_name = "FORMAT")]
     pub compression: Option<Compression>,

@@ -19,6 +19,7 @@ use crate::base::stats::Stats;
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::image::{self, Image, Layout, Reference, Transport};
+use crate::index::MemoryLimit;
 use crate::source::{Access, Folder, Slice, Source};
 use crate::tar;
 
@@ -81,6 +82,7 @@ impl Outer {
             },
             cache_dir: self.cache_dir.clone(),
             index_file: None,
+            index_memory: MemoryLimit::new(args.index_memory.0),
             rescans_unproven: false,
             logs_problems: false,
             // Of a plain one nothing is read but by ranges of its source.

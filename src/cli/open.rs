@@ -23,6 +23,7 @@ use crate::archive::{Archive, Awaited, Known, OpenOptions, Spooling, Then, scan}
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::image::{Reference, Transport};
+use crate::index::MemoryLimit;
 use crate::source::{self, Retry, Source};
 use crate::stack::Stack;
 use crate::tar;
@@ -345,6 +346,7 @@ pub(super) fn open_options(
         scan: scan_options(args),
         cache_dir: saved.place.directory().ok(),
         index_file: saved.index.clone(),
+        index_memory: MemoryLimit::new(args.index_memory.0),
         rescans_unproven: false,
         logs_problems: false,
         spooling,

@@ -73,8 +73,12 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
         return error.hint().map(Cow::from);
     }
-    if let Some(StackError::TooManyEntries { .. }) = error.downcast_ref::<StackError>() {
-        return Some(Cow::from(archive::MORE_ENTRIES));
+    match error.downcast_ref::<StackError>() {
+        Some(StackError::TooManyEntries { .. }) => {
+            return Some(Cow::from(archive::MORE_ENTRIES));
+        }
+        Some(StackError::TooMuchMemory(_)) => return Some(Cow::from(archive::MORE_INDEX)),
+        _ => {}
     }
     if let Some(error) = error.downcast_ref::<MountError>() {
         return error.hint().map(Cow::from);

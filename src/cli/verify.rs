@@ -18,7 +18,7 @@ use crate::archive::scan::{self, Digest, ScanError};
 use crate::archive::{Check, Error};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
-use crate::index::{Index, store};
+use crate::index::{Index, MemoryLimit, store};
 use crate::source::Source;
 
 /// Arguments of `tarfs verify`.
@@ -67,7 +67,10 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let network = open::network()?;
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
-    let mut index = args.index.as_deref().map(store::read).transpose()?;
+    let index = args.index.as_deref();
+    let limit = MemoryLimit::new(args.source.index_memory.0);
+    let index = index.map(|path| store::read(path, &limit));
+    let mut index = index.transpose()?;
     given::refuse_flags_of_one_archive(&args.source, args.index.as_deref())?;
     let outer = Outer::new(&args.place, args.quiet);
     let none = LayerArgs::default();

@@ -16,8 +16,12 @@ use super::entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, Extra, FIFO, FILE, FORWARD, NONE, NOWHERE, Name,
     PieceRow, Record, SYMLINK, SpanRow, Unresolved, Xattr,
 };
+use super::memory::Charge;
 use super::tree::{Existing, Growing, ROOT, Tree, Unknown};
-use super::{Index, Ino, LATE_LINK_PASSES, NewDigests, Origin, Problem, Totals, blocks, names};
+use super::{
+    Index, Ino, LATE_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, Totals,
+    blocks, names,
+};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, Refusal, ResolveError};
@@ -149,6 +153,8 @@ pub struct Builder {
     hasher: RandomState,
     /// Hard links whose targets have not been seen.
     forward: Vec<u32>,
+    /// The memory of the builder, counted against a limit.
+    charge: Charge,
     /// Problems that [`take_problems`](Self::take_problems) has not handed out.
     unreported: Vec<Problem>,
     /// Whether any member has been placed.
@@ -165,9 +171,26 @@ impl Builder {
             attribute_sets: HashTable::new(),
             hasher: RandomState::new(),
             forward: Vec::new(),
+            charge: MemoryLimit::none().charge(),
             unreported: Vec::new(),
             begun: false,
         }
+    }
+
+    /// Counts the memory of the builder, and later of its index, against `limit`.
+    #[must_use]
+    pub fn with_memory_limit(mut self, limit: &MemoryLimit) -> Self {
+        self.charge = limit.charge();
+        self
+    }
+
+    /// Counts the memory that the builder has now.
+    ///
+    /// # Errors
+    /// When it is more than the limit allows.
+    pub fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
+        let bytes = self.memory_bytes();
+        self.charge.set(bytes)
     }
 
     /// The index as far as it has come: a tree that has no listings yet, and the spans so far. It
@@ -308,6 +331,9 @@ impl Builder {
         index.origin = origin;
         index.arrays.shrink();
         index.totals = Totals::of(&index.arrays, index.totals.problems);
+        // It is smaller than what was allowed.
+        let _is_less = self.charge.set(index.memory_bytes()).is_ok();
+        index.charge = self.charge;
         index
     }
 

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::arrays::Arrays;
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::names::Arena;
-use super::{Index, Ino, Kind, Locator, Origin, Totals, problem};
+use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, Totals, problem};
 use crate::base::extent::Packed;
 use crate::base::private::Untrusted;
 use crate::base::sha256::Sha256;
@@ -56,6 +56,9 @@ pub enum Error {
     /// It, or where it lies, could be replaced by someone else.
     #[error(transparent)]
     Untrusted(Untrusted),
+    /// It is larger than an index in memory may be.
+    #[error(transparent)]
+    TooMuchMemory(#[from] TooMuchMemory),
     /// It is no file at all.
     #[error("not a regular file")]
     NotAFile,
@@ -214,6 +217,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         digested,
         totals: header.totals(),
         problems: problems.ok_or(Error::Malformed("a problem is cut"))?,
+        charge: MemoryLimit::none().charge(),
     };
     match index.entry(Ino::ROOT).map(|root| root.kind()) {
         Some(Kind::Directory) => Ok(index),

@@ -12,7 +12,7 @@ use super::blocks::MIN_BLOCK_LEN;
 use super::entry::{
     DIRECTORY, Dirent, Extra, FILE, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, Xattr,
 };
-use super::{Arrays, Index, Ino, Options, Origin, Problem, Totals, names, tree};
+use super::{Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, Totals, names, tree};
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.
@@ -169,6 +169,7 @@ pub fn merge(
         digested: Packed(0),
         totals,
         problems,
+        charge: MemoryLimit::none().charge(),
     };
     Ok(Merged {
         index: Arc::new(index),

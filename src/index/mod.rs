@@ -11,6 +11,7 @@ mod change;
 mod entry;
 pub mod format;
 mod locator;
+mod memory;
 mod merge;
 mod names;
 mod problem;
@@ -35,11 +36,13 @@ use arrays::Arrays;
 use entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, Record, SYMLINK, SpanRow,
 };
+use memory::Charge;
 use tree::NameTable;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
 pub use builder::{Builder, Options, Placed, Refused};
 pub use locator::Locator;
+pub use memory::{MemoryLimit, TooMuchMemory};
 pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
 pub use problem::Problem;
 pub use store::Store;
@@ -75,6 +78,8 @@ pub struct Index {
     totals: Totals,
     /// The first ones, as many as are kept.
     problems: Vec<Problem>,
+    /// The memory of the index, counted against a limit.
+    charge: Charge,
 }
 
 /// What an index was made from.
@@ -396,6 +401,15 @@ impl Index {
     /// How many members are damaged or not in the tree.
     pub fn problem_count(&self) -> u64 {
         self.totals.problems
+    }
+
+    /// Counts the memory of the index against `limit` as long as the index lives.
+    ///
+    /// # Errors
+    /// When the indexes that share the limit have more than it allows.
+    pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
+        self.charge = limit.charge();
+        self.charge.set(self.memory_bytes())
     }
 
     /// What the index holds on to, in bytes.

@@ -20,7 +20,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
-use super::{Index, Locator, Origin};
+use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
 use crate::base::bounds::{Bounds, Kept};
 use crate::base::private::{Directory, Untrusted};
 
@@ -110,21 +110,26 @@ impl Store {
     /// user or another source. Publishing replaces it. Or when the directory is not this user's
     /// alone.
     pub fn find(&self, locator: &Locator) -> Result<Option<Index>, Error> {
-        Ok(self.find_held(locator)?.map(|(index, _)| index))
+        let found = self.find_held(locator, &MemoryLimit::default())?;
+        Ok(found.map(|(index, _)| index))
     }
 
-    /// As [`find`](Self::find), and its file stays as long as what comes with it lives. Without that
+    /// As [`find`](Self::find) with another limit on memory, and its file stays as long as what comes with it lives. Without that
     /// it is good all the same: somebody who was stopped has it.
     ///
     /// # Errors
     /// As `find`.
-    pub fn find_held(&self, locator: &Locator) -> Result<Option<(Index, Option<InUse>)>, Error> {
+    pub fn find_held(
+        &self,
+        locator: &Locator,
+        limit: &MemoryLimit,
+    ) -> Result<Option<(Index, Option<InUse>)>, Error> {
         let path = self.path(locator);
         let held = self
             .found()
             .and_then(|directory| hold(&directory, &locator.file_name()));
         let loaded = held.map_err(cause).and_then(|(file, in_use)| {
-            let index = load(file)?;
+            let index = load(file, limit)?;
             Ok((index, in_use))
         });
         let (index, in_use) = match loaded {
@@ -364,8 +369,9 @@ fn surplus(files: &[Stored]) -> Vec<&Stored> {
 ///
 /// # Errors
 /// When it cannot be read, or is not an index of this version, whole and undamaged.
-pub fn read(path: &Path) -> Result<Index, Error> {
-    open(path).and_then(load).map_err(|cause| Error {
+pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
+    let loaded = open(path).and_then(|file| load(file, limit));
+    loaded.map_err(|cause| Error {
         path: path.to_owned(),
         cause,
     })
@@ -408,9 +414,15 @@ fn cause(error: io::Error) -> Cause {
     }
 }
 
-fn load(file: File) -> Result<Index, Cause> {
+fn load(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
     let len = file.metadata()?.len();
-    format::read(BufReader::with_capacity(BUFFER_BYTES, file), len)
+    if len > limit.bytes() {
+        let limit = limit.bytes();
+        return Err(TooMuchMemory { limit }.into());
+    }
+    let mut index = format::read(BufReader::with_capacity(BUFFER_BYTES, file), len)?;
+    index.charge_to(limit)?;
+    Ok(index)
 }
 
 /// Writes beside `path`, then renames.

@@ -12,7 +12,7 @@ use super::blocks::MIN_BLOCK_LEN;
 use super::builder::{Options, Refused};
 use super::change::Changes;
 use super::entry::{Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
-use super::{Index, Origin, Totals, names};
+use super::{Index, MemoryLimit, Origin, Totals, names};
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, Step};
 
@@ -104,6 +104,7 @@ impl Tree {
                 ..Totals::default()
             },
             problems: Vec::new(),
+            charge: MemoryLimit::none().charge(),
         };
         Self {
             index,

@@ -11,7 +11,7 @@ use crate::archive::{Archive, Error, OpenError, OpenOptions, Share};
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::codec;
-use crate::index::{Index, TooLarge};
+use crate::index::{Index, MemoryLimit, TooLarge, TooMuchMemory};
 use crate::source::Source;
 
 /// A layer that is to be opened.
@@ -40,6 +40,9 @@ pub enum StackError {
         /// How many are allowed.
         limit: u64,
     },
+    /// Their indexes need more memory than is allowed.
+    #[error(transparent)]
+    TooMuchMemory(#[from] TooMuchMemory),
     /// There are more layers than can be told apart.
     #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
     TooManyLayers(usize),
@@ -79,17 +82,25 @@ impl Stack {
         });
         let layers = opener.all(options)?;
         check_entries(&layers, options)?;
-        Self::of(layers, whiteouts)
+        Self::of(layers, whiteouts, &options.index_memory)
     }
 
     /// The tree that `layers` make, from the bottom; all of each is known.
-    fn of(layers: Vec<Arc<Archive>>, whiteouts: Whiteouts) -> Result<Self, StackError> {
+    fn of(
+        layers: Vec<Arc<Archive>>,
+        whiteouts: Whiteouts,
+        limit: &MemoryLimit,
+    ) -> Result<Self, StackError> {
         let indexes: Vec<_> = layers
             .iter()
             .filter_map(|layer| layer.complete_index())
             .collect();
         let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
-        let merged = Arc::new(merge(&indexes, whiteouts)?);
+        let mut merged = merge(&indexes, whiteouts)?;
+        if let Some(index) = Arc::get_mut(&mut merged.index) {
+            index.charge_to(limit)?;
+        }
+        let merged = Arc::new(merged);
         Ok(Self { layers, merged })
     }
 }

@@ -368,6 +368,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         scan: least(),
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
+        index_memory: tarfs::index::MemoryLimit::default(),
         rescans_unproven: false,
         logs_problems: false,
         spooling: Spooling::ToDisk {

@@ -259,6 +259,7 @@ impl Place {
             scan: scan_options(),
             cache_dir: Some(self.path("cache")),
             index_file: None,
+            index_memory: tarfs::index::MemoryLimit::default(),
             rescans_unproven: false,
             logs_problems: false,
             spooling: Spooling::ToDisk {

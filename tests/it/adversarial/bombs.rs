@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::codecs::pack;
 use super::{MEMORY, MOST_BYTES, Place, TARFS, tree};
+use crate::support::http::{Response, Server};
 use crate::support::measured::{Run, Supervisor};
 use crate::support::program::peak_mib;
 use crate::support::raw::{Archive, Header, noise};
@@ -252,4 +253,62 @@ fn umount_ends_a_process_whose_threads_are_busy() {
     // It fails when the process goes on for half a minute.
     let unmounted = bomb.run(&["umount", mnt]);
     assert_eq!(unmounted.code, 0, "{unmounted:?}");
+}
+
+/// What each verb with an index says when it needs more memory than it may.
+const INDEX_REFUSAL: &str = "the index needs more than the 16777216 bytes of memory that --index-memory \
+                             allows (if that is to be expected, allow it with a larger --index-memory)";
+
+#[test]
+fn index_of_long_links_stops_at_its_memory_limit() {
+    let target = "x".repeat(3900);
+    let archive = (0..12_000).fold(Archive::new(), |archive, number| {
+        let link = Header::new(format!("link{number}"), b'2').link("x");
+        archive.long(b'K', &target).add(link, "")
+    });
+    let mut bomb = Bomb::new(&gzip(&archive.end(), 0));
+    fs::create_dir(bomb.place.path("mnt")).expect("fresh");
+    let mnt = bomb.place.path("mnt");
+    let mnt = mnt.to_str().expect("UTF-8");
+    let limit = "--index-memory=16MiB";
+    for words in [
+        &["ls", MEMORY, limit, "../../a"][..],
+        &["index", MEMORY, limit, "../../a"],
+        &["mount", "--wait-index", MEMORY, limit, "../../a", mnt],
+    ] {
+        let run = bomb.run(words);
+        assert_eq!(run.code, 2, "{words:?}: {run:?}");
+        assert!(run.said.contains(INDEX_REFUSAL), "{words:?}: {run:?}");
+    }
+    let root = bomb.place.root("own");
+    let made = bomb.supervisor.run(&root, &[TARFS, "index", "../../a"]);
+    assert_eq!(made.code, 0, "{made:?}");
+    // The saved index is as large, and is not loaded either.
+    let run = bomb.run(&["ls", MEMORY, limit, "../../a"]);
+    assert!(run.code == 2 && run.said.contains(INDEX_REFUSAL), "{run:?}");
+}
+
+#[test]
+fn claimed_length_makes_no_index_without_end() {
+    const TOTAL: u64 = 1 << 60;
+    let header = Header::new("huge", b'0').binary(124, 12, 1 << 59);
+    let start = Archive::new().file("a", "1").add(header, "").unfinished();
+    let server = Server::start();
+    server.route("/a.tar", move |request| {
+        let (from, to) = request.range().unwrap_or((0, TOTAL));
+        let to = to.min(TOTAL).min(from + (8 << 20));
+        let mut body = vec![0; usize::try_from(to - from).expect("a few MiB")];
+        if from == 0 {
+            let len = body.len().min(start.len());
+            body[..len].copy_from_slice(&start[..len]);
+        }
+        Response::new(206)
+            .with("Content-Range", format!("bytes {from}-{}/{TOTAL}", to - 1))
+            .with("ETag", "\"1\"")
+            .with_body(body)
+    });
+    let mut bomb = Bomb::of(b"");
+    let run = bomb.run(&["ls", MEMORY, "--index-memory=16MiB", &server.url("/a.tar")]);
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.said.contains(INDEX_REFUSAL), "{run:?}");
 }

@@ -102,12 +102,14 @@ fn an_index_file_from_elsewhere_vouches_for_nothing() {
     let lab = Lab::serving(packed.clone());
     let options = OpenOptions {
         index_file: Some(elsewhere.the_cached("index")),
+        index_memory: tarfs::index::MemoryLimit::default(),
         ..lab.expecting(right)
     };
     assert_eq!(lab.open_with(&options).stats().scans.get(), 1);
     // Nor does one that claims to be of this place: anyone can write that.
     let options = OpenOptions {
         index_file: Some(lab.the_cached("index")),
+        index_memory: tarfs::index::MemoryLimit::default(),
         ..lab.expecting(right)
     };
     assert_eq!(lab.open_with(&options).stats().scans.get(), 1);

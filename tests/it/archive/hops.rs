@@ -199,6 +199,7 @@ fn an_index_that_cannot_be_verified_serves_nobody_else() {
     other.serve(Resource::new(raw_huge()));
     let options = OpenOptions {
         index_file: Some(saved),
+        index_memory: tarfs::index::MemoryLimit::default(),
         ..other.options()
     };
     assert!(matches!(

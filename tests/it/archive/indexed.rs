@@ -88,6 +88,7 @@ fn the_index_of_another_version_is_not_decoded_along() {
     assert_eq!(scanned(&lab, &lab.options(), true).1, 0);
     let named = OpenOptions {
         index_file: lab.cached("index").pop(),
+        index_memory: tarfs::index::MemoryLimit::default(),
         ..lab.options()
     };
     assert_eq!(scanned(&lab, &named, true).1, 1);
@@ -100,6 +101,7 @@ fn another_archives_index_file_is_nothing_to_decode_along() {
     lab.serve(Resource::new(packed(Packing::Lz4Linked)).etag("\"2\""));
     let named = OpenOptions {
         index_file: Some(lab.the_cached("index")),
+        index_memory: tarfs::index::MemoryLimit::default(),
         ..lab.options()
     };
     let (source, _stats) = lab.source();

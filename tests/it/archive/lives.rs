@@ -182,6 +182,7 @@ fn saved(lab: &Lab) -> PathBuf {
 fn with_index(lab: &Lab, path: PathBuf) -> OpenOptions {
     OpenOptions {
         index_file: Some(path),
+        index_memory: tarfs::index::MemoryLimit::default(),
         ..lab.options()
     }
 }

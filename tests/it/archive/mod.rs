@@ -95,6 +95,7 @@ impl Lab {
             scan: scan_options(),
             cache_dir: Some(self.cache.path().to_owned()),
             index_file: None,
+            index_memory: tarfs::index::MemoryLimit::default(),
             rescans_unproven: false,
             logs_problems: false,
             // A limit, as what the disk has left is nothing a test may depend on.

@@ -248,6 +248,7 @@ fn options() -> OpenOptions {
         rescans_unproven: false,
         logs_problems: false,
         index_file: None,
+        index_memory: tarfs::index::MemoryLimit::default(),
         spooling: Spooling::Refused,
     }
 }

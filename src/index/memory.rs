@@ -1,0 +1,110 @@
+//! The limit on the memory of indexes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A limit on the memory of all indexes that share it. Clones share it.
+#[derive(Clone, Debug)]
+pub struct MemoryLimit {
+    bytes: u64,
+    used: Arc<AtomicU64>,
+}
+
+impl MemoryLimit {
+    /// The limit of the program unless the user sets another one. Ten million ordinary entries need about
+    /// half of it.
+    pub const DEFAULT_BYTES: u64 = 2 << 30;
+
+    /// A limit of `bytes`, of which none are in use.
+    pub fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            used: Arc::default(),
+        }
+    }
+
+    /// No limit.
+    pub fn none() -> Self {
+        Self::new(u64::MAX)
+    }
+
+    /// The limit in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Nothing so far of an index that shares the limit.
+    pub(super) fn charge(&self) -> Charge {
+        Charge {
+            limit: self.clone(),
+            bytes: 0,
+        }
+    }
+}
+
+impl Default for MemoryLimit {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT_BYTES)
+    }
+}
+
+/// The indexes need more memory than their limit allows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the index needs more than the {limit} bytes of memory that --index-memory allows")]
+pub struct TooMuchMemory {
+    /// The limit in bytes.
+    pub limit: u64,
+}
+
+/// The memory of one index, counted against the limit while this lives.
+#[derive(Debug)]
+pub(super) struct Charge {
+    limit: MemoryLimit,
+    bytes: u64,
+}
+
+impl Charge {
+    /// The index has `bytes` now.
+    pub(super) fn set(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
+        let bytes = bytes as u64;
+        let used = &self.limit.used;
+        let others = if bytes >= self.bytes {
+            used.fetch_add(bytes - self.bytes, Ordering::Relaxed)
+        } else {
+            used.fetch_sub(self.bytes - bytes, Ordering::Relaxed)
+        };
+        let all = others.saturating_add(bytes).saturating_sub(self.bytes);
+        self.bytes = bytes;
+        if all > self.limit.bytes {
+            return Err(TooMuchMemory {
+                limit: self.limit.bytes,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.limit.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_share_a_limit_while_they_live() {
+        let limit = MemoryLimit::new(100);
+        let (mut one, mut other) = (limit.charge(), limit.clone().charge());
+        assert_eq!(one.set(60), Ok(()));
+        assert_eq!(other.set(50), Err(TooMuchMemory { limit: 100 }));
+        assert_eq!(other.set(40), Ok(()));
+        assert_eq!(one.set(61), Err(TooMuchMemory { limit: 100 }));
+        drop(one);
+        assert_eq!(other.set(100), Ok(()));
+        drop(other);
+        assert_eq!(limit.used.load(Ordering::Relaxed), 0);
+    }
+}
