@@ -608,6 +608,47 @@ impl Drop for FileSystem {
 }
 
 #[test]
+fn full_disk_is_logged_as_an_error_and_shown_in_status() {
+    let place = Place::new(Tree::large().tar.clone());
+    // Full after some files, and full from the start.
+    for (number, size) in ["size=8M", "size=16K"].into_iter().enumerate() {
+        let small = place.path(format!("small{number}"));
+        let _small = FileSystem::new(small.clone(), "tmpfs", size);
+        if number == 1 {
+            fs::write(small.join("file"), [7; 12 << 10]).expect("space");
+        }
+        let copy = format!("small{number}/copy");
+        let log = format!("log{number}");
+        let url = place.url.clone();
+        let words = [
+            "mount",
+            "--materialize",
+            &copy,
+            "--log-file",
+            &log,
+            &url,
+            "mnt",
+        ];
+        let output = place.tarfs(&words);
+        if output.status.success() {
+            let status = place.wait_for_state("stopped");
+            assert!(notes(&status).contains("no space left"), "{status}");
+            let log = fs::read_to_string(place.path(&log)).expect("a log");
+            let line = log.lines().find(|line| line.contains(" ERROR "));
+            let line = line.expect("an error");
+            assert!(line.contains("no space left"), "{log}");
+            assert!(line.contains(&copy), "{log}");
+        } else {
+            assert_eq!(number, 1, "{}", told(&output));
+            let error = told(&output).to_lowercase();
+            assert!(error.contains("no space left"), "{error}");
+        }
+        let unmounted = place.tarfs(&["umount", "mnt"]);
+        assert_eq!(unmounted.status.success(), output.status.success());
+    }
+}
+
+#[test]
 fn a_full_disk_stops_the_copy_and_not_the_mount() {
     let tree = Tree::large();
     let place = Place::new(tree.tar.clone());
