@@ -7,15 +7,11 @@
 //! `tarfs SOURCE DIR -o OPTIONS`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, Parser};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::background::{self, Environment};
 use super::{Cli, Verb, output, settings};
@@ -181,7 +177,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     if call.fake {
         return ExitCode::SUCCESS;
     }
-    match launch(&call, &translated) {
+    match launch(&translated) {
         Ok(code) if code == ExitCode::SUCCESS => {
             if translated.wants_to_write {
                 output::complain(format_args!(
@@ -210,10 +206,7 @@ fn explain(error: clap::Error) -> ExitCode {
     }
 }
 
-fn launch(call: &Call, translated: &Translated) -> anyhow::Result<ExitCode> {
-    if let Some(namespace) = &call.namespace {
-        enter(namespace).with_context(|| format!("cannot enter {}", namespace.display()))?;
-    }
+fn launch(translated: &Translated) -> anyhow::Result<ExitCode> {
     // What root mounts belongs to the system, and stays when the session ends in which that happens.
     let environment = if settings::is_root() {
         Environment::System
@@ -221,12 +214,6 @@ fn launch(call: &Call, translated: &Translated) -> anyhow::Result<ExitCode> {
         Environment::User
     };
     background::launch(&translated.words, environment)
-}
-
-fn enter(namespace: &Path) -> std::io::Result<()> {
-    let namespace = File::open(namespace)?;
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
-    Ok(())
 }
 
 fn mount_command() -> Command {
@@ -323,6 +310,11 @@ fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
     }
     if wants_to_write == Some(false) {
         words.extend(["-o".into(), "ro".into()]);
+    }
+    if let Some(namespace) = &call.namespace {
+        let mut word = OsString::from("--namespace=");
+        word.push(namespace);
+        words.push(word);
     }
     // Behind it nothing is taken for a flag.
     words.push("--".into());

@@ -38,8 +38,8 @@ use crate::base::private::Directory;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{
-    Content, Failure, Force, Mount, MountOptions, Orphan, Site, Tree, UnmountError, View,
-    can_be_adopted,
+    Content, Failure, Force, Mount, MountOptions, OpenNamespace, Orphan, Site, Tree, UnmountError,
+    View, can_be_adopted,
 };
 use crate::index::Ino;
 
@@ -111,6 +111,11 @@ pub(super) struct MountArgs {
     /// kernel itself, where it permits that. DIR is empty at first; a later mount goes on with it.
     #[arg(long, value_name = "DIR")]
     pub materialize: Option<PathBuf>,
+    /// Mount in the mount namespace of the process PID, or that the file PATH names, as
+    /// /proc/PID/ns/mnt does. MOUNTPOINT is an absolute path there; all other paths, and all programs,
+    /// are those of this namespace. Needs root and Linux 5.8.
+    #[arg(long, value_name = "PID|PATH", value_parser = namespace_path)]
+    pub namespace: Option<PathBuf>,
     /// Serve what `tarfs status` tells to Prometheus, at /metrics of this address and port; to
     /// anyone who can connect to it.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -121,6 +126,16 @@ pub(super) struct MountArgs {
 fn known_options(argument: &str) -> Result<String, crate::fs::OptionError> {
     MountOptions::default().take(argument)?;
     Ok(argument.to_owned())
+}
+
+/// The file that names a mount namespace, for a process or by its own path.
+fn namespace_path(argument: &str) -> Result<PathBuf, std::convert::Infallible> {
+    let is_process = !argument.is_empty() && argument.bytes().all(|byte| byte.is_ascii_digit());
+    Ok(if is_process {
+        format!("/proc/{argument}/ns/mnt").into()
+    } else {
+        argument.into()
+    })
 }
 
 impl MountArgs {
@@ -146,7 +161,27 @@ impl MountArgs {
                  be done with one that is --writable",
             );
         }
-        None
+        self.namespace.as_ref()?;
+        [
+            (
+                self.writable,
+                "--writable cannot be combined with --namespace: an overlay is made in this namespace",
+            ),
+            (
+                self.restart,
+                "--restart cannot be combined with --namespace: the mount ends with its process",
+            ),
+            (
+                self.materialize.is_some(),
+                "--materialize cannot be combined with --namespace: mount here and bind the mount there",
+            ),
+            (
+                !self.mountpoint.is_absolute(),
+                "with --namespace the mountpoint must be an absolute path",
+            ),
+        ]
+        .into_iter()
+        .find_map(|(is_wrong, error)| is_wrong.then_some(error))
     }
 
     /// Whether all of the archive must be known before anything is mounted.
@@ -378,7 +413,11 @@ fn serve(
 ) -> anyhow::Result<ExitCode> {
     super::allocator::settle();
     let options = args.mount_options()?;
-    if inheritance
+    let namespace = args.namespace.as_deref();
+    let namespace = namespace.map(OpenNamespace::open).transpose()?;
+    if let Some(namespace) = &namespace {
+        Mount::check_in(namespace, &args.mountpoint)?;
+    } else if inheritance
         .as_ref()
         .is_none_or(|found| found.orphan.is_none())
     {
@@ -404,7 +443,7 @@ fn serve(
     let result = serve_opened(
         args,
         &opened,
-        (&options, writable),
+        (&options, namespace, writable),
         inheritance,
         metrics,
         copy.as_ref(),
@@ -437,7 +476,7 @@ fn make_directories(args: &MountArgs) {
 fn serve_opened(
     args: &MountArgs,
     opened: &Opened,
-    (options, writable): (&MountOptions, Option<Writable>),
+    (options, namespace, writable): (&MountOptions, Option<OpenNamespace>, Option<Writable>),
     inheritance: Option<Inheritance>,
     metrics: Option<Metrics>,
     copy: Option<&Copy>,
@@ -467,15 +506,19 @@ fn serve_opened(
     let ended = move || tell(&ended, Event::Ended);
     let is_heir = inheritance.is_some();
     let (keeper, orphan) = kept(opened, inheritance)?;
-    let mount = match (&orphan, &writable) {
-        (Some(orphan), writable) => {
+    let mount = match (&orphan, namespace, &writable) {
+        (None, Some(namespace), _) => {
+            let keeper = keeper.as_ref();
+            mount_in(&namespace, args, opened, tree, options, keeper, ended)?
+        }
+        (Some(orphan), _, writable) => {
             let mount = Mount::adopt(tree, orphan, ended)?;
             if let Some(writable) = writable {
                 writable.adopted();
             }
             mount
         }
-        (None, writable) => {
+        (None, None, writable) => {
             let writable = writable.as_ref().map(|writable| (writable, seen_as));
             put_in_place(
                 args,
@@ -559,6 +602,26 @@ fn tree(
             .context("cannot start a thread"),
         None => Ok(tree),
     }
+}
+
+/// Mounts `tree` in another mount namespace.
+fn mount_in(
+    namespace: &OpenNamespace,
+    args: &MountArgs,
+    opened: &Opened,
+    tree: Tree,
+    options: &MountOptions,
+    keeper: Option<&Keeper>,
+    ended: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<Mount> {
+    let mounted = |site: &Site, device: BorrowedFd<'_>| {
+        if let Some(keeper) = keeper {
+            keeper.mounted(site, device);
+        }
+    };
+    let at = (namespace, args.mountpoint.as_path());
+    let mount = Mount::start_in(tree, &opened.name, at, options, mounted, ended)?;
+    Ok(mount)
 }
 
 /// Mounts `tree`; below an overlay, which is seen as its options say, if it is `writable`.
@@ -723,6 +786,10 @@ fn status(seen: &Seen<'_>) -> Status {
     let mut notes = opened.telling.notes();
     if let Some(copy) = copy {
         notes.extend(copy.notes(mount));
+    }
+    if let Some(namespace) = mount.namespace() {
+        let path = namespace.path.display();
+        notes.push(format!("it is in another mount namespace: {path}"));
     }
     // Released before it is asked for again below: to hold it twice while the scan waits to change it
     // would be a deadlock.

@@ -27,6 +27,9 @@ const RECORD: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 /// What `--restart` needs besides for `--metrics` at a low port: who comes after takes it anew.
 const RESTART: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
+/// What `--namespace` needs besides: setns(2) changes the root directory of a thread.
+const NAMESPACE: CapabilitySet = CapabilitySet::SYS_CHROOT;
+
 /// What `--materialize` needs besides: to make whatever an archive can hold, whoever owns it.
 const COPY: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::CHOWN)
@@ -70,6 +73,9 @@ fn needed(args: &MountArgs) -> CapabilitySet {
     }
     if args.writable {
         needed |= WRITABLE;
+    }
+    if args.namespace.is_some() {
+        needed |= NAMESPACE;
     }
     if args.restart && args.metrics.is_some_and(|address| address.port() < 1024) {
         needed |= RESTART;

@@ -16,7 +16,7 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::attr::Ownership;
-use super::device::{self, MountError};
+use super::device::{self, MountError, Mountpoint};
 use super::options::MountOptions;
 use super::table;
 
@@ -98,7 +98,7 @@ pub(super) fn look() -> Result<(), MountError> {
 pub(super) fn lay(
     lower: &Path,
     upper: &Upper,
-    mountpoint: &Path,
+    mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
 ) -> Result<Cover, MountError> {
@@ -106,7 +106,7 @@ pub(super) fn lay(
     if may_mount() {
         check_len(&data, rustix::param::page_size())?;
     }
-    let refused = match overlay(data, mountpoint, source, options) {
+    let refused = match overlay(data, &mountpoint.by_descriptor(), source, options) {
         Ok(()) => return Ok(Cover::Overlay),
         Err(errno) => errno,
     };
@@ -115,7 +115,7 @@ pub(super) fn lay(
     let may_help = matches!(refused, Errno::PERM | Errno::ACCESS | Errno::NODEV);
     match helper {
         Some(helper) if may_help => {
-            by_helper(&helper, lower, upper, mountpoint, options)?;
+            by_helper(&helper, lower, upper, &mountpoint.path()?, options)?;
             Ok(Cover::Helper)
         }
         helper => Err(MountError::Cover {

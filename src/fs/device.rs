@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::makedev;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, fstat, makedev, statx};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::mount::MountFlags;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
@@ -21,7 +24,7 @@ use rustix::net::{
 use rustix::process::{getgid, getuid};
 
 use super::options::MountOptions;
-use super::pin::{Pinned, Place};
+use super::pin::{Pinned, Place, is_dead, path_of};
 use super::table;
 
 const DEVICE: &str = "/dev/fuse";
@@ -67,6 +70,15 @@ pub enum MountError {
     /// The place to mount on is something else.
     #[error("cannot mount on {}: not a directory", .0.display())]
     NotADirectory(PathBuf),
+    /// The mount namespace to mount in cannot be entered.
+    #[error("cannot enter the mount namespace {}", .path.display())]
+    Namespace {
+        /// The file that names it.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
     /// The kernel or the system refused.
     #[error("cannot mount")]
     System(#[source] io::Error),
@@ -97,6 +109,17 @@ pub enum MountError {
 }
 
 impl MountError {
+    /// That mounting on `path` failed because of `cause`.
+    pub(super) fn at(path: &Path, cause: io::Error) -> Self {
+        match cause.kind() {
+            io::ErrorKind::NotADirectory => Self::NotADirectory(path.to_owned()),
+            _ => Self::Mountpoint {
+                path: path.to_owned(),
+                cause,
+            },
+        }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -125,6 +148,9 @@ impl MountError {
                 Some("a dead mount is in the way: `umount -l` removes it")
             }
             Self::NotADirectory(_) => Some("mount on a directory"),
+            Self::Namespace { .. } => {
+                Some("name a process, or a file like /proc/PID/ns/mnt, and mount as root")
+            }
             Self::Cover { cause, has_helper } => cover_hint(cause, *has_helper),
             Self::LongNames { .. } => Some("name a directory with a shorter path with --upper"),
             Self::Helper { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
@@ -179,17 +205,36 @@ impl UnmountError {
     }
 }
 
-/// `path` with nothing symbolic in it, if one can mount there. A directory that is not empty is
-/// hidden while mounted, as with every mount(8).
-pub(super) fn mountpoint(path: &Path) -> Result<PathBuf, MountError> {
-    let at = |cause| MountError::Mountpoint {
-        path: path.to_owned(),
-        cause,
-    };
+/// A directory to mount on, held open.
+///
+/// Its path is resolved once: another user who renames a directory above it, or puts a link in its place,
+/// does not change where the mount lands.
+#[derive(Debug)]
+pub(super) struct Mountpoint(OwnedFd);
+
+impl Mountpoint {
+    /// The directory as a path for this process alone, which leads to it whatever its name is.
+    pub(super) fn by_descriptor(&self) -> PathBuf {
+        path_of(&self.0)
+    }
+
+    /// Its path now: absolute, without symbolic links.
+    pub(super) fn path(&self) -> Result<PathBuf, MountError> {
+        fs::read_link(self.by_descriptor()).map_err(MountError::System)
+    }
+}
+
+/// Opens the directory at `path` to mount on it. A directory that is not empty is hidden while mounted, as
+/// with every mount(8).
+pub(super) fn mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
+    let at = |cause| MountError::at(path, cause);
     clear_dead(path);
-    let canonical = fs::canonicalize(path).map_err(at)?;
-    if fs::metadata(&canonical).map_err(at)?.is_dir() {
-        Ok(canonical)
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty());
+    let directory = directory.map_err(|errno| at(errno.into()))?;
+    let stat = fstat(&directory).map_err(|errno| at(errno.into()))?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        Ok(Mountpoint(directory))
     } else {
         Err(MountError::NotADirectory(path.to_owned()))
     }
@@ -245,22 +290,117 @@ fn missing(error: io::Error) -> MountError {
     }
 }
 
-/// Mounts on `mountpoint` and returns the device on which the kernel will ask.
+/// A mount, and the descriptor of its connection.
+#[derive(Debug)]
+pub(super) struct NewMount {
+    /// The device on which the kernel will ask.
+    pub(super) device: OwnedFd,
+    /// The mount's root. It keeps the mount in use. None where mount(2) or the helper has mounted.
+    pub(super) root: Option<OwnedFd>,
+}
+
+impl NewMount {
+    /// Major and minor number of its file system, which is not asked.
+    pub(super) fn number(&self) -> Result<(u32, u32), MountError> {
+        let root = self.root.as_ref().ok_or(MountError::NotReady)?;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(root, "", flags, StatxFlags::empty());
+        let found = found.map_err(|errno| MountError::System(errno.into()))?;
+        Ok((found.stx_dev_major, found.stx_dev_minor))
+    }
+
+    /// Another descriptor of its root.
+    pub(super) fn copy_root(&self) -> Result<OwnedFd, MountError> {
+        let root = self.root.as_ref().ok_or(MountError::NotReady)?;
+        root.try_clone().map_err(MountError::System)
+    }
+}
+
+/// Makes a mount that is attached nowhere. Kernels before 5.2 cannot, nor one with a `source` of more than
+/// 255 bytes.
+pub(super) fn detached(source: &str, options: &MountOptions) -> Result<NewMount, MountError> {
+    let device = open().map_err(missing)?;
+    let root = fuse_mount(&device, source, options);
+    Ok(NewMount {
+        device: device.into(),
+        root: Some(root.map_err(|errno| MountError::System(errno.into()))?),
+    })
+}
+
+fn fuse_mount(device: &File, source: &str, options: &MountOptions) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in [
+        ("source", source),
+        ("subtype", SUBTYPE),
+        ("fd", &device.as_raw_fd().to_string()),
+        ("rootmode", "40000"),
+        ("user_id", &getuid().as_raw().to_string()),
+        ("group_id", &getgid().as_raw().to_string()),
+    ] {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    for word in kernel_words(options).chain(["ro"]) {
+        fsconfig_set_flag(&context, word)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes(options))
+}
+
+/// As [`flags`], for fsmount(2).
+fn attributes(options: &MountOptions) -> MountAttrFlags {
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY;
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !options.suid);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, !options.dev);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, options.noexec);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW, options.nosymfollow);
+    attributes
+}
+
+/// Makes a mount and attaches it to the directory that `mountpoint` holds open.
+fn mount_detached(
+    mountpoint: &Mountpoint,
+    source: &str,
+    options: &MountOptions,
+) -> Result<NewMount, MountError> {
+    let mount = detached(source, options)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    if let Some(root) = &mount.root {
+        let moved = move_mount(root, "", &mountpoint.0, "", flags);
+        moved.map_err(|errno| MountError::System(errno.into()))?;
+    }
+    Ok(mount)
+}
+
+/// Mounts on `mountpoint`.
 pub(super) fn mount(
-    mountpoint: &Path,
+    mountpoint: &Mountpoint,
+    source: &str,
+    options: &MountOptions,
+) -> Result<NewMount, MountError> {
+    // mount(2) may do where these calls are missing or forbidden, and else says what is wrong.
+    match mount_detached(mountpoint, source, options) {
+        Ok(mount) => return Ok(mount),
+        Err(error) => tracing::debug!(error = format!("{error:?}"), "mounts by mount(2)"),
+    }
+    let device = mount_by_path(mountpoint, source, options)?;
+    Ok(NewMount { device, root: None })
+}
+
+fn mount_by_path(
+    mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
 ) -> Result<OwnedFd, MountError> {
+    let mount_with_helper = || mount_with_helper(&mountpoint.path()?, source, options);
+    let path = mountpoint.by_descriptor();
     match open() {
-        Ok(device) => match mount_directly(&device, mountpoint, source, options) {
+        Ok(device) => match mount_directly(&device, &path, source, options) {
             Ok(()) => Ok(device.into()),
-            Err(Errno::PERM) => mount_with_helper(mountpoint, source, options),
+            Err(Errno::PERM) => mount_with_helper(),
             Err(Errno::NODEV) => Err(MountError::NoDevice),
             Err(errno) => Err(MountError::System(errno.into())),
         },
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            mount_with_helper(mountpoint, source, options)
-        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => mount_with_helper(),
         Err(error) => Err(missing(error)),
     }
 }
@@ -419,6 +559,15 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
+/// Whether the mount whose root is `mount` and which has the device number of `connection` is the mount of
+/// `connection`.
+///
+/// The number is its own as long as the connection lives. After that a mount of the same number is the same
+/// one if nobody serves it, and if it is another one nobody misses it.
+pub(super) fn is_of(connection: impl AsFd, mount: impl AsFd) -> bool {
+    is_connected(connection) || is_dead(mount)
+}
+
 /// Unmounts the mount on `mountpoint`, which must be canonical, if it is of the type `file_system`
 /// and has the device number `device`, or any. `force` unmounts it while it is in use, too.
 pub(super) fn unmount(
@@ -531,7 +680,9 @@ mod tests {
     /// A mount that nobody serves; what can be asked of one is asked without it.
     fn mounted(on: &Path) -> OwnedFd {
         fs::create_dir_all(on).expect("made");
-        mount(on, "sample.tar", &MountOptions::default()).expect("root and FUSE run the tests")
+        let on = mountpoint(on).expect("a directory");
+        let mounted = mount(&on, "sample.tar", &MountOptions::default());
+        mounted.expect("root and FUSE run the tests").device
     }
 
     #[test]
@@ -560,6 +711,40 @@ mod tests {
             assert_eq!(left(&before).expect("readable"), None, "{force}");
             drop((device, other));
         }
+    }
+
+    #[test]
+    fn mount_after_a_rename_lands_on_the_directory_that_was_opened() {
+        for by_path in [false, true] {
+            mount_after_a_rename(by_path);
+        }
+    }
+
+    fn mount_after_a_rename(by_path: bool) {
+        let options = MountOptions::default();
+        let mount = |mountpoint: &Mountpoint| match by_path {
+            true => mount_by_path(mountpoint, "sample.tar", &options),
+            false => mount_detached(mountpoint, "sample.tar", &options).map(|mount| mount.device),
+        };
+        let place = tempfile::tempdir().expect("a directory");
+        let top = fs::canonicalize(place.path()).expect("there");
+        let (before, after) = (top.join("before"), top.join("after"));
+        fs::create_dir_all(before.join("mnt")).expect("made");
+        fs::create_dir_all(top.join("victim/mnt")).expect("made");
+        let opened = mountpoint(&before.join("mnt")).expect("a directory");
+        fs::rename(&before, &after).expect("renamed");
+        std::os::unix::fs::symlink("victim", &before).expect("made");
+        let device = mount(&opened).expect("root and FUSE run the tests");
+        let number = |path: &str| {
+            let found = table::device(&top.join(path), FILE_SYSTEM);
+            found.expect("readable")
+        };
+        let (victim, opened) = (number("victim/mnt"), number("after/mnt"));
+        for path in ["victim/mnt", "after/mnt"] {
+            drop(unmount(FILE_SYSTEM, &top.join(path), None, true));
+        }
+        drop(device);
+        assert!(victim.is_none() && opened.is_some(), "{by_path}");
     }
 
     #[test]

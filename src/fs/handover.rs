@@ -10,7 +10,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 
 use fuser::{Config, InitFlags, Session, SessionACL};
@@ -18,6 +18,8 @@ use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::cover::Cover;
+use super::device::UnmountError;
+use super::namespace::Namespace;
 use super::{Tree, device, table};
 
 /// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
@@ -41,24 +43,52 @@ pub struct Site {
     pub device: (u32, u32),
     /// What lies over the mount and makes it writable, and the mount's own numbers then.
     pub cover: Option<(Cover, (u32, u32))>,
+    /// The mount namespace that it is in, unless that is this process's own.
+    pub namespace: Option<Namespace>,
 }
 
 impl Site {
     /// Whether it is in the tree, on top or below another mount. Asks nothing of the mount itself; where
     /// the kernel's table cannot be read it is not known, and nothing is done about it.
     pub(super) fn is_mounted(&self) -> bool {
-        let found = table::place(self.device, self.file_system(), &self.mountpoint);
-        found.is_ok_and(|found| found.is_some())
+        self.find().is_ok_and(|found| found.is_some())
+    }
+
+    fn find(&self) -> io::Result<Option<PathBuf>> {
+        let (device, kind, mountpoint) = (self.device, self.file_system(), &self.mountpoint);
+        match &self.namespace {
+            Some(namespace) => {
+                let table = namespace.table()?;
+                Ok(table::place_in(&table, device, kind, mountpoint))
+            }
+            None => table::place(device, kind, mountpoint),
+        }
+    }
+
+    /// Unmounts what is seen there; `force` does so although it is in use. With `connection`, only the
+    /// mount with that connection: the kernel gives its device number to another mount once it is gone.
+    ///
+    /// # Errors
+    /// As [`Mount::unmount`](super::Mount::unmount).
+    pub(super) fn unmount(
+        &self,
+        force: bool,
+        connection: Option<BorrowedFd<'_>>,
+    ) -> Result<(), UnmountError> {
+        if let Some(namespace) = &self.namespace {
+            return namespace.unmount(&self.mountpoint, self.device, force, connection);
+        }
+        let device = Some(self.device);
+        device::unmount_if(self.file_system(), &self.place(), device, force, |mount| {
+            connection.is_none_or(|connection| device::is_of(connection, mount))
+        })
     }
 
     /// Where it is now: a directory above it may have another name since. Its number tells it, which is
     /// no other's as long as somebody holds its connection.
     pub(super) fn place(&self) -> PathBuf {
-        let found = table::place(self.device, self.file_system(), &self.mountpoint);
-        found
-            .ok()
-            .flatten()
-            .unwrap_or_else(|| self.mountpoint.clone())
+        let found = self.find().ok().flatten();
+        found.unwrap_or_else(|| self.mountpoint.clone())
     }
 
     /// The type of what is seen there.

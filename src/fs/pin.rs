@@ -9,10 +9,10 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, fstatfs, open, openat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstatfs, open, openat, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -55,13 +55,9 @@ impl Pinned {
         }))
     }
 
-    /// Whether nobody serves it any more. Its attributes may still be known, so that is asked which is
-    /// known to nobody else.
+    /// Whether nobody serves it any more.
     pub(super) fn is_dead(&self) -> bool {
-        matches!(
-            fstatfs(&self.mount),
-            Err(Errno::NOTCONN | Errno::CONNABORTED)
-        )
+        is_dead(&self.mount)
     }
 
     /// Takes it out of the tree and leaves it to those who use it, its connection with it. The place
@@ -97,6 +93,18 @@ impl Pinned {
     }
 }
 
+impl AsFd for Pinned {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mount.as_fd()
+    }
+}
+
+/// Whether nobody serves the mount whose root is `mount` any more. The kernel may still know its
+/// attributes, so the free space is asked for, which it never keeps.
+pub(super) fn is_dead(mount: impl AsFd) -> bool {
+    matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED))
+}
+
 /// Where a mount is, or was.
 #[derive(Debug)]
 pub(super) struct Place {
@@ -113,13 +121,21 @@ impl Place {
 }
 
 /// Where `descriptor` leads, as a path for this process.
-fn path_of(descriptor: impl AsFd) -> PathBuf {
+pub(super) fn path_of(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
-/// The number of the mount that `descriptor` is on. statx(2) tells it too, but asks the file system
-/// whether its caller may know.
-fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
+/// The number of the mount that `descriptor` is on.
+///
+/// statx(2) for no attributes asks the file system nothing, and names the mount since Linux 5.8. Before
+/// Linux 5.14 a process that is not dumpable cannot read its own `/proc/self/fdinfo`, unless it is root's.
+pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())
+        && StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID)
+    {
+        return Ok(u32::try_from(found.stx_mnt_id).ok());
+    }
     let number = descriptor.as_fd().as_raw_fd();
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
     let id = told.lines().find_map(|line| line.strip_prefix("mnt_id:"));

@@ -1,6 +1,6 @@
 //! A mount from its beginning to its end.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
@@ -16,9 +16,9 @@ use super::cover::{self, Cover, Upper};
 use super::device::{self, MountError, UnmountError};
 use super::failures::{Failure, Failures};
 use super::handover::{self, Orphan, Site};
+use super::namespace::{Namespace, OpenNamespace};
 use super::options::MountOptions;
 use super::pages::Pages;
-use super::pin::Pinned;
 use super::{Handles, INodeNo, Tree, news, table};
 use crate::archive::PageCache;
 use crate::base::task::Thread;
@@ -91,6 +91,7 @@ impl Mount {
     /// What a mount on `mountpoint` would hide, in words, if anything: another mount, or files.
     pub fn hides(mountpoint: &Path) -> Option<String> {
         let mountpoint = device::mountpoint(mountpoint).ok()?;
+        let mountpoint = mountpoint.path().ok()?;
         // Who is asked for a listing may not answer for long: a mount is not.
         if let Some(kind) = table::file_system(&mountpoint).ok()? {
             return Some(format!("a mount of the type {kind}"));
@@ -131,20 +132,65 @@ impl Mount {
         let mountpoint = device::mountpoint(mountpoint)?;
         let tree = tree.watched().map_err(MountError::System)?;
         let source = options.fsname.as_deref().unwrap_or(source);
-        let descriptor = device::mount(&mountpoint, source, options)?;
+        let mount = device::mount(&mountpoint, source, options)?;
         // Where the table cannot be read nobody can clear up by it either.
-        let found = table::device(&mountpoint, device::FILE_SYSTEM);
-        let Some(device) = found.map_err(MountError::System)? else {
+        let found = match &mount.root {
+            Some(root) => table::mount_of(root, device::FILE_SYSTEM),
+            None => {
+                let path = mountpoint.path()?;
+                let found = table::device(&path, device::FILE_SYSTEM);
+                found.map(|device| device.map(|device| (device, path)))
+            }
+        };
+        let Some((device, mountpoint)) = found.map_err(MountError::System)? else {
             return Err(MountError::NotReady);
         };
         let site = Site {
             mountpoint,
             device,
             cover: None,
+            namespace: None,
         };
-        mounted(&site, descriptor.as_fd());
-        let session = |tree| Session::from_fd(tree, descriptor, ACL, config());
-        Self::serve(tree, site, session, ended)
+        mounted(&site, mount.device.as_fd());
+        let session = |tree| Session::from_fd(tree, mount.device, ACL, config());
+        Self::serve(tree, site, mount.root, session, ended)
+    }
+
+    /// Mounts on the directory `mountpoint` of another mount namespace. As
+    /// [`start_kept`](Self::start_kept) otherwise.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_in(
+        tree: Tree,
+        source: &str,
+        (namespace, mountpoint): (&OpenNamespace, &Path),
+        options: &MountOptions,
+        mounted: impl FnOnce(&Site, BorrowedFd<'_>),
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
+        let tree = tree.watched().map_err(MountError::System)?;
+        let source = options.fsname.as_deref().unwrap_or(source);
+        let mount = device::detached(source, options)?;
+        let site = Site {
+            mountpoint: mountpoint.to_owned(),
+            device: mount.number()?,
+            cover: None,
+            namespace: Some(namespace.namespace().clone()),
+        };
+        mounted(&site, mount.device.as_fd());
+        namespace.attach(mount.copy_root()?, mountpoint)?;
+        let session = |tree| Session::from_fd(tree, mount.device, ACL, config());
+        Self::serve(tree, site, mount.root, session, ended)
+    }
+
+    /// Whether there is a FUSE device, and `mountpoint` is a directory of `namespace`.
+    ///
+    /// # Errors
+    /// As [`start_in`](Self::start_in).
+    pub fn check_in(namespace: &OpenNamespace, mountpoint: &Path) -> Result<(), MountError> {
+        namespace.check(mountpoint)?;
+        device::look()
     }
 
     /// Goes on with a mount whose process has died, which was made of the same tree. As [`start`](Self::start) otherwise.
@@ -165,12 +211,14 @@ impl Mount {
             mountpoint: orphan.site.place(),
             ..orphan.site.clone()
         };
-        Self::serve(tree, site, session, ended)
+        Self::serve(tree, site, None, session, ended)
     }
 
+    /// Serves `tree` at `site`, whose root is `root` if it is open.
     fn serve(
         tree: Tree,
         site: Site,
+        root: Option<OwnedFd>,
         session: impl FnOnce(Tree) -> io::Result<Session<Tree>>,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
@@ -222,11 +270,14 @@ impl Mount {
             pages: told,
             ended: end,
         };
-        let device = mount.first_answer()?;
+        let device = mount.first_answer(root)?;
         mount.device = Some(device);
         let (major, minor) = mount.site.device;
         let seen = makedev(major, minor);
-        mount.pages.mounted(&mount.site.mountpoint, seen);
+        // No path of this process leads into another namespace.
+        if mount.site.namespace.is_none() {
+            mount.pages.mounted(&mount.site.mountpoint, seen);
+        }
         content.push_into(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
         read_ahead(device);
         Ok(mount)
@@ -258,6 +309,7 @@ impl Mount {
         let source = options.fsname.as_deref().unwrap_or(source);
         let lower = &self.site.mountpoint;
         let cover = cover::lay(lower, upper, &mountpoint, source, options)?;
+        let mountpoint = mountpoint.path()?;
         let found = table::device(&mountpoint, cover.file_system());
         let found = found.map_err(MountError::System);
         let device = match found.and_then(|device| device.ok_or(MountError::NotReady)) {
@@ -273,6 +325,7 @@ impl Mount {
             mountpoint,
             device,
             cover: Some((cover, self.site.lower_device())),
+            namespace: None,
         };
         covered(&site);
         let (major, minor) = site.device;
@@ -342,21 +395,12 @@ impl Mount {
     }
 
     fn unmount_once(&self, force: bool) -> Result<(), UnmountError> {
-        device::unmount_if(
-            self.site.file_system(),
-            &self.site.place(),
-            Some(self.site.device),
-            force,
-            |mount| self.is_own(mount),
-        )
+        self.site.unmount(force, Some(self.connection.as_fd()))
     }
 
-    /// Whether `mount`, which has the device number of this mount, is this mount.
-    ///
-    /// The kernel gives the number to another mount once this one is gone. The number is this mount's as
-    /// long as its connection lives. A dead mount of the same number is either this mount or serves nobody.
-    fn is_own(&self, mount: &Pinned) -> bool {
-        device::is_connected(&self.connection) || mount.is_dead()
+    /// The mount namespace that it is in, unless that is this process's own.
+    pub fn namespace(&self) -> Option<&Namespace> {
+        self.site.namespace.as_ref()
     }
 
     /// Whether it is in use still, once it was unmounted, by a bind mount, an overlay or another mount
@@ -374,7 +418,7 @@ impl Mount {
 
     /// The device number that the mount's first answer carries. Asked from a thread of its own:
     /// a mount that does not answer must not take its owner with it.
-    fn first_answer(&self) -> Result<u64, MountError> {
+    fn first_answer(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.site.mountpoint.clone();
         let (major, minor) = self.site.device;
@@ -385,7 +429,10 @@ impl Mount {
         let own = makedev(major, minor);
         let _asking = Thread::spawn("fuse-ready", move || {
             // Nobody listens any more when the deadline has passed.
-            drop(sender.send(fs::symlink_metadata(path)));
+            drop(sender.send(match root {
+                Some(root) => File::from(root).metadata(),
+                None => fs::symlink_metadata(path),
+            }));
         })
         .map_err(MountError::System)?;
         let error = match answer.recv_timeout(READY_DEADLINE) {
@@ -398,8 +445,9 @@ impl Mount {
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
         };
-        // Cuts the connection, which ends the asking thread's wait.
+        // Ends the asking thread's wait, whether or not it can be unmounted.
         take_out(&self.site);
+        cut(own);
         Err(error)
     }
 }
@@ -472,7 +520,7 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     if !device::is_connected(device) {
         return Ok(());
     }
-    match device::unmount(site.file_system(), &site.place(), Some(site.device), true) {
+    match site.unmount(true, Some(device)) {
         Err(UnmountError::NotMounted(_)) => Ok(()),
         result => result,
     }
@@ -495,24 +543,22 @@ fn unmount_at(
     retry_while_busy(|| device::unmount(file_system, mountpoint, device, force == Force::Yes))
 }
 
-/// Calls `once` until the mount is not busy, for a tenth of a second.
-fn retry_while_busy(once: impl Fn() -> Result<(), UnmountError>) -> Result<(), UnmountError> {
+/// Calls `unmount` again for a moment while the mount is in use.
+fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<(), UnmountError> {
     for _ in 0..UNMOUNT_TRIES {
-        match once() {
+        match unmount() {
             Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
             result => return result,
         }
     }
-    once()
+    unmount()
 }
 
 const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
 /// Unmounts the mount at `site`, if need be by force.
 fn take_out(site: &Site) {
-    unmount_by_any_means(|force| {
-        device::unmount(site.file_system(), &site.place(), Some(site.device), force)
-    });
+    unmount_by_any_means(|force| site.unmount(force, None));
 }
 
 /// Calls `unmount` without force, and with force if that fails. A mount that is gone is no failure.

@@ -4,8 +4,11 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+
+use super::pin::mount_id;
 
 const TABLE: &str = "/proc/self/mountinfo";
 
@@ -53,12 +56,23 @@ pub(super) fn place(
     Ok(place_in(&table, device, file_system, mountpoint))
 }
 
-fn place_in(
+/// As [`place`], in `table`.
+pub(super) fn place_in(
     table: &[u8],
     device: (u32, u32),
     file_system: &str,
     mountpoint: &Path,
 ) -> Option<PathBuf> {
+    find_in(table, device, file_system, mountpoint).map(|(_, place)| place)
+}
+
+/// As [`place`], in `table`, with the mount's number before it.
+pub(super) fn find_in(
+    table: &[u8],
+    device: (u32, u32),
+    file_system: &str,
+    mountpoint: &Path,
+) -> Option<(u32, PathBuf)> {
     let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(mount);
     let is_it = |found: &Mounted<'_>| {
         found.device == device && found.is_whole && found.file_system == file_system.as_bytes()
@@ -67,7 +81,7 @@ fn place_in(
         .filter(is_it)
         .filter(|found| found.place == mountpoint);
     let found = here.next().or_else(|| lines().find(is_it));
-    found.map(|found| found.place)
+    found.map(|found| (found.id, found.place))
 }
 
 /// Major and minor number of mount `id` if it is of the type `file_system`.
@@ -79,6 +93,23 @@ pub(super) fn device_of(id: u32, file_system: &str) -> io::Result<Option<(u32, u
     Ok(with_id(&table, id)
         .filter(|found| found.file_system == file_system.as_bytes())
         .map(|found| found.device))
+}
+
+/// Device number and place of the mount that `root` is open on, as for [`device_of`].
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn mount_of(
+    root: impl AsFd,
+    file_system: &str,
+) -> io::Result<Option<((u32, u32), PathBuf)>> {
+    let Some(id) = mount_id(root)? else {
+        return Ok(None);
+    };
+    let table = fs::read(TABLE)?;
+    Ok(with_id(&table, id)
+        .filter(|found| found.file_system == file_system.as_bytes())
+        .map(|found| (found.device, found.place)))
 }
 
 fn with_id(table: &[u8], id: u32) -> Option<Mounted<'_>> {

@@ -230,7 +230,7 @@ fn mount_hears_its_own_exit_codes() {
          umount mnt; gone",
     );
     let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "1\n1\n1\n32\n32\n0\n2\n0\n32\n", "{}", told(&output));
+    assert_eq!(said, "1\n1\n1\n32\n32\n0\n32\n0\n32\n", "{}", told(&output));
     for complaint in [
         "unknown mount option `sparkle`",
         "'--memory <SIZE>'",
@@ -291,4 +291,122 @@ fn a_mount_is_made_in_the_namespace_that_is_named() {
          kill $pid",
     );
     assert_eq!(said, "open\n1\n");
+}
+
+/// A process `$pid` in a mount namespace of its own, in which `commands` ran first.
+fn another_namespace(commands: &str) -> String {
+    format!(
+        "mkfifo started
+         unshare --mount sh -euc '{commands}
+                                  echo >started; exec sleep 100' & pid=$!
+         read -r nothing <started
+         seen() {{ grep -c \" $PWD/mnt .* fuse.tarfs \" /proc/$pid/mountinfo || :; }}
+         until_seen() {{ while [ \"$(seen)\" != $1 ]; do sleep 0.01; done; }}
+         server() {{ tarfs status --json | grep -m 1 -o '\"pid\": *[0-9]*' | tr -dc 0-9; }}
+        "
+    )
+}
+
+#[test]
+fn mount_in_a_namespace_executes_no_program_of_it() {
+    let place = Place::new();
+    let plant = "printf \"#!/bin/sh\\necho \\$0 >>$PWD/executed\\n\" >planted
+                 chmod 755 planted
+                 mount --bind planted tarfs
+                 mount --bind planted /usr/bin/fusermount3";
+    let other = another_namespace(plant);
+    let said = place.says(&format!(
+        "helpers mount.tarfs
+         {other}
+         code mount -N $pid -t tarfs -o ro \"$PWD/a.tar\" \"$PWD/mnt\"
+         cat executed 2>/dev/null || cat /proc/$pid/root/$PWD/mnt/open
+         for process in /proc/[0-9]*; do
+             case $(tr '\\0' ' ' <$process/cmdline 2>/dev/null || :) in
+                 *\"$PWD/a.tar\"*)
+                     [ $(readlink $process/ns/mnt) = $(readlink /proc/self/ns/mnt) ] || echo inside;;
+             esac
+         done
+         umount -N $pid \"$PWD/mnt\"; gone
+         kill $pid"
+    ));
+    assert_eq!(said, "0\nopen\n");
+}
+
+#[test]
+fn mount_in_a_namespace_is_unmounted_there_when_its_process_ends() {
+    for signal in ["TERM", "KILL"] {
+        let place = Place::new();
+        let other = another_namespace(":");
+        let said = place.says(&format!(
+            "helpers mount.tarfs
+             {other}
+             mount -N $pid -t tarfs -o ro \"$PWD/a.tar\" \"$PWD/mnt\"
+             seen
+             tarfs status | grep -c 'in another mount namespace'
+             kill -{signal} $(server); until_seen 0; gone
+             kill $pid"
+        ));
+        assert_eq!(said, "1\n1\n", "{signal}");
+    }
+}
+
+#[test]
+fn mount_in_a_namespace_refuses_what_it_cannot_do() {
+    let place = Place::new();
+    let other = another_namespace(":");
+    let output = place.run(&format!(
+        "helpers mount.tarfs
+         {other}
+         for option in writable restart materialize=copy; do
+             code mount -N $pid -t tarfs -o ro,$option \"$PWD/a.tar\" \"$PWD/mnt\"
+         done
+         code mount -N $pid -t tarfs -o ro \"$PWD/a.tar\" \"$PWD/nowhere\"
+         code mount.tarfs \"$PWD/a.tar\" \"$PWD/mnt\" -N /proc/$pid/ns/uts
+         seen
+         kill $pid"
+    ));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "32\n32\n32\n32\n32\n0\n", "{}", told(&output));
+    for complaint in [
+        "--writable cannot be combined with --namespace",
+        "--restart cannot be combined with --namespace",
+        "--materialize cannot be combined with --namespace",
+        "make the directory first",
+        "cannot enter the mount namespace",
+    ] {
+        assert!(told(&output).contains(complaint), "{}", told(&output));
+    }
+}
+
+#[test]
+fn mount_by_fstab_shows_no_secret_in_process_titles() {
+    let place = Place::new();
+    let server = Server::start();
+    server.serve("/b.tar", Resource::new(archive()).etag("\"1\""));
+    let directory = place.directory.path().display();
+    let url =
+        server
+            .url("/b.tar?token=hunter2-token")
+            .replacen("http://", "http://me:hunter2-pass@", 1);
+    let table = format!("{url} {directory}/mnt tarfs ro,noauto,header=\"X-Key:hunter2-key\" 0 0\n");
+    fs::write(place.path("fstab"), table).expect("written");
+    let said = place.says(
+        "helpers mount.tarfs
+         mount \"$PWD/mnt\"
+         cat mnt/open
+         for process in /proc/[0-9]*; do
+             tr '\\0' ' ' <$process/cmdline 2>/dev/null || :; echo
+         done >titles
+         grep -c \"tarfs mount .*$PWD/mnt\" titles
+         grep -c hunter2 titles || :
+         umount \"$PWD/mnt\"; gone",
+    );
+    // The process that serves and its supervisor.
+    assert_eq!(said, "open\n2\n0\n");
+    let seen = server.seen("/b.tar");
+    assert!(!seen.is_empty());
+    for seen in seen {
+        assert_eq!(seen.request.header("x-key"), Some("hunter2-key"));
+        assert!(seen.request.header("authorization").is_some());
+    }
 }

@@ -31,7 +31,7 @@ use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
 use super::{privileges, telemetry, undo, writable};
-use crate::fs::{Cover, LOWER, Orphan, Site};
+use crate::fs::{Cover, LOWER, Namespace, Orphan, Site};
 use front::Front;
 pub(super) use front::follow;
 use wire::{Packet, Place, State};
@@ -263,7 +263,7 @@ fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode 
         let Some(estate) = ward.estate() else {
             // With all that is left to write, it may take its time.
             ward.see_off();
-            if let Some(directory) = directory {
+            if let (Some(directory), None) = (directory, &args.namespace) {
                 // It may have died between mounting and telling of it.
                 crate::fs::clear_dead(&directory.join(&args.mountpoint));
             }
@@ -611,6 +611,10 @@ impl From<&Site> for Place {
             cover: site
                 .cover
                 .map(|(cover, device)| (cover.file_system().to_owned(), device)),
+            namespace: site.namespace.as_ref().map(|namespace| {
+                let path = namespace.path.as_os_str().as_bytes().to_vec();
+                (path, namespace.identity)
+            }),
         }
     }
 }
@@ -623,6 +627,10 @@ impl From<Place> for Site {
             cover: place
                 .cover
                 .and_then(|(name, device)| Some((Cover::of(&name)?, device))),
+            namespace: place.namespace.map(|(path, identity)| Namespace {
+                path: PathBuf::from(OsString::from_vec(path)),
+                identity,
+            }),
         }
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Place {
     pub(super) device: (u32, u32),
     /// What covers it, as the kernel calls it, and the numbers of the mount below.
     pub(super) cover: Option<(String, (u32, u32))>,
+    /// The path and the identity of the mount namespace that it is in, if that is another one.
+    pub(super) namespace: Option<(Vec<u8>, (u64, u64))>,
 }
 
 /// What must not change from one process to the next.
@@ -145,6 +147,7 @@ mod tests {
             mountpoint: b"/mnt/\xff".to_vec(),
             device: (0, 45),
             cover: Some(("overlay".to_owned(), (0, 44))),
+            namespace: Some((b"/proc/7/ns/mnt".to_vec(), (4, 4_026_531_841))),
         }
     }
 

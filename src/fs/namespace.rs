@@ -1,0 +1,255 @@
+//! Mounts in another mount namespace.
+//!
+//! The daemon stays in its own namespace and executes nothing of the other one, whose files may be hostile.
+//! A short-lived thread enters the other namespace to attach or to unmount. It resolves only the path of
+//! the mountpoint there, and ends. The daemon keeps no descriptor of the namespace: the mount would
+//! outlive the container that uses it.
+
+#![expect(unsafe_code, reason = "rustix has no safe unshare(2)")]
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
+use rustix::process::fchdir;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use super::device::{self, FILE_SYSTEM, MountError, UnmountError};
+use super::pin::mount_id;
+use super::table;
+use crate::base::task::Thread;
+
+/// Longest time that a thread may spend in another namespace, whose file systems may not answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A mount namespace, by its identity.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Namespace {
+    /// A file of this process's own namespace that names it, such as `/proc/PID/ns/mnt`.
+    pub path: PathBuf,
+    /// Device and inode of that file, which no other namespace has while this one exists.
+    pub identity: (u64, u64),
+}
+
+/// A mount namespace that is held open.
+#[derive(Debug)]
+pub struct OpenNamespace {
+    namespace: Namespace,
+    descriptor: OwnedFd,
+}
+
+impl OpenNamespace {
+    /// Opens the namespace that the file at `path` names.
+    ///
+    /// # Errors
+    /// When this process cannot enter it.
+    pub fn open(path: &Path) -> Result<Self, MountError> {
+        let at = |cause| MountError::Namespace {
+            path: path.to_owned(),
+            cause,
+        };
+        let descriptor = open_file(path).map_err(at)?;
+        let namespace = Namespace {
+            path: path.to_owned(),
+            identity: identity(&descriptor).map_err(at)?,
+        };
+        let entered = descriptor.try_clone().map_err(at)?;
+        within(entered, |_| Ok(())).map_err(at)?;
+        Ok(Self {
+            namespace,
+            descriptor,
+        })
+    }
+
+    /// Its identity.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Checks that `mountpoint` is a directory there.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(&self, mountpoint: &Path) -> Result<(), MountError> {
+        let path = mountpoint.to_owned();
+        self.run(mountpoint, move |_| open_mountpoint(&path).map(drop))
+    }
+
+    /// Attaches the detached mount `mount` to the directory `mountpoint` there.
+    ///
+    /// # Errors
+    /// When `mountpoint` is no directory, or the kernel refuses.
+    pub(super) fn attach(&self, mount: OwnedFd, mountpoint: &Path) -> Result<(), MountError> {
+        let path = mountpoint.to_owned();
+        self.run(mountpoint, move |_| {
+            let directory = open_mountpoint(&path)?;
+            let flags =
+                MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            Ok(move_mount(&mount, "", &directory, "", flags)?)
+        })
+    }
+
+    fn run(
+        &self,
+        mountpoint: &Path,
+        work: impl FnOnce(&Inside) -> io::Result<()> + Send + 'static,
+    ) -> Result<(), MountError> {
+        let descriptor = self.descriptor.try_clone().map_err(MountError::System)?;
+        let result = within(descriptor, work);
+        result.map_err(|cause| MountError::at(mountpoint, cause))
+    }
+}
+
+impl Namespace {
+    /// The namespace's table of mounts.
+    ///
+    /// # Errors
+    /// When the namespace cannot be entered.
+    pub(super) fn table(&self) -> io::Result<Vec<u8>> {
+        within(self.reopen()?, Inside::table)
+    }
+
+    /// Unmounts the archive with the number `device`, which was mounted on `mountpoint` there; `force`
+    /// does so although it is in use. With `connection`, only the mount with that connection.
+    ///
+    /// # Errors
+    /// [`UnmountError::Busy`] when it is in use; [`UnmountError::NotMounted`] when it is not there, or
+    /// below another mount.
+    pub(super) fn unmount(
+        &self,
+        mountpoint: &Path,
+        device: (u32, u32),
+        force: bool,
+        connection: Option<BorrowedFd<'_>>,
+    ) -> Result<(), UnmountError> {
+        let path = mountpoint.to_owned();
+        let unmount = || {
+            let connection = connection.map(|borrowed| borrowed.try_clone_to_owned());
+            let connection = connection.transpose()?;
+            let is_meant = move |mount: &OwnedFd| {
+                let connection = connection.as_ref();
+                connection.is_none_or(|connection| device::is_of(connection, mount))
+            };
+            within(self.reopen()?, move |inside| {
+                inside.unmount(&path, device, force, is_meant)
+            })
+        };
+        let result = unmount();
+        result.map_err(|cause| match Errno::from_io_error(&cause) {
+            Some(Errno::BUSY) => UnmountError::Busy(mountpoint.to_owned()),
+            Some(Errno::INVAL | Errno::NOENT) => UnmountError::NotMounted(mountpoint.to_owned()),
+            _ => UnmountError::System {
+                mountpoint: mountpoint.to_owned(),
+                cause,
+            },
+        })
+    }
+
+    /// Opens it by its path, or by a process in it if the path names another one by now.
+    fn reopen(&self) -> io::Result<OwnedFd> {
+        let open = |path: &Path| {
+            let opened = open_file(path).ok()?;
+            (identity(&opened).ok()? == self.identity).then_some(opened)
+        };
+        if let Some(opened) = open(&self.path) {
+            return Ok(opened);
+        }
+        let mut processes = fs::read_dir("/proc")?.flatten();
+        let found = processes.find_map(|process| open(&process.path().join("ns/mnt")));
+        found.ok_or_else(|| Errno::NOENT.into())
+    }
+}
+
+/// What a thread in another namespace uses of its own.
+struct Inside {
+    /// The thread's directory in the `/proc` of its own namespace: the other `/proc` may be anything.
+    thread: OwnedFd,
+}
+
+impl Inside {
+    /// Moves the calling thread into the namespace `descriptor`, for the rest of its life.
+    fn enter(descriptor: impl AsFd) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let thread = open("/proc/thread-self", flags, Mode::empty())?;
+        // SAFETY: FS gives this thread a root and a working directory of its own, which setns(2)
+        // demands. Only FILES, which is not set, concerns descriptors.
+        unsafe { unshare_unsafe(UnshareFlags::FS) }?;
+        move_into_link_name_space(descriptor.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        Ok(Self { thread })
+    }
+
+    fn table(&self) -> io::Result<Vec<u8>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let table = openat(&self.thread, "mountinfo", flags, Mode::empty())?;
+        let mut bytes = Vec::new();
+        File::from(table).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// See [`Namespace::unmount`].
+    fn unmount(
+        &self,
+        mountpoint: &Path,
+        device: (u32, u32),
+        force: bool,
+        is_meant: impl FnOnce(&OwnedFd) -> bool,
+    ) -> io::Result<()> {
+        let found = table::find_in(&self.table()?, device, FILE_SYSTEM, mountpoint);
+        let (id, place) = found.ok_or(Errno::NOENT)?;
+        let name = place.file_name().unwrap_or(".".as_ref());
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let parent = place.parent().unwrap_or(&place);
+        let parent = openat2(CWD, parent, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+        let mount = openat(&parent, name, flags, Mode::empty())?;
+        if mount_id(&mount)? != Some(id) || !is_meant(&mount) {
+            return Err(Errno::NOENT.into());
+        }
+        drop(mount);
+        fchdir(&parent)?;
+        let mut flags = UnmountFlags::NOFOLLOW;
+        flags.set(UnmountFlags::FORCE | UnmountFlags::DETACH, force);
+        Ok(rustix::mount::unmount(name, flags)?)
+    }
+}
+
+/// Runs `work` on a thread in the namespace `descriptor`, for [`DEADLINE`] at most.
+fn within<T: Send + 'static>(
+    descriptor: OwnedFd,
+    work: impl FnOnce(&Inside) -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (sender, result) = mpsc::channel();
+    let thread = Thread::spawn("namespace", move || {
+        let result = Inside::enter(descriptor).and_then(|inside| work(&inside));
+        // The caller may have given up.
+        drop(sender.send(result));
+    })?;
+    result.recv_timeout(DEADLINE).unwrap_or_else(|_| {
+        // A file system of the other namespace does not answer: the thread ends with this process.
+        std::mem::forget(thread);
+        Err(io::ErrorKind::TimedOut.into())
+    })
+}
+
+/// The directory at `path` in the calling thread's namespace. Magic links, which lead out of it, are refused.
+fn open_mountpoint(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(CWD, path, flags, Mode::empty(), resolve)?)
+}
+
+/// The file at `path`, without waiting if it is a FIFO.
+fn open_file(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(open(path, flags, Mode::empty())?)
+}
+
+fn identity(file: impl AsFd) -> io::Result<(u64, u64)> {
+    let stat = fstat(file)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
