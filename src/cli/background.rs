@@ -17,7 +17,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use super::descriptors::Inherited;
 use super::settings::{self, Role};
-use super::telemetry;
+use super::{headers, telemetry};
 use crate::base::private;
 
 /// What the second process says when it is ready.
@@ -44,8 +44,8 @@ pub(super) fn launch(words: &[OsString], environment: Environment) -> anyhow::Re
         command.env_remove(settings::RUNTIME_DIR);
         command.env(settings::CACHE_DIR, settings::system_cache_dir());
     }
-    let mut child = settings::named_alike(&mut command)
-        .args(words)
+    settings::named_alike(&mut command);
+    let mut child = settings::pass_arguments(&mut command, words, &headers::shown(words))
         .env(settings::ROLE, Role::Background.name())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

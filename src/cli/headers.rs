@@ -3,6 +3,7 @@
 //! Everyone can list the arguments of a process, so a secret had better come from a file
 //! (`--header @FILE`) or the environment, which only its user can read.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -70,6 +71,30 @@ impl fmt::Debug for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: …", self.name)
     }
+}
+
+/// The flag for headers.
+const FLAG: &str = "--header";
+/// What is shown instead of a secret.
+const HIDDEN: &str = "…";
+
+/// The arguments `words` without secrets: without headers, and without what may be secret of URLs.
+pub(super) fn shown(words: &[OsString]) -> Vec<OsString> {
+    let mut is_header = false;
+    let show = |word: &OsString| {
+        let text = word.to_string_lossy();
+        let value = text
+            .strip_prefix(FLAG)
+            .and_then(|rest| rest.strip_prefix('='));
+        let shown = match value {
+            Some(value) if !value.starts_with('@') => format!("{FLAG}={HIDDEN}"),
+            _ if is_header && !text.starts_with('@') => HIDDEN.to_owned(),
+            _ => crate::source::shown(&text),
+        };
+        is_header = text == FLAG;
+        shown.into()
+    };
+    words.iter().map(show).collect()
 }
 
 /// All headers: those of `args` in their order, those of files in the place of these, and those of
@@ -178,6 +203,39 @@ mod tests {
             ("C", "3"),
         ];
         assert_eq!(pairs(&headers), expected);
+    }
+
+    #[test]
+    fn arguments_are_shown_without_headers_and_secrets_of_urls() {
+        let words = [
+            "mount",
+            "--header=A: hunter2",
+            "--header=@/file",
+            "--header",
+            "B: hunter2",
+            "--header",
+            "@/file",
+            "--layer=https://me:hunter2@host/a.tar",
+            "tar:https://host/a.tar?token=hunter2!/b.tar",
+            "https://host/a.tar",
+            "/mnt",
+        ];
+        let shown = shown(&words.map(OsString::from));
+        let expected = [
+            "mount",
+            "--header=…",
+            "--header=@/file",
+            "--header",
+            "…",
+            "--header",
+            "@/file",
+        ];
+        assert_eq!(shown.get(..7), Some(&expected.map(OsString::from)[..]));
+        assert_eq!(
+            shown.get(9..),
+            Some(&["https://host/a.tar", "/mnt"].map(OsString::from)[..])
+        );
+        assert!(!format!("{shown:?}").contains("hunter2"), "{shown:?}");
     }
 
     #[test]

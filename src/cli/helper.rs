@@ -14,7 +14,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, Parser};
 
 use super::background::{self, Environment};
-use super::{Cli, Verb, output, settings};
+use super::{Cli, Verb, headers, output, settings};
 use crate::fs::{MountOptions, OptionError};
 
 /// The names under which mount(8) finds this program.
@@ -236,12 +236,9 @@ struct Translated {
 impl Translated {
     /// The words, without what may be a secret.
     fn shown(&self) -> Vec<String> {
-        let words = self.words.iter().map(|word| word.to_string_lossy());
+        let words = headers::shown(&self.words).into_iter();
         words
-            .map(|word| match word.strip_prefix("--header=") {
-                Some(value) if !value.starts_with('@') => "--header=…".to_owned(),
-                _ => crate::source::shown(&word),
-            })
+            .map(|word| word.to_string_lossy().into_owned())
             .collect()
     }
 }

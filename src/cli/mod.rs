@@ -92,7 +92,7 @@ pub fn run() -> ExitCode {
     {
         return helper::run(&words);
     }
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(settings::arguments()) {
         Ok(cli) => cli,
         Err(error) => return explain(error),
     };

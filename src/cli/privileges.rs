@@ -27,8 +27,9 @@ const RECORD: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 /// What `--restart` needs besides for `--metrics` at a low port: who comes after takes it anew.
 const RESTART: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
-/// What `--namespace` needs besides: setns(2) changes the root directory of a thread.
-const NAMESPACE: CapabilitySet = CapabilitySet::SYS_CHROOT;
+/// What `--namespace` needs besides: setns(2) changes a thread's root directory, and opening the namespace
+/// of a process with more capabilities counts as tracing it.
+const NAMESPACE: CapabilitySet = CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
 
 /// What `--materialize` needs besides: to make whatever an archive can hold, whoever owns it.
 const COPY: CapabilitySet = CapabilitySet::DAC_OVERRIDE

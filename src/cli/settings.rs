@@ -69,6 +69,41 @@ fn word(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
+/// Beginning of the names of variables that hold arguments which may be secrets. The number of the argument
+/// follows. Other users can read the arguments of a process, and not its environment.
+const ARGUMENT: &str = "TARFS_ARGUMENT_";
+
+/// The command line of this process, with the secrets that [`pass_arguments`] has hidden.
+pub(super) fn arguments() -> Vec<OsString> {
+    let shown = env::args_os();
+    if role().is_none() {
+        return shown.collect();
+    }
+    let full = |number: usize| word(&format!("{ARGUMENT}{number}"));
+    let arguments = shown.enumerate();
+    arguments
+        .map(|(number, shown)| full(number).map_or(shown, PathBuf::into_os_string))
+        .collect()
+}
+
+/// Gives `command`, this program once more, the arguments `words`, of which others see no more than `shown`.
+pub(super) fn pass_arguments<'a>(
+    command: &'a mut Command,
+    words: &[OsString],
+    shown: &[OsString],
+) -> &'a mut Command {
+    for (number, (word, shown)) in (1..).zip(words.iter().zip(shown)) {
+        let name = format!("{ARGUMENT}{number}");
+        if word == shown {
+            command.env_remove(name);
+        } else {
+            command.env(name, word);
+        }
+        command.arg(shown);
+    }
+    command
+}
+
 /// What this process was started for by another of its mount; `None` when the user started it.
 pub(super) fn role() -> Option<Role> {
     let word = word(ROLE)?;

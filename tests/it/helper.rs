@@ -410,3 +410,30 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
         assert!(seen.request.header("authorization").is_some());
     }
 }
+
+#[test]
+fn mount_is_unmounted_where_its_process_cannot_read_its_fdinfo() {
+    let place = Place::new();
+    let said = place.says(
+        "helpers mount.tarfs
+         mount -t tarfs -o ro a.tar mnt
+         cat mnt/open
+         server=$(tarfs status --json | grep -m 1 -o '\"pid\": *[0-9]*' | tr -dc 0-9)
+         mount -t tmpfs none /proc/$server/fdinfo
+         tarfs umount mnt; gone; ls mnt",
+    );
+    assert_eq!(said, "open\n");
+}
+
+#[test]
+fn foreground_mount_ends_where_proc_is_of_another_pid_namespace() {
+    let place = Place::new();
+    let said = place.says(
+        "timeout -s KILL 60 unshare --pid --fork --kill-child sh -euc '
+             tarfs mount --restart --foreground a.tar mnt 2>/dev/null & pid=$!
+             while [ ! -e mnt/open ]; do sleep 0.01; done
+             umount mnt
+             wait $pid; echo $?'",
+    );
+    assert_eq!(said, "0\n");
+}

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use super::background::{self, Log};
 use super::descriptors::Inherited;
@@ -585,12 +585,12 @@ impl Estate {
     }
 }
 
-/// Whether there is a process of that number whose main thread has not ended.
+/// Whether there is a process of that number whose main thread has not ended. Where `/proc` does not show
+/// the process, whether any of its threads has not ended.
 fn is_alive(pid: i32) -> bool {
-    let Ok(stat) = fs::read(format!("/proc/{pid}/stat")) else {
-        // It may be hidden from us.
-        let pid = Pid::from_raw(pid);
-        return pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH));
+    let Some(Ok(stat)) = process_directory(pid).map(|process| fs::read(process.join("stat")))
+    else {
+        return Pid::from_raw(pid).is_some_and(is_running);
     };
     // Behind the name, which may hold anything, in parentheses.
     let state = stat.rsplit(|&byte| byte == b')').next().unwrap_or_default();
@@ -599,8 +599,29 @@ fn is_alive(pid: i32) -> bool {
 
 /// Whether a process that is dying still has threads that run. A zombie is listed as its main one.
 fn has_threads(pid: i32) -> bool {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    is_alive(pid) || tasks.is_ok_and(|tasks| tasks.count() > 1)
+    let tasks = process_directory(pid).map(|process| fs::read_dir(process.join("task")));
+    is_alive(pid) || tasks.is_some_and(|tasks| tasks.is_ok_and(|tasks| tasks.count() > 1))
+}
+
+/// The directory of process `pid` in `/proc`; `None` where `/proc` is of another PID namespace, in which
+/// that number is another process's.
+fn process_directory(pid: i32) -> Option<PathBuf> {
+    let own = fs::read_link("/proc/self").ok()?;
+    let is_ours = own.as_os_str() == std::process::id().to_string().as_str();
+    is_ours.then(|| format!("/proc/{pid}").into())
+}
+
+/// Whether a thread of process `pid` has not ended.
+fn is_running(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut polled = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())) != Ok(1)
+        }
+        Err(Errno::SRCH) => false,
+        // Linux before 5.3.
+        Err(_) => test_kill_process(pid) != Err(Errno::SRCH),
+    }
 }
 
 impl From<&Site> for Place {
