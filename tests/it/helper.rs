@@ -398,7 +398,7 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
              tr '\\0' ' ' <$process/cmdline 2>/dev/null || :; echo
          done >titles
          grep -c \"tarfs mount .*$PWD/mnt\" titles
-         grep -c hunter2 titles || :
+         grep \"$PWD/mnt\" titles | grep -c 'hunter[2]' || :
          umount \"$PWD/mnt\"; gone",
     );
     // The process that serves and its supervisor.
