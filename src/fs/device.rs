@@ -722,9 +722,12 @@ mod tests {
 
     fn mount_after_a_rename(by_path: bool) {
         let options = MountOptions::default();
-        let mount = |mountpoint: &Mountpoint| match by_path {
-            true => mount_by_path(mountpoint, "sample.tar", &options),
-            false => mount_detached(mountpoint, "sample.tar", &options).map(|mount| mount.device),
+        let mount = |mountpoint: &Mountpoint| {
+            if by_path {
+                mount_by_path(mountpoint, "sample.tar", &options)
+            } else {
+                mount_detached(mountpoint, "sample.tar", &options).map(|mount| mount.device)
+            }
         };
         let place = tempfile::tempdir().expect("a directory");
         let top = fs::canonicalize(place.path()).expect("there");

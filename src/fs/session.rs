@@ -134,13 +134,12 @@ impl Mount {
         let source = options.fsname.as_deref().unwrap_or(source);
         let mount = device::mount(&mountpoint, source, options)?;
         // Where the table cannot be read nobody can clear up by it either.
-        let found = match &mount.root {
-            Some(root) => table::mount_of(root, device::FILE_SYSTEM),
-            None => {
-                let path = mountpoint.path()?;
-                let found = table::device(&path, device::FILE_SYSTEM);
-                found.map(|device| device.map(|device| (device, path)))
-            }
+        let found = if let Some(root) = &mount.root {
+            table::mount_of(root, device::FILE_SYSTEM)
+        } else {
+            let path = mountpoint.path()?;
+            let found = table::device(&path, device::FILE_SYSTEM);
+            found.map(|device| device.map(|device| (device, path)))
         };
         let Some((device, mountpoint)) = found.map_err(MountError::System)? else {
             return Err(MountError::NotReady);

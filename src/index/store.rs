@@ -488,7 +488,9 @@ mod tests {
     }
 
     fn held(store: &Store, options: &str) -> InUse {
-        let found = store.find_held(&locator(options)).unwrap();
+        let found = store
+            .find_held(&locator(options), &MemoryLimit::none())
+            .unwrap();
         found.expect("published").1.expect("nobody else")
     }
 
@@ -580,7 +582,7 @@ mod tests {
     fn a_directory_in_its_place_is_an_error() {
         let cache = tempfile::tempdir().unwrap();
         assert!(matches!(
-            read(cache.path()).unwrap_err().cause,
+            read(cache.path(), &MemoryLimit::none()).unwrap_err().cause,
             Cause::NotAFile
         ));
         let error = write(cache.path(), &index(locator(""))).unwrap_err();
@@ -744,7 +746,8 @@ mod tests {
             let removing = File::open(&path).unwrap();
             flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
             let found = std::thread::scope(|scope| {
-                let taking = scope.spawn(|| store.find_held(&locator("")).unwrap());
+                let taking =
+                    scope.spawn(|| store.find_held(&locator(""), &MemoryLimit::none()).unwrap());
                 std::thread::sleep(10 * PAUSE);
                 fs::remove_file(&path).unwrap();
                 if is_replaced {
@@ -771,7 +774,7 @@ mod tests {
             let files = store.files().unwrap();
             std::thread::scope(|scope| {
                 let removing = scope.spawn(|| files[0].remove().unwrap());
-                let taken = store.find_held(&locator("")).unwrap();
+                let taken = store.find_held(&locator(""), &MemoryLimit::none()).unwrap();
                 let is_removed = removing.join().unwrap();
                 let is_there = store.path(&locator("")).exists();
                 let is_held = taken.is_some_and(|(_, in_use)| in_use.is_some());

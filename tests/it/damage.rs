@@ -64,7 +64,7 @@ impl Drop for Place {
 /// An archive of whole members and `count` damaged ones: `bad0`, `bad1` and so on.
 fn archive(count: usize) -> Vec<u8> {
     let archive = (0..count).fold(Archive::new(), |archive, number| {
-        let bad = Header::new(&format!("bad{number}"), b'0').damaged();
+        let bad = Header::new(format!("bad{number}"), b'0').damaged();
         archive.file(&format!("good{number}"), "1").add(bad, "")
     });
     archive.end()
