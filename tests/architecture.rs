@@ -68,7 +68,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "list",
-        imports: &["base", "tar", "index"],
+        imports: &["base", "index"],
     },
     Layer {
         name: "cli",

@@ -5,6 +5,7 @@ pub mod acl;
 pub mod bounds;
 pub mod buffer;
 pub mod change_time;
+pub mod civil;
 pub mod extent;
 pub mod file_time;
 pub mod free_list;

@@ -37,6 +37,11 @@ pub(super) struct SourceArgs {
     #[arg(long, help_heading = "Network")]
     pub allow_insecure_redirects: bool,
 
+    /// Trust the certificates in this PEM file besides the system's, also one that a server made for
+    /// itself
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    pub cacert: Option<PathBuf>,
+
     /// Requests in flight at once, at the most; as many are used as bring something
     #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
           value_parser = count::<usize>(1..=256), help_heading = "Network")]

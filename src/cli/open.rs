@@ -1,11 +1,13 @@
 //! From flags to a source, a scan's options, or an archive.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedArgs, SourceArgs};
@@ -24,7 +26,7 @@ use crate::base::stats::Stats;
 use crate::fetch;
 use crate::image::{Reference, Transport};
 use crate::index::MemoryLimit;
-use crate::source::{self, Retry, Source};
+use crate::source::{self, Certificates, Retry, Source};
 use crate::stack::Stack;
 use crate::tar;
 
@@ -55,6 +57,7 @@ pub(super) fn source_with(
     let options = source::Options {
         headers: headers.map(|header| (header.name, header.value)).collect(),
         allow_insecure_redirects: args.allow_insecure_redirects,
+        certificates: certificates(args.cacert.as_deref())?,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),
         retry: retry(args),
@@ -112,6 +115,10 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
 }
 
 /// How a verb opens SOURCE and what is laid over it.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a setting of its own"
+)]
 #[derive(Debug)]
 pub(super) struct Opening<'a> {
     pub source: &'a SourceArgs,
@@ -278,11 +285,36 @@ pub(super) fn spooling(cache: &CacheArgs) -> Spooling {
     }
 }
 
+/// Longest file of certificates that is read, in bytes.
+const MAX_CERTIFICATES_LEN: u64 = 16 << 20;
+
+/// The certificates in the file that --cacert names, if it is given.
+fn certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
+    let Some(path) = file else {
+        return Ok(Certificates::default());
+    };
+    let read = || {
+        let mut pem = Vec::new();
+        let mut file = File::open(path)?.take(MAX_CERTIFICATES_LEN + 1);
+        file.read_to_end(&mut pem).map(|_| pem)
+    };
+    let name = || format!("--cacert {}", path.display());
+    let pem = read().with_context(name)?;
+    if pem.len() as u64 > MAX_CERTIFICATES_LEN {
+        bail!("{}: it is longer than {MAX_CERTIFICATES_LEN} bytes", name());
+    }
+    Certificates::from_pem(&pem).with_context(name)
+}
+
 /// The same source wherever the process goes: a mount leaves the directory it was started in, and
 /// its status should name a path that everyone understands.
 fn absolute(args: &SourceArgs) -> SourceArgs {
     SourceArgs {
         source: absolute_path(&args.source),
+        cacert: args.cacert.as_ref().map(|path| {
+            let absolute = std::path::absolute(path);
+            absolute.unwrap_or_else(|_| path.clone())
+        }),
         ..args.clone()
     }
 }
@@ -319,7 +351,9 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
             source.clone()
         };
     }
-    let is_path = text.is_none_or(|text| text != "-" && !text.contains("://"));
+    // Without its scheme a URL is not found, and the error should name it as it is.
+    let is_path =
+        text.is_none_or(|text| text != "-" && !text.contains("://") && !source::lacks_scheme(text));
     match std::path::absolute(source) {
         Ok(path) if is_path => path.into(),
         _ => source.clone(),

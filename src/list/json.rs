@@ -17,7 +17,7 @@
 
 use std::fmt::Write;
 
-use super::time::Civil;
+use crate::base::civil::Civil;
 use crate::base::path::ArchivePath;
 use crate::index::{Entry, Kind};
 
@@ -40,7 +40,9 @@ pub fn object(path: &ArchivePath, entry: &Entry<'_>) -> String {
         }
     }
     object.number("size", entry.size());
-    object.text("mtime", &Civil::new(entry.mtime()).to_rfc3339().to_string());
+    let mtime = entry.mtime();
+    let mtime = Civil::new(mtime.seconds, mtime.nanoseconds);
+    object.text("mtime", &mtime.to_rfc3339().to_string());
     object.number("nlink", entry.link_count().into());
     match entry.kind() {
         Kind::Symlink(target) => object.bytes("target", target),

@@ -1,7 +1,7 @@
 //! `ls -l` lines.
 
 use super::quote::escape;
-use super::time::Civil;
+use crate::base::civil::Civil;
 use crate::index::{Entry, Kind};
 
 /// How wide the columns are. Measure every entry first, then write the lines:
@@ -52,7 +52,7 @@ impl Columns {
             self.owner(entry.user(), entry.uid()),
             self.owner(entry.group(), entry.gid()),
             size(entry),
-            Civil::new(entry.mtime()).to_date_and_time(),
+            Civil::new(entry.mtime().seconds, 0).to_date_and_time(),
             links = self.links,
             users = self.user,
             groups = self.group,

@@ -6,7 +6,6 @@
 pub mod json;
 mod long;
 mod quote;
-mod time;
 mod walk;
 
 pub use long::{Columns, mode_string};

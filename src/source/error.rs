@@ -1,5 +1,6 @@
 //! Why bytes cannot be had.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -84,7 +85,16 @@ pub enum Cause {
     /// The system refuses.
     #[error("{0}")]
     Io(Arc<io::Error>),
-    /// No source reads this: the scheme of a URL, or what stands at a path.
+    /// There is no file of that name, which is probably a URL without its scheme.
+    #[error("not found")]
+    NoScheme {
+        /// The URL with a scheme, without secrets.
+        url: String,
+    },
+    /// No source reads URLs of this scheme.
+    #[error("{0}:// is not a known scheme")]
+    UnknownScheme(String),
+    /// No source reads what is at a path.
     #[error("{0} is not supported as a source")]
     Unsupported(String),
     /// A redirect leads from HTTPS to HTTP.
@@ -106,14 +116,21 @@ pub enum Cause {
 
 impl Cause {
     /// What the user can do about it.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::NoScheme { url } => Some(Cow::from(format!("did you mean {url}?"))),
+            cause => cause.known_hint().map(Cow::from),
+        }
+    }
+
+    fn known_hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NotFound | Self::Malformed(_) => "check how it is spelled",
             Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
             Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
             Self::Changed => "start again to read the new version",
-            Self::Damaged(_) => "it is damaged: fetch it anew",
-            Self::Truncated => "the transfer or the file is incomplete: fetch it anew",
+            Self::Damaged(_) => "it is damaged: get another copy",
+            Self::Truncated => "it is incomplete: get a whole copy",
             Self::Unreachable { obstacle, .. } => obstacle.hint(),
             Self::Http(408 | 425 | 429 | 500..) => "try again later",
             Self::Busy(_) => "try again later, or wait for it with --timeout",
@@ -122,12 +139,15 @@ impl Cause {
             Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 "check its permissions"
             }
-            Self::Unsupported(_) => "give a file, or a file://, http:// or https:// URL",
+            Self::Unsupported(_) => {
+                "name the file of an archive, or oci:DIR for an image in a directory"
+            }
+            Self::UnknownScheme(scheme) => scheme_hint(scheme),
             Self::InsecureRedirect => {
                 "name the http:// URL itself, or allow it with --allow-insecure-redirects"
             }
             Self::Spent => "store it in a file first",
-            Self::Io(_) | Self::Cancelled => return None,
+            Self::NoScheme { .. } | Self::Io(_) | Self::Cancelled => return None,
         })
     }
 
@@ -169,6 +189,20 @@ impl Cause {
     }
 }
 
+/// What the user can do instead of naming a URL of `scheme`.
+fn scheme_hint(scheme: &str) -> &'static str {
+    match scheme {
+        "oci" | "docker" => {
+            "tarfs does not read registries: save the image with `skopeo copy docker://NAME \
+             docker-archive:FILE` or `docker save -o FILE NAME`, and name docker-archive:FILE"
+        }
+        "s3" | "gs" => {
+            "known are http://, https:// and file://; a signed https:// URL of the object can be read"
+        }
+        _ => "known are http://, https:// and file://",
+    }
+}
+
 impl From<io::Error> for Cause {
     fn from(error: io::Error) -> Self {
         match error.kind() {
@@ -189,6 +223,10 @@ pub enum Obstacle {
     Tls,
     /// The server's certificate is not trusted.
     Certificate,
+    /// The server's certificate has expired, or is not valid yet.
+    CertificateDates,
+    /// The server's certificate is for other names, or not for servers.
+    CertificateUse,
     /// Silence.
     Timeout,
     /// Bytes come, and too few to wait for.
@@ -200,16 +238,25 @@ pub enum Obstacle {
 impl Obstacle {
     /// Whether it is no fault of the network, and the same request fails again.
     fn is_distrust(self) -> bool {
-        matches!(self, Self::Tls | Self::Certificate)
+        matches!(
+            self,
+            Self::Tls | Self::Certificate | Self::CertificateDates | Self::CertificateUse
+        )
     }
 
     fn hint(self) -> &'static str {
         match self {
             Self::Dns => "check the host's name, and whether this machine has a name server",
             Self::Refused => "check host and port, and whether the server runs",
-            Self::Tls | Self::Certificate => {
-                "check that this port speaks TLS and that its certificate is trusted; \
-                 SSL_CERT_FILE names further authorities"
+            Self::Tls => "check that this port speaks TLS",
+            Self::Certificate => {
+                "if you trust it, name a PEM file with this certificate or its authority's by --cacert"
+            }
+            Self::CertificateDates => {
+                "check the clock of this machine; the server may need a new certificate"
+            }
+            Self::CertificateUse => {
+                "use a host name of the certificate; the server may need another certificate"
             }
             Self::Timeout | Self::Connection => "check the network, or try again later",
             Self::Crawl => "check the network, or wait longer with --timeout",
@@ -226,7 +273,11 @@ fn obstructed(obstacle: Obstacle, detail: &str) -> String {
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
             format!("{obstacle}: {detail}")
         }
-        Obstacle::Tls | Obstacle::Certificate | Obstacle::Connection => {
+        Obstacle::Tls
+        | Obstacle::Certificate
+        | Obstacle::CertificateDates
+        | Obstacle::CertificateUse
+        | Obstacle::Connection => {
             format!("{obstacle}: {detail}")
         }
     }
@@ -237,7 +288,9 @@ impl fmt::Display for Obstacle {
         f.write_str(match self {
             Self::Dns => "the host's name cannot be resolved",
             Self::Refused => "nobody listens there",
-            Self::Tls | Self::Certificate => "no secure connection",
+            Self::Tls | Self::Certificate | Self::CertificateDates | Self::CertificateUse => {
+                "no secure connection"
+            }
             Self::Timeout => "the server is silent",
             Self::Crawl => "next to nothing comes",
             Self::Connection => "the connection broke",
@@ -271,7 +324,12 @@ mod tests {
             obstacle,
             detail: String::new(),
         };
-        for obstacle in [Obstacle::Tls, Obstacle::Certificate] {
+        for obstacle in [
+            Obstacle::Tls,
+            Obstacle::Certificate,
+            Obstacle::CertificateDates,
+            Obstacle::CertificateUse,
+        ] {
             assert!(!met(obstacle).is_transient() && !met(obstacle).is_outage());
         }
         assert!(met(Obstacle::Tls).of_open_source().is_transient());

@@ -18,7 +18,8 @@ mod slice;
 mod watch;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
 pub use folder::Folder;
-pub use http::{Content, Http, Message, Transport};
+pub use http::{Certificates, CertificatesError, Content, Http, Message, Transport};
 pub use location::Location;
 pub use memory::Memory;
 pub use pipe::Pipe;
@@ -136,6 +137,8 @@ pub struct Options {
     pub headers: Vec<(String, String)>,
     /// Whether redirects may lead from HTTPS to HTTP.
     pub allow_insecure_redirects: bool,
+    /// Certificates that are trusted besides the system's.
+    pub certificates: Certificates,
     /// Connections kept for reuse.
     pub connections: usize,
     /// How long to wait for a connection to be there.
@@ -159,6 +162,7 @@ impl Default for Options {
         Self {
             headers: Vec::new(),
             allow_insecure_redirects: false,
+            certificates: Certificates::default(),
             connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),
@@ -194,7 +198,7 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
         },
         scheme => Err(Error::new(
             Location::from_url(&url).as_str(),
-            Cause::Unsupported(format!("{scheme}://")),
+            Cause::UnknownScheme(scheme.to_owned()),
         )),
     }
 }
@@ -234,11 +238,40 @@ pub fn shown(spec: &str) -> String {
 }
 
 async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
-    let name = path.to_string_lossy().into_owned();
+    let opening = move || match (file::open(&path, stats), path.to_string_lossy()) {
+        (Err(Cause::NotFound), name) if let Some(url) = with_scheme(&name) => {
+            let url = Location::from_url(&url).to_string();
+            let (_, place) = url.split_once("://").unwrap_or_default();
+            Err(Error::new(place, Cause::NoScheme { url: url.clone() }))
+        }
+        (opened, name) => opened.map_err(|cause| Error::new(name, cause)),
+    };
     // The task ends without a result only when the runtime goes away.
-    let done = tokio::task::spawn_blocking(move || file::open(&path, stats)).await;
-    done.unwrap_or(Err(Cause::Cancelled))
-        .map_err(|cause| Error::new(name, cause))
+    let done = tokio::task::spawn_blocking(opening).await;
+    done.unwrap_or_else(|_| Err(Error::new("the file", Cause::Cancelled)))
+}
+
+/// Whether `spec` is probably a URL without its scheme: it names a host, and nothing here.
+pub fn lacks_scheme(spec: &str) -> bool {
+    with_scheme(spec).is_some()
+}
+
+/// The URL that `name` probably means, if it has the form of a host and a path.
+fn with_scheme(name: &str) -> Option<Url> {
+    let (authority, _) = name.split_once('/')?;
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) => port.parse::<u16>().is_ok().then_some(host)?,
+        None => authority,
+    };
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| !label.is_empty() && label.bytes().all(is_letter);
+    let is_here = host == "localhost" || host.parse::<Ipv4Addr>().is_ok();
+    let is_name = host.contains('.') && host.split('.').all(is_label);
+    if !(is_here || is_name) || Path::new(authority).exists() {
+        return None;
+    }
+    let scheme = if is_here { "http" } else { "https" };
+    Url::parse(&format!("{scheme}://{name}")).ok()
 }
 
 /// Bytes of one piece of [`pieces`].

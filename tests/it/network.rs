@@ -21,9 +21,13 @@ struct TlsServer {
 
 impl TlsServer {
     fn start() -> Self {
+        Self::with(&Certificate::default())
+    }
+
+    fn with(certificate: &Certificate) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path();
-        certify(path);
+        certificate.make(path);
         let served = path.join("served");
         fs::create_dir(&served).expect("a directory");
         archive(&served.join("a.tar"));
@@ -84,25 +88,73 @@ fn configuration(path: &Path, port: u16) -> String {
     )
 }
 
-/// A self-signed certificate for localhost.
-fn certify(directory: &Path) {
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-        ])
-        .args(["-nodes", "-days", "2", "-subj", "/CN=localhost"])
-        .args(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
-        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
-        .args(["-keyout", "key.pem", "-out", "certificate.pem"])
-        .current_dir(directory)
-        .output()
-        .expect("openssl is installed");
-    assert!(made.status.success(), "{made:?}");
+/// A self-signed certificate.
+struct Certificate {
+    /// The host's name.
+    name: &'static str,
+    /// Its extension basicConstraints.
+    constraints: &'static str,
+    /// Its extension extendedKeyUsage, if it has one.
+    usage: Option<&'static str>,
+    /// When its validity begins and ends, as in ASN.1.
+    validity: [&'static str; 2],
+}
+
+impl Default for Certificate {
+    fn default() -> Self {
+        Self {
+            name: "localhost",
+            constraints: "critical,CA:FALSE",
+            usage: None,
+            validity: ["20200101000000Z", "20991231235959Z"],
+        }
+    }
+}
+
+impl Certificate {
+    /// As `openssl req -x509` makes it by default: that of an authority.
+    fn of_authority() -> Self {
+        Self {
+            constraints: "critical,CA:TRUE",
+            ..Self::default()
+        }
+    }
+
+    /// Writes `certificate.pem` and its key `key.pem` in `directory`.
+    fn make(&self, directory: &Path) {
+        let [start, end] = self.validity;
+        let usage = self
+            .usage
+            .map(|usage| format!("extendedKeyUsage = {usage}"));
+        let configuration = format!(
+            "[ca]\ndefault_ca = own\n\
+             [own]\nnew_certs_dir = .\ndatabase = issued\nrand_serial = yes\n\
+             default_md = sha256\npolicy = names\nx509_extensions = extensions\n\
+             [names]\ncommonName = supplied\n\
+             [extensions]\nbasicConstraints = {}\nsubjectAltName = DNS:{}\n{}\n",
+            self.constraints,
+            self.name,
+            usage.unwrap_or_default()
+        );
+        fs::write(directory.join("ca.conf"), configuration).expect("a file");
+        fs::write(directory.join("issued"), "").expect("a file");
+        let run = |words: &str| {
+            let made = Command::new("openssl")
+                .args(words.split_whitespace())
+                .current_dir(directory)
+                .output()
+                .expect("openssl is installed");
+            assert!(made.status.success(), "{made:?}");
+        };
+        run(
+            "req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=test \
+             -keyout key.pem -out request.pem",
+        );
+        run(&format!(
+            "ca -batch -selfsign -config ca.conf -in request.pem -keyfile key.pem -notext \
+             -startdate {start} -enddate {end} -out certificate.pem"
+        ));
+    }
 }
 
 fn archive(path: &Path) {
@@ -126,9 +178,14 @@ fn free_port() -> u16 {
 
 /// `tarfs ls URL`, with nothing in the environment but `variables`.
 fn list(url: &str, variables: &[(&str, &str)]) -> Output {
+    run(&["ls", url], variables)
+}
+
+/// tarfs with `words`, and nothing in the environment but `variables`.
+fn run(words: &[&str], variables: &[(&str, &str)]) -> Output {
     let cache = tempfile::tempdir().expect("a directory");
     Command::new(env!("CARGO_BIN_EXE_tarfs"))
-        .args(["ls", url])
+        .args(words)
         .env_clear()
         .env("TARFS_CACHE_DIR", cache.path())
         .envs(variables.iter().copied())
@@ -182,4 +239,173 @@ fn the_proxy_that_the_environment_names_is_asked() {
         ],
     );
     assert_eq!(excepted.status.code(), Some(2), "{excepted:?}");
+}
+
+/// Why `tarfs ls --cacert FILE` of `server` fails.
+#[track_caller]
+fn refusal(server: &TlsServer, file: &Path) -> String {
+    let file = file.to_str().expect("UTF-8");
+    let refused = run(&["ls", "--cacert", file, &server.url()], &[]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(complaint.contains("no secure connection"), "{complaint}");
+    complaint
+}
+
+#[test]
+fn authority_as_server_certificate_is_accepted_if_trusted() {
+    let server = TlsServer::with(&Certificate::of_authority());
+    let certificate = server.certificate();
+    let certificate = certificate.to_str().expect("UTF-8");
+    let url = server.url();
+    let refused = list(&url, &[]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let complaint = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        complaint.contains("certificate") && complaint.contains("--cacert"),
+        "{complaint}"
+    );
+    assert!(!complaint.contains("CaUsedAsEndEntity"), "{complaint}");
+    for accepted in [
+        run(&["ls", "--cacert", certificate, &url], &[]),
+        list(&url, &[("SSL_CERT_FILE", certificate)]),
+    ] {
+        let listed = String::from_utf8_lossy(&accepted.stdout);
+        assert_eq!(listed, "hello\n", "{accepted:?}");
+    }
+}
+
+#[test]
+fn trusted_authority_as_server_certificate_keeps_all_other_checks() {
+    let authority = Certificate::of_authority;
+    for (certificate, expected) in [
+        (
+            Certificate {
+                name: "other.example",
+                ..authority()
+            },
+            "other.example",
+        ),
+        (
+            Certificate {
+                validity: ["20200101000000Z", "20200102030405Z"],
+                ..authority()
+            },
+            "expired on 2020-01-02 03:04:05 UTC",
+        ),
+        (
+            Certificate {
+                validity: ["20900101000000Z", "20991231235959Z"],
+                ..authority()
+            },
+            "not valid before 2090-01-01 00:00:00 UTC",
+        ),
+        (
+            Certificate {
+                usage: Some("clientAuth"),
+                ..authority()
+            },
+            "certificate",
+        ),
+    ] {
+        let server = TlsServer::with(&certificate);
+        let complaint = refusal(&server, &server.certificate());
+        assert!(complaint.contains(expected), "'{expected}' in: {complaint}");
+    }
+
+    // Another one with the same names.
+    let server = TlsServer::with(&authority());
+    let other = tempfile::tempdir().expect("a directory");
+    authority().make(other.path());
+    let complaint = refusal(&server, &other.path().join("certificate.pem"));
+    assert!(complaint.contains("certificate"), "{complaint}");
+
+    // One that names its usage rightly.
+    let server = TlsServer::with(&Certificate {
+        usage: Some("serverAuth,clientAuth"),
+        ..authority()
+    });
+    let file = server.certificate();
+    let file = file.to_str().expect("UTF-8");
+    let accepted = run(&["ls", "--cacert", file, &server.url()], &[]);
+    assert!(accepted.status.success(), "{accepted:?}");
+}
+
+#[test]
+fn cacert_adds_all_its_certificates_to_those_of_the_system() {
+    let (one, two) = (
+        TlsServer::start(),
+        TlsServer::with(&Certificate::of_authority()),
+    );
+    let place = tempfile::tempdir().expect("a directory");
+    let pem = |server: &TlsServer| fs::read_to_string(server.certificate()).expect("readable");
+    let both = place.path().join("both.pem");
+    fs::write(&both, [pem(&one), pem(&two)].concat()).expect("a file");
+    let both = both.to_str().expect("UTF-8");
+    let (first, second) = (one.certificate(), two.certificate());
+    let first = first.to_str().expect("UTF-8");
+    let second = second.to_str().expect("UTF-8");
+    for accepted in [
+        run(&["ls", "--cacert", both, &one.url()], &[]),
+        run(&["ls", "--cacert", both, &two.url()], &[]),
+        run(
+            &["ls", "--cacert", second, &one.url()],
+            &[("SSL_CERT_FILE", first)],
+        ),
+    ] {
+        assert!(accepted.status.success(), "{accepted:?}");
+    }
+
+    let none = place.path().join("none.pem");
+    fs::write(&none, "no certificate").expect("a file");
+    for file in [none.to_str().expect("UTF-8"), "/nonexistent/file.pem"] {
+        let refused = run(&["ls", "--cacert", file, &one.url()], &[]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        let complaint = String::from_utf8_lossy(&refused.stderr);
+        assert!(complaint.contains(file), "{complaint}");
+        assert!(complaint.contains("--cacert"), "{complaint}");
+    }
+}
+
+#[test]
+fn certificate_errors_print_dates_and_names() {
+    for (certificate, expected, hint) in [
+        (
+            Certificate {
+                validity: ["20200101000000Z", "20200102030405Z"],
+                ..Certificate::default()
+            },
+            "expired on 2020-01-02 03:04:05 UTC",
+            "clock",
+        ),
+        (
+            Certificate {
+                validity: ["20900101000000Z", "20991231235959Z"],
+                ..Certificate::default()
+            },
+            "not valid before 2090-01-01 00:00:00 UTC",
+            "clock",
+        ),
+        (
+            Certificate {
+                name: "other.example",
+                ..Certificate::default()
+            },
+            "is for other.example, not for localhost",
+            "name",
+        ),
+    ] {
+        let server = TlsServer::with(&certificate);
+        let file = server.certificate();
+        let variable = ("SSL_CERT_FILE", file.to_str().expect("UTF-8"));
+        let refused = list(&server.url(), &[variable]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        let complaint = String::from_utf8_lossy(&refused.stderr);
+        assert!(complaint.contains(expected), "'{expected}' in: {complaint}");
+        for wrong in ["UnixTime", "UNIX", "DnsName", "seconds"] {
+            assert!(!complaint.contains(wrong), "'{wrong}' in: {complaint}");
+        }
+        let (_, told) = complaint.rsplit_once(" (").expect("a hint");
+        assert!(told.contains(hint), "{complaint}");
+    }
 }

@@ -11,6 +11,7 @@ mod client;
 mod gate;
 mod outage;
 mod transport;
+mod trust;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -38,6 +39,7 @@ use crate::base::stats::Stats;
 use crate::base::time_left::TimeLeft;
 
 pub use self::transport::{Content, Message, Transport};
+pub use self::trust::{Certificates, CertificatesError};
 
 /// Bytes asked for by the first request: what detecting a format needs, and little enough to be
 /// sent with the answer's header.
@@ -87,7 +89,7 @@ impl Http {
     /// When the server cannot be reached, refuses, or answers what cannot be used.
     pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
         let failed = |cause| Error::new(Location::from_url(&url).as_str(), cause);
-        let network = Network::new(&url, &options).map_err(failed)?;
+        let network = Network::new(&options).map_err(failed)?;
         Self::open_through(Box::new(network), url, options).await
     }
 

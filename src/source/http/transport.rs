@@ -12,6 +12,7 @@ use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, Response, StatusCode};
 use url::Url;
 
+use super::trust;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Sends requests and brings answers, without judging them.
@@ -73,9 +74,9 @@ impl fmt::Debug for Content {
 pub(super) struct Network(reqwest::Client);
 
 impl Network {
-    /// For requests to `url` first of all.
-    pub(super) fn new(url: &Url, options: &Options) -> Result<Self, Cause> {
-        connector(url, options).map(Self)
+    /// With the connections and certificates that `options` ask for.
+    pub(super) fn new(options: &Options) -> Result<Self, Cause> {
+        connector(options).map(Self)
     }
 }
 
@@ -92,8 +93,8 @@ impl Transport for Network {
         })
     }
 
-    fn afresh(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
-        Ok(Box::new(Self::new(url, options)?))
+    fn afresh(&self, _url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(Self::new(options)?))
     }
 }
 
@@ -108,21 +109,16 @@ fn pieces(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send
     })
 }
 
-fn connector(url: &Url, options: &Options) -> Result<reqwest::Client, Cause> {
+fn connector(options: &Options) -> Result<reqwest::Client, Cause> {
     // An error says that the process has a provider already, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
-    match builder(options).build() {
-        Ok(client) => Ok(client),
-        // A machine without any trusted certificate can still speak plain HTTP.
-        Err(_) if url.scheme() == "http" => {
-            let built = builder(options).tls_certs_only([]).build();
-            built.map_err(|error| cause_of(&error))
-        }
-        Err(error) => Err(Cause::Unreachable {
-            obstacle: Obstacle::Tls,
-            detail: innermost(&error).to_string(),
-        }),
-    }
+    let unusable = |error: &(dyn StdError + 'static)| Cause::Unreachable {
+        obstacle: Obstacle::Tls,
+        detail: innermost(error).to_string(),
+    };
+    let tls = trust::config(&options.certificates).map_err(|error| unusable(&error))?;
+    let built = builder(options).tls_backend_preconfigured(tls).build();
+    built.map_err(|error| unusable(&error))
 }
 
 /// HTTP/1.1, which moves more bytes per CPU second than HTTP/2; bodies as they come, and
@@ -146,9 +142,11 @@ fn cause_of(error: &reqwest::Error) -> Cause {
         Obstacle::Dns
     } else if let Some(error) = chain(error).find_map(<dyn StdError>::downcast_ref) {
         match error {
-            rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
-                Obstacle::Certificate
+            rustls::Error::InvalidCertificate(error) => {
+                let (obstacle, detail) = trust::explain(error);
+                return Cause::Unreachable { obstacle, detail };
             }
+            rustls::Error::NoCertificatesPresented => Obstacle::Certificate,
             _ => Obstacle::Tls,
         }
     } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::tar::Timestamp;
-
 const DAY_SECONDS: i64 = 86_400;
 
 /// Days in four hundred years, after which the calendar repeats.
@@ -14,7 +12,7 @@ const EPOCH_DAYS: i64 = 719_468;
 
 /// A time in the Gregorian calendar, extended without end in both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Civil {
+pub struct Civil {
     year: i64,
     month: i64,
     day: i64,
@@ -23,9 +21,10 @@ pub(super) struct Civil {
 }
 
 impl Civil {
-    pub(super) fn new(time: Timestamp) -> Self {
+    /// The time so many seconds and nanoseconds after the beginning of 1970.
+    pub fn new(seconds: i64, nanoseconds: u32) -> Self {
         // Years begin in March here, so that the odd day of a leap year is the last one.
-        let days = time.seconds.div_euclid(DAY_SECONDS) + EPOCH_DAYS;
+        let days = seconds.div_euclid(DAY_SECONDS) + EPOCH_DAYS;
         let era = days.div_euclid(ERA_DAYS);
         let day_of_era = days.rem_euclid(ERA_DAYS);
         let leap_days = day_of_era / 1460 - day_of_era / 36_524 + day_of_era / 146_096;
@@ -44,8 +43,8 @@ impl Civil {
                 march_month + 3
             },
             day,
-            second_of_day: time.seconds.rem_euclid(DAY_SECONDS),
-            nanoseconds: time.nanoseconds,
+            second_of_day: seconds.rem_euclid(DAY_SECONDS),
+            nanoseconds,
         }
     }
 
@@ -65,7 +64,7 @@ impl Civil {
     }
 
     /// `2026-05-20 16:27:29`.
-    pub(super) fn to_date_and_time(self) -> impl fmt::Display {
+    pub fn to_date_and_time(self) -> impl fmt::Display {
         fmt::from_fn(move |f| {
             self.write_date(f)?;
             f.write_str(" ")?;
@@ -74,7 +73,7 @@ impl Civil {
     }
 
     /// RFC 3339 with all nanoseconds: `2026-05-20T16:27:29.000000001Z`.
-    pub(super) fn to_rfc3339(self) -> impl fmt::Display {
+    pub fn to_rfc3339(self) -> impl fmt::Display {
         fmt::from_fn(move |f| {
             self.write_date(f)?;
             f.write_str("T")?;
@@ -91,11 +90,7 @@ mod tests {
     use super::*;
 
     fn rfc3339(seconds: i64, nanoseconds: u32) -> String {
-        let time = Timestamp {
-            seconds,
-            nanoseconds,
-        };
-        Civil::new(time).to_rfc3339().to_string()
+        Civil::new(seconds, nanoseconds).to_rfc3339().to_string()
     }
 
     #[test]
@@ -128,7 +123,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_next_day_is_the_next_date(day in -1_000_000_i64..5_000_000) {
-            let civil = |day: i64| Civil::new(Timestamp { seconds: day * DAY_SECONDS, nanoseconds: 0 });
+            let civil = |day: i64| Civil::new(day * DAY_SECONDS, 0);
             let (today, tomorrow) = (civil(day), civil(day + 1));
             let same_month = (today.year, today.month) == (tomorrow.year, tomorrow.month);
             if same_month {

@@ -1,0 +1,271 @@
+//! Which servers are trusted over TLS, and why one is not.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
+
+use crate::base::civil::Civil;
+use crate::source::Obstacle;
+
+/// Certificates that are trusted besides the system's.
+#[derive(Clone, Debug, Default)]
+pub struct Certificates(Vec<CertificateDer<'static>>);
+
+/// Why a file of certificates cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CertificatesError {
+    /// There is none in it.
+    #[error("it has no certificate (a PEM file has lines `-----BEGIN CERTIFICATE-----`)")]
+    Missing,
+    /// One of them is malformed.
+    #[error("its certificate number {number} is malformed")]
+    Malformed {
+        /// Which one, counted from 1.
+        number: usize,
+    },
+}
+
+impl Certificates {
+    /// The certificates in `pem`; whatever else is in it is ignored.
+    ///
+    /// # Errors
+    /// When there is none, or one is malformed.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, CertificatesError> {
+        let mut certificates = Vec::new();
+        let mut scratch = RootCertStore::empty();
+        for (index, certificate) in CertificateDer::pem_slice_iter(pem).enumerate() {
+            let malformed = CertificatesError::Malformed { number: index + 1 };
+            let certificate = certificate.map_err(|_| malformed.clone())?;
+            scratch.add(certificate.clone()).map_err(|_| malformed)?;
+            certificates.push(certificate);
+        }
+        if certificates.is_empty() {
+            return Err(CertificatesError::Missing);
+        }
+        Ok(Self(certificates))
+    }
+}
+
+/// TLS for HTTP/1.1 that trusts the system's certificates, those of `SSL_CERT_FILE` instead if it is set,
+/// and `more`. Without any, no server is trusted.
+pub(super) fn config(more: &Certificates) -> Result<ClientConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
+    let system = rustls_native_certs::load_native_certs();
+    for error in &system.errors {
+        tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
+    }
+    let trusted = [system.certs.as_slice(), &more.0].concat();
+    let builder = match Verifier::new(trusted, provider) {
+        Some(verifier) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier)),
+        None => builder.with_root_certificates(RootCertStore::empty()),
+    };
+    let mut config = builder.with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// The checks of webpki, but for one: a server may present a certificate of an authority as its own, as
+/// `openssl req -x509` makes it, if this very certificate is trusted.
+#[derive(Debug)]
+struct Verifier {
+    webpki: Arc<WebPkiServerVerifier>,
+    /// Digests of the trusted certificates.
+    trusted: HashSet<blake3::Hash>,
+}
+
+impl Verifier {
+    /// `None` if no certificate can be used.
+    fn new(trusted: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Option<Self> {
+        let mut roots = RootCertStore::empty();
+        let digests = trusted.iter().map(|one| blake3::hash(one)).collect();
+        roots.add_parsable_certificates(trusted);
+        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
+        Some(Self {
+            webpki: webpki.build().ok()?,
+            trusted: digests,
+        })
+    }
+
+    /// Checks of a trusted authority's certificate that webpki has not done when it finds that it is one:
+    /// it checks the dates first.
+    fn verify_authority(
+        certificate: &CertificateDer<'_>,
+        name: &ServerName<'_>,
+    ) -> Result<(), Error> {
+        if !may_be_of_server(certificate) {
+            return Err(CertificateError::InvalidPurpose.into());
+        }
+        verify_server_name(&ParsedCertificate::try_from(certificate)?, name)
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified = self.webpki.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        );
+        match verified {
+            Err(error)
+                if is_of_authority(&error) && self.trusted.contains(&blake3::hash(end_entity)) =>
+            {
+                Self::verify_authority(end_entity, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.webpki.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.webpki.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.webpki.supported_verify_schemes()
+    }
+}
+
+/// Whether a certificate was refused because it is that of an authority.
+fn is_of_authority(error: &Error) -> bool {
+    let Error::InvalidCertificate(CertificateError::Other(error)) = error else {
+        return false;
+    };
+    matches!(
+        error.0.downcast_ref(),
+        Some(webpki::Error::CaUsedAsEndEntity)
+    )
+}
+
+/// Whether the extended key usage of `certificate`, if it has this extension, allows servers.
+fn may_be_of_server(certificate: &[u8]) -> bool {
+    // Object identifiers in DER: 2.5.29.37 and 1.3.6.1.5.5.7.3.1.
+    const EXTENDED_KEY_USAGE: &[u8] = b"\x06\x03\x55\x1d\x25";
+    const SERVER_AUTH: &[u8] = b"\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x01";
+    let has = |id: &[u8]| certificate.windows(id.len()).any(|window| window == id);
+    !has(EXTENDED_KEY_USAGE) || has(SERVER_AUTH)
+}
+
+/// Why a certificate is refused: its kind, and the words for it.
+pub(super) fn explain(error: &CertificateError) -> (Obstacle, String) {
+    match error {
+        CertificateError::ExpiredContext { not_after, .. } => (
+            Obstacle::CertificateDates,
+            format!("the certificate expired on {}", date(*not_after)),
+        ),
+        CertificateError::NotValidYetContext { not_before, .. } => (
+            Obstacle::CertificateDates,
+            format!("the certificate is not valid before {}", date(*not_before)),
+        ),
+        CertificateError::NotValidForNameContext {
+            expected,
+            presented,
+        } => {
+            let names: Vec<_> = presented.iter().map(|name| bare_name(name)).collect();
+            let names = match names.as_slice() {
+                [] => "no name".to_owned(),
+                names => names.join(", "),
+            };
+            let expected = expected.to_str();
+            (
+                Obstacle::CertificateUse,
+                format!("the certificate is for {names}, not for {expected}"),
+            )
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => (
+            Obstacle::CertificateUse,
+            "the certificate is not for servers".to_owned(),
+        ),
+        CertificateError::UnknownIssuer => (
+            Obstacle::Certificate,
+            "the certificate is not signed by a trusted authority".to_owned(),
+        ),
+        error if is_of_authority(&error.clone().into()) => (
+            Obstacle::Certificate,
+            "the certificate is that of an authority, and not itself trusted".to_owned(),
+        ),
+        error => (
+            Obstacle::Certificate,
+            format!("the certificate is refused: {error}"),
+        ),
+    }
+}
+
+fn date(time: UnixTime) -> impl fmt::Display {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    let date = Civil::new(seconds, 0);
+    fmt::from_fn(move |f| write!(f, "{} UTC", date.to_date_and_time()))
+}
+
+/// A name of a certificate without its kind: of `DnsName("host")` the host.
+fn bare_name(name: &str) -> &str {
+    let inner = name
+        .split_once('(')
+        .and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.unwrap_or(name).trim_matches('"')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_that_cannot_be_used_are_refused() {
+        let read = |pem: &[u8]| Certificates::from_pem(pem).map(|_| ());
+        assert_eq!(read(b""), Err(CertificatesError::Missing));
+        let key = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+        assert_eq!(read(key), Err(CertificatesError::Missing));
+        let malformed = Err(CertificatesError::Malformed { number: 1 });
+        let short = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert_eq!(read(short), malformed);
+        assert_eq!(read(b"-----BEGIN CERTIFICATE-----\nAAAA\n"), malformed);
+    }
+
+    #[test]
+    fn names_of_certificates_lose_their_kind() {
+        for (name, expected) in [
+            ("DnsName(\"host.example\")", "host.example"),
+            ("IpAddress(127.0.0.1)", "127.0.0.1"),
+            ("other", "other"),
+        ] {
+            assert_eq!(bare_name(name), expected);
+        }
+    }
+}
