@@ -1,8 +1,11 @@
 //! `tarfs bundle`: an image as a runtime wants it, a tree and what to run in it.
 
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +21,7 @@ use super::materialize::{self, MaterializeArgs};
 use super::undo::Undo;
 use super::{given, open, output};
 use crate::base::regular;
+use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
 use crate::image::{self, Config, User};
 
@@ -79,12 +83,6 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     };
     // Fails now if the configuration cannot be made, before anything is written.
     runtime_config(args, &image.config, root())?;
-    for volume in image::refused_volumes(&image.config) {
-        output::complain(format_args!(
-            "the image's volume '{}' is left out, because it would hide a directory of the system",
-            volume.escape_default()
-        ));
-    }
     let made = make_directory(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
     let pinned = SourceArgs {
@@ -109,7 +107,9 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     // All of it or nothing.
     let _held = undo.hold();
     let user = user(&new.rootfs, &image.config)?;
-    let text = runtime_config(args, &image.config, user)?;
+    let mut config = image.config;
+    config.execution.volumes = usable_volumes(&new.rootfs, &config.execution.volumes);
+    let text = runtime_config(args, &config, user)?;
     let written = new.write_config(&text);
     written.with_context(|| format!("cannot write {}", new.config.display()))?;
     let put = new.put(args.force);
@@ -311,6 +311,73 @@ fn runtime_config(args: &BundleArgs, config: &Config, user: User) -> anyhow::Res
         rootless: (!is_root).then(|| (geteuid().as_raw(), getegid().as_raw())),
     };
     Ok(image::bundle(config, &bundle)?)
+}
+
+/// The paths without links of those `volumes` that a bundle of the tree at `rootfs` can have; prints which
+/// others are left out.
+fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> BTreeSet<String> {
+    let mut usable = BTreeSet::new();
+    for volume in volumes {
+        let reason = match resolve_volume(rootfs, volume) {
+            Some(path) if image::hides_system_directory(&path) => {
+                "would hide a directory of the system"
+            }
+            Some(path) => {
+                usable.insert(path);
+                continue;
+            }
+            None => "leads to no directory",
+        };
+        output::complain(format_args!(
+            "the image's volume '{}' is left out, because it {reason}",
+            volume.escape_default()
+        ));
+    }
+    usable
+}
+
+/// The path without links, from the root of the tree at `rootfs`, of the directory `volume` in it; `None` if
+/// there cannot be one. What is missing is taken for a directory, because runtimes make it.
+fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
+    let mut place = PathBuf::new();
+    // The next component is the last one.
+    let mut pending: Vec<OsString> = reversed_components(volume.as_bytes());
+    let mut links = 0;
+    while let Some(name) = pending.pop() {
+        match name.as_bytes() {
+            b"" | b"." => continue,
+            b".." => {
+                place.pop();
+                continue;
+            }
+            _ => {}
+        }
+        let next = place.join(&name);
+        match fs::symlink_metadata(rootfs.join(&next)) {
+            Ok(status) if status.is_symlink() => {
+                links += 1;
+                if links > MAX_LINKS {
+                    return None;
+                }
+                let target = fs::read_link(rootfs.join(&next)).ok()?;
+                if target.is_absolute() {
+                    place = PathBuf::new();
+                }
+                pending.extend(reversed_components(target.as_os_str().as_bytes()));
+            }
+            Ok(status) if status.is_dir() => place = next,
+            Err(error) if error.kind() == ErrorKind::NotFound => place = next,
+            _ => return None,
+        }
+    }
+    place.to_str().map(|place| format!("/{place}"))
+}
+
+fn reversed_components(path: &[u8]) -> Vec<OsString> {
+    let components = path.rsplit(|&byte| byte == b'/');
+    components
+        .map(|name| OsStr::from_bytes(name).to_owned())
+        .collect()
 }
 
 /// As whom the image runs, by its own accounts.

@@ -3,6 +3,7 @@
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 use crate::source;
+use std::borrow::Cow;
 
 /// What is wrong with an image, and where.
 #[derive(Debug, thiserror::Error)]
@@ -128,8 +129,8 @@ fn names(known: &[String]) -> String {
 
 impl Cause {
     /// What the user can do about it.
-    pub fn hint(&self) -> Option<&'static str> {
-        Some(match self {
+    pub fn hint(&self) -> Option<Cow<'static, str>> {
+        Some(Cow::from(match self {
             Self::Source(error) => return error.cause.hint(),
             Self::NotAnImage { .. } => {
                 "'oci-archive:' is for OCI layouts, 'docker-archive:' for what docker save writes, \
@@ -140,7 +141,7 @@ impl Cause {
             | Self::TooLong { .. }
             | Self::OtherSize { .. }
             | Self::OtherDigest { .. } => {
-                "the image is damaged or incomplete: make or fetch it anew"
+                "the image is damaged or incomplete: make it again or get another copy"
             }
             Self::Unsupported(_) => "convert the image, for instance with skopeo copy",
             Self::NoSuchName { .. } | Self::SeveralImages(_) => {
@@ -150,6 +151,6 @@ impl Cause {
             Self::UnknownUser { .. } => "the image is broken: make it with a numeric user",
             Self::LargeNumber { .. } => "the image is broken: make it with another user",
             Self::NoCommand => "put one behind SOURCE and DIR: -- COMMAND",
-        })
+        }))
     }
 }

@@ -48,6 +48,9 @@ impl Reference {
         let (transport, rest) = spec.split_once(':')?;
         let mut transports = Transport::ALL.into_iter();
         let transport = transports.find(|known| known.name() == transport)?;
+        if transport == Transport::Oci && is_of_url(rest) {
+            return None;
+        }
         let before_name = before_name(rest);
         let colon = rest.get(before_name..).and_then(|rest| rest.find(':'));
         let (place, name) = match colon.map(|colon| rest.split_at(before_name + colon)) {
@@ -60,6 +63,12 @@ impl Reference {
             name: name.filter(|name| !name.is_empty()).map(str::to_owned),
         })
     }
+}
+
+/// Whether `rest` stands behind the scheme of a URL, as in `oci://HOST/NAME`.
+fn is_of_url(rest: &str) -> bool {
+    let host = rest.strip_prefix("//");
+    host.is_some_and(|host| !host.starts_with('/'))
 }
 
 /// How many bytes of `rest` are of the place, whatever colons they have.
@@ -155,6 +164,7 @@ mod tests {
             "https://example.com/oci:x",
             "oci",
             "OCI:x",
+            "oci://registry.example/x:1",
             "-",
             "",
         ] {

@@ -177,11 +177,10 @@ fn volumes(wanted: &BTreeSet<String>) -> BTreeSet<String> {
         .collect()
 }
 
-/// Volumes that `config` wants and a bundle does not have, because they would hide what the runtime
-/// mounts at or below `/proc`, `/sys` and `/dev`.
-pub fn refused_volumes(config: &Config) -> impl Iterator<Item = &str> {
-    let wanted = config.execution.volumes.iter().map(String::as_str);
-    wanted.filter(|path| is_of_the_system(&clean(path)))
+/// Whether a volume at `path`, which leads through no link, would hide what the runtime mounts at or below
+/// `/proc`, `/sys` and `/dev`. A bundle does not have such volumes.
+pub fn hides_system_directory(path: &str) -> bool {
+    is_of_the_system(&clean(path))
 }
 
 /// The absolute path that `path` means, by its text alone.
@@ -461,7 +460,9 @@ mod tests {
         let volumes: Vec<_> = volumes.map(|mount| mount["destination"].clone()).collect();
         assert_eq!(volumes, ["/devices/dev", "/process"]);
         let config = Config::parse(config.as_bytes()).expect("a config");
-        assert_eq!(refused_volumes(&config).count(), 5);
+        let wanted = config.execution.volumes.iter();
+        let refused = wanted.filter(|path| hides_system_directory(path));
+        assert_eq!(refused.count(), 5);
     }
 
     #[test]

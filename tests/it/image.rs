@@ -842,6 +842,52 @@ fn bundle_directory_is_closed_to_other_users() {
 }
 
 #[test]
+fn volumes_that_lead_to_system_directories_are_left_out() {
+    let place = Place::new();
+    let volumes = json!({
+        "/link/sys": {}, "/link/srv/data": {}, "/relative/x": {}, "/up/proc": {}, "/chain": {},
+        "/loop/x": {}, "/link": {}, "/dangling/x": {}, "/file/x": {}, "/plain": {},
+    });
+    let tree = Archive::new()
+        .directory("srv")
+        .symlink("link", "/")
+        .symlink("relative", "../../srv/./dev-link")
+        .symlink("srv/dev-link", "../dev")
+        .symlink("up", "srv/../..")
+        .symlink("chain", "link/link/sys/fs")
+        .symlink("loop", "loop")
+        .symlink("dangling", "/nowhere/proc")
+        .file("file", "")
+        .end();
+    let execution = json!({ "Cmd": ["x"], "Volumes": volumes });
+    let image = Image::new("one", vec![tree]).running(execution);
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let output = place.run(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    assert!(output.status.success(), "{}", told(&output));
+    let said = told(&output);
+    for left_out in [
+        "/link/sys",
+        "/relative/x",
+        "/up/proc",
+        "/chain",
+        "/loop/x",
+        "/file/x",
+    ] {
+        let line = format!("'{left_out}' is left out");
+        assert!(said.contains(&line), "{line}: {said}");
+    }
+    let config = fs::read_to_string(place.path().join("box/config.json")).expect("written");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    let mounts = config["mounts"].as_array().expect("a list");
+    let destinations: Vec<_> = mounts
+        .iter()
+        .filter(|mount| mount["source"] == "none" && mount["type"] == "tmpfs")
+        .map(|mount| mount["destination"].as_str().expect("a path"))
+        .collect();
+    assert_eq!(destinations, ["/nowhere/proc/x", "/plain", "/srv/data"]);
+}
+
+#[test]
 fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let place = Place::new();
     let script = "id -u; id -g; cat /proc/self/uid_map; echo written >/file";
