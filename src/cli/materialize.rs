@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{IsTerminal, Write, stdout};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
@@ -164,6 +164,9 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
         .transpose()?;
     args.ensure_path_is_no_destination()?;
+    if !(args.atomic || args.to_stdout || args.dry_run) {
+        materialize::check_empty_destination(args.directory())?;
+    }
     let index = args.saved.index.as_deref();
     let is_stack = args.layers.make_a_stack(&args.source, index)?;
     let whiteouts = is_stack.then(|| args.layers.whiteouts());
@@ -203,6 +206,9 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         }
         return Ok(ExitCode::from(output::FAILURE));
     }
+    if saved.is_none() && source.is_remote() {
+        args.ensure_path_has_form_of_member()?;
+    }
     let run = Run {
         args,
         since: Instant::now(),
@@ -237,6 +243,24 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         output::show_counters(&stats);
     }
     outcome
+}
+
+/// Whether users write the path of a directory on this machine like `path`, and hardly one of a member.
+fn has_form_of_destination(path: &Path) -> bool {
+    match path.components().next() {
+        Some(Component::RootDir) => path != Path::new("/"),
+        Some(first) => first == Component::ParentDir || first.as_os_str() == "~",
+        None => false,
+    }
+}
+
+/// The error for a PATH that was probably meant as the destination, for this reason.
+fn not_a_member(path: &Path, reason: &str) -> anyhow::Error {
+    let name = path.display();
+    anyhow!(
+        "{name}: {reason}, but a PATH is a member of the archive (to write into it use -C {name}; to \
+         take the member of this name add -C .)"
+    )
 }
 
 impl MaterializeArgs {
@@ -291,17 +315,34 @@ impl MaterializeArgs {
     /// # Errors
     /// When it is one.
     fn ensure_path_is_no_destination(&self) -> anyhow::Result<()> {
-        let ([path], None) = (self.paths.as_slice(), &self.directory) else {
-            return Ok(());
-        };
-        let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
-        let name = Path::new(path).display();
-        ensure!(
-            !is_empty || self.to_stdout,
-            "{name}: is an empty directory here, but a PATH is a member of the archive (to write \
-             into it use -C {name}; to take the member of this name add -C .)"
-        );
-        Ok(())
+        match self.possible_destination() {
+            Some(path) if materialize::is_empty_directory(path) => {
+                Err(not_a_member(path, "is an empty directory here"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a PATH in the form of a directory on this machine, when -C names none.
+    ///
+    /// # Errors
+    /// When it has this form.
+    fn ensure_path_has_form_of_member(&self) -> anyhow::Result<()> {
+        match self.possible_destination() {
+            Some(path) if has_form_of_destination(path) => Err(not_a_member(
+                path,
+                "has the form of a directory on this machine",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The PATH that may be meant as the destination: the only one, while -C names none.
+    fn possible_destination(&self) -> Option<&Path> {
+        match (self.paths.as_slice(), &self.directory) {
+            ([path], None) if !self.to_stdout => Some(Path::new(path)),
+            _ => None,
+        }
     }
 
     /// Refuses what nobody can do with a part of several layers; with --layer the command line does.

@@ -67,6 +67,7 @@ pub use self::plan::{Selection, Wanted};
 pub use self::problem::{Cause, Error, Problem, Reporter};
 pub use self::rehearsal::Rehearsal;
 pub use self::staging::Staging;
+pub use self::unwritable::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattrs::XattrFilter;
 

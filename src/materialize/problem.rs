@@ -101,6 +101,15 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// Nothing can be written to the destination.
+    #[error("{}: cannot write to the destination directory", path.display())]
+    Unwritable {
+        /// Which.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        errno: Errno,
+    },
     /// A tree is to appear whole where something is already.
     #[error("{}: is there already and not empty; a whole tree replaces nothing", path.display())]
     Occupied {
@@ -262,7 +271,9 @@ impl Error {
                 errno: Errno::NOENT,
                 ..
             } => Some("make the directory first, or correct -C"),
-            Self::Destination { .. } => Some("name a directory with -C that you may write to"),
+            Self::Destination { .. } | Self::Unwritable { .. } => {
+                Some("name a directory with -C that you may write to")
+            }
             Self::TooManyEntries { .. } => {
                 Some("if that is to be expected, allow it with a larger --max-entries")
             }

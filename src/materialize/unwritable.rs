@@ -1,14 +1,39 @@
 //! A destination directory that its user may not write to: reported once, not once per entry.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{Access, AtFlags, accessat, statat};
+use rustix::fs::{Access, AtFlags, CWD, accessat, statat};
 use rustix::io::Errno;
 
-use super::problem::{Problems, Trouble};
+use super::problem::{Error, Problems, Trouble};
 use super::root::Directory;
 use crate::base::path::ArchivePath;
+
+/// Refuses an empty destination directory that nothing can be written to.
+///
+/// One that is not empty may have directories that can be written to.
+///
+/// # Errors
+/// When `path` is such a directory.
+pub fn check_empty_destination(path: &Path) -> Result<(), Error> {
+    let wanted = Access::WRITE_OK | Access::EXEC_OK;
+    match accessat(CWD, path, wanted, AtFlags::EACCESS) {
+        Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) if is_empty_directory(path) => {
+            Err(Error::Unwritable {
+                path: path.to_owned(),
+                errno,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether `path` is a directory with no entries.
+pub fn is_empty_directory(path: &Path) -> bool {
+    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
 
 /// The destination directory, when nothing can be made in it.
 #[derive(Debug)]

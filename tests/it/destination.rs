@@ -65,6 +65,7 @@ fn make(path: &Path, mode: u32) {
 fn unwritable_destination_is_reported_by_one_line() {
     let place = Place::new();
     make(&place.path("closed"), 0o755);
+    fs::write(place.path("closed/own"), "").expect("space");
     make(&place.path("half"), 0o755);
     make(&place.path("half/d"), 0o777);
     for (directory, missing) in [("closed", 101), ("half", 51)] {
@@ -93,24 +94,65 @@ fn unwritable_destination_is_reported_by_one_line() {
     assert_eq!(written, b"below");
 }
 
+/// Runs `body` while an empty, read-only file system is mounted on `path`.
+fn with_read_only_mount<T>(path: &Path, body: impl FnOnce() -> T) -> T {
+    let mount = ["-t", "tmpfs", "-o", "ro", "none"];
+    let output = Command::new("mount").args(mount).arg(path).output();
+    assert!(output.expect("mount is installed").status.success());
+    let result = body();
+    let unmounted = Command::new("umount").arg(path).output();
+    assert!(unmounted.expect("umount is installed").status.success());
+    result
+}
+
 #[test]
 fn read_only_destination_is_named() {
     let place = Place::new();
     make(&place.path("mounted"), 0o755);
-    let mounted = place.path("mounted");
-    let mount = ["-t", "tmpfs", "-o", "ro", "none"];
-    let output = Command::new("mount").args(mount).arg(&mounted).output();
-    assert!(output.expect("mount is installed").status.success());
-    let output = place.run(&["materialize", "-q", "a.tar", "-C", "mounted"]);
-    let unmounted = Command::new("umount").arg(&mounted).output();
-    assert!(unmounted.expect("umount is installed").status.success());
+    let output = with_read_only_mount(&place.path("mounted"), || {
+        place.run(&["materialize", "-q", "a.tar", "-C", "mounted"])
+    });
     let lines = complaints(&output);
     assert_eq!(lines.len(), 1, "{lines:?}");
     let line = lines.first().expect("one");
-    assert!(
-        line.starts_with("tarfs: mounted: d: the destination fails"),
-        "{line}"
-    );
+    assert!(line.starts_with("tarfs: mounted: "), "{line}");
+    assert!(line.contains("Read-only file system"), "{line}");
+}
+
+#[test]
+fn empty_unwritable_destination_is_refused_before_fetching() {
+    let place = Place::new();
+    make(&place.path("closed"), 0o755);
+    make(&place.path("mounted"), 0o755);
+    // Nothing listens there.
+    let words = |directory| {
+        [
+            "materialize",
+            "-q",
+            "http://127.0.0.1:1/a.tar",
+            "-C",
+            directory,
+        ]
+    };
+    let closed = complaints(&place.run_as_nobody(&words("closed")));
+    let mounted = with_read_only_mount(&place.path("mounted"), || {
+        complaints(&place.run(&words("mounted")))
+    });
+    for (lines, name, reason) in [
+        (closed, "closed", "Permission denied"),
+        (mounted, "mounted", "Read-only file system"),
+    ] {
+        let [line] = lines.as_slice() else {
+            panic!("{lines:?}")
+        };
+        assert!(line.starts_with(&format!("tarfs: {name}: ")), "{line}");
+        assert!(line.contains(reason) && line.contains("-C"), "{line}");
+    }
+    // Nothing is written there.
+    for flag in ["-O", "--dry-run"] {
+        let output = place.run_as_nobody(&["materialize", "-q", "a.tar", "-C", "closed", flag]);
+        assert!(output.status.success(), "{flag}: {}", told(&output));
+    }
 }
 
 #[test]
@@ -136,6 +178,45 @@ fn empty_directory_as_path_is_refused_before_fetching() {
     let output = place.run(&["materialize", "-q", "a.tar", "d"]);
     assert!(output.status.success(), "{}", told(&output));
     assert!(place.path("d/f3").exists());
+}
+
+#[test]
+fn path_in_the_form_of_a_destination_is_refused_before_fetching() {
+    let place = Place::new();
+    let server = Server::start();
+    let archive = Archive::new().file("d/f", noise(20 << 20)).end();
+    server.serve("/a", Resource::new(archive).etag("\"1\""));
+    let url = server.url("/a");
+    for path in ["../d", "/srv/d", "~/d", ".."] {
+        let before = server.sent_bytes("/a");
+        let lines = complaints(&place.run(&["materialize", "-q", &url, path]));
+        let [line] = lines.as_slice() else {
+            panic!("{lines:?}")
+        };
+        assert!(line.starts_with(&format!("tarfs: {path}: ")), "{line}");
+        let hint = format!("-C {path}");
+        assert!(line.contains(&hint) && line.contains("-C ."), "{line}");
+        assert!(
+            server.sent_bytes("/a") - before < 1 << 20,
+            "fetched: {path}"
+        );
+    }
+    // With -C, of a local file, or to standard output it is a member.
+    for words in [
+        &["materialize", "-q", &url, "/d", "-C", "."][..],
+        &["materialize", "-q", &url, "/d", "-O"],
+        &["materialize", "-q", &url, "./d"],
+        &["materialize", "-q", &url, "d/"],
+        &["materialize", "-q", "a.tar", "/d"],
+    ] {
+        let output = place.run(words);
+        assert!(output.status.success(), "{words:?}: {}", told(&output));
+    }
+    // So it is if a saved index has it.
+    let output = place.run(&["index", "-q", &url]);
+    assert!(output.status.success(), "{}", told(&output));
+    let output = place.run(&["materialize", "-q", &url, "/d"]);
+    assert!(output.status.success(), "{}", told(&output));
 }
 
 #[test]
