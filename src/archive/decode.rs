@@ -424,6 +424,8 @@ fn recognise(first: &[u8]) -> Result<Compression, Error> {
     match codec::detect(first) {
         Detected::Supported(compression) => Ok(compression),
         Detected::Unsupported(format) => Err(Error::UnsupportedFormat(format)),
+        Detected::Encrypted(encryption) => Err(Error::Encrypted(encryption)),
+        Detected::WebPage => Err(Error::WebPage),
         Detected::Unknown if first.is_empty() => Err(Error::Empty),
         Detected::Unknown => Err(Error::NotAnArchive),
     }

@@ -48,6 +48,12 @@ pub enum Error {
     /// A packed format that is recognised and not supported.
     #[error("{0} is not supported")]
     UnsupportedFormat(&'static str),
+    /// An encrypted file.
+    #[error("it is encrypted with {0}")]
+    Encrypted(codec::Encryption),
+    /// An HTML document.
+    #[error("this is an HTML document, perhaps an error page, and no archive")]
+    WebPage,
     /// The packed bytes are not those that were asked for.
     #[error("its SHA-256 is {found}, not {expected}")]
     OtherDigest {
@@ -76,10 +82,10 @@ pub enum Error {
 }
 
 /// What to do about damage.
-const DAMAGED: &str = "the archive is damaged: fetch it anew";
+const DAMAGED: &str = "the archive is damaged: get another copy";
 
 /// What to do about an archive of which the end is missing.
-const CUT: &str = "fetch it anew, or take its readable part with --allow-truncated";
+const CUT: &str = "get a whole copy, or take its readable part with --allow-truncated";
 
 /// What to do about a packing that nobody here can undo.
 const REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
@@ -93,7 +99,7 @@ const REPLACED: &str = "the archive was replaced or damaged at its source: if it
                         index with `tarfs cache clear` and mount it again";
 
 /// What to do about something else in the archive's place.
-const CHECK: &str = "check what is stored there: an error page, perhaps";
+const CHECK: &str = "check that SOURCE names the archive itself";
 
 /// What to do about an archive of which more has to be kept in memory than is allowed.
 const MORE_KEPT: &str = "if that is to be expected, allow it with a larger --memory: as much may be \
@@ -124,13 +130,25 @@ impl Error {
             let mebibytes = scan::memory_for_state(needed_bytes).div_ceil(1 << 20);
             return Some(Cow::from(format!("allow it with --memory {mebibytes}MiB")));
         }
+        if let Self::Source(error) = self
+            && !self.is_truncation()
+        {
+            return error.cause.hint();
+        }
+        if let Self::Encrypted(encryption) = self {
+            let command = encryption.decrypting_command();
+            return Some(Cow::from(format!(
+                "decrypt it with `{command}` to a file and name that, or pipe the output of \
+                 `{command}` to `tarfs materialize -`"
+            )));
+        }
         self.known_hint().map(Cow::from)
     }
 
     fn known_hint(&self) -> Option<&'static str> {
         match self {
-            Self::Source(_) if self.is_truncation() => Some(CUT),
-            Self::Source(error) => error.cause.hint(),
+            // Truncated: other causes have hints of their own.
+            Self::Source(_) => Some(CUT),
             Self::Codec(error) => match error.cause {
                 codec::Cause::Truncated => Some(CUT),
                 codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(DAMAGED),
@@ -148,14 +166,14 @@ impl Error {
                 tar::Cause::TooManyEntries { .. } => Some(MORE_ENTRIES),
                 tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => Some(MORE_BYTES),
             },
-            Self::NotAnArchive | Self::Empty => Some(CHECK),
+            Self::NotAnArchive | Self::WebPage | Self::Empty => Some(CHECK),
             Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
             Self::TooMuchMemory(_) => Some(MORE_INDEX),
             Self::EndlessZeros => Some(SAVE_FIRST),
             Self::UnsupportedFormat(_) => Some(REPACK),
             Self::OtherDigest { .. } | Self::OtherPlainDigest { .. } => Some(OTHER),
             Self::OtherBytes { .. } => Some(REPLACED),
-            Self::Interrupted => None,
+            Self::Encrypted(_) | Self::Interrupted => None,
         }
     }
 
@@ -171,6 +189,8 @@ impl Error {
             | Self::TooMuchMemory(_)
             | Self::EndlessZeros
             | Self::UnsupportedFormat(_)
+            | Self::Encrypted(_)
+            | Self::WebPage
             | Self::OtherDigest { .. }
             | Self::OtherBytes { .. }
             | Self::OtherPlainDigest { .. }

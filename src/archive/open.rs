@@ -441,7 +441,10 @@ impl Opening {
         let bytes = fetch::read(&self.network, &self.source, first, &Pool::new(len)).ok()?;
         match codec::detect(&bytes) {
             Detected::Supported(compression) => Some(compression),
-            Detected::Unsupported(_) | Detected::Unknown => None,
+            Detected::Unsupported(_)
+            | Detected::Encrypted(_)
+            | Detected::WebPage
+            | Detected::Unknown => None,
         }
     }
 

@@ -547,6 +547,8 @@ impl Reader {
             | Error::TooMuchMemory(_)
             | Error::EndlessZeros
             | Error::UnsupportedFormat(_)
+            | Error::Encrypted(_)
+            | Error::WebPage
             | Error::OtherDigest { .. }
             | Error::OtherPlainDigest { .. }
             | Error::OtherBytes { .. } => {

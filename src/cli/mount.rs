@@ -1,5 +1,6 @@
 //! `tarfs mount`: an archive in the filesystem, served in the background.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::fs;
 use std::io::{IsTerminal, stderr};
@@ -114,7 +115,7 @@ pub(super) struct MountArgs {
     /// Mount in the mount namespace of the process PID, or that the file PATH names, as
     /// /proc/PID/ns/mnt does. MOUNTPOINT is an absolute path there; all other paths, and all programs,
     /// are those of this namespace. Needs root and Linux 5.8.
-    #[arg(long, value_name = "PID|PATH", value_parser = namespace_path)]
+    #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)))]
     pub namespace: Option<PathBuf>,
     /// Serve what `tarfs status` tells to Prometheus, at /metrics of this address and port; to
     /// anyone who can connect to it.
@@ -129,13 +130,13 @@ fn known_options(argument: &str) -> Result<String, crate::fs::OptionError> {
 }
 
 /// The file that names a mount namespace, for a process or by its own path.
-fn namespace_path(argument: &str) -> Result<PathBuf, std::convert::Infallible> {
+fn namespace_path(argument: &str) -> PathBuf {
     let is_process = !argument.is_empty() && argument.bytes().all(|byte| byte.is_ascii_digit());
-    Ok(if is_process {
+    if is_process {
         format!("/proc/{argument}/ns/mnt").into()
     } else {
         argument.into()
-    })
+    }
 }
 
 impl MountArgs {

@@ -56,7 +56,7 @@ pub(super) fn with_hint(error: &anyhow::Error) -> String {
 /// What to do about an error, if it is of a kind that knows.
 fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
-        return error.cause.hint().map(Cow::from);
+        return error.cause.hint();
     }
     if let Some(error) = error.downcast_ref::<archive::Error>() {
         return error.hint();
@@ -68,10 +68,10 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
         return error.hint().map(Cow::from);
     }
     if let Some(error) = error.downcast_ref::<image::Cause>() {
-        return error.hint().map(Cow::from);
+        return error.hint();
     }
     if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
-        return error.hint().map(Cow::from);
+        return error.hint();
     }
     match error.downcast_ref::<StackError>() {
         Some(StackError::TooManyEntries { .. }) => {

@@ -64,8 +64,47 @@ pub enum Detected {
     Supported(Compression),
     /// A format that is recognised and not supported, by name.
     Unsupported(&'static str),
+    /// An encrypted file.
+    Encrypted(Encryption),
+    /// A web page.
+    WebPage,
     /// Nothing that is known: neither packed nor a tar archive.
     Unknown,
+}
+
+/// How a file is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Encryption {
+    /// A message of `OpenPGP` (RFC 9580), binary or in ASCII armor.
+    OpenPgp,
+    /// Output of `openssl enc`.
+    OpenSsl,
+    /// Output of `openssl enc -a`, which is base64.
+    OpenSslBase64,
+    /// A file of age, binary or in ASCII armor.
+    Age,
+}
+
+impl Encryption {
+    /// The command that decrypts such a file.
+    pub fn decrypting_command(self) -> &'static str {
+        match self {
+            Self::OpenPgp => "gpg --decrypt",
+            Self::OpenSsl => "openssl enc -d",
+            Self::OpenSslBase64 => "openssl enc -d -a",
+            Self::Age => "age --decrypt",
+        }
+    }
+}
+
+impl fmt::Display for Encryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenPgp => "OpenPGP",
+            Self::OpenSsl | Self::OpenSslBase64 => "OpenSSL",
+            Self::Age => "age",
+        })
+    }
 }
 
 /// How many bytes [`detect`] wants to see: one tar record. A skippable frame longer than that
@@ -73,7 +112,7 @@ pub enum Detected {
 pub const DETECT_LEN: usize = 512;
 
 /// Formats whose magic is at the start, in no order: none is the beginning of another.
-const MAGICS: [(&[u8], Detected); 12] = [
+const MAGICS: [(&[u8], Detected); 17] = [
     (b"\x1f\x8b", Detected::Supported(Compression::Gzip)),
     (b"\x04\x22\x4d\x18", Detected::Supported(Compression::Lz4)),
     (b"\x02\x21\x4c\x18", Detected::Supported(Compression::Lz4)),
@@ -86,6 +125,20 @@ const MAGICS: [(&[u8], Detected); 12] = [
     (b"PK\x05\x06", Detected::Unsupported("zip")),
     (b"7z\xbc\xaf\x27\x1c", Detected::Unsupported("7-Zip")),
     (b"Rar!\x1a\x07", Detected::Unsupported("RAR")),
+    (
+        b"-----BEGIN PGP MESSAGE-----",
+        Detected::Encrypted(Encryption::OpenPgp),
+    ),
+    (b"Salted__", Detected::Encrypted(Encryption::OpenSsl)),
+    (
+        b"U2FsdGVkX1",
+        Detected::Encrypted(Encryption::OpenSslBase64),
+    ),
+    (b"age-encryption.org/", Detected::Encrypted(Encryption::Age)),
+    (
+        b"-----BEGIN AGE ENCRYPTED FILE-----",
+        Detected::Encrypted(Encryption::Age),
+    ),
 ];
 
 /// Recognises a format by the first bytes, [`DETECT_LEN`] of them or all there are.
@@ -103,6 +156,8 @@ pub fn detect(first: &[u8]) -> Detected {
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Detected::Supported(Compression::Bzip2),
         [0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..] => behind_skippable_frame(rest),
         _ if is_lzma(first) => Detected::Unsupported("lzma"),
+        _ if is_openpgp(first) => Detected::Encrypted(Encryption::OpenPgp),
+        _ if is_web_page(first) => Detected::WebPage,
         _ => Detected::Unknown,
     }
 }
@@ -138,6 +193,50 @@ fn is_lzma(first: &[u8]) -> bool {
     let len = u64::from_le_bytes([l0, l1, l2, l3, l4, l5, l6, l7]);
     (top_bits == 1 << 31 || top_bits == 3 << 30 || dictionary == u32::MAX)
         && (len == u64::MAX || len < 1 << 38)
+}
+
+/// Whether an encrypted `OpenPGP` message begins so: with a session key that is encrypted to a public
+/// key (tag 1) or with a password (tag 3).
+fn is_openpgp(first: &[u8]) -> bool {
+    let Some((&header, rest)) = first.split_first() else {
+        return false;
+    };
+    // The two formats of packet headers (RFC 9580, 4.2), and how many bytes of length follow.
+    let (tag, len_size) = match (header, rest.first()) {
+        (0x80..=0xbf, _) if header & 3 < 3 => (header >> 2 & 0xf, 1 << (header & 3)),
+        (0xc0..=0xff, Some(..=191)) => (header & 0x3f, 1),
+        (0xc0..=0xff, Some(192..=223)) => (header & 0x3f, 2),
+        (0xc0..=0xff, Some(255)) => (header & 0x3f, 5),
+        _ => return false,
+    };
+    let Some(body) = rest.get(len_size..) else {
+        return false;
+    };
+    match tag {
+        // Version, key ID, algorithm; or version, length and version of a fingerprint.
+        1 => matches!(
+            body,
+            [3, _, _, _, _, _, _, _, _, 1 | 2 | 16 | 18 | 25 | 26, ..] | [6, 21 | 33, 4 | 6, ..]
+        ),
+        // Version, cipher, key derivation; or with a mode of encryption in between.
+        3 => matches!(
+            body,
+            [4, 1..=13, 0 | 1 | 3 | 4, 1..=14, ..]
+                | [5, 1..=13, 1..=3, 0 | 1 | 3 | 4, ..]
+                | [6, _, 1..=13, 1..=3, ..]
+        ),
+        _ => false,
+    }
+}
+
+/// Whether an HTML document begins so.
+fn is_web_page(first: &[u8]) -> bool {
+    let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
+    let first = first.trim_ascii_start();
+    [&b"<!doctype html"[..], b"<html"].iter().any(|tag| {
+        let begins = first.get(..tag.len());
+        begins.is_some_and(|begins| begins.eq_ignore_ascii_case(tag))
+    })
 }
 
 /// Whether a tar archive begins so: by its checksum, which every format since v7 has, by its
@@ -207,6 +306,37 @@ mod tests {
     }
 
     #[test]
+    fn web_pages_are_recognised() {
+        for page in ["<!DOCTYPE html>", "\u{feff}\n <html lang=en>"] {
+            assert_eq!(detect(page.as_bytes()), Detected::WebPage, "{page}");
+        }
+    }
+
+    #[test]
+    fn openpgp_messages_are_recognised_by_their_first_packet() {
+        let encrypted = Detected::Encrypted(Encryption::OpenPgp);
+        for packet in [
+            &b"\x8c\x0d\x04\x09\x03\x02\xbe\x28"[..],
+            b"\xc3\x0d\x04\x09\x03\x08\xbe\x28",
+            b"\x84\x5e\x03\x91\x11\x7f\xa1\x21\x0b\x10\x6e\x12\x01\x07",
+            b"\xc1\xc0\x4c\x03\x91\x11\x7f\xa1\x21\x0b\x10\x6e\x01\x07",
+            b"\xc1\xff\0\0\x01\x0c\x03\x91\x11\x7f\xa1\x21\x0b\x10\x6e\x01\x07",
+        ] {
+            assert_eq!(detect(packet), encrypted, "{packet:x?}");
+            for len in 0..6 {
+                assert_eq!(detect(&packet[..len.min(packet.len())]), Detected::Unknown);
+            }
+        }
+        for other in [
+            &b"\x8c\x0d\x04\x63\x03\x02"[..],
+            b"\x8f\x04\x09\x03\x02",
+            b"\x84\x5e\x02",
+        ] {
+            assert_eq!(detect(other), Detected::Unknown, "{other:x?}");
+        }
+    }
+
+    #[test]
     fn the_frame_behind_skippable_frames_decides() {
         let lz4 = b"\x04\x22\x4d\x18";
         assert_eq!(detect(&skippable(4, lz4)), LZ4);
@@ -238,7 +368,7 @@ mod tests {
     fn zeros_are_an_empty_archive_and_nothing_is_nothing() {
         assert_eq!(detect(&[0; 512]), PLAIN);
         assert_eq!(detect(b""), Detected::Unknown);
-        assert_eq!(detect(b"<!DOCTYPE html>"), Detected::Unknown);
+        assert_eq!(detect(b"<!DOCTYPE text>"), Detected::Unknown);
         assert_eq!(detect(&[b'x'; 512]), Detected::Unknown);
     }
 

@@ -32,7 +32,7 @@ use crate::base::loan::{BorrowError, Loan, Loans};
 use crate::base::ticket::Ticket;
 
 pub use content_hash::ContentHash;
-pub use detect::{Compression, Detected, UnknownCompression, detect};
+pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
 pub use stretches::{Stretch, Sum};
 

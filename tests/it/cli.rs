@@ -189,7 +189,7 @@ fn a_source_that_is_not_there_is_told_with_its_place_and_a_way_out() {
     place.fails(&["ls", "-"], &["standard input can only be materialized"]);
     place.fails(
         &["ls", "gopher://host/a.tar"],
-        &["gopher://host/a.tar", "not supported", "http://"],
+        &["gopher://host/a.tar", "not a known scheme", "http://"],
     );
     place.fails(&["ls", "http://"], &["the URL", "empty host"]);
 }
@@ -305,7 +305,10 @@ fn damage_is_told_where_it_is_noticed() {
         place.put("bad", packed);
         for verb in [&["ls", "bad"][..], &["materialize", "bad", "-C", "out"]] {
             let stream = format!("{name} stream at packed byte ");
-            place.fails(verb, &["tarfs: bad: ", &stream, "damaged: fetch it anew"]);
+            place.fails(
+                verb,
+                &["tarfs: bad: ", &stream, "damaged: get another copy"],
+            );
         }
     }
 }

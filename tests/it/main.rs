@@ -17,6 +17,7 @@ mod docs;
 mod faults;
 mod foreground;
 mod helper;
+mod hints;
 mod image;
 mod kills;
 mod layers;

@@ -325,7 +325,7 @@ for_each_packing!(damage_is_noticed_by_the_scan_where_the_format_has_checksums);
 #[test]
 fn what_is_no_archive_is_named() {
     let html = Bytes::from_static(b"<!DOCTYPE html><html>not found</html>");
-    assert!(matches!(failure(&html, true), Some(Error::NotAnArchive)));
+    assert!(matches!(failure(&html, true), Some(Error::WebPage)));
     let zip = Bytes::from_static(b"PK\x03\x04 and so on");
     assert!(matches!(
         failure(&zip, true),

@@ -1,0 +1,182 @@
+//! The hints of errors about SOURCE: each fits its case.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::http::{Resource, Server};
+use crate::support::program::{tarfs, told};
+use crate::support::raw::Archive;
+
+/// The one line with which `words` fail in `directory`.
+#[track_caller]
+fn complaint(directory: &Path, words: &[&str]) -> String {
+    let output = tarfs(directory, words);
+    let text = told(&output);
+    assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{words:?}: {text}");
+    text
+}
+
+/// A directory with the empty directories `mnt` and `out`.
+fn place() -> tempfile::TempDir {
+    let place = tempfile::tempdir().expect("a directory");
+    for name in ["mnt", "out"] {
+        fs::create_dir(place.path().join(name)).expect("fresh");
+    }
+    place
+}
+
+/// The error line of each verb that reads `source`.
+#[track_caller]
+fn complaints(directory: &Path, source: &str) -> [String; 3] {
+    [
+        &["ls", source][..],
+        &["mount", source, "mnt"],
+        &["materialize", "-q", source, "-C", "out"],
+    ]
+    .map(|words| complaint(directory, words))
+}
+
+#[test]
+fn unknown_scheme_is_answered_with_what_can_be_read() {
+    let place = place();
+    for (source, words) in [
+        (
+            "oci://registry.example/me/tool:1",
+            &["oci://", "skopeo copy", "docker-archive:"][..],
+        ),
+        (
+            "docker://busybox",
+            &["docker://", "skopeo copy", "docker save"],
+        ),
+        (
+            "s3://bucket/a.tar",
+            &["s3://", "https://", "file://", "signed"],
+        ),
+        (
+            "gs://bucket/a.tar",
+            &["gs://", "https://", "file://", "signed"],
+        ),
+        ("ftp://host/a.tar", &["ftp://", "http://", "file://"]),
+    ] {
+        for text in complaints(place.path(), source) {
+            assert!(text.contains("is not a known scheme"), "{text}");
+            for word in words {
+                assert!(text.contains(word), "'{word}' in: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn url_without_scheme_gets_a_hint_with_its_scheme() {
+    let place = place();
+    fs::create_dir(place.path().join("release.d")).expect("fresh");
+    for (source, url) in [
+        ("example.com/a.tar", "https://example.com/a.tar"),
+        (
+            "example.com:8443/d/a.tar",
+            "https://example.com:8443/d/a.tar",
+        ),
+        ("localhost:8000/a.tar", "http://localhost:8000/a.tar"),
+        ("127.0.0.1:8000/a.tar", "http://127.0.0.1:8000/a.tar"),
+    ] {
+        for text in complaints(place.path(), source) {
+            let question = format!("(did you mean {url}?)");
+            assert!(text.contains(&question), "{text}");
+            assert!(text.contains("not found"), "{text}");
+        }
+    }
+    let signed = complaint(place.path(), &["ls", "example.com/a.tar?sig=s3cret"]);
+    assert!(
+        signed.contains("did you mean https://example.com/a.tar"),
+        "{signed}"
+    );
+    assert!(!signed.contains("s3cret"), "{signed}");
+    for source in [
+        "./a.tar",
+        "/x.y/a.tar",
+        "a.tar",
+        "../example.com/a.tar",
+        "dir/a.tar",
+        "release.d/a.tar",
+        "a.b:c",
+    ] {
+        let text = complaint(place.path(), &["ls", source]);
+        assert!(text.contains("not found"), "{text}");
+        assert!(!text.contains("did you mean"), "{text}");
+    }
+}
+
+/// How encrypted files begin, as their programs write them, and the command that decrypts each.
+const ENCRYPTED: [(&[u8], &str); 10] = [
+    // gpg -c, gpg -c --rfc2440, and gpg -e for keys on Curve25519, hidden or not, and of RSA.
+    (b"\x8c\x0d\x04\x09\x03\x02\xbe\x28\x34\x5a", "gpg --decrypt"),
+    (b"\x8c\x0d\x04\x02\x03\x02\x15\x7c\xd0\x38", "gpg --decrypt"),
+    (
+        b"\x84\x5e\x03\x91\x11\x7f\xa1\x21\x0b\x10\x6e\x12\x01\x07",
+        "gpg --decrypt",
+    ),
+    (b"\x84\x5e\x03\0\0\0\0\0\0\0\0\x12\x01\x07", "gpg --decrypt"),
+    (
+        b"\x85\x01\x0c\x03\xed\xab\xc0\xff\x66\x34\xc2\x5a\x01\x07",
+        "gpg --decrypt",
+    ),
+    (b"-----BEGIN PGP MESSAGE-----\n\njA0ECQMC", "gpg --decrypt"),
+    (
+        b"Salted__\x01\x02\x03\x04\x05\x06\x07\x08",
+        "openssl enc -d",
+    ),
+    (b"U2FsdGVkX18BAgMEBQYHCA==\n", "openssl enc -d"),
+    (b"age-encryption.org/v1\n-> X25519 ", "age --decrypt"),
+    (
+        b"-----BEGIN AGE ENCRYPTED FILE-----\nYWdlLWVuY3J5",
+        "age --decrypt",
+    ),
+];
+
+#[test]
+fn encrypted_file_names_the_command_that_decrypts_it() {
+    let place = place();
+    for (first, command) in ENCRYPTED {
+        fs::write(place.path().join("a.tar.x"), [first, &[7; 2000]].concat()).expect("space");
+        for text in complaints(place.path(), "a.tar.x") {
+            assert!(text.contains("a.tar.x: it is encrypted"), "{text}");
+            assert!(text.contains(command), "'{command}' in: {text}");
+        }
+    }
+    // A member may be called like that.
+    let archive = Archive::new().file("Salted__", "x").end();
+    fs::write(place.path().join("a.tar"), archive).expect("space");
+    assert!(tarfs(place.path(), &["ls", "a.tar"]).status.success());
+}
+
+#[test]
+fn hints_for_local_files_name_no_servers() {
+    let place = place();
+    let whole = Archive::new().file("f", "content").end();
+    for (name, bytes) in [
+        ("text", &b"hello\n"[..]),
+        ("page", b"<!DOCTYPE html><html></html>"),
+        ("empty", b""),
+        ("cut.tar", whole.get(..600).expect("longer")),
+        ("cut.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x01"),
+    ] {
+        fs::write(place.path().join(name), bytes).expect("space");
+    }
+    for source in [
+        "text", "page", "empty", "cut.tar", "cut.gz", "out", "missing",
+    ] {
+        for text in complaints(place.path(), source) {
+            let (_, hint) = text.rsplit_once(" (").expect("a hint");
+            for word in ["server", "URL", "http", "page", "fetch", "download"] {
+                assert!(!hint.contains(word), "'{word}' in: {text}");
+            }
+        }
+    }
+
+    let server = Server::start();
+    server.serve("/page", Resource::new(b"<!DOCTYPE html>".to_vec()));
+    let text = complaint(place.path(), &["ls", &server.url("/page")]);
+    assert!(text.contains("error page"), "{text}");
+}
