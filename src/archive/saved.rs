@@ -59,17 +59,15 @@ impl Saved {
         }))
     }
 
-    /// Whether the archive surely holds none of `paths`, and nothing below them: their first components
-    /// are missing, and every member has its place in the tree.
-    pub fn lacks_all(&self, paths: &[ArchivePath]) -> bool {
-        let Some(index) = self.load() else {
-            return false;
+    /// Whether the archive may hold one of `paths`, or something below it: one of their first components is
+    /// there, or a member has no place in the tree. `None` without an index.
+    pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
+        let index = self.load()?;
+        let may_have = |path: &ArchivePath| {
+            let first = path.components().next();
+            first.is_none_or(|first| index.lookup(Ino::ROOT, first).is_some())
         };
-        index.problem_count() == 0
-            && paths.iter().all(|path| {
-                let first = path.components().next();
-                first.is_some_and(|first| index.lookup(Ino::ROOT, first).is_none())
-            })
+        Some(index.problem_count() > 0 || paths.iter().any(may_have))
     }
 
     fn load(&self) -> Option<Arc<Index>> {

@@ -197,17 +197,18 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
     let saved = Saved::find(&**source, &opening)?;
     let wanted = args.selection().paths;
     let wanted: Vec<_> = wanted.into_iter().map(|wanted| wanted.path).collect();
-    if let (false, Some(saved)) = (wanted.is_empty(), &saved)
-        && saved.lacks_all(&wanted)
-    {
-        for path in wanted {
-            let cause = Cause::NotFound;
-            output::complain(Problem { path, cause });
+    if !wanted.is_empty() {
+        match saved.as_ref().and_then(|saved| saved.may_have_any(&wanted)) {
+            Some(false) => {
+                for path in wanted {
+                    let cause = Cause::NotFound;
+                    output::complain(Problem { path, cause });
+                }
+                return Ok(ExitCode::from(output::FAILURE));
+            }
+            None if source.is_remote() => args.ensure_path_has_form_of_member()?,
+            Some(true) | None => {}
         }
-        return Ok(ExitCode::from(output::FAILURE));
-    }
-    if saved.is_none() && source.is_remote() {
-        args.ensure_path_has_form_of_member()?;
     }
     let run = Run {
         args,

@@ -189,7 +189,9 @@ fn path_in_the_form_of_a_destination_is_refused_before_fetching() {
     let url = server.url("/a");
     for path in ["../d", "/srv/d", "~/d", ".."] {
         let before = server.sent_bytes("/a");
-        let lines = complaints(&place.run(&["materialize", "-q", &url, path]));
+        let output = place.run(&["materialize", "-q", &url, path]);
+        assert_eq!(output.status.code(), Some(2), "{path}");
+        let lines = complaints(&output);
         let [line] = lines.as_slice() else {
             panic!("{lines:?}")
         };
