@@ -91,6 +91,14 @@ impl Log {
         })
     }
 
+    /// Sends events to it from now on as well as to the terminal.
+    pub(super) fn write_as_well(&self) {
+        match self.file.as_ref().map(File::try_clone).transpose() {
+            Ok(file) => telemetry::copy_to(file),
+            Err(error) => tracing::warn!(%error, "cannot write to the log yet"),
+        }
+    }
+
     /// Sends events to the file from now on, if there is one.
     pub(super) fn write_to_file(self) {
         if let Some(file) = self.file {

@@ -47,6 +47,9 @@ static PROGRESS_BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 static SINK: Mutex<Sink> = Mutex::new(Sink::Terminal);
 
+/// Where the next event goes besides, until another sink is chosen.
+static COPY: Mutex<Sink> = Mutex::new(Sink::Nowhere);
+
 /// Where the next event goes.
 #[derive(Debug)]
 enum Sink {
@@ -123,28 +126,43 @@ pub(super) fn serve() {
     IS_SERVING.store(true, Ordering::Relaxed);
 }
 
+/// Sends events from now on to `file` as well, or else to the system's log, until another sink is chosen.
+pub(super) fn copy_to(file: Option<File>) {
+    let sink = file.map_or_else(of_system, of_file);
+    *COPY.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+}
+
 /// Sends events to `file` from now on, with the time.
 pub(super) fn write_to_file(file: File) {
+    choose(of_file(file));
+}
+
+fn of_file(file: File) -> Sink {
     let is_regular = file.metadata().is_ok_and(|found| found.is_file());
-    choose(if is_regular {
+    if is_regular {
         Sink::File(file)
     } else {
         Sink::Stream(file)
-    });
+    }
 }
 
 /// Sends events to the journal or syslog from now on; to nobody where there is neither.
 pub(super) fn write_to_system() {
+    choose(of_system());
+}
+
+fn of_system() -> Sink {
     let socket = UnixDatagram::unbound().and_then(|socket| {
         // A log that is full must not stop a mount.
         socket.set_nonblocking(true)?;
         socket.connect(SYSTEM_LOG)?;
         Ok(socket)
     });
-    choose(socket.map_or(Sink::Nowhere, Sink::System));
+    socket.map_or(Sink::Nowhere, Sink::System)
 }
 
 fn choose(sink: Sink) {
+    *COPY.lock().unwrap_or_else(PoisonError::into_inner) = Sink::Nowhere;
     *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
 }
 
@@ -191,17 +209,24 @@ impl Write for Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = match &*sink {
+        for sink in [&SINK, &COPY] {
+            let sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+            // There is nobody left to tell.
+            drop(self.send(&sink));
+        }
+    }
+}
+
+impl Line {
+    fn send(&self, sink: &Sink) -> io::Result<()> {
+        match sink {
             Sink::Terminal => above_progress(|| say(&io::stderr(), "", &self.text)),
             Sink::Journal => say(&io::stderr(), &marked(self.level), &self.text),
             Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
             Sink::Stream(file) => say(file, &format!("{} ", now()), &self.text),
             Sink::System(socket) => socket.send(&datagram(self.level, &self.text)).map(drop),
             Sink::Nowhere => Ok(()),
-        };
-        // There is nobody left to tell.
-        drop(sent);
+        }
     }
 }
 

@@ -140,7 +140,7 @@ impl Cause {
                 "check its permissions"
             }
             Self::Unsupported(_) => {
-                "name the file of an archive, or oci:DIR for an image in a directory"
+                "name an archive, or an image as oci:DIR"
             }
             Self::UnknownScheme(scheme) => scheme_hint(scheme),
             Self::InsecureRedirect => {

@@ -466,7 +466,7 @@ fn a_destination_that_is_of_no_use_is_told() {
             .args(["-m", "sh", "-c", script])
             .arg(env!("CARGO_BIN_EXE_tarfs")),
     );
-    outcome.failure(&["top: ", "Read-only file system", "another destination"]);
+    outcome.failure(&["out: cannot write", "Read-only file system", "-C"]);
 }
 
 #[test]

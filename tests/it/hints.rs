@@ -164,14 +164,19 @@ fn hints_for_local_files_name_no_servers() {
     ] {
         fs::write(place.path().join(name), bytes).expect("space");
     }
-    for source in [
-        "text", "page", "empty", "cut.tar", "cut.gz", "out", "missing",
-    ] {
-        for text in complaints(place.path(), source) {
-            let (_, hint) = text.rsplit_once(" (").expect("a hint");
-            for word in ["server", "URL", "http", "page", "fetch", "download"] {
-                assert!(!hint.contains(word), "'{word}' in: {text}");
-            }
+    let mut texts = Vec::new();
+    for source in ["text", "page", "empty", "cut.gz", "out", "missing"] {
+        texts.extend(complaints(place.path(), source));
+    }
+    // A mount shows what can be read of it.
+    let cut = ["materialize", "-q", "cut.tar", "-C", "out"];
+    for words in [&["ls", "cut.tar"][..], &cut] {
+        texts.push(complaint(place.path(), words));
+    }
+    for text in texts {
+        let (_, hint) = text.rsplit_once(" (").expect("a hint");
+        for word in ["server", "URL", "http", "page", "fetch", "download"] {
+            assert!(!hint.contains(word), "'{word}' in: {text}");
         }
     }
 

@@ -934,7 +934,7 @@ fn local_files_are_sources_by_path_and_by_url() {
     let error = client.open("/nowhere/at/all").expect_err("missing");
     assert!(matches!(error.cause, Cause::NotFound));
     let error = client.open("ftp://host/a").expect_err("ftp");
-    assert!(matches!(error.cause, Cause::Unsupported(_)));
+    assert!(matches!(error.cause, Cause::UnknownScheme(_)));
 }
 
 #[test]

@@ -187,5 +187,5 @@ fn a_file_on_the_way_fails_its_member_only() {
     assert!(place.path("out/h").exists());
     let output = place.tarfs(&["index", "-q", "a.tar"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("1 members"), "{}", told(&output));
+    assert!(told(&output).contains("1 member is"), "{}", told(&output));
 }
