@@ -29,6 +29,27 @@ impl Counter {
     }
 }
 
+/// How many there are now of what comes and goes.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// How many there are now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// One more.
+    pub fn raise(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less. Only after [`raise`](Self::raise).
+    pub fn lower(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// What a counter is, apart from its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meaning {
@@ -57,6 +78,9 @@ macro_rules! stats {
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $text])+ pub $name: Counter,)+
+            /// Reads of the source that are repeated at present because the source cannot be reached, or
+            /// that have received nothing for two seconds. No counter.
+            pub reads_out_of_reach: Gauge,
         }
 
         impl Stats {

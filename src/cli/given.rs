@@ -20,7 +20,8 @@ use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::image::{self, Image, Layout, Reference, Transport};
 use crate::index::MemoryLimit;
-use crate::source::{Access, Folder, Slice, Source};
+use crate::index::store::Store;
+use crate::source::{self, Access, Fingerprint, Folder, Slice, Source};
 use crate::tar;
 
 /// One part in so many of the memory is for the archives around SOURCE. Of a plain one only its index is
@@ -38,6 +39,8 @@ pub(super) struct Outer {
     pub quiet: bool,
     /// How many archives around SOURCE share their part of the memory.
     pub count: u64,
+    /// The version that a mount shows whose process has died, if this one goes on with it.
+    pub shown_version: Option<String>,
 }
 
 impl Outer {
@@ -48,6 +51,7 @@ impl Outer {
             spooling: Spooling::ToDisk { limit_bytes: None },
             quiet,
             count: 1,
+            shown_version: None,
         }
     }
 
@@ -57,6 +61,23 @@ impl Outer {
             spooling: open::spooling(cache),
             ..Self::new(&cache.saved.place, quiet)
         }
+    }
+
+    /// The version of the archive at `url` that the mount shows, if this process goes on with one: of those
+    /// that there are saved indexes of, the one that was used last.
+    fn known_version(&self, url: &str) -> Option<Fingerprint> {
+        let shown = self.shown_version.as_ref()?;
+        let place = source::locator(url)?;
+        let store = Store::new(self.cache_dir.as_ref()?);
+        let files = store.files().ok()?.into_iter();
+        let versions = files.filter_map(|file| {
+            let saved = file.origin()?.locator;
+            let is_shown = shown.contains(&saved.fingerprint);
+            let version = Fingerprint::parse_strong_etag(&saved.fingerprint)?;
+            (saved.canonical == place).then_some((is_shown, file.used, version))
+        });
+        let last = versions.max_by_key(|&(is_shown, used, _)| (is_shown, used));
+        last.map(|(.., version)| version)
     }
 
     /// The archive at `source`, for the files in it.
@@ -177,7 +198,8 @@ pub(super) fn source(
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
     let Some(part) = args.source.to_str().and_then(Part::parse) else {
-        return open::source_with(headers, args, network, stats);
+        let known_version = args.source.to_str().and_then(|url| outer.known_version(url));
+        return open::source_with(headers, args, known_version, network, stats);
     };
     anyhow::ensure!(
         part.place != "-",

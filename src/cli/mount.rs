@@ -79,6 +79,14 @@ pub(super) struct MountArgs {
     /// open. Otherwise the mount is taken out. In the foreground the process that was started lives on.
     #[arg(long)]
     pub restart: bool,
+    /// With --restart, how long reading the archive's index may take when another process goes on; then the
+    /// mount is taken out. Time in which the source cannot be reached does not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
+          value_parser = args::seconds(1..=86_400))]
+    pub restart_timeout: u64,
+    /// The version that this process must show, if it goes on with the mount of another one.
+    #[arg(skip)]
+    pub shown_version: Option<String>,
     /// Stay in the foreground instead of returning once the mount answers.
     #[arg(short, long)]
     pub foreground: bool,
@@ -245,7 +253,7 @@ impl fmt::Debug for Opened {
 /// When the archive cannot be opened or mounted; then nothing is mounted.
 pub(super) fn run(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<Opened>,
 ) -> anyhow::Result<ExitCode> {
     if let Some(error) = args.contradiction() {
         output::complain(error);
@@ -276,6 +284,7 @@ pub(super) fn run(
             // What the kernel was told must be known before it asks.
             let args = MountArgs {
                 wait_index: true,
+                shown_version: Some(inheritance.version().to_owned()),
                 ..args.clone()
             };
             let served = serve(&args, open_archive, Some(inheritance), stays);
@@ -324,7 +333,10 @@ impl Stays {
         match self {
             Self::AsItIs => return false,
             Self::InFront(..) => {}
-            Self::Behind(..) => wait_for_scan(opened),
+            Self::Behind(log, _) => {
+                log.write_as_well();
+                wait_for_scan(opened);
+            }
         }
         let index = opened.telling.index();
         if index.phase == Phase::Scanning && stderr().is_terminal() {
@@ -336,7 +348,7 @@ impl Stays {
         }
         let is_over = index.phase != Phase::Scanning;
         if is_over {
-            report_damage(opened);
+            report_end(opened);
         }
         is_over
     }
@@ -374,6 +386,14 @@ fn wait_for_scan(opened: &Opened) {
     let _is_over = scanned.recv_timeout(SCAN_WAIT).is_err();
 }
 
+/// Logs what was wrong with the archive, now that the scan is over.
+fn report_end(opened: &Opened) {
+    if let Some(failure) = opened.telling.index().failure {
+        tracing::error!(failure, "what is not known by now cannot be found");
+    }
+    report_damage(opened);
+}
+
 /// Logs how many members are damaged or not in the tree. Names the first ones if no scan of this process
 /// has named them.
 fn report_damage(opened: &Opened) {
@@ -408,7 +428,7 @@ enum Event {
 
 fn serve(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs) -> anyhow::Result<Opened>,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<Opened>,
     inheritance: Option<Inheritance>,
     stays: Stays,
 ) -> anyhow::Result<ExitCode> {
@@ -440,7 +460,7 @@ fn serve(
     if let Stays::InFront(_, Some(manager)) = &stays {
         manager.status("reading the archive");
     }
-    let opened = open_archive(args)?;
+    let opened = open_watched(args, open_archive, inheritance.as_ref())?;
     let result = serve_opened(
         args,
         &opened,
@@ -463,6 +483,27 @@ fn serve(
     // Waits for its threads, who wait for nothing now.
     drop(copy);
     result
+}
+
+/// What `open_archive` opens. A keeper for which this goes on with a mount hears how long the source cannot be
+/// reached.
+fn open_watched(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<Opened>,
+    inheritance: Option<&Inheritance>,
+) -> anyhow::Result<Opened> {
+    let stats = Arc::new(Stats::default());
+    let keeper = inheritance.map(|inheritance| &inheritance.keeper);
+    let _watch = keeper
+        .map(|keeper| keeper.watch_reach(&stats))
+        .transpose()?;
+    let opened = open_archive(args, stats);
+    if let (Err(error), Some(keeper)) = (&opened, keeper)
+        && output::is_outage(error)
+    {
+        keeper.never_reached();
+    }
+    opened
 }
 
 /// Makes what may lie in another user's directory, where root can make it now and not later. Who
@@ -697,11 +738,8 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
         match event {
             Event::Ended => return,
             Event::Scanned => {
-                if let Some(failure) = seen.opened.telling.index().failure {
-                    tracing::error!(failure, "what is not known by now cannot be found");
-                }
                 if !seen.is_reported {
-                    report_damage(seen.opened);
+                    report_end(seen.opened);
                 }
                 if let Some(copy) = seen.copy
                     && copy.start(seen.opened, seen.root).is_err()

@@ -26,7 +26,7 @@ use crate::base::stats::Stats;
 use crate::fetch;
 use crate::image::{Reference, Transport};
 use crate::index::MemoryLimit;
-use crate::source::{self, Certificates, Retry, Source};
+use crate::source::{self, Certificates, Fingerprint, Retry, Source};
 use crate::stack::Stack;
 use crate::tar;
 
@@ -43,13 +43,15 @@ pub(super) fn network() -> anyhow::Result<Runtime> {
         .context("cannot start the network's threads")
 }
 
-/// The archive at the path or URL that `args` name, with these headers and no others.
+/// The archive at the path or URL that `args` name, with these headers and no others. If a process before this one
+/// knew its version, see [`source::Options::known_version`].
 ///
 /// # Errors
 /// When it cannot be reached, or is none.
 pub(super) fn source_with(
     headers: &[Header],
     args: &SourceArgs,
+    known_version: Option<Fingerprint>,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
@@ -58,6 +60,7 @@ pub(super) fn source_with(
         headers: headers.map(|header| (header.name, header.value)).collect(),
         allow_insecure_redirects: args.allow_insecure_redirects,
         certificates: certificates(args.cacert.as_deref())?,
+        known_version,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),
         retry: retry(args),
@@ -204,9 +207,8 @@ impl Opening<'_> {
 ///
 /// # Errors
 /// When it cannot be opened.
-pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
+pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<Opened> {
     let network = network()?;
-    let stats = Arc::new(Stats::default());
     let headers = headers::all(&args.source.headers)?;
     let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
     let has_terminal = io::stderr().is_terminal();
@@ -227,18 +229,26 @@ pub(super) fn for_mount(args: &MountArgs) -> anyhow::Result<Opened> {
             quiet: !(args.foreground || has_terminal),
             ..opening
         };
-        let outer = Outer::with(&args.cache, opening.quiet);
+        let outer = Outer {
+            shown_version: args.shown_version.clone(),
+            ..Outer::with(&args.cache, opening.quiet)
+        };
         let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
         return layers::for_mount(args, &opened, &opening, network, stats);
     }
     let outer = Outer {
         count: layers.outer_count(&source),
+        shown_version: args.shown_version.clone(),
         ..Outer::with(&args.cache, opening.quiet)
     };
     let name = name(&source);
     let source = given::source(&headers, &source, &outer, &network, &stats)?;
     let progress = indexing(source.fingerprint().len, &stats, opening.quiet);
     let options = opening.options();
+    if args.shown_version.is_some() {
+        // Users wait, but the keeper does so as long as the source cannot be reached.
+        options.scan.persistence.begin();
+    }
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {

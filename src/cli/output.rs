@@ -86,6 +86,19 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     error.downcast_ref::<UnmountError>()?.hint().map(Cow::from)
 }
 
+/// Whether something failed because a source cannot be reached for now.
+pub(super) fn is_outage(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let boxed = cause.downcast_ref::<Box<archive::Error>>();
+        let archive = boxed.map(|boxed| &**boxed).or(cause.downcast_ref());
+        let source = match archive {
+            Some(archive::Error::Source(error)) => Some(error),
+            _ => cause.downcast_ref::<source::Error>(),
+        };
+        source.is_some_and(|error| error.cause.is_outage())
+    })
+}
+
 /// An error and its causes on one line, each told once.
 pub(super) fn chain(error: &anyhow::Error) -> String {
     chain_of(&**error)

@@ -180,7 +180,7 @@ fn profile(
     let mut args = args.clone();
     args.source = location.into();
     let stats = Arc::new(Stats::default());
-    let profile = open::source_with(headers, &args, network, &stats)?;
+    let profile = open::source_with(headers, &args, None, network, &stats)?;
     let config = fetch::Config {
         chunk_len: fetch::CHUNK_LEN.min(1 << 20),
         connections: 1,

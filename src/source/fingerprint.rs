@@ -79,6 +79,18 @@ pub enum Doubt {
 }
 
 impl Fingerprint {
+    /// The fingerprint with a length and a strong entity tag of which `text` is the `Display`; `None` of any
+    /// other text.
+    pub fn parse_strong_etag(text: &str) -> Option<Self> {
+        let (len, etag) = text.strip_prefix("len=")?.split_once(" etag=")?;
+        let found = Self {
+            len: Some(len.parse().ok()?),
+            validator: Validator::from_http(Some(etag), None),
+        };
+        // A weak one may have a date behind its tag.
+        (found.is_strong() && found.to_string() == text).then_some(found)
+    }
+
     /// Whether equal fingerprints can be taken for equal bytes without looking at any.
     pub fn is_strong(&self) -> bool {
         match &self.validator {
@@ -209,6 +221,20 @@ mod tests {
             assert!(!http(1, Some(etag), None).is_strong(), "{etag}");
         }
         assert!(!http(1, None, Some("Sat, 01 Jan 2000 00:00:00 GMT")).is_strong());
+    }
+
+    #[test]
+    fn only_strong_entity_tags_are_parsed() {
+        let strong = http(5, Some("\"a etag= b\""), None);
+        let parsed = Fingerprint::parse_strong_etag(&strong.to_string());
+        assert_eq!(parsed, Some(strong.clone()));
+        let dated = http(5, Some("W/\"a\""), Some("Monday"));
+        let endless = Fingerprint { len: None, ..strong };
+        for other in [dated, endless, http(5, None, None)] {
+            let text = other.to_string();
+            assert_eq!(Fingerprint::parse_strong_etag(&text), None, "{text}");
+        }
+        assert_eq!(Fingerprint::parse_strong_etag("len=05 etag=\"a\""), None);
     }
 
     #[test]

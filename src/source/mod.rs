@@ -139,6 +139,9 @@ pub struct Options {
     pub allow_insecure_redirects: bool,
     /// Certificates that are trusted besides the system's.
     pub certificates: Certificates,
+    /// The version of a remote source that an earlier process has opened. If the source does not answer
+    /// soon, it is opened as this version without an answer, and each later answer must be of it.
+    pub known_version: Option<Fingerprint>,
     /// Connections kept for reuse.
     pub connections: usize,
     /// How long to wait for a connection to be there.
@@ -163,6 +166,7 @@ impl Default for Options {
             headers: Vec::new(),
             allow_insecure_redirects: false,
             certificates: Certificates::default(),
+            known_version: None,
             connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),
@@ -201,6 +205,13 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
             Cause::UnknownScheme(scheme.to_owned()),
         )),
     }
+}
+
+/// What saved state of the URL `spec` is found by (see [`Source::locator`]); `None` of anything else.
+pub fn locator(spec: &str) -> Option<String> {
+    let url = Url::parse(spec).ok()?;
+    let is_remote = matches!(url.scheme(), "http" | "https");
+    is_remote.then(|| Location::from_url(&url).locator().to_owned())
 }
 
 /// Whether two URLs are of one scheme, host and port, so that what one may be told the other may; of

@@ -261,3 +261,84 @@ fn another_version_is_never_gone_on_with() {
     place.tarfs(&["umount", "--lazy", "mnt"]);
     assert!(!is_mounted(&place.path("mnt")));
 }
+
+#[test]
+fn successor_serves_cached_data_while_the_source_is_unreachable() {
+    let place = Place::new(&["--restart"]);
+    place.settle();
+    place.is_silent.store(true, Ordering::SeqCst);
+    place.kill();
+    for number in 0..FILES {
+        let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+        assert!(read == content(number), "{number}");
+    }
+    place.is_silent.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn successor_answers_uncached_reads_when_the_source_is_back() {
+    let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);
+    place.settle();
+    place.is_silent.store(true, Ordering::SeqCst);
+    place.kill();
+    let asked = place.server.seen(ARCHIVE).len();
+    let path = place.path("mnt").join(name(5));
+    let read = Thread::spawn("reader", move || fs::read(path).expect("readable"));
+    wait::until("the source is asked", || {
+        place.server.seen(ARCHIVE).len() > asked
+    });
+    place.is_silent.store(false, Ordering::SeqCst);
+    assert!(read.expect("a thread").join() == content(5));
+}
+
+#[test]
+fn successor_refuses_another_version_when_the_source_is_back() {
+    let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);
+    place.settle();
+    place.is_silent.store(true, Ordering::SeqCst);
+    place.kill();
+    place.serve(Resource::new(archive(true)).etag("\"2\""));
+    place.is_silent.store(false, Ordering::SeqCst);
+    let error = fs::read(place.path("mnt").join(name(5))).expect_err("another version");
+    assert_eq!(error.kind(), std::io::ErrorKind::StaleNetworkFileHandle);
+}
+
+#[test]
+fn outage_does_not_count_against_the_restart_timeout() {
+    let place = Place::new(&["--restart", "--restart-timeout", "5", "--timeout", "2"]);
+    place.settle();
+    let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
+    fs::remove_dir_all(place.path("cache")).expect("there");
+    place.is_silent.store(true, Ordering::SeqCst);
+    let before = place.server_pid().expect("mounted");
+    let asked = place.server.seen(ARCHIVE).len();
+    kill_process(before, Signal::KILL).expect("running");
+    let read = Thread::spawn("reader", move || {
+        let mut bytes = Vec::new();
+        open.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    // Each request waits for two seconds, and three of them for longer than the timeout.
+    wait::until("the source is asked again and again", || {
+        place.server.seen(ARCHIVE).len() >= asked + 4
+    });
+    place.is_silent.store(false, Ordering::SeqCst);
+    let read = read.expect("a thread").join();
+    assert!(read.expect("readable") == content(3));
+    let told = "does not count against --restart-timeout";
+    assert!(place.log().contains(told), "{}", place.log());
+}
+
+#[test]
+fn scan_longer_than_the_restart_timeout_loses_the_mount() {
+    let place = Place::new(&["--restart", "--restart-timeout", "1"]);
+    place.settle();
+    fs::remove_dir_all(place.path("cache")).expect("there");
+    let resource = Resource::new(archive(false)).etag("\"1\"");
+    place.server.route(ARCHIVE, move |request| {
+        let pause = std::time::Duration::from_millis(50);
+        resource.answer(request).paced(1 << 10, pause)
+    });
+    let before = place.server_pid().expect("mounted");
+    kill_process(before, Signal::KILL).expect("running");
+    wait::until("it is unmounted", || !is_mounted(&place.path("mnt")));
+}

@@ -10,6 +10,7 @@
 mod front;
 mod wire;
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -20,6 +21,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -31,6 +33,8 @@ use super::descriptors::Inherited;
 use super::mount::MountArgs;
 use super::settings::{self, Role};
 use super::{privileges, telemetry, undo, writable};
+use crate::base::stats::Stats;
+use crate::base::task::Thread;
 use crate::fs::{Cover, LOWER, Namespace, Orphan, Site};
 use front::Front;
 pub(super) use front::follow;
@@ -46,8 +50,8 @@ const LOOK: Timespec = Timespec {
 /// How long the threads of a killed process may take to go.
 const LAST_BREATH: Duration = Duration::from_secs(1);
 
-/// How long all who come after may take together until one answers; users wait meanwhile.
-const SUCCESSION: Duration = Duration::from_mins(1);
+/// How often a process that is to go on with a mount looks whether the source can be reached.
+const REACH_PERIOD: Duration = Duration::from_millis(250);
 
 /// Pauses between those who come after and fail: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
@@ -81,6 +85,11 @@ pub(super) struct Inheritance {
 }
 
 impl Inheritance {
+    /// The version that must be shown, or of a long one its digest.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
     /// # Errors
     /// When another version than the one that must be shown is `version`.
     pub(super) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
@@ -160,11 +169,54 @@ impl Keeper {
         self.tell(&Packet::Ready(state), None);
     }
 
+    /// Tells it from now on how long the source cannot be reached whose reads `stats` count, until what is
+    /// returned is dropped.
+    ///
+    /// # Errors
+    /// When the system has no descriptor or thread left to give.
+    pub(super) fn watch_reach(&self, stats: &Arc<Stats>) -> io::Result<ReachWatch> {
+        let socket = self.socket.try_clone()?;
+        let stats = Arc::clone(stats);
+        let (sender, end) = mpsc::channel();
+        let thread = Thread::spawn("reach", move || {
+            let mut out_of_reach = Duration::ZERO;
+            let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
+            // Nothing is ever sent.
+            while end.recv_timeout(REACH_PERIOD) == Err(RecvTimeoutError::Timeout) {
+                let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
+                let since = std::mem::replace(&mut looked, Instant::now());
+                if received == before && stats.reads_out_of_reach.get() > 0 {
+                    out_of_reach += looked - since;
+                    let milliseconds = u64::try_from(out_of_reach.as_millis()).unwrap_or(u64::MAX);
+                    // The next one tells of this time, too.
+                    drop(wire::send_at_once(&socket, &Packet::OutOfReach(milliseconds)));
+                }
+            }
+        })?;
+        Ok(ReachWatch {
+            _end: sender,
+            _thread: thread,
+        })
+    }
+
+    /// Tells it that this process could do nothing because the source cannot be reached.
+    pub(super) fn never_reached(&self) {
+        self.tell(&Packet::OutOfReach(u64::MAX), None);
+    }
+
     fn tell(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
         if let Err(error) = wire::send(&self.socket, packet, device) {
             tracing::warn!(%error, "nobody would clear up after this process");
         }
     }
+}
+
+/// Tells a keeper how long a source cannot be reached, until dropped.
+#[derive(Debug)]
+pub(super) struct ReachWatch {
+    /// Ends the thread, which is joined then.
+    _end: Sender<Infallible>,
+    _thread: Thread<()>,
 }
 
 /// Where a process writes that is started.
@@ -229,6 +281,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
         state: None,
         scratch: None,
         front: None,
+        out_of_reach: Duration::ZERO,
     };
     Ok(keep(args, ward, directory.ok().as_deref()))
 }
@@ -292,7 +345,10 @@ fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode 
             if args.writable && heir == Heir::MountsAnew {
                 // Who still has files open in it would write to what the next one has.
                 tracing::error!("a writable mount cannot be made anew under who uses it");
-            } else if let Some(next) = estate.hand_on(&state, heir, directory, &ward) {
+            } else if let Some(next) = {
+                let patience = Duration::from_secs(args.restart_timeout);
+                estate.hand_on(&state, heir, directory, &ward, patience)
+            } {
                 ward = next;
                 continue;
             }
@@ -318,6 +374,8 @@ struct Ward {
     scratch: Option<PathBuf>,
     /// Who waits in the foreground, if somebody does.
     front: Option<Rc<Front>>,
+    /// How long of its life it could not reach the source, if it has yet to answer.
+    out_of_reach: Duration,
 }
 
 impl Ward {
@@ -338,6 +396,7 @@ impl Ward {
             state: None,
             scratch,
             front,
+            out_of_reach: Duration::ZERO,
         }
     }
 
@@ -396,6 +455,9 @@ impl Ward {
                 self.scratch = Some(PathBuf::from(OsString::from_vec(directory)));
             }
             Ok(Some((Packet::Ready(state), _))) => self.state = Some(state),
+            Ok(Some((Packet::OutOfReach(milliseconds), _))) => {
+                self.out_of_reach = Duration::from_millis(milliseconds).min(self.born.elapsed());
+            }
             Ok(Some((Packet::Word(words), _))) => {
                 if let Some(front) = &self.front {
                     front.tell(&words);
@@ -502,8 +564,16 @@ impl Estate {
         }
     }
 
-    /// Starts processes until one goes on; `None` when none did in time.
-    fn hand_on(&self, state: &State, heir: Heir, directory: &Path, before: &Ward) -> Option<Ward> {
+    /// Starts processes until one goes on; `None` when none did within `patience`, in which time is not
+    /// counted when the source cannot be reached.
+    fn hand_on(
+        &self,
+        state: &State,
+        heir: Heir,
+        directory: &Path,
+        before: &Ward,
+        patience: Duration,
+    ) -> Option<Ward> {
         if heir == Heir::MountsAnew {
             self.clear();
             if self.is_there() {
@@ -511,7 +581,7 @@ impl Estate {
                 return None;
             }
         }
-        let deadline = Instant::now() + SUCCESSION;
+        let mut deadline = Instant::now() + patience;
         let (mut pause, longest) = PAUSES;
         let is_over = || {
             let front = before.front.as_ref();
@@ -522,8 +592,15 @@ impl Estate {
             && (heir == Heir::MountsAnew || self.is_there())
         {
             match self.try_once(state, heir, (directory, before), deadline) {
-                Ok(Some(ward)) => return Some(ward),
-                Ok(None) => tracing::error!("who was to go on has failed"),
+                Ok(Attempt::GoesOn(ward)) => return Some(*ward),
+                Ok(Attempt::Failed) => tracing::error!("who was to go on has failed"),
+                Ok(Attempt::OutOfReach(time)) => {
+                    tracing::error!(
+                        "the source cannot be reached; this time does not count against --restart-timeout"
+                    );
+                    // The pause does not count either.
+                    deadline += time + pause;
+                }
                 Err(error) => tracing::error!(%error, "nobody can be started to go on"),
             }
             match &before.front {
@@ -541,7 +618,7 @@ impl Estate {
         heir: Heir,
         (directory, before): (&Path, &Ward),
         deadline: Instant,
-    ) -> io::Result<Option<Ward>> {
+    ) -> io::Result<Attempt> {
         let (ours, theirs) = wire::pair()?;
         let output = match &before.front {
             Some(_) => Output::Here,
@@ -556,7 +633,10 @@ impl Estate {
         let packet = Packet::Succeed((&self.site).into(), state.clone(), bytes);
         let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
         let told = wire::send(&ward.socket, &packet, device);
-        while told.is_ok() && ward.state.is_none() && Instant::now() < deadline {
+        while told.is_ok()
+            && ward.state.is_none()
+            && Instant::now() < deadline + ward.out_of_reach
+        {
             if !ward.listen() {
                 break;
             }
@@ -569,7 +649,10 @@ impl Estate {
             {
                 left.clear();
             }
-            return Ok(None);
+            return Ok(match ward.out_of_reach {
+                Duration::ZERO => Attempt::Failed,
+                time => Attempt::OutOfReach(time),
+            });
         }
         if heir == Heir::Adopts {
             ward.estate = Some(Self {
@@ -581,8 +664,16 @@ impl Estate {
         // Opening is no part of its life.
         ward.born = Instant::now();
         tracing::info!(pid = ward.pid, "another process goes on with the mount");
-        Ok(Some(ward))
+        Ok(Attempt::GoesOn(Box::new(ward)))
     }
+}
+
+/// How a process ended up that was to go on with a mount.
+enum Attempt {
+    GoesOn(Box<Ward>),
+    Failed,
+    /// It failed, and could not reach the source for so long.
+    OutOfReach(Duration),
 }
 
 /// Whether there is a process of that number whose main thread has not ended. Where `/proc` does not show

@@ -30,6 +30,9 @@ pub(super) enum Packet {
     Scratch(Vec<u8>),
     /// From a mount: for the service manager that started the keeper.
     Word(String),
+    /// From who comes after, before it is ready: for so many milliseconds of its life the source could not
+    /// be reached; at the most all of it.
+    OutOfReach(u64),
     /// To who comes after: go on with this, if its connection is here; else mount anew. With the
     /// directory that goes with it, if there is one.
     Succeed(Place, State, Option<Vec<u8>>),

@@ -45,6 +45,9 @@ pub use self::trust::{Certificates, CertificatesError};
 /// sent with the answer's header.
 const PREFIX_LEN: u64 = 64 << 10;
 
+/// How long a server may take to answer before a source is opened as a version that is known.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// No server that asks to be left alone for longer is left alone for longer by who never gives up.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
@@ -62,8 +65,8 @@ pub struct Http {
     stats: Arc<Stats>,
     location: Location,
     fingerprint: Fingerprint,
-    /// The Content-Encoding of the stored bytes, if the server names one.
-    encoding: Option<String>,
+    /// The Content-Encoding of the stored bytes, if the server names one; unset before the first answer.
+    encoding: OnceLock<Option<String>>,
     /// Where the last redirects led.
     resolved: Mutex<Url>,
     body: Body,
@@ -90,7 +93,33 @@ impl Http {
     pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
         let failed = |cause| Error::new(Location::from_url(&url).as_str(), cause);
         let network = Network::new(&options).map_err(failed)?;
-        Self::open_through(Box::new(network), url, options).await
+        let Some(version) = options.known_version.clone() else {
+            return Self::open_through(Box::new(network), url, options).await;
+        };
+        let opening = Self::open_through(Box::new(network), url.clone(), options.clone());
+        match tokio::time::timeout(PATIENCE, opening).await {
+            Ok(Ok(opened)) => return Ok(opened),
+            Ok(Err(error)) => tracing::warn!("{error}"),
+            Err(_) => tracing::warn!("{}: no answer so far", Location::from_url(&url)),
+        }
+        tracing::warn!("what is cached is served until the source can be read");
+        Self::known(version, url, options)
+    }
+
+    /// The version `version` of what is at `url`, without asking the server.
+    fn known(version: Fingerprint, url: Url, options: Options) -> Result<Self, Error> {
+        let location = Location::from_url(&url);
+        let failed = |cause| Error::new(location.as_str(), cause);
+        let network = Network::new(&options).map_err(failed)?;
+        let client = Client::new(url.clone(), &options, Box::new(network)).map_err(failed)?;
+        let found = Found {
+            fingerprint: version,
+            encoding: OnceLock::new(),
+            url,
+            body: Body::Prefix(Bytes::new()),
+        };
+        let jitter = Arc::new(Jitter::new(options.chance));
+        Ok(Self::of(found, client, jitter, location, options))
     }
 
     /// As [`open`](Self::open), with requests that travel through `transport`, whatever the options
@@ -112,7 +141,7 @@ impl Http {
             Arc::clone(&jitter),
             Arc::clone(&options.stats),
         );
-        let mut timer = Timer::new(options.timeout, 0);
+        let mut timer = Timer::new(options.timeout, 0, &options.stats);
         // Whoever is wrong about the address should hear of it soon.
         effort.retry.persists = false;
         // What comes once more is no reason to wait longer.
@@ -129,6 +158,9 @@ impl Http {
             match found {
                 Ok(found) => break found,
                 Err(failure) => {
+                    if failure.cause.is_outage() {
+                        timer.lost();
+                    }
                     let left = timer.step(received.load(Ordering::Relaxed));
                     let next = effort.failed(failure, 0, left).await;
                     next.map_err(|cause| effort.error(location.as_str(), cause))?;
@@ -137,13 +169,23 @@ impl Http {
                 }
             }
         };
+        Ok(Self::of(found, client, jitter, location, options))
+    }
+
+    fn of(
+        found: Found,
+        client: Client,
+        jitter: Arc<Jitter>,
+        location: Location,
+        options: Options,
+    ) -> Self {
         let Found {
             fingerprint,
             encoding,
             url,
             body,
         } = found;
-        Ok(Self {
+        Self {
             fingerprint,
             encoding,
             resolved: Mutex::new(url),
@@ -162,7 +204,7 @@ impl Http {
             options,
             outage: Outage::default(),
             afresh: OnceLock::new(),
-        })
+        }
     }
 
     /// The same version of the same file by connections that are used once, past caches on the way,
@@ -241,6 +283,7 @@ impl Http {
                     self.outage.lasts(&error, Duration::ZERO);
                     // Whoever waits for it is told elsewhere that it takes long.
                     (effort, timer) = self.anew(filled);
+                    timer.lost();
                     Err(Order::Cut)
                 }
             };
@@ -250,6 +293,9 @@ impl Http {
                 Ok(Ok(Asked::End)) | Err(Order::Stop) => buffer.truncate(filled),
                 Ok(Err(mut failure)) => {
                     failure.cause = failure.cause.of_open_source();
+                    if failure.cause.is_outage() {
+                        timer.lost();
+                    }
                     // The node that failed may be out of service: let the original choose anew.
                     self.remember(self.client.original().clone());
                     let left = timer.step(filled as u64);
@@ -270,12 +316,14 @@ impl Http {
                             };
                             self.outage
                                 .lasts(&effort.error(self.location(), cause), pause);
+                            timer.lost();
                             tokio::select! {
                                 biased;
                                 _ = watch.order() => buffer.truncate(filled),
                                 () = tokio::time::sleep(pause) => {}
                             }
                             (effort, timer) = self.anew(filled);
+                            timer.lost();
                         }
                         next => next.map_err(|cause| effort.error(self.location(), cause))?,
                     }
@@ -313,7 +361,8 @@ impl Http {
     fn anew(&self, filled: usize) -> (Effort, Timer) {
         let mut effort = self.effort();
         effort.reached = filled as u64;
-        (effort, Timer::new(self.timeout, filled as u64))
+        let timer = Timer::new(self.timeout, filled as u64, &self.stats);
+        (effort, timer)
     }
 
     /// To get something more of a server that was understood before.
@@ -384,7 +433,7 @@ impl Http {
         if !self.fingerprint.matches(&answer.fingerprint()) {
             return Err(Cause::Changed.into());
         }
-        let len = part_len(&answer, wanted, self.encoding.as_deref())?;
+        let len = part_len(&answer, wanted, self.encoding(&answer)?)?;
         self.remember(url);
         let target = buffer.get_mut(..*filled + len).unwrap_or_default();
         receive(&mut content, target, filled, &self.stats, |received| {
@@ -423,11 +472,20 @@ impl Http {
         if answer.status != 200 {
             return Err(Failure::refused(&answer));
         }
-        answer.check_encoding(self.encoding.as_deref())?;
+        answer.check_encoding(self.encoding(&answer)?)?;
         if !self.fingerprint.matches(&answer.fingerprint()) {
             return Err(Cause::Changed.into());
         }
         Ok(content)
+    }
+
+    /// The Content-Encoding of the stored bytes: that of the first answer, which `answer` may be.
+    fn encoding(&self, answer: &Answer) -> Result<Option<&str>, Cause> {
+        if self.encoding.get().is_none() {
+            let encoding = answer.stored_encoding()?.map(str::to_owned);
+            self.encoding.get_or_init(|| encoding);
+        }
+        Ok(self.encoding.get().and_then(|encoding| encoding.as_deref()))
     }
 
     fn remember(&self, url: Url) {
@@ -553,6 +611,33 @@ impl Effort {
 /// Between two looks of a [`Timer`].
 const STEP: Duration = Duration::from_secs(1);
 
+/// After how long without a byte a source counts as out of reach.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// Whether a read is counted as one of a source that is out of reach; no longer once dropped.
+#[derive(Debug)]
+struct OutOfReach {
+    stats: Arc<Stats>,
+    is_counted: bool,
+}
+
+impl OutOfReach {
+    fn set(&mut self, is_counted: bool) {
+        match (self.is_counted, is_counted) {
+            (false, true) => self.stats.reads_out_of_reach.raise(),
+            (true, false) => self.stats.reads_out_of_reach.lower(),
+            _ => {}
+        }
+        self.is_counted = is_counted;
+    }
+}
+
+impl Drop for OutOfReach {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
 /// Runs while something is waited for of which it is told now and then how many bytes are there.
 #[derive(Debug)]
 struct Timer {
@@ -561,17 +646,30 @@ struct Timer {
     counted: u64,
     /// Whether anything came.
     is_alive: bool,
+    /// When something came last, or the wait began.
+    heard: Instant,
+    out_of_reach: OutOfReach,
 }
 
 impl Timer {
     /// `received` bytes are there without having been waited for.
-    fn new(timeout: Duration, received: u64) -> Self {
+    fn new(timeout: Duration, received: u64, stats: &Arc<Stats>) -> Self {
         Self {
             time: TimeLeft::new(timeout),
             looked: Instant::now(),
             counted: received,
             is_alive: false,
+            heard: Instant::now(),
+            out_of_reach: OutOfReach {
+                stats: Arc::clone(stats),
+                is_counted: false,
+            },
         }
+    }
+
+    /// An attempt failed because the source cannot be reached.
+    fn lost(&mut self) {
+        self.out_of_reach.set(true);
     }
 
     /// What is left, now that `received` bytes are there.
@@ -591,14 +689,21 @@ impl Timer {
     fn look(&mut self, received: u64, waited: Duration) -> Duration {
         let came = received.saturating_sub(self.counted);
         self.time.waited(waited, came);
-        self.is_alive |= came > 0;
         (self.looked, self.counted) = (Instant::now(), received);
+        if came > 0 {
+            self.is_alive = true;
+            self.heard = self.looked;
+            self.out_of_reach.set(false);
+        } else if self.heard.elapsed() >= SILENCE {
+            self.out_of_reach.set(true);
+        }
         self.time.left()
     }
 
     /// Takes no account of the time since it was looked at: nobody waited.
     fn skip(&mut self) {
         self.looked = Instant::now();
+        self.heard = self.looked;
     }
 
     /// Waits until nothing is left, and says why nobody waits any longer.
@@ -626,7 +731,8 @@ impl Timer {
 /// What the first request finds out.
 struct Found {
     fingerprint: Fingerprint,
-    encoding: Option<String>,
+    /// As of [`Http`].
+    encoding: OnceLock<Option<String>>,
     /// Where redirects led.
     url: Url,
     body: Body,
@@ -666,7 +772,7 @@ async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<F
     };
     Ok(Found {
         fingerprint: answer.fingerprint(),
-        encoding: answer.stored_encoding()?.map(str::to_owned),
+        encoding: OnceLock::from(answer.stored_encoding()?.map(str::to_owned)),
         url,
         body,
     })
@@ -829,7 +935,7 @@ impl<'a> Pour<'a> {
             again: 0,
             reached: 0,
             effort: source.effort(),
-            timer: Timer::new(source.timeout, 0),
+            timer: Timer::new(source.timeout, 0, &source.stats),
         }
     }
 
@@ -938,12 +1044,12 @@ mod tests {
             .start_paused(true)
             .build();
         runtime.expect("a runtime").block_on(async {
-            let mut timer = Timer::new(Duration::from_mins(1), 0);
+            let mut timer = Timer::new(Duration::from_mins(1), 0, &Arc::default());
             tokio::time::advance(Duration::from_hours(1)).await;
             assert!(timer.step(0) >= Duration::from_secs(58));
             tokio::time::advance(Duration::from_hours(1)).await;
             assert!(timer.left(0).is_zero(), "it was looked at by nobody else");
-            let mut timer = Timer::new(Duration::from_mins(1), 0);
+            let mut timer = Timer::new(Duration::from_mins(1), 0, &Arc::default());
             let begun = Instant::now();
             timer.run_out(|| 0).await;
             let lasted = begun.elapsed();
