@@ -198,7 +198,10 @@ pub(super) fn source(
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
     let Some(part) = args.source.to_str().and_then(Part::parse) else {
-        let known_version = args.source.to_str().and_then(|url| outer.known_version(url));
+        let known_version = args
+            .source
+            .to_str()
+            .and_then(|url| outer.known_version(url));
         return open::source_with(headers, args, known_version, network, stats);
     };
     anyhow::ensure!(

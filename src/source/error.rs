@@ -139,9 +139,7 @@ impl Cause {
             Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 "check its permissions"
             }
-            Self::Unsupported(_) => {
-                "name an archive, or an image as oci:DIR"
-            }
+            Self::Unsupported(_) => "name an archive, or an image as oci:DIR",
             Self::UnknownScheme(scheme) => scheme_hint(scheme),
             Self::InsecureRedirect => {
                 "name the http:// URL itself, or allow it with --allow-insecure-redirects"

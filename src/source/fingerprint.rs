@@ -229,7 +229,10 @@ mod tests {
         let parsed = Fingerprint::parse_strong_etag(&strong.to_string());
         assert_eq!(parsed, Some(strong.clone()));
         let dated = http(5, Some("W/\"a\""), Some("Monday"));
-        let endless = Fingerprint { len: None, ..strong };
+        let endless = Fingerprint {
+            len: None,
+            ..strong
+        };
         for other in [dated, endless, http(5, None, None)] {
             let text = other.to_string();
             assert_eq!(Fingerprint::parse_strong_etag(&text), None, "{text}");

@@ -189,7 +189,10 @@ impl Keeper {
                     out_of_reach += looked - since;
                     let milliseconds = u64::try_from(out_of_reach.as_millis()).unwrap_or(u64::MAX);
                     // The next one tells of this time, too.
-                    drop(wire::send_at_once(&socket, &Packet::OutOfReach(milliseconds)));
+                    drop(wire::send_at_once(
+                        &socket,
+                        &Packet::OutOfReach(milliseconds),
+                    ));
                 }
             }
         })?;
@@ -633,9 +636,7 @@ impl Estate {
         let packet = Packet::Succeed((&self.site).into(), state.clone(), bytes);
         let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
         let told = wire::send(&ward.socket, &packet, device);
-        while told.is_ok()
-            && ward.state.is_none()
-            && Instant::now() < deadline + ward.out_of_reach
+        while told.is_ok() && ward.state.is_none() && Instant::now() < deadline + ward.out_of_reach
         {
             if !ward.listen() {
                 break;
