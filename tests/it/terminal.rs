@@ -18,6 +18,8 @@ fn on_terminal(directory: &Path, words: &str) -> (Output, String) {
         .current_dir(directory)
         .env("TARFS_CACHE_DIR", directory.join("cache"))
         .env("XDG_RUNTIME_DIR", directory)
+        // Without one, as for services, progress is not shown.
+        .env("TERM", "xterm")
         .output()
         .expect("script (bsdutils) is installed");
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
