@@ -377,13 +377,27 @@ impl Stays {
 /// of a small archive is damaged.
 const SCAN_WAIT: Duration = Duration::from_millis(250);
 
+/// The first part of [`SCAN_WAIT`]. After it a scan of a large archive that is not a fifth done is not waited for.
+const SCAN_LOOK: Duration = Duration::from_millis(50);
+
+/// Packed bytes above which an archive is large in this sense.
+const LARGE_BYTES: u64 = 64 << 20;
+
 /// Waits until the scan is over, for [`SCAN_WAIT`] at most.
 fn wait_for_scan(opened: &Opened) {
     let (sender, scanned) = mpsc::channel::<()>();
     let then = Then::new(move || drop(sender));
     opened.content.when(Awaited::End, then);
     // Nothing is ever sent.
-    let _is_over = scanned.recv_timeout(SCAN_WAIT).is_err();
+    let is_over = |wait| scanned.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
+    if is_over(SCAN_LOOK) {
+        return;
+    }
+    let index = opened.telling.index();
+    let takes_longer = |all: u64| all > LARGE_BYTES && index.scanned_bytes < all / 5;
+    if !index.of_bytes.is_some_and(takes_longer) {
+        is_over(SCAN_WAIT.saturating_sub(SCAN_LOOK));
+    }
 }
 
 /// Logs what was wrong with the archive, now that the scan is over.
