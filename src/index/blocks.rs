@@ -60,6 +60,8 @@ pub struct BlockHasher {
     next: u64,
     /// Whether the front of the block that is going by was seen.
     is_whole: bool,
+    /// Of what was seen of the block that is going by.
+    digest: BlockDigest,
     tree: Tree,
 }
 
@@ -81,6 +83,7 @@ impl BlockHasher {
             hasher: hasher_at(start.0),
             next: start.0,
             is_whole: start.0.is_multiple_of(block_len),
+            digest: UNKNOWN,
             tree: Tree::default(),
         }
     }
@@ -97,11 +100,11 @@ impl BlockHasher {
             let len = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
             let (piece, rest) = bytes.split_at(len);
             if self.is_whole {
-                self.hasher.update(piece);
+                self.digest = self.hasher.update(piece).finalize_non_root();
             }
             self.next += piece.len() as u64;
             bytes = rest;
-            digests.push(self.digest());
+            digests.push(self.digest);
         }
         NewDigests {
             block_len: self.block_len,
@@ -116,25 +119,16 @@ impl BlockHasher {
         if self.tree.count == 0 && self.next <= self.block_len {
             return *self.hasher.finalize().as_bytes();
         }
-        let last = self.digest();
-        self.tree.root(last)
+        self.tree.root(self.digest)
     }
 
     /// Ends the block before, of which the first one has none.
     fn begin_block(&mut self) {
         if self.hasher.count() > 0 {
-            self.tree.push(self.hasher.finalize_non_root());
+            self.tree.push(self.digest);
         }
         self.hasher = hasher_at(self.next);
         self.is_whole = true;
-    }
-
-    fn digest(&self) -> BlockDigest {
-        if self.is_whole && self.hasher.count() > 0 {
-            self.hasher.finalize_non_root()
-        } else {
-            UNKNOWN
-        }
     }
 }
 
