@@ -106,7 +106,8 @@ impl Reader {
 
     /// Whether `span` is kept on disk when it is made.
     pub(super) fn keeps(&self, span: &Span) -> bool {
-        self.spool.is_some() && self.policy.keeps(span)
+        // What has no hash could not be verified.
+        self.spool.is_some() && span.hash.is_some()
     }
 
     fn make_stretch(

@@ -10,11 +10,12 @@ use super::Archive;
 use super::catalog::{Awaited, Catalog};
 use super::error::Error;
 use super::flights::Flights;
+use super::packed::FirstRead;
 use super::pass::Pass;
 use super::read::{ReadError, Reader};
 use super::scan::{self, Digest};
 use super::share::{self, Purse, RESTING_SHARE, Share};
-use super::spooler::{Policy, Spooler};
+use super::spooler::{Spooler, keeps_spans};
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
@@ -397,10 +398,9 @@ impl Opening {
     /// Starts a scan, and returns when it has come to the first member; with an expected digest when
     /// all of the archive has it.
     fn by_scanning(self) -> Result<Archive, OpenError> {
-        let policy = Policy::of(&*self.source, self.compression());
-        let spool = self.new_spool(policy)?;
+        let spool = self.new_spool()?;
         let kept = spool.clone();
-        let spooler = kept.map(|spool| Spooler::new(spool, policy, &*self.source));
+        let spooler = kept.map(|spool| Spooler::new(spool, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
             max_entries: self.max_numbers(),
@@ -412,7 +412,7 @@ impl Opening {
             ..index::Options::default()
         })
         .with_memory_limit(&self.options.index_memory);
-        let reader = Arc::new(self.reader(Catalog::growing(builder), (spool, policy)));
+        let reader = Arc::new(self.reader(Catalog::growing(builder), spool));
         let mut archive = self.archive(Arc::clone(&reader))?;
         let awaited = if self.options.scan.expects_digest() {
             Awaited::End
@@ -494,9 +494,9 @@ impl Opening {
     }
 
     /// A spool to fill while scanning, unless none is wanted.
-    fn new_spool(&self, policy: Policy) -> Result<Option<Arc<Spool>>, OpenError> {
+    fn new_spool(&self) -> Result<Option<Arc<Spool>>, OpenError> {
         let is_needed = !self.is_readable() && self.options.spooling != Spooling::TreeOnly;
-        if policy == Policy::Nothing {
+        if !keeps_spans(&*self.source, self.compression()) {
             return Ok(None);
         }
         let Some(shelf) = self.shelf() else {
@@ -517,22 +517,10 @@ impl Opening {
     }
 
     /// The spool for an index that was found: an earlier mount's, or a new one, which fills as
-    /// spans are made; and what goes there.
-    fn found_spool(&self, index: &Index) -> (Option<Arc<Spool>>, Policy) {
-        let policy = Policy::of(&*self.source, Some(index.origin().compression));
-        let spool = self.find_spool(index, policy);
-        (spool, policy)
-    }
-
-    fn find_spool(&self, index: &Index, policy: Policy) -> Option<Arc<Spool>> {
+    /// spans are made.
+    fn found_spool(&self, index: &Index) -> Option<Arc<Spool>> {
         let shelf = self.shelf()?;
-        let mut spans = 0..index.span_count();
-        let is_worth_it = match policy {
-            Policy::Everything => true,
-            Policy::LongWays => spans.any(|number| index.seek_offset(number).is_none()),
-            Policy::Nothing => false,
-        };
-        if !is_worth_it {
+        if !keeps_spans(&*self.source, Some(index.origin().compression)) {
             return None;
         }
         let spool = if self.source.fingerprint().doubt().is_some() {
@@ -550,13 +538,14 @@ impl Opening {
         }
     }
 
-    fn reader(&self, catalog: Catalog, (spool, policy): (Option<Arc<Spool>>, Policy)) -> Reader {
+    fn reader(&self, catalog: Catalog, spool: Option<Arc<Spool>>) -> Reader {
         let (purse, number) = match &self.share {
             Some((share, number)) => (share.purse.clone(), *number),
             None => (Purse::of(&self.options), 0),
         };
         let Purse {
             memory,
+            sums,
             budget,
             loans,
             foreground,
@@ -570,8 +559,8 @@ impl Opening {
             reads: fetch::Reads::new(network, source, budget.clone(), stats),
             source: Arc::clone(&self.source),
             catalog,
-            policy,
             memory,
+            sums,
             free_list: self.free_list.clone(),
             spool,
             long_way: Mutex::default(),
@@ -584,7 +573,7 @@ impl Opening {
             loans,
             memory_bytes,
             stats: Arc::clone(&self.stats),
-            first_hashes: Mutex::default(),
+            first_read: FirstRead::default(),
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         }

@@ -3,15 +3,19 @@
 //! Nothing that a source gives is decoded before its block has the digest that the scan took. Blocks
 //! that the scan skipped have none.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::Error;
 use super::read::{ReadError, Reader};
 use crate::base::buffer::Pool;
-use crate::base::extent::{Extent, Packed};
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::short_reads::Wait;
+use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
 use crate::source::{self, Cause, Persistence, Source};
@@ -95,6 +99,38 @@ impl Reader {
         Ok(Request { extent, blocks })
     }
 
+    /// Whether any plain bytes can be read as they are from a local disk.
+    pub(super) fn reads_here(&self) -> bool {
+        self.source.reads_here() && self.compression() == Compression::None
+    }
+
+    /// The plain bytes `extent` of a local archive that is not packed, read on the calling thread and
+    /// verified: the blocks that they lie in, and no more. `None` for any other archive, with
+    /// [`Wait::Never`] for what is not in the page cache, and for what cannot be read or verified: to make
+    /// the whole span tells why.
+    pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        if !self.reads_here() {
+            return None;
+        }
+        let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
+        let blocks = self.catalog.known().blocks(wanted)?;
+        let fetched = blocks.extent();
+        if fetched.intersection(&wanted) != Some(wanted) {
+            return None;
+        }
+        let len = usize::try_from(fetched.len()).ok()?;
+        let mut bytes = self.free_list.take(len, 0);
+        let read = self.source.read_here(fetched.start(), &mut bytes, wait)?;
+        if read.is_err() || self.mismatch(&blocks, &bytes).is_some() {
+            return None;
+        }
+        let request = Request {
+            extent: wanted,
+            blocks,
+        };
+        Some(request.cut(fetched, &bytes.freeze()))
+    }
+
     /// Fetches what is `requested`, by one request, and verifies it.
     ///
     /// # Errors
@@ -107,10 +143,51 @@ impl Reader {
             Way::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
             Way::Afresh => fetch::read_afresh(&self.network, &self.source, extent, &pool)?,
         };
-        match requested.blocks.mismatch(&bytes) {
+        match self.mismatch(&requested.blocks, &bytes) {
             Some(packed) => Err(Error::OtherBytes { packed }),
             None => Ok(requested.cut(extent, &bytes)),
         }
+    }
+}
+
+impl Reader {
+    /// The first byte of the first of `blocks` that `bytes` differ in; or, of those that the scan skipped,
+    /// of any that is not as it was when it was first read.
+    fn mismatch(&self, blocks: &Blocks, bytes: &[u8]) -> Option<Packed> {
+        let other = blocks.mismatch(bytes);
+        other.or_else(|| {
+            let mut unseen = blocks.unseen(bytes);
+            let (number, _) = unseen.find(|(number, block)| !self.first_read.is(*number, block))?;
+            blocks.stream_block(number)
+        })
+    }
+}
+
+/// Hashes that share one allocation.
+const LEAF: usize = 512;
+
+/// What blocks without digests had in them when they were first read: eight bytes for each block near
+/// one that was read.
+#[derive(Debug, Default)]
+pub(super) struct FirstRead {
+    /// Hashes of blocks that follow each other; zero stands for none.
+    leaves: Mutex<HashMap<usize, Box<[u64]>>>,
+}
+
+impl FirstRead {
+    /// Whether block `number` is `block`, as far as it was read before.
+    fn is(&self, number: usize, block: &[u8]) -> bool {
+        let hash = xxh3_64(block).max(1);
+        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        let leaf = leaves.entry(number / LEAF);
+        let leaf = leaf.or_insert_with(|| vec![0; LEAF].into());
+        let Some(first) = leaf.get_mut(number % LEAF) else {
+            return false;
+        };
+        if *first == 0 {
+            *first = hash;
+        }
+        *first == hash
     }
 }
 

@@ -642,7 +642,10 @@ impl Follower {
         let Some(wanted) = self.runs.read(&touch) else {
             return;
         };
-        if let Some(make) = wanted.make {
+        // Where reads need no spans the kernel's own read-ahead does.
+        if let Some(make) = wanted.make
+            && !reader.reads_here()
+        {
             let numbers: Vec<_> = spans(index, make).collect();
             for batch in numbers.chunks(BATCH) {
                 self.maker.submit(batch.to_vec(), None);

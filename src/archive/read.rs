@@ -5,7 +5,7 @@
 //! (`packed.rs`). Plain bytes, whatever they come from, have the span's hash before a reader sees
 //! them: that tells a damaged spool. Bytes that the scan skipped have neither.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,15 +20,15 @@ use super::error::Error;
 use super::flights::Flights;
 use super::foreground::Foreground;
 use super::leash::Leash;
-use super::packed::{PackedBytes, Way};
+use super::packed::{FirstRead, PackedBytes, Way};
 use super::spans::LONGEST_SPAN;
-use super::spooler::Policy;
 use crate::base::buffer::{Closed, Pool};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::loan::Loans;
+use crate::base::short_reads::Wait;
 use crate::base::stats::Stats;
-use crate::cache::{Key, Memory, Patience, Spool};
+use crate::cache::{Key, Memory, Patience, Spool, Sums};
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::InUse;
@@ -88,11 +88,11 @@ pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
     pub(super) catalog: Catalog,
     pub(super) memory: Memory,
+    /// Of spans in the spool that were verified.
+    pub(super) sums: Sums,
     /// Where the memory of spans comes from.
     pub(super) free_list: FreeList,
     pub(super) spool: Option<Arc<Spool>>,
-    /// What of that which is made goes to the spool.
-    pub(super) policy: Policy,
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
     /// Spans that are being made, for a read or ahead of one.
@@ -114,8 +114,7 @@ pub(super) struct Reader {
     /// What kept spans, reads and their decoders may take together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
-    /// What spans without a hash had when they were first fetched, by their numbers.
-    pub(super) first_hashes: Mutex<HashMap<u32, u64>>,
+    pub(super) first_read: FirstRead,
     /// Keeps the saved index from being removed.
     pub(super) in_use: OnceLock<InUse>,
     /// Whether no caller waits for a span any more.
@@ -139,10 +138,12 @@ impl Reader {
         len: u32,
     ) -> Option<Result<Bytes, ReadError>> {
         let mut found_spans = 0;
-        let bytes = self.read_with(ino, offset, len, |span| {
-            let bytes = self.memory.get(self.key(span)).ok_or(None)?;
-            found_spans += 1;
-            Ok(bytes)
+        let bytes = self.read_with(ino, offset, len, |part| {
+            if let Some(bytes) = self.remembered(part)? {
+                found_spans += 1;
+                return Ok(bytes);
+            }
+            self.read_exactly(part, Wait::Never).ok_or(None)
         });
         match bytes {
             Ok(bytes) => {
@@ -158,8 +159,52 @@ impl Reader {
 
     /// As [`super::Archive::read`], on the calling thread.
     pub(super) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
-        self.read_with(ino, offset, len, |span| self.span(span).map_err(Some))
-            .map_err(|error| error.unwrap_or(ReadError::Index))
+        self.read_with(ino, offset, len, |part| {
+            if let Some(bytes) = self.remembered(part)? {
+                self.stats.memory_hit_spans.increment();
+                return Ok(bytes);
+            }
+            if let Some(bytes) = self.read_exactly(part, Wait::ForDisk) {
+                return Ok(bytes);
+            }
+            part.of(&self.span(part.span)?)
+        })
+        .map_err(|error| error.unwrap_or(ReadError::Index))
+    }
+
+    /// `part` of a span that is on a local disk, and hardly more.
+    fn read_exactly(&self, part: &Part, wait: Wait) -> Option<Bytes> {
+        let bytes = self.read_here(part.plain, wait);
+        let bytes = bytes.or_else(|| self.unspool_part(part, wait))?;
+        self.stats.exact_reads.increment();
+        Some(bytes)
+    }
+
+    /// `part` of a span in the spool that was verified before.
+    fn unspool_part(&self, part: &Part, wait: Wait) -> Option<Bytes> {
+        let spool = self.spool.as_ref()?;
+        let key = self.key(part.span);
+        let sums = self.sums.get(key)?;
+        let span = self.catalog.known().span_extent(part.span)?;
+        let blocks = sums.blocks(&part.range);
+        let place = |at: usize| Plain(span.start().0 + at as u64).min(span.end());
+        let extent = Extent::new(place(blocks.start), place(blocks.end))?;
+        let bytes = spool.read_part(extent, wait)?;
+        if !sums.are(blocks.start, &bytes) {
+            // Who reads all of the span finds out why.
+            self.sums.forget(key);
+            return None;
+        }
+        spool.used(span);
+        self.stats.spool_hit_spans.increment();
+        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
+    }
+
+    /// `part` of a span that is in memory.
+    fn remembered(&self, part: &Part) -> Result<Option<Bytes>, Option<ReadError>> {
+        let span = self.memory.get(self.key(part.span));
+        span.map(|span| part.of(&span)).transpose()
     }
 
     /// How far the scan must have come for this read; 0 when it needs no bytes at all.
@@ -176,22 +221,18 @@ impl Reader {
         wanted.map(|wanted| wanted.end()).max().unwrap_or_default()
     }
 
-    /// Puts a file's bytes together from spans; `None` as an error is a span that is not there.
+    /// Puts a file's bytes together from parts of spans; `None` as an error is one that is not there.
     fn read_with(
         &self,
         ino: Ino,
         offset: u64,
         len: u32,
-        mut span_bytes: impl FnMut(u32) -> Result<Bytes, Option<ReadError>>,
+        mut part_bytes: impl FnMut(&Part) -> Result<Bytes, Option<ReadError>>,
     ) -> Result<Bytes, Option<ReadError>> {
         let (len, parts) = self.parts(ino, offset, len)?;
         let mut assembly = Assembly::new(offset, len);
         for part in parts {
-            let bytes = span_bytes(part.span)?;
-            if part.range.end > bytes.len() {
-                return Err(Some(ReadError::Index));
-            }
-            let bytes = bytes.slice(part.range);
+            let bytes = part_bytes(&part)?;
             assembly.add(&part.piece, part.plain, bytes, &self.free_list);
         }
         Ok(assembly.finish())
@@ -355,9 +396,15 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// As [`Reader::try_read`], for who reads on nobody's behalf; `None` also when it fails.
+    /// As [`Reader::try_read`], for who reads on nobody's behalf and may wait for a local disk; `None` also
+    /// when it fails.
     pub(super) fn peek(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
-        let find = |span| self.memory.get(self.key(span)).ok_or(None);
+        let find = |part: &Part| {
+            let found = self.remembered(part)?;
+            found
+                .or_else(|| self.read_exactly(part, Wait::ForDisk))
+                .ok_or(None)
+        };
         self.read_with(ino, offset, len, find).ok()
     }
 
@@ -412,6 +459,7 @@ impl Reader {
                 None => Patience::Short,
             };
             spool.keep_wanted(span.plain, bytes.clone(), patience);
+            self.sums.remember(self.key(span.number), bytes);
         }
     }
 
@@ -437,6 +485,7 @@ impl Reader {
             return None;
         }
         spool.used(span.plain);
+        self.sums.remember(self.key(span.number), &bytes);
         self.stats.unspooled_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
@@ -501,7 +550,9 @@ impl Reader {
             .map_err(|error| self.failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
-        if bytes.len() != len || !self.has_right_hash(span, &bytes) {
+        // Without a hash the blocks that it was decoded from say enough.
+        let is_right = || span.hash.is_none_or(|hash| xxh3_64(&bytes) == hash);
+        if bytes.len() != len || !is_right() {
             self.stats.damaged_spans.increment();
             return Err(ReadError::Damaged {
                 extent: span.plain,
@@ -509,18 +560,6 @@ impl Reader {
             });
         }
         Ok(bytes)
-    }
-
-    /// Whether `bytes` have the hash of `span`; where a scan has passed over it, the one that they had
-    /// when they were first fetched.
-    fn has_right_hash(&self, span: &Span, bytes: &[u8]) -> bool {
-        let found = xxh3_64(bytes);
-        let expected = span.hash.unwrap_or_else(|| {
-            let firsts = self.first_hashes.lock();
-            let mut firsts = firsts.unwrap_or_else(PoisonError::into_inner);
-            *firsts.entry(span.number).or_insert(found)
-        });
-        found == expected
     }
 
     /// What `error` means to a reader of `span`; damage is counted.
@@ -594,6 +633,16 @@ struct Part {
     plain: Extent<Plain>,
     /// Where they lie in the span.
     range: Range<usize>,
+}
+
+impl Part {
+    /// It, of all bytes of its span.
+    fn of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
+        if self.range.end > span.len() {
+            return Err(Some(ReadError::Index));
+        }
+        Ok(span.slice(self.range.clone()))
+    }
 }
 
 fn file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
@@ -779,7 +828,7 @@ mod tests {
             memory: Memory::new(0),
             free_list: FreeList::new(0),
             spool: None,
-            policy: Policy::Nothing,
+            sums: Sums::new(0),
             long_way: Mutex::default(),
             flights: Flights::default(),
             foreground: Arc::default(),
@@ -790,7 +839,7 @@ mod tests {
             loans: Loans::limited(0),
             memory_bytes: 0,
             stats: Arc::default(),
-            first_hashes: Mutex::default(),
+            first_read: FirstRead::default(),
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };

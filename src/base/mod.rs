@@ -16,6 +16,7 @@ pub mod private;
 pub mod regular;
 pub mod resolve;
 pub mod sha256;
+pub mod short_reads;
 pub mod stats;
 pub mod sync;
 pub mod tar_checksum;

@@ -152,6 +152,8 @@ stats! {
     spool_hit_spans,
     /// Spans that reads did not find in the spool that there is.
     spool_miss_spans,
+    /// Reads of a local disk, for readers, of no more than the blocks in which the wanted bytes lie.
+    exact_reads,
     /// Spans made ahead of reads.
     ahead_spans,
     /// Packed bytes fetched ahead of reads.

@@ -192,6 +192,8 @@ pub struct Blocks {
     extent: Extent<Packed>,
     /// In order.
     digests: Vec<BlockDigest>,
+    /// Whether the last one ends with the stream if it is cut.
+    is_final: bool,
 }
 
 impl Blocks {
@@ -211,6 +213,7 @@ impl Blocks {
             block_len,
             extent,
             digests: digests.to_vec(),
+            is_final: index.is_complete(),
         })
     }
 
@@ -233,6 +236,20 @@ impl Blocks {
                     == expected)
     }
 
+    /// Those of `bytes`, all of [`extent`](Self::extent), that the scan did not see, by their numbers in
+    /// the stream; but for one that is cut although the stream goes on.
+    pub fn unseen<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = (usize, &'a [u8])> {
+        let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
+        let first = count(self.extent.start().0 / self.block_len);
+        let blocks = self.digests.iter().zip(bytes.chunks(block_len));
+        let numbered = (first..).zip(blocks);
+        let is_final = self.is_final;
+        numbered.filter_map(move |(number, (digest, block))| {
+            let is_whole = block.len() == block_len || is_final;
+            (*digest == UNKNOWN && is_whole).then_some((number, block))
+        })
+    }
+
     /// The first byte of the first block that `bytes`, all of [`extent`](Self::extent), differ in.
     pub fn mismatch(&self, bytes: &[u8]) -> Option<Packed> {
         let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
@@ -244,6 +261,14 @@ impl Blocks {
             number += 1;
         }
         (number < self.digests.len()).then(|| self.block(number).start())
+    }
+
+    /// Where block `number` of the stream begins, if it is one of these.
+    pub fn stream_block(&self, number: usize) -> Option<Packed> {
+        let start = (number as u64).checked_mul(self.block_len)?;
+        (self.extent.start().0..self.extent.end().0)
+            .contains(&start)
+            .then_some(Packed(start))
     }
 
     /// Block `number` of these; empty behind the last.

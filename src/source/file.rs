@@ -1,7 +1,7 @@
 //! Local files and block devices.
 
 use std::fs::{File as StdFile, Metadata};
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, Validato
 use crate::base::buffer::Buffer;
 use crate::base::change_time;
 use crate::base::extent::Packed;
+use crate::base::short_reads::{ShortReads, Wait};
 use crate::base::stats::Stats;
 
 /// A file of the local system, held open: renaming or replacing it changes nothing, writing to it
@@ -30,6 +31,7 @@ pub struct File {
 #[derive(Debug)]
 struct Opened {
     file: StdFile,
+    short_reads: ShortReads,
     state: State,
     stats: Arc<Stats>,
 }
@@ -135,6 +137,7 @@ fn held(
         },
         opened: Arc::new(Opened {
             file,
+            short_reads: ShortReads::default(),
             state: State::of(metadata),
             stats,
         }),
@@ -146,8 +149,13 @@ fn nanoseconds(seconds: i64, nanoseconds: i64) -> i128 {
 }
 
 impl Opened {
-    fn fill(&self, offset: u64, buffer: &mut Buffer) -> Result<(), Cause> {
+    fn fill(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Cause> {
         let filled = self.file.read_exact_at(buffer, offset);
+        self.filled(filled, buffer.len())
+    }
+
+    /// What became of a read of `len` bytes.
+    fn filled(&self, filled: io::Result<()>, len: usize) -> Result<(), Cause> {
         // Looked at after the bytes were read: what was written before is seen.
         if State::of(&self.file.metadata()?) != self.state {
             return Err(Cause::Changed);
@@ -156,7 +164,7 @@ impl Opened {
             std::io::ErrorKind::UnexpectedEof => Cause::Truncated,
             _ => Cause::from(error),
         })?;
-        self.stats.source_read_bytes.add(buffer.len() as u64);
+        self.stats.source_read_bytes.add(len as u64);
         Ok(())
     }
 }
@@ -188,6 +196,19 @@ impl Source for File {
                 .map_err(|cause| Error::new(self.location(), cause))
         }
         .boxed()
+    }
+
+    fn reads_here(&self) -> bool {
+        true
+    }
+
+    fn read_here(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
+        let opened = &self.opened;
+        let filled = opened
+            .short_reads
+            .read(&opened.file, bytes, offset.0, wait)?;
+        let filled = opened.filled(filled, bytes.len());
+        Some(filled.map_err(|cause| Error::new(self.location(), cause)))
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {

@@ -30,6 +30,7 @@ use url::Url;
 
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::Packed;
+use crate::base::short_reads::Wait;
 use crate::base::stats::Stats;
 
 pub use error::{Cause, Error, Obstacle};
@@ -98,6 +99,25 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// As `read_at`.
     fn read_afresh(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         self.read_at(offset, buffer)
+    }
+
+    /// Whether [`read_here`](Self::read_here) can do anything.
+    fn reads_here(&self) -> bool {
+        false
+    }
+
+    /// Fills `bytes` with what lies at `offset` on the calling thread, which waits for nothing but a local
+    /// disk, and only if `wait` says so. `None` when that cannot be done.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    fn read_here(
+        &self,
+        _offset: Packed,
+        _bytes: &mut [u8],
+        _wait: Wait,
+    ) -> Option<Result<(), Error>> {
+        None
     }
 
     /// Reads at once that the source bears, however many are asked for: fewer after its server

@@ -10,6 +10,7 @@ use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator, Watc
 use crate::base::buffer::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
+use crate::base::short_reads::Wait;
 
 /// A stretch of another source: read by that one's requests, and by no others. What goes wrong is
 /// told of the other source, which is where it went wrong.
@@ -135,6 +136,17 @@ impl Source for Slice {
         match self.place(offset, buffer.len()) {
             Ok(place) => self.whole.read_afresh(place, buffer),
             Err(error) => std::future::ready(Err(error)).boxed(),
+        }
+    }
+
+    fn reads_here(&self) -> bool {
+        self.whole.reads_here()
+    }
+
+    fn read_here(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
+        match self.place(offset, bytes.len()) {
+            Ok(place) => self.whole.read_here(place, bytes, wait),
+            Err(error) => Some(Err(error)),
         }
     }
 

@@ -16,6 +16,7 @@ use super::uncached::Uncached;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, Memory};
 use crate::base::private::Directory;
+use crate::base::short_reads::{ShortReads, Wait};
 
 /// An open spool file.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ pub(super) struct SpoolFile {
     directory: Arc<Directory>,
     name: String,
     uncached: Uncached,
+    short_reads: ShortReads,
 }
 
 /// How long to wait for a lock that others hold for a few milliseconds.
@@ -44,6 +46,7 @@ impl SpoolFile {
             directory: Arc::clone(directory),
             name: name.to_owned(),
             uncached: Uncached::default(),
+            short_reads: ShortReads::default(),
         }
     }
 
@@ -108,17 +111,35 @@ impl SpoolFile {
             .write_all_at(&self.file, bytes, offset.0, is_behind)
     }
 
-    /// The bytes of `extent`, zeros where there are holes; `None` when it begins with a hole or
-    /// the file ends before it does.
+    /// The bytes of `extent`; `None` when there is a hole in it or the file ends before it does.
     pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<Memory> {
         let start = extent.start().0;
         // Where holes cannot be found everything is data.
         let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
-        if data > start || self.metadata().ok()?.len() < extent.end().0 {
+        let hole = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
+        let end = extent.end().0;
+        if data > start || hole < end || self.metadata().ok()?.len() < end {
             return None;
         }
         let mut bytes = free_list.take(usize::try_from(extent.len()).ok()?, start);
         let read = self.uncached.read_exact_at(&self.file, &mut bytes, start);
+        read.ok()?;
+        Some(bytes)
+    }
+
+    /// What the file has at `part`, zeros where there are holes; `None` when it ends before, and as
+    /// [`ShortReads::read`].
+    pub(super) fn read_part(
+        &self,
+        part: Extent<Plain>,
+        free_list: &FreeList,
+        wait: Wait,
+    ) -> Option<Memory> {
+        let len = usize::try_from(part.len()).ok()?;
+        let mut bytes = free_list.take(len, 0);
+        let read = self
+            .short_reads
+            .read(&self.file, &mut bytes, part.start().0, wait)?;
         read.ok()?;
         Some(bytes)
     }

@@ -20,6 +20,7 @@ use bytes::Bytes;
 
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::FreeList;
+use crate::base::short_reads::Wait;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use file::SpoolFile;
@@ -190,8 +191,7 @@ impl Spool {
         }
     }
 
-    /// The plain bytes of `extent` as the spool has them: zeros where only some of them are kept,
-    /// `None` when they are certainly not. The caller verifies them, and says so by
+    /// The plain bytes of the span at `extent` as the spool has them; `None` when not all of them are kept. The caller verifies them, and says so by
     /// [`Spool::used`].
     pub fn read(&self, extent: Extent<Plain>) -> Option<Bytes> {
         if let Some(bytes) = self.shared.queue.find(extent) {
@@ -199,6 +199,18 @@ impl Spool {
         }
         let file = Arc::clone(&self.shared.place().file);
         let memory = file.read(extent, &self.shared.options.free_list)?;
+        Some(memory.freeze())
+    }
+
+    /// The plain bytes of `part` of a span, as the spool has them: anything where it has them not. `None`
+    /// when they cannot be read, and with [`Wait::Never`] when a disk would have to be waited for. The
+    /// caller verifies them.
+    pub fn read_part(&self, part: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        if let Some(bytes) = self.shared.queue.find_part(part) {
+            return Some(bytes);
+        }
+        let file = Arc::clone(&self.shared.place().file);
+        let memory = file.read_part(part, &self.shared.options.free_list, wait)?;
         Some(memory.freeze())
     }
 

@@ -136,6 +136,16 @@ impl Queue {
         Some(found.bytes.clone())
     }
 
+    /// The bytes of `part` of a span that waits here or is being written.
+    pub(super) fn find_part(&self, part: Extent<Plain>) -> Option<Bytes> {
+        let state = self.lock();
+        let mut items = state.waiting.iter().chain(&state.writing);
+        let item = items.find(|item| item.extent.intersection(&part) == Some(part))?;
+        let start = usize::try_from(part.start().0 - item.extent.start().0).ok()?;
+        let end = start.checked_add(usize::try_from(part.len()).ok()?)?;
+        (end <= item.bytes.len()).then(|| item.bytes.slice(start..end))
+    }
+
     /// Takes out what waits, and says how many items that were.
     pub(super) fn give_up(&self) -> u64 {
         let mut state = self.lock();

@@ -5,6 +5,7 @@ mod concurrency;
 mod damage;
 mod digest;
 mod economy;
+mod exact;
 mod figures;
 mod hops;
 mod indexed;

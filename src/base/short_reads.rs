@@ -1,0 +1,95 @@
+//! Short reads here and there in a file, of which the kernel reads nothing around.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use rustix::fs::{Advice, fadvise};
+use rustix::io::{ReadWriteFlags, preadv2};
+
+/// What a read on the calling thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Nothing: it finds what is in the page cache.
+    Never,
+    /// A local disk.
+    ForDisk,
+}
+
+/// Longer reads are left to the kernel's read-ahead: they are of those who read on.
+const LONGEST: usize = 128 << 10;
+
+/// The way of short reads to one file, as soon as there is one.
+#[derive(Debug, Default)]
+pub struct ShortReads {
+    /// The same file once more, as advice is given to a descriptor; `None` when it cannot be opened so.
+    file: OnceLock<Option<File>>,
+}
+
+impl ShortReads {
+    /// Fills `bytes` with what lies at `offset` of `file`, which is the same at each call. `None` with
+    /// [`Wait::Never`] when that is not in the page cache.
+    ///
+    /// # Errors
+    /// As [`FileExt::read_exact_at`].
+    pub fn read(
+        &self,
+        file: &File,
+        bytes: &mut [u8],
+        offset: u64,
+        wait: Wait,
+    ) -> Option<io::Result<()>> {
+        if wait == Wait::Never {
+            let wanted = bytes.len();
+            let buffers = &mut [IoSliceMut::new(bytes)];
+            let read = preadv2(file, buffers, offset, ReadWriteFlags::NOWAIT);
+            return (read == Ok(wanted)).then_some(Ok(()));
+        }
+        let is_short = bytes.len() < LONGEST;
+        let short = is_short.then(|| self.file(file)).flatten();
+        Some(short.unwrap_or(file).read_exact_at(bytes, offset))
+    }
+
+    fn file(&self, file: &File) -> Option<&File> {
+        let open = || {
+            let file = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+            fadvise(&file, 0, None, Advice::Random).ok()?;
+            Some(file)
+        };
+        self.file.get_or_init(open).as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Write};
+
+    use super::*;
+
+    #[test]
+    fn bytes_come_from_their_place_whatever_the_length() {
+        let mut file = tempfile::tempfile().expect("a file");
+        let content: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
+        file.write_all(&content).expect("written");
+        let reads = ShortReads::default();
+        for (offset, len) in [(0, 1), (5, 4096), (7, 200_000), (299_999, 1)] {
+            for wait in [Wait::ForDisk, Wait::Never] {
+                let mut bytes = vec![0; len];
+                let read = reads.read(&file, &mut bytes, offset as u64, wait);
+                read.expect("just written").expect("there");
+                assert_eq!(bytes, content[offset..offset + len], "{len} at {offset}");
+            }
+        }
+        let mut bytes = [0; 2];
+        let past = reads.read(&file, &mut bytes, 299_999, Wait::ForDisk);
+        let past = past.expect("read").expect_err("too short");
+        assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
+        assert!(
+            reads
+                .read(&file, &mut bytes, 299_999, Wait::Never)
+                .is_none()
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Short reads of what lies on a local disk: how much of it they touch, and that no damage gets through.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use tarfs::archive::Archive;
+use tarfs::base::stats::Stats;
+use tarfs::source;
+
+use super::{Lab, assert_file, ino};
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+const FILE_BYTES: usize = 40 << 20;
+
+/// More than memory holds, in one file and in small ones.
+fn tree() -> Tree {
+    let file = |name: String, seed, len| (name, Noise::new(seed).bytes(len));
+    let mut files = vec![file("large".to_owned(), 1, FILE_BYTES)];
+    files.extend((2..40).map(|seed| file(format!("small{seed}"), seed, 20_000)));
+    Tree::of(files)
+}
+
+/// The archive of `tree` as a local file, read once from end to end.
+fn read_once(lab: &Lab, tree: &Tree, packing: Packing) -> Archive {
+    let path = lab.cache.path().join("archive");
+    fs::write(&path, packing.pack(&tree.tar)).expect("written");
+    let source = source::open(
+        path.to_str().expect("UTF-8"),
+        source::Options {
+            stats: Arc::default(),
+            ..source::Options::default()
+        },
+    );
+    let source = lab.network.block_on(source).expect("a source");
+    let mut options = lab.options();
+    options.scan.memory = 16 << 20;
+    let stats = Arc::<Stats>::default();
+    let archive = Archive::open(source, &options, lab.network.handle(), &stats);
+    let archive = archive.expect("an archive");
+    for (name, content) in &tree.files {
+        assert_file(&archive, name, content);
+    }
+    archive
+}
+
+/// Reads 4 KiB here and there; says how often.
+fn assert_short_reads(archive: &Archive, tree: &Tree, seed: u64) -> u64 {
+    const READS: u64 = 1000;
+    let mut noise = Noise::new(seed);
+    let ((name, content), small) = tree.files.split_first().expect("files");
+    for _ in 0..READS {
+        let offset = noise.below(FILE_BYTES as u64 - 4096);
+        let read = archive.read_here(ino(archive, name), offset, 4096);
+        let read = read.expect("read");
+        let start = usize::try_from(offset).expect("small");
+        let expected = content.get(start..start + 4096);
+        assert!(Some(&*read) == expected, "at {offset}");
+    }
+    for (name, content) in small {
+        assert_file(archive, name, content);
+    }
+    READS
+}
+
+/// Bytes that were read of the archive's disk cache.
+fn unspooled(archive: &Archive) -> u64 {
+    archive.stats().unspooled_bytes.get()
+}
+
+#[test]
+fn a_short_read_of_a_packed_archive_on_disk_reads_little() {
+    for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4, Packing::Xz] {
+        let (lab, tree) = (Lab::new(), tree());
+        let archive = read_once(&lab, &tree, packing);
+        // Each span once, as a whole.
+        assert_short_reads(&archive, &tree, 1);
+        let (bytes, decoded) = (unspooled(&archive), archive.stats().decoded_spans.get());
+        let exact = archive.stats().exact_reads.get();
+        let reads = assert_short_reads(&archive, &tree, 2);
+        let bytes = unspooled(&archive) - bytes;
+        assert!(bytes <= reads * (64 << 10), "{packing:?}: {bytes} bytes");
+        assert!(archive.stats().exact_reads.get() > exact + reads / 2);
+        assert_eq!(archive.stats().decoded_spans.get(), decoded, "{packing:?}");
+        assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+    }
+}
+
+#[test]
+fn a_short_read_of_a_plain_archive_on_disk_reads_little() {
+    let (lab, tree) = (Lab::new(), tree());
+    let path = lab.cache.path().join("archive");
+    fs::write(&path, &tree.tar).expect("written");
+    let stats = Arc::<Stats>::default();
+    let options = source::Options {
+        stats: Arc::clone(&stats),
+        ..source::Options::default()
+    };
+    let source = source::open(path.to_str().expect("UTF-8"), options);
+    let source = lab.network.block_on(source).expect("a source");
+    let mut options = lab.options();
+    options.scan.memory = 16 << 20;
+    let archive = Archive::open(source, &options, lab.network.handle(), &stats);
+    let archive = archive.expect("an archive");
+    let before = stats.source_read_bytes.get();
+    let reads = assert_short_reads(&archive, &tree, 1);
+    let bytes = stats.source_read_bytes.get() - before;
+    assert!(bytes <= reads * (64 << 10), "{bytes} bytes");
+    assert!(stats.exact_reads.get() > reads / 2);
+    assert!(lab.cached("spool").is_empty());
+}
+
+/// Changes a byte in each of many places.
+fn damage(path: &Path, seed: u64) {
+    let file = File::options().read(true).write(true).open(path);
+    let file = file.expect("a spool");
+    let len = file.metadata().expect("metadata").len();
+    let mut noise = Noise::new(seed);
+    for _ in 0..20 {
+        let (offset, mut byte) = (noise.below(len), [0]);
+        file.read_exact_at(&mut byte, offset).expect("read");
+        byte[0] ^= 1 << noise.below(8);
+        file.write_all_at(&byte, offset).expect("written");
+    }
+}
+
+#[test]
+fn a_byte_of_the_disk_cache_that_changed_is_never_served() {
+    for packing in [Packing::Gzip, Packing::Zstd] {
+        let (lab, tree) = (Lab::new(), tree());
+        let archive = read_once(&lab, &tree, packing);
+        for seed in 0..4 {
+            assert_short_reads(&archive, &tree, seed);
+            damage(&lab.the_cached("spool"), seed);
+        }
+        assert_short_reads(&archive, &tree, 5);
+        assert!(archive.stats().spool_damaged_spans.get() > 0, "{packing:?}");
+        assert!(archive.stats().exact_reads.get() > 0);
+    }
+}
+
+#[test]
+fn a_span_that_is_partly_on_disk_is_not_damaged() {
+    let (lab, tree) = (Lab::new(), tree());
+    let archive = read_once(&lab, &tree, Packing::Gzip);
+    assert_short_reads(&archive, &tree, 1);
+    let spool = File::options()
+        .write(true)
+        .open(lab.the_cached("spool"))
+        .expect("a spool");
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for hole in 1..20 {
+        fallocate(&spool, mode, hole << 21, 1 << 16).expect("a hole");
+    }
+    let decoded = archive.stats().decoded_spans.get();
+    assert_short_reads(&archive, &tree, 2);
+    assert!(archive.stats().decoded_spans.get() > decoded);
+    assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+}
