@@ -60,8 +60,12 @@ impl Saved {
     }
 
     /// Whether the archive may hold one of `paths`, or something below it: one of their first components is
-    /// there, or a member has no place in the tree. `None` without an index.
+    /// there, or a member has no place in the tree. `None` without an index, and with one from elsewhere: nobody
+    /// has compared it with the archive yet.
     pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
+        if matches!(self.place, Place::Given(_)) {
+            return None;
+        }
         let index = self.load()?;
         let may_have = |path: &ArchivePath| {
             let first = path.components().next();

@@ -519,34 +519,49 @@ impl<S: Sink> Scan<'_, S> {
         let Some(source_end) = self.end.filter(|_| self.is_plain) else {
             return false;
         };
-        let lacking = self.parser.lacking();
-        let Some(end) = self.plain_len.checked_add(lacking) else {
+        let block_len = self.block_len();
+        let Some(end) = self.behind_payload().filter(|&end| end <= source_end) else {
             return false;
         };
         let asked = plain.asked().0.max(self.plain_len);
-        if lacking == 0 || end > source_end || end <= asked {
+        // What shares a block with bytes that are passed over has no digest.
+        if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= asked {
             return false;
         }
         if let Some(first) = self.run.first {
             self.hops
                 .saw(self.run.bytes, self.run.since.elapsed(), first);
         }
-        self.hops.is_worth(end - asked)
+        self.hops.is_worth(end / block_len * block_len - asked)
     }
 
-    /// Goes on behind the payload, of which nothing from `asked` on was asked for.
-    fn hop(&mut self, asked: Packed) -> Result<PlainStream, ScanError<S::Error>> {
+    /// The length of the blocks that have digests.
+    fn block_len(&self) -> u64 {
+        block_len(self.source.fingerprint().len)
+    }
+
+    /// Where the payload ends of which some is lacking.
+    fn behind_payload(&self) -> Option<u64> {
         let lacking = self.parser.lacking();
-        self.parser.skip_lacking();
+        let end = self.plain_len.checked_add(lacking)?;
+        (lacking > 0).then_some(end)
+    }
+
+    /// Goes on with the block in which the payload ends, of which nothing from `asked` on was asked for.
+    fn hop(&mut self, asked: Packed) -> Result<PlainStream, ScanError<S::Error>> {
+        let end = self.behind_payload().unwrap_or(self.plain_len);
+        let block_len = self.block_len();
+        let passed = (end / block_len * block_len).saturating_sub(self.plain_len);
+        self.parser.skip_lacking(passed);
         if let Some(spans) = &mut self.spans {
-            let passed = spans.gap(lacking, self.sink);
+            let passed = spans.gap(passed, self.sink);
             passed.map_err(ScanError::Sink)?;
         }
-        self.plain_len += lacking;
+        self.plain_len += passed;
         self.stats
             .hopped_bytes
             .add(self.plain_len.saturating_sub(asked.0));
-        self.stats.scanned_packed_bytes.add(lacking);
+        self.stats.scanned_packed_bytes.add(passed);
         self.run = Run::new();
         self.hopped = true;
         let here = here(Plain(self.plain_len));
@@ -582,6 +597,8 @@ impl<S: Sink> Scan<'_, S> {
                     }
                     if let Some(spans) = &mut self.spans {
                         spans.plain(&bytes, self.sink);
+                        // Spans need memory behind the last member, too.
+                        self.sink.check_room().map_err(ScanError::Sink)?;
                     }
                     bytes.advance(before.min(bytes.len()));
                     if bytes.is_empty() {

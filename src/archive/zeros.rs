@@ -19,9 +19,11 @@ impl ZeroRun {
     /// [`Error::EndlessZeros`] when there are more than [`MAX_ZERO_BYTES`] in a row; again at each
     /// further call that adds to them.
     pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        match bytes.iter().rposition(|&byte| byte != 0) {
-            None => self.bytes = self.bytes.saturating_add(bytes.len() as u64),
-            Some(last) => self.bytes = (bytes.len() - last - 1) as u64,
+        if bytes.iter().all(|&byte| byte == 0) {
+            self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+        } else {
+            // What follows the last other byte may be the content of a member that begins in here.
+            self.bytes = 0;
         }
         if self.bytes > MAX_ZERO_BYTES {
             return Err(Error::EndlessZeros);
@@ -46,7 +48,9 @@ mod tests {
         for _ in 0..2 {
             run.add(&zeros).expect("as many as are allowed");
         }
-        run.add(b"\x01").expect("no zero");
+        let mut member = vec![0; 65 << 20];
+        member[0] = 1;
+        run.add(&member).expect("a header and its content");
         run.add(&zeros).expect("another run");
         run.add(&zeros).expect("as many as are allowed");
         assert!(matches!(run.add(b"\0"), Err(Error::EndlessZeros)));

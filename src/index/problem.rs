@@ -1,6 +1,6 @@
 //! Members that are damaged or not in the tree, and their form in an index file.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
@@ -33,7 +33,14 @@ impl fmt::Display for Problem {
         if let Some(path) = &self.path {
             write!(f, "{path}: ")?;
         }
-        f.write_str(&self.what)?;
+        // A file says it, which anybody may have made.
+        for character in self.what.chars() {
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                f.write_char(character)?;
+            }
+        }
         match self.offset {
             Some(offset) => write!(f, " (header at byte {offset} of the tar stream)"),
             None => Ok(()),
@@ -97,6 +104,14 @@ mod tests {
             offset: offset.map(Plain),
             what: "not a header".to_owned(),
         }
+    }
+
+    #[test]
+    fn what_a_file_says_is_shown_without_control_characters() {
+        let mut problem = problem("a", None);
+        problem.what = "bad \x1b]0;title\x07 \u{9b}2J \u{e4}".to_owned();
+        let shown = problem.to_string();
+        assert_eq!(shown, "a: bad \\u{1b}]0;title\\u{7} \\u{9b}2J \u{e4}");
     }
 
     #[test]

@@ -102,7 +102,7 @@ fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
         // Read first: a change after it is seen below, or gets a later change time.
         let now = change_time::now();
         let metadata = file.metadata()?;
-        if !change_time::is_kept(file, &metadata)? {
+        if !change_time::is_kept(file, &metadata) {
             return Ok((metadata, Some(Doubt::FileSystem)));
         }
         if change_time::is_settled(&metadata, now) {

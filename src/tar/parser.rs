@@ -294,14 +294,15 @@ impl Parser {
         self.sums.members
     }
 
-    /// Goes on behind the bytes that are [`lacking`](Self::lacking), as if they had been pushed, but
-    /// without their payload events.
-    pub fn skip_lacking(&mut self) {
-        let lacking = self.lacking();
+    /// Goes on behind the first `len` bytes of those that are [`lacking`](Self::lacking), as if they had been
+    /// pushed, but without their payload events.
+    pub fn skip_lacking(&mut self, len: u64) {
+        let len = len.min(self.lacking());
         if let State::Content(content) = &mut self.state {
-            self.offset += lacking;
-            content.payload = 0;
-            content.rest = 0;
+            let of_payload = len.min(content.payload);
+            self.offset += len;
+            content.payload -= of_payload;
+            content.rest -= len - of_payload;
         }
     }
 

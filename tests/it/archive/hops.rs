@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use tarfs::archive::{Archive, OpenError, OpenOptions, Spooling, scan::Digest};
+use tarfs::base::extent::{Extent, Packed};
 use tarfs::index::{Index, Ino};
 
 use super::damage::flipped;
@@ -214,4 +215,31 @@ fn raw_huge() -> Bytes {
         .file("huge", content(1, HUGE))
         .end()
         .into()
+}
+
+#[test]
+fn what_lies_beside_a_payload_that_is_passed_over_has_digests() {
+    let lab = Lab::serving(archive());
+    let archive = lab.open_with(&hopping(&lab));
+    assert!(archive.stats().hopped_bytes.get() > 0);
+    let known = archive.index();
+    let unseen = |name: &str, at: u64| {
+        let entry = known.entry(ino(&archive, name)).expect("a file");
+        let piece = entry.pieces(at, 1).next().expect("stored");
+        // A plain archive: plain bytes are packed bytes.
+        let start = piece.plain.start().0 + at - piece.offset;
+        let blocks = known.blocks(Extent::with_len(Packed(start), 1));
+        let blocks = blocks.expect("scanned");
+        let len = usize::try_from(blocks.extent().len()).expect("small");
+        blocks.unseen(&vec![0; len]).count()
+    };
+    for name in ["d/first", "between"] {
+        let size = known.entry(ino(&archive, name)).expect("a file").size();
+        assert_eq!(unseen(name, 0), 0, "{name}");
+        assert_eq!(unseen(name, size - 1), 0, "{name}");
+    }
+    for name in ["d/huge-1", "huge-2"] {
+        assert!(unseen(name, HUGE as u64 / 2) > 0, "{name}");
+        assert_eq!(unseen(name, HUGE as u64 - 1), 0, "the end of {name}");
+    }
 }
