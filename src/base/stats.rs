@@ -108,6 +108,10 @@ stats! {
     source_retries,
     /// Requests cut, and repeated for the rest, because they crawled.
     source_cuts,
+    /// Requests taken back and sent anew because they had no answer when later ones had been answered.
+    source_withdrawals,
+    /// Reads that went on in the answer to the request of the read before.
+    source_continuations,
     /// Requests sent a second time beside the first, because someone waited for it and it was late.
     source_hedges,
     /// Times that fewer requests were sent at once because the server said to be busy.

@@ -43,7 +43,7 @@ pub use memory::Memory;
 pub use pipe::Pipe;
 pub use retry::Retry;
 pub use slice::Slice;
-pub use watch::{Persistence, Watch};
+pub use watch::{Continuation, Persistence, Watch};
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -124,6 +124,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// complained, and until it has proved to bear more.
     fn bearable_reads(&self) -> usize {
         usize::MAX
+    }
+
+    /// How long the last request took to be answered, but for the way there and back: what it cost the
+    /// server. `None` where nobody is asked.
+    fn answer_cost(&self) -> Option<Duration> {
+        None
     }
 
     /// Whether requests travel: only then are many of them better than few, and can one of them

@@ -1,6 +1,7 @@
 //! A part of another source as a source of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -152,6 +153,10 @@ impl Source for Slice {
 
     fn bearable_reads(&self) -> usize {
         self.whole.bearable_reads()
+    }
+
+    fn answer_cost(&self) -> Option<Duration> {
+        self.whole.answer_cost()
     }
 
     fn is_remote(&self) -> bool {

@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::Notify;
+
+use super::http::Content;
 
 /// Whether reads go on beyond their deadline when a source cannot be reached: those of a mount that
 /// answers, which is there when the network comes back. Can be decided while they are under way.
@@ -23,12 +26,58 @@ impl Persistence {
     }
 }
 
+/// The rest of an answer to a request that reached beyond the buffer of its read, for the next read to go
+/// on with; the server is kept waiting meanwhile, and hears nothing more when this is dropped.
+#[derive(Debug, Default)]
+pub struct Continuation(Mutex<Option<Rest>>);
+
+/// What is still to come of an answer.
+#[derive(Debug)]
+pub(super) struct Rest {
+    /// Where its first byte lies in the source, and where it ends.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Of that, what has come already.
+    pub(super) came: Bytes,
+    pub(super) content: Content,
+}
+
+impl Continuation {
+    /// The rest that begins at `start`, or a little before, if that is kept.
+    pub(super) fn take(&self, start: u64) -> Option<Rest> {
+        let is_near = |rest: &mut Rest| {
+            let gap = start.checked_sub(rest.start);
+            rest.end > start && gap.is_some_and(|gap| gap <= LONGEST_GAP)
+        };
+        self.lock().take_if(is_near)
+    }
+
+    /// Keeps `rest` for the next read.
+    pub(super) fn put(&self, rest: Rest) {
+        *self.lock() = Some(rest);
+    }
+
+    /// Drops what is kept.
+    pub(super) fn clear(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Rest>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes that are read and dropped rather than that another request is sent.
+const LONGEST_GAP: u64 = 1 << 20;
+
 /// How far a read is, and the means to interfere with it; for a single read.
 #[derive(Debug, Default)]
 pub struct Watch {
     /// Whether it is one of many that were asked for ahead, and wait for each other.
     is_ahead: bool,
     persistence: Persistence,
+    /// The bytes behind the buffer that are read next, and where the answer for them is kept.
+    sequel: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
     state: Mutex<State>,
     ordered: Notify,
@@ -37,6 +86,7 @@ pub struct Watch {
 #[derive(Debug, Default)]
 struct State {
     latency: Option<Duration>,
+    cost: Option<Duration>,
     /// Whether a request is under way, which alone can be cut.
     is_asking: bool,
     order: Option<Order>,
@@ -62,6 +112,21 @@ impl Watch {
         }
     }
 
+    /// So many bytes behind its buffer are wanted next, by reads with the same `continuation`, one after
+    /// the other: one request may ask for all of them.
+    #[must_use]
+    pub fn followed_by(self, bytes: u64, continuation: Arc<Continuation>) -> Self {
+        Self {
+            sequel: Some((bytes, continuation)),
+            ..self
+        }
+    }
+
+    /// As told to [`followed_by`](Self::followed_by).
+    pub(super) fn sequel(&self) -> Option<&(u64, Arc<Continuation>)> {
+        self.sequel.as_ref()
+    }
+
     /// Whether it is one of many that were asked for ahead: then it has all its time when its turn comes.
     pub fn is_ahead(&self) -> bool {
         self.is_ahead
@@ -80,6 +145,11 @@ impl Watch {
     /// From the last request until it was answered; `None` before, and where nobody is asked.
     pub fn latency(&self) -> Option<Duration> {
         self.lock().latency
+    }
+
+    /// Of [`latency`](Self::latency), what was not spent on the way.
+    pub fn cost(&self) -> Option<Duration> {
+        self.lock().cost
     }
 
     /// Makes the read drop the request that is under way, if any, and ask for the rest anew.
@@ -102,9 +172,10 @@ impl Watch {
         self.received.store(len as u64, Ordering::Relaxed);
     }
 
-    /// A request was answered.
-    pub(super) fn answered(&self, latency: Duration) {
-        self.lock().latency = Some(latency);
+    /// A request was answered after `latency`, of which `cost` was not spent on the way.
+    pub(super) fn answered(&self, latency: Duration, cost: Duration) {
+        let mut state = self.lock();
+        (state.latency, state.cost) = (Some(latency), Some(cost));
     }
 
     /// A request begins.

@@ -1,7 +1,7 @@
 //! One request at a time: who is asked, with which headers, along which redirects.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
@@ -63,6 +63,11 @@ impl Client {
             is_past_caches: true,
             ..Self::new(self.original.clone(), options, transport)?
         })
+    }
+
+    /// How long a connection takes to be made; zero while none was.
+    pub(super) fn connect_time(&self) -> Duration {
+        self.transport.connect_time()
     }
 
     /// The URL that the user gave.

@@ -1,5 +1,6 @@
 //! How many requests a server bears; shared by everyone who reads from it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,9 +10,28 @@ use tokio::time::Instant;
 use crate::base::stats::Stats;
 use crate::source::Cause;
 
+/// How long a request may remain without an answer, at the least, while two that were sent later have been
+/// answered whole. On a server that answers one connection at a time it waits until that one is closed.
+const OVERTAKEN: Duration = Duration::from_millis(100);
+
+/// How many times as long as one of these two took.
+const OVERTAKEN_TIMES: u32 = 4;
+
+/// How often to look.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Requests that go well before one more is tried than a server has answered at once; twice as many after
+/// each try in vain, up to the last number.
+const REST: usize = 16;
+const LONGEST_REST: usize = 1024;
+
 /// Lets every request pass, until the server complains (429, 503). Then half as many as were under
 /// way may be at once; one more after each round of that many that went well, until there are as
 /// many as ever. While a pause lasts that the server asked for, none begins.
+///
+/// A server may also leave some connections waiting until others are closed. Requests there are
+/// [overtaken](Pass::overtaken) by later ones, and have to be sent anew; from then on no more may be under way
+/// at once than were answered, and one more is tried after a rest that doubles with each try in vain.
 #[derive(Debug)]
 pub(super) struct Gate {
     /// With so many requests at once the complaint is forgotten.
@@ -30,15 +50,53 @@ struct State {
     allowed: Option<usize>,
     /// Requests that went well since the number was changed.
     well: usize,
+    /// Well-gone requests for one more: as many as are allowed, or a rest after one was overtaken.
+    rest: Option<usize>,
     /// Complaints that were acted upon.
     complaints: u64,
     closed_until: Option<Instant>,
+    /// Passes given out so far.
+    passes: u64,
+    /// When those under way that have no answer were sent, by the number of their pass.
+    unanswered: BTreeMap<u64, Instant>,
+    /// The last two passes, in their order, with which requests went well, and how long those took.
+    last_well: [Option<(u64, Duration)>; 2],
+    /// Whether a request was taken back since one went well that had no answer either when it was the only one.
+    was_alone: bool,
+}
+
+impl State {
+    /// Whether `pass`, sent at `sent`, has no answer while two later ones were answered whole, for too long.
+    /// Where one request is allowed at once, another connection may be the one that is served.
+    fn is_overtaken(&self, pass: u64, sent: Instant) -> bool {
+        let [_, Some((other, took))] = self.last_well else {
+            return false;
+        };
+        let patience = (took * OVERTAKEN_TIMES).max(OVERTAKEN);
+        let is_alone = self.rest.is_some() && self.allowed == Some(1);
+        if other > pass {
+            sent.elapsed() >= patience
+        } else {
+            is_alone && !self.was_alone && sent.elapsed() >= patience * 2
+        }
+    }
+
+    /// A request with `pass` went well, and took so long.
+    fn went_well(&mut self, pass: u64, took: Duration) {
+        self.was_alone = false;
+        let mut wells = [Some((pass, took)), self.last_well[0], self.last_well[1]];
+        wells.sort_unstable_by_key(|well| std::cmp::Reverse(well.map(|(pass, _)| pass)));
+        let [last, before, _] = wells;
+        self.last_well = [last, before];
+    }
 }
 
 /// A request under way, until dropped.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     gate: &'a Gate,
+    number: u64,
+    sent: Instant,
     /// Complaints before it: later ones were not about it.
     complaints: u64,
 }
@@ -57,6 +115,12 @@ impl Gate {
     /// Requests that may be under way at once.
     pub(super) fn allowed(&self) -> usize {
         self.lock().allowed.unwrap_or(usize::MAX)
+    }
+
+    /// Whether the server was seen to leave connections waiting.
+    pub(super) fn is_narrow(&self) -> bool {
+        let state = self.lock();
+        state.rest.is_some() && state.allowed.is_some()
     }
 
     /// Waits until another request may be sent.
@@ -100,19 +164,55 @@ impl Gate {
             return Err(None);
         }
         state.under_way += 1;
-        let complaints = state.complaints;
+        state.passes += 1;
+        let (number, complaints) = (state.passes, state.complaints);
+        let sent = Instant::now();
+        state.unanswered.insert(number, sent);
         drop(state);
         // Several passes may have come back with only one of those who wait told of it.
         self.changed.notify_one();
         Ok(Pass {
             gate: self,
+            number,
+            sent,
             complaints,
         })
+    }
+
+    /// Where the request with `pass` stands; one that is overtaken is from now on no longer waited for.
+    fn look(&self, pass: &Pass<'_>) -> Standing {
+        let mut state = self.lock();
+        if !state.unanswered.contains_key(&pass.number) {
+            return Standing::Answered;
+        }
+        if !state.is_overtaken(pass.number, pass.sent) {
+            return Standing::Waiting;
+        }
+        let waiting = state.unanswered.iter();
+        let overtaken = waiting.filter(|&(&pass, &sent)| state.is_overtaken(pass, sent));
+        let answered = state.under_way.saturating_sub(overtaken.count()).max(1);
+        state.was_alone |= state.under_way == 1;
+        state.unanswered.remove(&pass.number);
+        if state.allowed.is_none_or(|allowed| answered < allowed) {
+            state.allowed = Some(answered);
+            state.well = 0;
+            let rest = state.rest.map_or(REST, |rest| rest.saturating_mul(2));
+            state.rest = Some(rest.min(LONGEST_REST));
+        }
+        self.stats.source_withdrawals.increment();
+        Standing::Overtaken
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How a request fares among the others.
+enum Standing {
+    Waiting,
+    Answered,
+    Overtaken,
 }
 
 impl Pass<'_> {
@@ -125,6 +225,7 @@ impl Pass<'_> {
             state.complaints += 1;
             state.allowed = Some((state.under_way / 2).max(1));
             state.well = 0;
+            state.rest = None;
             gate.stats.source_slowdowns.increment();
         }
         // Nobody waits for what is further away; each read hears of it from the server itself.
@@ -133,14 +234,37 @@ impl Pass<'_> {
         }
     }
 
+    /// The server has begun to answer the request.
+    pub(super) fn answered(&self) {
+        self.gate.lock().unanswered.remove(&self.number);
+    }
+
+    /// Waits until the request is overtaken: it has no answer, and two that were sent later have all of theirs.
+    /// Then no more requests are allowed than the server answers. Never returns once it was
+    /// [answered](Self::answered).
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(super) async fn overtaken(&self) {
+        loop {
+            tokio::time::sleep(TICK).await;
+            match self.gate.look(self) {
+                Standing::Waiting => {}
+                Standing::Answered => return std::future::pending().await,
+                Standing::Overtaken => return,
+            }
+        }
+    }
+
     /// The request went well.
     pub(super) fn went_well(&self) {
         let mut state = self.gate.lock();
+        state.went_well(self.number, self.sent.elapsed());
         let Some(allowed) = state.allowed else {
             return;
         };
         state.well += 1;
-        if state.well >= allowed {
+        if state.well >= state.rest.unwrap_or(allowed) {
             state.well = 0;
             state.allowed = Some(allowed + 1).filter(|&allowed| allowed < self.gate.most);
         }
@@ -149,7 +273,10 @@ impl Pass<'_> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.gate.lock().under_way -= 1;
+        let mut state = self.gate.lock();
+        state.under_way -= 1;
+        state.unanswered.remove(&self.number);
+        drop(state);
         self.gate.changed.notify_one();
     }
 }
@@ -220,6 +347,87 @@ mod tests {
         let one = one.now_or_never().expect("told").expect("open");
         drop((two.now_or_never().expect("told"), one));
         assert_eq!(passes(&gate, 5).len(), 2);
+    }
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(future)
+    }
+
+    #[test]
+    fn requests_without_an_answer_are_sent_anew_once_two_later_ones_are_answered() {
+        run(async {
+            let gate = gate(16);
+            let out = passes(&gate, 4);
+            let waits = out[0].overtaken();
+            tokio::pin!(waits);
+            let long = Duration::from_secs(5);
+            let one_later = tokio::time::timeout(long, &mut waits).await;
+            assert!(one_later.is_err(), "nobody was answered");
+            out[2].answered();
+            out[2].went_well();
+            let one_later = tokio::time::timeout(long, &mut waits).await;
+            assert!(one_later.is_err(), "one alone may have been quick");
+            out[3].answered();
+            out[3].went_well();
+            let two_later = tokio::time::timeout(long * 20, &mut waits).await;
+            assert!(two_later.is_ok(), "two have overtaken it");
+            assert_eq!(gate.allowed(), 2, "as many as were answered");
+            assert!(gate.is_narrow());
+            assert_eq!(gate.stats.source_withdrawals.get(), 1);
+        });
+    }
+
+    #[test]
+    fn a_request_with_an_answer_is_never_sent_anew() {
+        run(async {
+            let gate = gate(16);
+            let out = passes(&gate, 3);
+            for pass in &out {
+                pass.answered();
+            }
+            out[1].went_well();
+            out[2].went_well();
+            let waits = tokio::time::timeout(LEFT, out[0].overtaken());
+            assert!(waits.await.is_err());
+            assert_eq!(gate.allowed(), usize::MAX);
+        });
+    }
+
+    #[test]
+    fn one_more_than_was_answered_is_tried_after_a_rest_that_doubles() {
+        run(async {
+            let gate = gate(16);
+            let mut rests = Vec::new();
+            for _ in 0..3 {
+                let out = passes(&gate, 3);
+                for pass in out.iter().skip(1) {
+                    pass.answered();
+                    pass.went_well();
+                }
+                if let [first, ..] = out.as_slice() {
+                    tokio::time::timeout(LEFT, first.overtaken())
+                        .await
+                        .expect("two have overtaken it");
+                }
+                drop(out);
+                let allowed = gate.allowed();
+                let mut well = 0;
+                while gate.allowed() == allowed {
+                    let pass = passes(&gate, 1).pop().expect("one may pass");
+                    pass.answered();
+                    pass.went_well();
+                    drop(pass);
+                    well += 1;
+                }
+                rests.push((allowed, well));
+            }
+            assert_eq!(rests, [(2, REST), (2, REST * 2), (2, REST * 4)]);
+        });
     }
 
     #[test]

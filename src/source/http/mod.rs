@@ -8,16 +8,17 @@
 //! Every wait for the network has an end: that of the [time](TimeLeft) of who waits.
 
 mod client;
+mod connecting;
 mod gate;
 mod outage;
 mod transport;
 mod trust;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio::time::Instant;
@@ -29,7 +30,7 @@ use self::outage::Outage;
 use self::transport::Network;
 use super::answer::{Answer, ContentRange};
 use super::retry::{Jitter, Retry};
-use super::watch::Order;
+use super::watch::{Continuation, Order, Rest};
 use super::{
     Access, Cause, Error, Fingerprint, Location, Obstacle, Options, Source, Validator, Watch,
 };
@@ -51,6 +52,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// No server that asks to be left alone for longer is left alone for longer by who never gives up.
 const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 
+/// How long a connection takes to be there for the next request: who asks before opens another one, which
+/// a server that leaves connections waiting does not answer.
+const RETURN: Duration = Duration::from_millis(2);
+
 /// Bytes that count as progress: a request that brought as many did not fail in vain.
 const PROGRESS: u64 = 64 << 10;
 
@@ -70,6 +75,10 @@ pub struct Http {
     /// Where the last redirects led.
     resolved: Mutex<Url>,
     body: Body,
+    /// How long the last request took to be answered, in microseconds.
+    answer_micros: AtomicU64,
+    /// Where the rest of an answer may be kept.
+    continuation: Mutex<Weak<Continuation>>,
     options: Options,
     outage: Outage,
     /// The same for who got bytes that cannot be right, made when the first one did.
@@ -117,6 +126,7 @@ impl Http {
             encoding: OnceLock::new(),
             url,
             body: Body::Prefix(Bytes::new()),
+            answer_time: Duration::ZERO,
         };
         let jitter = Arc::new(Jitter::new(options.chance));
         Ok(Self::of(found, client, jitter, location, options))
@@ -184,6 +194,7 @@ impl Http {
             encoding,
             url,
             body,
+            answer_time,
         } = found;
         Self {
             fingerprint,
@@ -201,6 +212,8 @@ impl Http {
             stats: Arc::clone(&options.stats),
             location,
             body,
+            answer_micros: AtomicU64::new(micros(answer_time)),
+            continuation: Mutex::default(),
             options,
             outage: Outage::default(),
             afresh: OnceLock::new(),
@@ -234,6 +247,8 @@ impl Http {
             resolved: Mutex::new(client.original().clone()),
             client,
             body: Body::Prefix(Bytes::new()),
+            answer_micros: AtomicU64::new(0),
+            continuation: Mutex::default(),
             options,
             outage: Outage::default(),
             afresh: OnceLock::new(),
@@ -404,18 +419,94 @@ impl Http {
         watch: &Watch,
     ) -> Result<Asked, Failure> {
         // Neither overflows: `copy_prefix` has added them up.
-        let wanted = (offset + *filled as u64, offset + buffer.len() as u64);
+        let (start, end) = (offset + *filled as u64, offset + buffer.len() as u64);
         watch.begin();
+        let kept = watch.sequel().and_then(|(_, kept)| kept.take(start));
+        let is_continued = kept.is_some();
+        let asked = if let Some(rest) = kept {
+            self.stats.source_continuations.increment();
+            pass.answered();
+            Some(rest)
+        } else {
+            let len = self.fingerprint.len.unwrap_or(end);
+            let beyond = watch.sequel().map_or(0, |(beyond, _)| *beyond);
+            let wanted = (start, end.saturating_add(beyond).min(len).max(end));
+            self.ask_for(wanted, &pass, watch).await?
+        };
+        let mut rest = match asked {
+            Some(rest) if rest.end > start => rest,
+            Some(_) => return Ok(Asked::End),
+            None => return Ok(Asked::Part),
+        };
+        if skip(&mut rest, start, &self.stats).await.is_err() {
+            return Ok(Asked::Part);
+        }
+        let part = usize::try_from(rest.end - start).unwrap_or(usize::MAX);
+        let target_end = buffer.len().min(filled.saturating_add(part));
+        let target = buffer.get_mut(..target_end).unwrap_or_default();
+        let received = receive(&mut rest, target, filled, &self.stats, |received| {
+            if watch.persists() {
+                let came = (received as u64).saturating_sub(watch.received());
+                self.stats.scan_received_bytes.add(came);
+            }
+            watch.set_received(received);
+        });
+        match received.await {
+            // The server had to wait: it may have given up, which is no failure.
+            Err(_) if is_continued => return Ok(Asked::Part),
+            received => received?,
+        }
+        pass.went_well();
+        self.outage.ends(self.location());
+        if let Some((beyond, keep)) = watch.sequel()
+            && *beyond > 0
+            && rest.start < rest.end
+        {
+            *self.continuation() = Arc::downgrade(keep);
+            keep.put(rest);
+        }
+        // A server may send less than was asked for: the rest is asked for next.
+        Ok(Asked::Part)
+    }
+
+    /// Sends a request for `wanted`, and judges the answer. An empty one says that the source ends before;
+    /// `None` that the request was taken back, and another one should be sent.
+    async fn ask_for(
+        &self,
+        wanted: (u64, u64),
+        pass: &Pass<'_>,
+        watch: &Watch,
+    ) -> Result<Option<Rest>, Failure> {
+        if self.gate.is_narrow() {
+            // Its connection may be the only one that is served.
+            let kept = self.continuation().upgrade();
+            if let Some(kept) = kept {
+                kept.clear();
+            }
+            tokio::time::sleep(RETURN).await;
+        }
         let sent = Instant::now();
+        let reply = tokio::select! {
+            biased;
+            reply = self.send(Some(wanted)) => reply?,
+            () = pass.overtaken() => return Ok(None),
+        };
         let Reply {
             answer,
-            mut content,
+            content,
             url,
-        } = self.send(Some(wanted)).await?;
-        watch.answered(sent.elapsed());
+        } = reply;
+        pass.answered();
         match (answer.status, self.fingerprint.len) {
             (206, _) => {}
-            (416, None) => return Ok(Asked::End),
+            (416, None) => {
+                return Ok(Some(Rest {
+                    start: wanted.0,
+                    end: wanted.0,
+                    came: Bytes::new(),
+                    content,
+                }));
+            }
             (416, len) if answer.fingerprint().len == len => {
                 return Err(broken("the server refuses a range inside its length"));
             }
@@ -435,19 +526,30 @@ impl Http {
         }
         let len = part_len(&answer, wanted, self.encoding(&answer)?)?;
         self.remember(url);
-        let target = buffer.get_mut(..*filled + len).unwrap_or_default();
-        receive(&mut content, target, filled, &self.stats, |received| {
-            if watch.persists() {
-                let came = (received as u64).saturating_sub(watch.received());
-                self.stats.scan_received_bytes.add(came);
-            }
-            watch.set_received(received);
-        })
-        .await?;
-        pass.went_well();
-        self.outage.ends(self.location());
-        // A server may send less than was asked for: the rest is asked for next.
-        Ok(Asked::Part)
+        let mut rest = Rest {
+            start: wanted.0,
+            end: wanted.0 + len as u64,
+            came: Bytes::new(),
+            content,
+        };
+        // A server may send the header at once, and work on the content after that.
+        fill(&mut rest, &self.stats).await?;
+        let latency = sent.elapsed();
+        watch.answered(latency, self.cost(latency));
+        self.answer_micros.store(micros(latency), Ordering::Relaxed);
+        Ok(Some(rest))
+    }
+
+    /// What of the time from a request to its answer was not spent on the way: it may have needed a new
+    /// connection, and then have gone there and back as often again.
+    fn cost(&self, latency: Duration) -> Duration {
+        latency.saturating_sub(self.client.connect_time() * 2)
+    }
+
+    fn continuation(&self) -> std::sync::MutexGuard<'_, Weak<Continuation>> {
+        self.continuation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks where the redirects led last, and, should that have run out, the original URL.
@@ -736,16 +838,20 @@ struct Found {
     /// Where redirects led.
     url: Url,
     body: Body,
+    /// How long the answer took.
+    answer_time: Duration,
 }
 
 /// The first request: which version there is, where redirects lead, and what came along.
 async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<Found, Failure> {
     let wanted = (0, PREFIX_LEN);
+    let sent = Instant::now();
     let Reply {
         answer,
-        mut content,
+        content,
         url,
     } = client.get(client.original(), Some(wanted), None).await?;
+    let answer_time = sent.elapsed();
     let empty = Body::Prefix(Bytes::new());
     let body = match (answer.status, answer.range) {
         (206, _) => {
@@ -759,7 +865,13 @@ async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<F
             let note = |len: usize| {
                 received.fetch_max(len as u64, Ordering::Relaxed);
             };
-            receive(&mut content, &mut prefix, &mut 0, stats, note).await?;
+            let mut rest = Rest {
+                start: 0,
+                end: len as u64,
+                came: Bytes::new(),
+                content,
+            };
+            receive(&mut rest, &mut prefix, &mut 0, stats, note).await?;
             Body::Prefix(prefix.into())
         }
         (200, _) if answer.content_len == Some(0) => empty,
@@ -775,7 +887,12 @@ async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<F
         encoding: OnceLock::from(answer.stored_encoding()?.map(str::to_owned)),
         url,
         body,
+        answer_time,
     })
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Bytes of the part in a 206, which must begin as was asked and may be shorter.
@@ -794,18 +911,41 @@ fn part_len(
     usize::try_from(to - from).map_err(|_| Cause::Truncated)
 }
 
-/// Receives until `target` is full; `received` counts, whatever happens, and `note` hears of it.
+/// Drops what lies before `start`.
+async fn skip(rest: &mut Rest, start: u64, stats: &Stats) -> Result<(), Cause> {
+    while rest.start < start {
+        fill(rest, stats).await?;
+        let gap = usize::try_from(start - rest.start).unwrap_or(usize::MAX);
+        let len = rest.came.len().min(gap);
+        rest.came.advance(len);
+        rest.start += len as u64;
+    }
+    Ok(())
+}
+
+/// Waits until some of `rest` has come.
+async fn fill(rest: &mut Rest, stats: &Stats) -> Result<(), Cause> {
+    if rest.came.is_empty() {
+        rest.came = rest.content.next().await?.ok_or(Cause::Truncated)?;
+        stats.source_read_bytes.add(rest.came.len() as u64);
+    }
+    Ok(())
+}
+
+/// Receives of `rest` until `target` is full; `received` counts, whatever happens, and `note` hears of it.
 async fn receive(
-    content: &mut Content,
+    rest: &mut Rest,
     target: &mut [u8],
     received: &mut usize,
     stats: &Stats,
     note: impl Fn(usize),
 ) -> Result<(), Cause> {
     while *received < target.len() {
-        let piece = content.next().await?.ok_or(Cause::Truncated)?;
-        stats.source_read_bytes.add(piece.len() as u64);
-        *received += copy(&piece, target.get_mut(*received..).unwrap_or_default());
+        fill(rest, stats).await?;
+        let len = copy(&rest.came, target.get_mut(*received..).unwrap_or_default());
+        rest.came.advance(len);
+        rest.start += len as u64;
+        *received += len;
         note(*received);
     }
     Ok(())
@@ -878,6 +1018,11 @@ impl Source for Http {
 
     fn bearable_reads(&self) -> usize {
         self.gate.allowed()
+    }
+
+    fn answer_cost(&self) -> Option<Duration> {
+        let micros = self.answer_micros.load(Ordering::Relaxed);
+        Some(self.cost(Duration::from_micros(micros)))
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {

@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -12,6 +13,7 @@ use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, Response, StatusCode};
 use url::Url;
 
+use super::connecting::Connecting;
 use super::trust;
 use crate::source::{Cause, Obstacle, Options};
 
@@ -26,6 +28,11 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// # Cancel safety
     /// Dropping the future abandons the request, and dropping the answer's content the rest of it.
     fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>>;
+
+    /// How long a connection takes to be made; zero where that is not known.
+    fn connect_time(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// The same, for requests to `url` first of all, with nothing left of the requests before.
     ///
@@ -71,19 +78,24 @@ impl fmt::Debug for Content {
 
 /// The network.
 #[derive(Debug)]
-pub(super) struct Network(reqwest::Client);
+pub(super) struct Network {
+    client: reqwest::Client,
+    connecting: Connecting,
+}
 
 impl Network {
     /// With the connections and certificates that `options` ask for.
     pub(super) fn new(options: &Options) -> Result<Self, Cause> {
-        connector(options).map(Self)
+        let connecting = Connecting::default();
+        let client = connector(options, connecting.clone())?;
+        Ok(Self { client, connecting })
     }
 }
 
 impl Transport for Network {
     fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>> {
         Box::pin(async {
-            let sent = self.0.get(url).headers(headers).send().await;
+            let sent = self.client.get(url).headers(headers).send().await;
             let mut response = sent.map_err(|error| cause_of(&error))?;
             Ok(Message {
                 status: response.status(),
@@ -91,6 +103,10 @@ impl Transport for Network {
                 content: Content::new(pieces(response)),
             })
         })
+    }
+
+    fn connect_time(&self) -> Duration {
+        self.connecting.time()
     }
 
     fn afresh(&self, _url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
@@ -109,7 +125,7 @@ fn pieces(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send
     })
 }
 
-fn connector(options: &Options) -> Result<reqwest::Client, Cause> {
+fn connector(options: &Options, connecting: Connecting) -> Result<reqwest::Client, Cause> {
     // An error says that the process has a provider already, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
     let unusable = |error: &(dyn StdError + 'static)| Cause::Unreachable {
@@ -117,7 +133,10 @@ fn connector(options: &Options) -> Result<reqwest::Client, Cause> {
         detail: innermost(error).to_string(),
     };
     let tls = trust::config(&options.certificates).map_err(|error| unusable(&error))?;
-    let built = builder(options).tls_backend_preconfigured(tls).build();
+    let built = builder(options)
+        .tls_backend_preconfigured(tls)
+        .connector_layer(connecting)
+        .build();
     built.map_err(|error| unusable(&error))
 }
 
