@@ -16,7 +16,7 @@ use super::plan::Plan;
 use super::stream::{Coming, Config, Gone};
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Extent, Packed};
-use crate::source::Source;
+use crate::source::{Continuation, Source, Watch};
 
 /// Reads of a local source at once: one, and the next.
 const LOCAL_READS: usize = 2;
@@ -94,6 +94,7 @@ struct Driver {
     plan: Plan,
     pace: Pace,
     laggards: Laggards,
+    continuation: Arc<Continuation>,
     /// Those of `requests`, by number.
     flights: BTreeMap<u64, Arc<Flight>>,
     /// Each returns its number, and how many bytes came unless it failed.
@@ -116,8 +117,14 @@ impl Driver {
             started: Instant::now(),
             is_remote,
             plan: Plan::new(start, end),
-            pace: Pace::new(connections, config.chunk_len, config.pool.budget()),
+            pace: Pace::new(
+                connections,
+                config.chunk_len,
+                config.pool.budget(),
+                source.answer_cost(),
+            ),
             laggards: Laggards::new(config.min_speed),
+            continuation: Arc::default(),
             flights: BTreeMap::new(),
             requests: JoinSet::new(),
             launched: 0,
@@ -146,7 +153,7 @@ impl Driver {
         self.asked_bytes += chunk.len();
         self.pace.launched();
         self.laggards.launched(number, self.now());
-        let flight = Arc::new(Flight::new(chunk, self.config.persistence.clone()));
+        let flight = Arc::new(Flight::new(chunk, self.watch(chunk)));
         self.flights.insert(number, Arc::clone(&flight));
         let (done, landing) = oneshot::channel();
         let source = Arc::clone(&self.source);
@@ -164,6 +171,18 @@ impl Driver {
             len: chunk.len(),
             landing,
         }
+    }
+
+    /// A watch over the read of `chunk`. Where one request after the other is sent, the first one asks for
+    /// all of the rest.
+    fn watch(&self, chunk: Extent<Packed>) -> Watch {
+        let watch = Watch::ahead(self.config.persistence.clone());
+        let is_alone = self.pace.is_single() || self.source.bearable_reads() == 1;
+        let len = self.source.fingerprint().len;
+        let beyond = len.map_or(0, |len| len.saturating_sub(chunk.end().0));
+        // Also where nothing more is to be asked for: what is kept may be what this one wants.
+        let beyond = if is_alone { beyond } else { 0 };
+        watch.followed_by(beyond, Arc::clone(&self.continuation))
     }
 
     fn landed(&mut self, ended: &Result<(u64, Option<u64>), JoinError>, appetite: &Appetite) {
@@ -187,6 +206,7 @@ impl Driver {
             len,
             took,
             latency: flight.watch().latency(),
+            cost: flight.watch().cost(),
         };
         self.pace.landed(self.moment(appetite), landing);
         self.look(appetite);
@@ -229,7 +249,8 @@ impl Driver {
             match verdict {
                 Verdict::Cut => flight.watch().cut(),
                 // A server that has too much to do is not given the same to do twice.
-                Verdict::Hedge if self.source.bearable_reads() < usize::MAX => {}
+                Verdict::Hedge
+                    if self.pace.is_single() || self.source.bearable_reads() < usize::MAX => {}
                 Verdict::Hedge => flight.hedge(),
             }
         }

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::source::{Error, Persistence, Source, Watch};
+use crate::source::{Error, Source, Watch};
 
 /// A chunk that was asked for.
 #[derive(Debug)]
@@ -42,11 +42,12 @@ impl From<Bytes> for Landed {
 }
 
 impl Flight {
-    pub(super) fn new(extent: Extent<Packed>, persistence: Persistence) -> Self {
+    /// Of `extent`, watched by `watch`.
+    pub(super) fn new(extent: Extent<Packed>, watch: Watch) -> Self {
         Self {
             extent,
             began: Instant::now(),
-            watch: Watch::ahead(persistence),
+            watch,
             is_late: Notify::new(),
         }
     }

@@ -52,6 +52,24 @@ const MOST_SPEEDS: usize = 8;
 /// Rounds shorter than this tell more about the moment than about the link.
 const SHORTEST_ROUND: Duration = Duration::from_millis(100);
 
+/// Requests that find out whether answers wait for each other.
+const OPENING: usize = 2;
+
+/// An answer that takes so long is slow: it may cost the server more than the bytes do.
+const SLOW_ANSWER: Duration = Duration::from_millis(100);
+
+/// How many times as long as the bytes of its chunk a slow answer must take to cost more than them.
+const COSTLY: u32 = 2;
+
+/// Chunks of a round in which one request is read as a stream.
+const STREAM_ROUND: usize = 16;
+
+/// How many times as long as an answer takes such a round lasts, at the least.
+const STREAM_ANSWERS: u32 = 4;
+
+/// Rounds of a stream before the first trial of several requests.
+const STREAM_REST: u32 = 2;
+
 /// Rounds before the first trial, and after one that went well.
 const REST: u32 = 8;
 
@@ -72,6 +90,12 @@ const LONGEST_REST: u32 = 64;
 /// nearly the same throughput. What does not prove itself is taken back, then the other direction
 /// is tried, and each failure doubles the rounds until the next trial.
 ///
+/// Where answers are slow, a request may cost the server much whatever its length, and more of them cost
+/// more. So when the answer before was slow, it begins with two, of which the first one asks for all the
+/// rest: where the second answer comes much later than the first, that one is read on as a stream, and
+/// there is no other. And when answers take twice as long as the bytes of the longest chunks, and one of
+/// them brings its bytes twice as fast as all together do, a single request for all the rest is tried.
+///
 /// A chunk's bytes should take eight times as long to come as a request to be answered, and at
 /// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
 /// the budget would not hold two chunks more than may ever be in flight.
@@ -86,6 +110,9 @@ pub(super) struct Pace {
     glance: Moment,
     round: Round,
     trial: Option<Trial>,
+    /// Whether one request for all the rest is read as a stream.
+    is_single: bool,
+    opening: Option<Opening>,
     /// Whether there was a trial: from then on, waiting alone leads to no more requests.
     has_tried: bool,
     tries_fewer: bool,
@@ -118,6 +145,8 @@ pub(super) struct Landing {
     pub(super) took: Duration,
     /// From the request to the beginning of the answer; `None` where nobody was asked.
     pub(super) latency: Option<Duration>,
+    /// Of that, what was not spent on the way.
+    pub(super) cost: Option<Duration>,
 }
 
 /// What one connection was measured to do.
@@ -125,8 +154,20 @@ pub(super) struct Landing {
 struct Link {
     /// The shortest time from a request to its answer.
     latency: Option<Duration>,
-    /// Bytes a second of the last requests: from the request on, and from the answer on.
-    speeds: VecDeque<(u64, u64)>,
+    /// Of the last requests.
+    speeds: VecDeque<Speed>,
+}
+
+/// What one request was measured to do.
+#[derive(Clone, Copy, Debug)]
+struct Speed {
+    /// Bytes a second from the request on.
+    whole: u64,
+    /// From the answer on.
+    content: u64,
+    /// What the answer cost, and how long its bytes took after that.
+    cost: Duration,
+    transfer: Duration,
 }
 
 /// As many landings as there may be requests in flight.
@@ -138,22 +179,41 @@ struct Round {
     began: Moment,
 }
 
+/// Two requests, by which is found out whether answers wait for each other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Opening {
+    launched: usize,
+    /// What the first answer cost that came.
+    first: Option<Duration>,
+}
+
 /// Another number of requests for a round.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
-    /// Requests before.
+    /// Requests before, and whether they were a single one.
     requests: usize,
+    is_single: bool,
     /// Bytes a second before.
     rate: u64,
 }
 
 impl Pace {
     /// At most `connections` requests of at most `chunk_len` bytes, into buffers of together
-    /// `budget` bytes.
-    pub(super) fn new(connections: usize, chunk_len: u64, budget: u64) -> Self {
+    /// `budget` bytes. The answer before cost `answer_cost`.
+    pub(super) fn new(
+        connections: usize,
+        chunk_len: u64,
+        budget: u64,
+        answer_cost: Option<Duration>,
+    ) -> Self {
         let most_requests = connections.max(1);
         let share = budget / (most_requests as u64).saturating_add(SPARE_CHUNKS);
-        let requests = FIRST.min(most_requests);
+        let is_slow = answer_cost.is_some_and(|cost| cost >= SLOW_ANSWER);
+        let opening = (is_slow && most_requests > 1).then(Opening::default);
+        let requests = match opening {
+            Some(_) => OPENING,
+            None => FIRST.min(most_requests),
+        };
         Self {
             most_requests,
             longest_chunk: chunk_len.min(share.max(SHORTEST_CHUNK)).max(1),
@@ -163,6 +223,8 @@ impl Pace {
             glance: Moment::default(),
             round: Round::begin(Moment::default(), 0, requests),
             trial: None,
+            is_single: most_requests == 1,
+            opening,
             has_tried: false,
             tries_fewer: true,
             rested: 0,
@@ -172,7 +234,19 @@ impl Pace {
 
     /// Requests that may be in flight now.
     pub(super) fn requests(&self) -> usize {
-        self.requests
+        match self.opening {
+            // No other one, before both are answered.
+            Some(opening) if opening.launched >= OPENING => 0,
+            _ => self.requests,
+        }
+    }
+
+    /// Whether the next request should ask for all the rest, to be read as a stream.
+    pub(super) fn is_single(&self) -> bool {
+        match self.opening {
+            Some(opening) => opening.launched == 0,
+            None => self.is_single,
+        }
     }
 
     /// Bytes of the next chunk.
@@ -188,11 +262,15 @@ impl Pace {
 
     /// Whether waiting can still lead to more requests.
     pub(super) fn may_grow(&self) -> bool {
-        !self.has_tried && self.requests < self.most_requests
+        let is_open = self.opening.is_none() && !self.is_single && !self.has_tried;
+        is_open && self.requests < self.most_requests
     }
 
     /// A chunk was asked for.
     pub(super) fn launched(&mut self) {
+        if let Some(opening) = &mut self.opening {
+            opening.launched += 1;
+        }
         if self.link.latency.is_none() {
             self.chunk_len = self.chunk_len.saturating_mul(2);
         }
@@ -239,27 +317,91 @@ impl Pace {
         if let Some(len) = self.link.chunk_len() {
             self.chunk_len = len;
         }
+        if let Some(opening) = self.opening {
+            self.opened(moment, opening, landing);
+            return;
+        }
         if self.round.earlier > 0 {
             self.round.earlier -= 1;
             if self.round.earlier == 0 {
-                self.round = Round::begin(moment, 0, self.requests);
+                self.round = self.next_round(moment);
             }
             return;
         }
         self.round.left = self.round.left.saturating_sub(1);
         let took = moment.now.saturating_sub(self.round.began.now);
-        if self.round.left > 0 || took < SHORTEST_ROUND {
+        if self.round.left > 0 || took < self.shortest_round() {
             return;
         }
         let received = moment.received.saturating_sub(self.round.began.received);
         let waited = moment.waited.saturating_sub(self.round.began.waited);
         let (rate, is_fed) = (per_second(received, took), waited * 4 < took);
-        self.round = Round::begin(moment, 0, self.requests);
+        self.round = self.next_round(moment);
         match self.trial.take() {
             Some(trial) => self.judge(moment, trial, rate, is_fed),
+            None if !is_fed && self.is_costly(rate) => self.try_single(moment, rate),
             None if !is_fed => self.try_another(moment, rate),
             None => {}
         }
+    }
+
+    /// Takes note of an answer to one of the first two requests.
+    fn opened(&mut self, moment: Moment, opening: Opening, landing: Landing) {
+        let cost = landing.cost.unwrap_or_default();
+        let is_parallel = match opening.first {
+            _ if cost < SLOW_ANSWER => true,
+            // The shorter one comes first, also where it was asked for last.
+            Some(first) => cost.abs_diff(first) < cost.min(first) / 2,
+            None if opening.launched < OPENING => true,
+            None => {
+                self.opening = Some(Opening {
+                    first: Some(cost),
+                    ..opening
+                });
+                return;
+            }
+        };
+        self.opening = None;
+        self.is_single = !is_parallel;
+        // Two answers are not much to judge by.
+        self.rest = if is_parallel { REST } else { STREAM_REST };
+        self.change(moment, if is_parallel { FIRST } else { 1 });
+    }
+
+    fn shortest_round(&self) -> Duration {
+        let cost = self.link.median(|speed| speed.cost);
+        let answers = cost.filter(|_| self.is_single);
+        SHORTEST_ROUND.max(answers.unwrap_or_default() * STREAM_ANSWERS)
+    }
+
+    /// Whether requests, which together bring `rate` bytes a second, cost more than their bytes.
+    fn is_costly(&self, rate: u64) -> bool {
+        let link = &self.link;
+        let (Some(cost), Some(transfer), Some(content)) = (
+            link.median(|speed| speed.cost),
+            link.median(|speed| speed.transfer),
+            link.median(|speed| speed.content),
+        ) else {
+            return false;
+        };
+        !self.is_single
+            && self.chunk_len >= self.longest_chunk
+            && cost >= SLOW_ANSWER.max(transfer * COSTLY)
+            && content / 2 >= rate
+            && self.rested + 1 >= self.rest.saturating_sub(REST)
+    }
+
+    /// Tries one request for all the rest.
+    fn try_single(&mut self, moment: Moment, rate: u64) {
+        self.trial = Some(Trial {
+            requests: self.requests,
+            is_single: false,
+            rate,
+        });
+        self.rested = 0;
+        self.is_single = true;
+        self.has_tried = true;
+        self.change(moment, 1);
     }
 
     /// Begins a trial when it is time.
@@ -274,18 +416,24 @@ impl Pace {
         } else if self.requests >= self.most_requests {
             self.tries_fewer = true;
         }
-        let requests = if self.tries_fewer {
+        let requests = if self.is_single {
+            FIRST
+        } else if self.tries_fewer {
             (self.requests / 2).max(FIRST)
         } else {
             self.requests.saturating_mul(2)
         };
-        let before = self.requests;
+        let (before, is_single) = (self.requests, self.is_single);
+        self.is_single = false;
         if self.change(moment, requests) {
             self.has_tried = true;
             self.trial = Some(Trial {
                 requests: before,
+                is_single,
                 rate,
             });
+        } else {
+            self.is_single = is_single;
         }
     }
 
@@ -297,18 +445,31 @@ impl Pace {
         };
         if is_good || is_fed {
             self.rest = REST;
+            self.has_tried &= !trial.is_single;
         } else {
+            self.is_single = trial.is_single;
+            self.has_tried = true;
             self.change(moment, trial.requests);
             self.tries_fewer = !self.tries_fewer;
             self.rest = (self.rest * 2).min(LONGEST_REST);
         }
     }
 
+    fn next_round(&self, moment: Moment) -> Round {
+        let landings = if self.is_single {
+            STREAM_ROUND
+        } else {
+            self.requests
+        };
+        Round::begin(moment, 0, landings)
+    }
+
     /// Sets the number of requests; whether that changes it.
     fn change(&mut self, moment: Moment, requests: usize) -> bool {
         let before = self.requests;
         self.requests = requests.clamp(1, self.most_requests);
-        self.round = Round::begin(moment, before, self.requests);
+        self.round = self.next_round(moment);
+        self.round.earlier = before;
         self.requests != before
     }
 }
@@ -320,27 +481,30 @@ impl Link {
         };
         self.latency = Some(self.latency.map_or(latency, |known| known.min(latency)));
         self.speeds.truncate(MOST_SPEEDS - 1);
-        self.speeds.push_front((
-            per_second(landing.len, landing.took),
-            per_second(landing.len, landing.took.saturating_sub(latency)),
-        ));
+        let transfer = landing.took.saturating_sub(latency);
+        self.speeds.push_front(Speed {
+            whole: per_second(landing.len, landing.took),
+            content: per_second(landing.len, transfer),
+            cost: landing.cost.unwrap_or_default(),
+            transfer,
+        });
     }
 
     /// The median of the last ones.
-    fn median(&self, speed: impl Fn(&(u64, u64)) -> u64) -> Option<u64> {
-        let mut speeds: Vec<u64> = self.speeds.iter().map(speed).collect();
+    fn median<T: Ord + Copy>(&self, measure: impl Fn(&Speed) -> T) -> Option<T> {
+        let mut speeds: Vec<T> = self.speeds.iter().map(measure).collect();
         speeds.sort_unstable_by(|one, other| other.cmp(one));
         speeds.get(speeds.len() / 2).copied()
     }
 
     /// Bytes a second of a request, round trip included.
     fn speed(&self) -> Option<u64> {
-        self.median(|&(speed, _)| speed)
+        self.median(|speed| speed.whole)
     }
 
     /// How long a chunk should be.
     fn chunk_len(&self) -> Option<u64> {
-        let rate = self.median(|&(_, rate)| rate)?;
+        let rate = self.median(|speed| speed.content)?;
         let transfer = (self.latency? * ROUND_TRIPS).max(SHORTEST_TRANSFER);
         let bytes = u128::from(rate) * transfer.as_micros() / 1_000_000;
         let shorts = u64::try_from(bytes).unwrap_or(u64::MAX) / SHORT_CHUNK;
@@ -418,7 +582,7 @@ mod tests {
         fn transfer(self, fixed: Option<(usize, u64)>) -> Transfer {
             let mut transfer = Transfer {
                 world: self,
-                pace: Pace::new(16, 8 * MIB, BUDGET),
+                pace: Pace::new(16, 8 * MIB, BUDGET, None),
                 fixed,
                 requests: VecDeque::new(),
                 asked: 0,
@@ -521,6 +685,7 @@ mod tests {
                         len: request.len,
                         took: ms(now - request.began),
                         latency: Some(ms(world.round_trip)),
+                        cost: Some(ms(0)),
                     });
                 }
             }
@@ -583,7 +748,7 @@ mod tests {
 
     #[test]
     fn connections_that_are_no_longer_needed_are_given_up_soon() {
-        let mut pace = Pace::new(16, 8 * MIB, BUDGET);
+        let mut pace = Pace::new(16, 8 * MIB, BUDGET, None);
         for now in [10, 20] {
             pace.look(Moment {
                 now: ms(now),
@@ -608,6 +773,7 @@ mod tests {
                     len: 500,
                     took: ms(10),
                     latency: Some(ms(0)),
+                    cost: None,
                 },
             );
             pace.look(moment);
@@ -617,7 +783,7 @@ mod tests {
 
     #[test]
     fn no_more_is_asked_for_than_three_times_what_may_be_in_flight() {
-        let mut pace = Pace::new(16, 2 * MIB, BUDGET);
+        let mut pace = Pace::new(16, 2 * MIB, BUDGET, None);
         assert_eq!(pace.ahead(), 3 * MIB);
         for _ in 0..10 {
             pace.launched();
@@ -693,11 +859,12 @@ mod tests {
     }
 
     fn measured(latency: u64, took: u64, len: u64) -> u64 {
-        let mut pace = Pace::new(16, 64 * MIB, 1 << 40);
+        let mut pace = Pace::new(16, 64 * MIB, 1 << 40, None);
         let landing = Landing {
             len,
             took: ms(took),
             latency: Some(ms(latency)),
+            cost: None,
         };
         pace.landed(Moment::default(), landing);
         pace.chunk_len()
@@ -714,7 +881,7 @@ mod tests {
 
     #[test]
     fn chunks_double_until_something_is_measured() {
-        let mut pace = Pace::new(2, 2 * MIB, 1 << 40);
+        let mut pace = Pace::new(2, 2 * MIB, 1 << 40, None);
         let mut lens = Vec::new();
         for _ in 0..5 {
             lens.push(pace.chunk_len());
@@ -726,20 +893,20 @@ mod tests {
     #[test]
     fn the_budget_holds_two_chunks_more_than_are_in_flight() {
         for (connections, budget) in [(1, 16), (4, 16), (16, 64), (64, 16), (256, 64)] {
-            let mut pace = Pace::new(connections, 8 * MIB, budget * MIB);
+            let mut pace = Pace::new(connections, 8 * MIB, budget * MIB, None);
             for _ in 0..10 {
                 pace.launched();
             }
             let held = (connections as u64 + 2) * pace.chunk_len();
             assert!(held <= budget * MIB, "{connections} with {budget} MiB");
         }
-        assert!(Pace::new(1, 1, 0).chunk_len() > 0);
+        assert!(Pace::new(1, 1, 0, None).chunk_len() > 0);
     }
 
     #[test]
     fn no_limit_is_exceeded() {
         for most in [1, 2, 3, 5] {
-            let mut pace = Pace::new(most, MIB, BUDGET);
+            let mut pace = Pace::new(most, MIB, BUDGET, None);
             for now in 0..100 {
                 pace.look(Moment {
                     now: ms(now * 10),
