@@ -1,16 +1,30 @@
-//! Which spans are being made at this moment, so that no two threads make the same one.
+//! Which spans or windows are being made at this moment, so that no two threads make the same one.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Spans in the making.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Flights {
-    shared: Arc<Mutex<HashMap<u32, Arc<Flight>>>>,
+/// What may be claimed: the number of a span, or of a window.
+pub(super) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
+impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
+
+/// Spans in the making, or windows, by their numbers.
+#[derive(Clone, Debug)]
+pub(super) struct Flights<K: FlightKey = u32> {
+    shared: Arc<Mutex<HashMap<K, Arc<Flight>>>>,
+}
+
+impl<K: FlightKey> Default for Flights<K> {
+    fn default() -> Self {
+        Self {
+            shared: Arc::default(),
+        }
+    }
 }
 
 /// A span in the making.
@@ -31,18 +45,23 @@ enum Landed {
 /// The right, and the duty, to make a span. Dropped without bytes it lets those who wait know that
 /// they must make it themselves.
 #[derive(Debug)]
-pub(super) struct Claim {
-    span: u32,
+pub(super) struct Claim<K: FlightKey = u32> {
+    span: K,
     flight: Arc<Flight>,
-    flights: Flights,
+    flights: Flights<K>,
 }
 
-impl Flights {
+impl<K: FlightKey> Flights<K> {
+    /// The flight of `span`, if it is being made.
+    pub(super) fn find(&self, span: K) -> Option<Arc<Flight>> {
+        self.flying().get(&span).map(Arc::clone)
+    }
+
     /// The claim to `span`.
     ///
     /// # Errors
     /// When someone has it already: whom to wait for.
-    pub(super) fn claim(&self, span: u32) -> Result<Claim, Arc<Flight>> {
+    pub(super) fn claim(&self, span: K) -> Result<Claim<K>, Arc<Flight>> {
         let mut flying = self.flying();
         if let Some(flight) = flying.get(&span) {
             return Err(Arc::clone(flight));
@@ -65,7 +84,7 @@ impl Flights {
     /// What `make` fails with.
     pub(super) fn get<E>(
         &self,
-        span: u32,
+        span: K,
         look: impl FnOnce() -> Option<Bytes>,
         make: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<(Bytes, bool), E> {
@@ -88,7 +107,7 @@ impl Flights {
         }
     }
 
-    fn flying(&self) -> MutexGuard<'_, HashMap<u32, Arc<Flight>>> {
+    fn flying(&self) -> MutexGuard<'_, HashMap<K, Arc<Flight>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -119,9 +138,9 @@ impl Flight {
     }
 }
 
-impl Claim {
-    /// Which span.
-    pub(super) fn span(&self) -> u32 {
+impl<K: FlightKey> Claim<K> {
+    /// Which span, or window.
+    pub(super) fn span(&self) -> K {
         self.span
     }
 
@@ -131,7 +150,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl<K: FlightKey> Drop for Claim<K> {
     fn drop(&mut self) {
         self.flights.flying().remove(&self.span);
         self.flight.land(Landed::Never);
@@ -144,7 +163,7 @@ mod tests {
 
     #[test]
     fn one_makes_a_span_and_the_others_get_it() {
-        let flights = Flights::default();
+        let flights = Flights::<u32>::default();
         let claim = flights.claim(7).expect("the first");
         let flight = flights.claim(7).expect_err("taken");
         assert!(flights.claim(8).is_ok());
@@ -158,7 +177,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_failure_hears_of_it() {
-        let flights = Flights::default();
+        let flights = Flights::<u32>::default();
         let claim = flights.claim(7).expect("the first");
         let flight = flights.claim(7).expect_err("taken");
         drop(claim);

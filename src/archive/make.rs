@@ -9,8 +9,9 @@ use bytes::Bytes;
 use super::flights::Claim;
 use super::packed::{PackedBytes, Way};
 use super::read::{ReadError, Reader, Resumed, span_len};
+use super::windows::MissingWindows;
 use crate::base::buffer::{Closed, Reserved};
-use crate::base::extent::{Extent, Packed};
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::workers::Workers;
 use crate::codec;
 use crate::index::Span;
@@ -35,20 +36,28 @@ pub(super) struct Batch {
 #[derive(Debug)]
 struct Stretch {
     packed: Extent<Packed>,
-    /// In order, without gaps.
+    /// In order, without gaps. None when only windows of a span are missing.
     claims: Vec<Claim>,
+    /// The missing windows, in order and without gaps; or all windows of the span, which no read
+    /// shall fetch meanwhile.
+    windows: Vec<Claim<u64>>,
+    /// Whether a span is complete with these windows.
+    completes_span: bool,
 }
 
 impl Reader {
     /// Those of `spans`, ascending, that are neither in memory nor in the making, claimed and put
     /// together into requests. Left out is what can only be decoded from far away, and what the
-    /// spool has. `found` counts spans that need not be made.
+    /// spool has. `found` counts spans that need not be made. Of spans that are here in part, only the
+    /// missing windows that begin at `from` or later are fetched.
     pub(super) fn batches(
         &self,
         spans: impl Iterator<Item = u32>,
+        from: Plain,
         found: Option<&AtomicU64>,
     ) -> Vec<Batch> {
         let mut batches: Vec<Batch> = Vec::new();
+        let layout = self.layout();
         for number in spans {
             let claim = match self.flights.claim(number) {
                 // Asked only now: it may just have been made.
@@ -75,13 +84,43 @@ impl Reader {
             if self.source.access() != Access::Ranges {
                 continue;
             }
+            let span = self.catalog.known().span_extent(number);
+            let missing = layout.zip(span);
+            let missing =
+                missing.map(|(layout, span)| (layout, self.missing_windows(layout, span, from)));
+            let windows = match missing {
+                Some((layout, MissingWindows::Runs(runs))) => {
+                    if runs.is_empty() {
+                        count(found);
+                    }
+                    let last = runs.len().saturating_sub(1);
+                    for (at, windows) in runs.into_iter().enumerate() {
+                        let stretch = Stretch {
+                            packed: Self::packed_windows(layout, &windows),
+                            claims: Vec::new(),
+                            windows,
+                            completes_span: at == last,
+                        };
+                        add_stretch(&mut batches, stretch);
+                    }
+                    continue;
+                }
+                Some((_, MissingWindows::All(windows))) => windows,
+                None => Vec::new(),
+            };
             let end = self.packed_end(number);
             let seek_offset = self.catalog.known().seek_offset(number);
             match seek_offset {
                 Some(start) => {
                     let packed = Extent::new(start, end);
                     if let Some(packed) = packed.filter(|packed| packed.len() <= REQUEST_BYTES) {
-                        add_stretch(&mut batches, packed, claim);
+                        let stretch = Stretch {
+                            packed,
+                            claims: vec![claim],
+                            windows,
+                            completes_span: false,
+                        };
+                        add_stretch(&mut batches, stretch);
                     }
                 }
                 None => continue_stretch(&mut batches, end, claim),
@@ -99,7 +138,11 @@ impl Reader {
         let fetched = self.fetch_verified(&request, Way::Background);
         fetched.or_else(|error| {
             let claims = batch.stretches.iter().flat_map(|stretch| &stretch.claims);
-            let first = claims.map(Claim::span).next().ok_or(ReadError::Index)?;
+            let Some(first) = claims.map(Claim::span).next() else {
+                let start = Plain(batch.packed.start().0);
+                let extent = Extent::with_len(start, batch.packed.len());
+                return Err(self.failed_at(extent, error));
+            };
             Err(self.failed(&self.known_span(first)?, error))
         })
     }
@@ -112,13 +155,21 @@ impl Reader {
 
     fn make_stretch(
         &self,
-        stretch: Stretch,
+        mut stretch: Stretch,
         packed: Bytes,
         made_spans: Option<&AtomicU64>,
     ) -> Result<(), ReadError> {
+        if stretch.claims.is_empty() {
+            let layout = self.layout().ok_or(ReadError::Index)?;
+            self.keep_windows(layout, stretch.windows, &packed, made_spans.is_none());
+            if stretch.completes_span {
+                count(made_spans);
+            }
+            return Ok(());
+        }
         let mut made: Option<(Resumed, PackedBytes)> = None;
         let mut packed = Some(packed);
-        for claim in stretch.claims {
+        for claim in std::mem::take(&mut stretch.claims) {
             let span = self.known_span(claim.span())?;
             span_len(&span)?;
             let (decoder, packed) = if let Some(made) = &mut made {
@@ -137,7 +188,8 @@ impl Reader {
             self.memory.insert(self.key(span.number), bytes.clone());
             self.stats.ahead_spans.increment();
             count(made_spans);
-            claim.land(bytes);
+            claim.land(bytes.clone());
+            self.land_windows(span.plain, &bytes, &mut stretch.windows);
         }
         Ok(())
     }
@@ -221,11 +273,8 @@ impl Drop for Last {
 }
 
 /// Puts a span that decoding can start at behind the last batch, or into a new one.
-fn add_stretch(batches: &mut Vec<Batch>, packed: Extent<Packed>, claim: Claim) {
-    let stretch = Stretch {
-        packed,
-        claims: vec![claim],
-    };
+fn add_stretch(batches: &mut Vec<Batch>, stretch: Stretch) {
+    let packed = stretch.packed;
     if let Some(last) = batches.last_mut()
         && last.follows_with(&stretch)
         && let Some(whole) = Extent::new(last.packed.start(), packed.end().max(last.packed.end()))
@@ -268,17 +317,18 @@ fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim) {
 
 impl Batch {
     fn span_count(&self) -> usize {
-        let counts = self.stretches.iter().map(|stretch| stretch.claims.len());
-        counts.sum()
+        let counts = self.stretches.iter();
+        counts.map(|stretch| stretch.claims.len().max(1)).sum()
     }
 
-    /// Whether `next` starts with the span behind the last one here.
+    /// Whether `next` starts with the span behind the last one here, or with the next packed byte.
     fn follows_with(&self, next: &Stretch) -> bool {
         let last = self.stretches.last().and_then(|last| last.claims.last());
         let first = next.claims.first();
-        let is_next = last
-            .zip(first)
-            .is_some_and(|(last, first)| last.span().checked_add(1) == Some(first.span()));
+        let is_next = match last.zip(first) {
+            Some((last, first)) => last.span().checked_add(1) == Some(first.span()),
+            None => self.packed.end() == next.packed.start(),
+        };
         is_next && self.span_count() < REQUEST_SPANS
     }
 }

@@ -31,6 +31,7 @@ mod share;
 mod spans;
 mod spooler;
 mod walks;
+mod windows;
 mod zeros;
 
 use std::io;

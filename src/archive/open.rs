@@ -16,6 +16,7 @@ use super::read::{ReadError, Reader};
 use super::scan::{self, Digest};
 use super::share::{self, Purse, RESTING_SHARE, Share};
 use super::spooler::{Spooler, keeps_spans};
+use super::windows::Windows;
 use crate::base::buffer::Pool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
@@ -565,6 +566,7 @@ impl Opening {
             spool,
             long_way: Mutex::default(),
             flights: Flights::default(),
+            windows: Windows::default(),
             foreground,
             layer,
             leash: Arc::default(),

@@ -202,8 +202,18 @@ impl Request {
         self.extent.len()
     }
 
+    /// The blocks that are fetched.
+    pub(super) fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// Whether each block has a digest.
+    pub(super) fn is_digested(&self) -> bool {
+        self.blocks.are_all_digested()
+    }
+
     /// What is wanted of `bytes`, which are those of `fetched`.
-    fn cut(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
+    pub(super) fn cut(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
         let Some(wanted) = fetched.intersection(&self.extent) else {
             return Bytes::new();
         };

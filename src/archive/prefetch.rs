@@ -646,9 +646,14 @@ impl Follower {
         if let Some(make) = wanted.make
             && !reader.reads_here()
         {
+            let make = Make {
+                // A read fetches the end of a file by itself if that is less than a span.
+                with_last: make.with_last && reader.layout().is_none(),
+                ..make
+            };
             let numbers: Vec<_> = spans(index, make).collect();
             for batch in numbers.chunks(BATCH) {
-                self.maker.submit(batch.to_vec(), None);
+                self.maker.submit(batch.to_vec(), touch.wanted.end(), None);
             }
         }
         if let Some(push) = wanted.push {
@@ -699,7 +704,8 @@ impl Follower {
             if numbers.is_empty() {
                 break;
             }
-            self.maker.submit(numbers, Some(&self.shared.replay));
+            self.maker
+                .submit(numbers, Plain(0), Some(&self.shared.replay));
         }
         if self.shared.replay.outstanding.load(Ordering::SeqCst) > 0
             || self.shared.all.outstanding.load(Ordering::SeqCst) > 0
@@ -712,7 +718,7 @@ impl Follower {
                 self.shared.all_asked.store(true, Ordering::SeqCst);
                 self.sweep = None;
             } else {
-                self.maker.submit(numbers, Some(&self.shared.all));
+                self.maker.submit(numbers, Plain(0), Some(&self.shared.all));
             }
         }
     }
@@ -863,8 +869,9 @@ impl Maker {
         self.shared.outstanding.load(Ordering::SeqCst) > 0
     }
 
-    /// Has `numbers` made, when no read makes a span and the rate allows it.
-    fn submit(&self, numbers: Vec<u32>, purpose: Option<&Tally>) {
+    /// Has `numbers` made, when no read makes a span and the rate allows it. Of spans that are here in
+    /// part nothing is fetched before `from`.
+    fn submit(&self, numbers: Vec<u32>, from: Plain, purpose: Option<&Tally>) {
         let tally = purpose.map(|tally| {
             tally
                 .asked
@@ -885,7 +892,7 @@ impl Maker {
                     return;
                 }
                 numbers = rest;
-                for batch in reader.batches(now.iter().copied(), tally.as_deref()) {
+                for batch in reader.batches(now.iter().copied(), from, tally.as_deref()) {
                     if let Some((rate, since)) = rate {
                         let mut rate = rate.lock().unwrap_or_else(PoisonError::into_inner);
                         rate.spend(since.elapsed(), batch.packed_bytes());

@@ -22,6 +22,7 @@ use super::foreground::Foreground;
 use super::leash::Leash;
 use super::packed::{FirstRead, PackedBytes, Way};
 use super::spans::LONGEST_SPAN;
+use super::windows::Windows;
 use crate::base::buffer::{Closed, Pool};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
@@ -97,6 +98,8 @@ pub(super) struct Reader {
     pub(super) long_way: Mutex<()>,
     /// Spans that are being made, for a read or ahead of one.
     pub(super) flights: Flights,
+    /// Windows, in which a remote archive without compression is read.
+    pub(super) windows: Windows,
     /// Reads that make spans: what is made ahead waits for them.
     pub(super) foreground: Arc<Foreground>,
     /// Whose spans these are, of those that share the memory.
@@ -167,6 +170,9 @@ impl Reader {
             if let Some(bytes) = self.read_exactly(part, Wait::ForDisk) {
                 return Ok(bytes);
             }
+            if let Some(bytes) = self.read_windows(part)? {
+                return Ok(bytes);
+            }
             part.of(&self.span(part.span)?)
         })
         .map_err(|error| error.unwrap_or(ReadError::Index))
@@ -175,6 +181,7 @@ impl Reader {
     /// `part` of a span that is on a local disk, and hardly more.
     fn read_exactly(&self, part: &Part, wait: Wait) -> Option<Bytes> {
         let bytes = self.read_here(part.plain, wait);
+        let bytes = bytes.or_else(|| self.unspool_blocks(part.plain, wait));
         let bytes = bytes.or_else(|| self.unspool_part(part, wait))?;
         self.stats.exact_reads.increment();
         Some(bytes)
@@ -201,10 +208,12 @@ impl Reader {
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
-    /// `part` of a span that is in memory.
+    /// `part` of a span, or of windows, in memory.
     fn remembered(&self, part: &Part) -> Result<Option<Bytes>, Option<ReadError>> {
-        let span = self.memory.get(self.key(part.span));
-        span.map(|span| part.of(&span)).transpose()
+        match self.memory.get(self.key(part.span)) {
+            Some(span) => part.of(&span).map(Some),
+            None => Ok(self.remembered_windows(part.plain)),
+        }
     }
 
     /// How far the scan must have come for this read; 0 when it needs no bytes at all.
@@ -453,13 +462,14 @@ impl Reader {
         if let Some(spool) = &self.spool
             && self.keeps(span)
         {
-            // Who went a long way can wait a moment that the next one need not go it again.
+            // A span that is fetched, or decoded from far away, is worth a moment of waiting for the disk.
             let patience = match span.seek_point {
-                Some(_) => Patience::No,
-                None => Patience::Short,
+                Some(_) if !self.source.is_remote() => Patience::No,
+                _ => Patience::Short,
             };
             spool.keep_wanted(span.plain, bytes.clone(), patience);
             self.sums.remember(self.key(span.number), bytes);
+            self.note_spooled(span.plain);
         }
     }
 
@@ -486,6 +496,7 @@ impl Reader {
         }
         spool.used(span.plain);
         self.sums.remember(self.key(span.number), &bytes);
+        self.note_spooled(span.plain);
         self.stats.unspooled_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
@@ -564,6 +575,11 @@ impl Reader {
 
     /// What `error` means to a reader of `span`; damage is counted.
     pub(super) fn failed(&self, span: &Span, error: Error) -> ReadError {
+        self.failed_at(span.plain, error)
+    }
+
+    /// As [`Reader::failed`], for a reader of the plain bytes `extent`.
+    pub(super) fn failed_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
             Error::Source(source) => match &source.cause {
@@ -593,7 +609,7 @@ impl Reader {
             | Error::OtherBytes { .. } => {
                 self.stats.damaged_spans.increment();
                 ReadError::Damaged {
-                    extent: span.plain,
+                    extent,
                     cause: Some(error),
                 }
             }
@@ -626,18 +642,18 @@ impl Reader {
 }
 
 /// Bytes of one span that a read is made of.
-struct Part {
-    span: u32,
+pub(super) struct Part {
+    pub(super) span: u32,
     /// The stored piece of the file that they belong to.
     piece: Piece,
-    plain: Extent<Plain>,
+    pub(super) plain: Extent<Plain>,
     /// Where they lie in the span.
     range: Range<usize>,
 }
 
 impl Part {
     /// It, of all bytes of its span.
-    fn of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
+    pub(super) fn of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
         if self.range.end > span.len() {
             return Err(Some(ReadError::Index));
         }
@@ -831,6 +847,7 @@ mod tests {
             sums: Sums::new(0),
             long_way: Mutex::default(),
             flights: Flights::default(),
+            windows: Windows::default(),
             foreground: Arc::default(),
             layer: 0,
             leash: Arc::default(),

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 
-use super::Key;
+use super::Unit;
 use crate::base::loan::Lender;
 
-/// Decoded spans, of which those go first that were read longest ago. Clones share them.
+/// Decoded spans and windows, of which those go first that were read longest ago. Clones share them.
 #[derive(Clone)]
 pub struct Memory {
-    spans: moka::sync::Cache<Key, Bytes>,
+    spans: moka::sync::Cache<Unit, Bytes>,
     budget: u64,
     /// Bytes of the budget that others have for now.
     lent: Arc<AtomicU64>,
@@ -41,13 +41,13 @@ impl Memory {
     }
 
     /// The span's bytes, if they are here.
-    pub fn get(&self, key: Key) -> Option<Bytes> {
-        self.spans.get(&key)
+    pub fn get(&self, key: impl Into<Unit>) -> Option<Bytes> {
+        self.spans.get(&key.into())
     }
 
     /// Whether the span's bytes are here; asking does not count as reading them.
-    pub fn contains(&self, key: Key) -> bool {
-        self.spans.contains_key(&key)
+    pub fn contains(&self, key: impl Into<Unit>) -> bool {
+        self.spans.contains_key(&key.into())
     }
 
     /// The limit, in bytes.
@@ -63,10 +63,10 @@ impl Memory {
 
     /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
     /// of that alive without being charged for it.
-    pub fn insert(&self, key: Key, bytes: Bytes) {
+    pub fn insert(&self, key: impl Into<Unit>, bytes: Bytes) {
         // Not to be evicted for bytes that find no room then.
         if bytes.len() as u64 <= self.room() {
-            self.spans.insert(key, bytes);
+            self.spans.insert(key.into(), bytes);
             self.settle();
         }
     }
@@ -78,11 +78,11 @@ impl Memory {
     /// What `fill` failed with, for everyone who waited. The next call tries again.
     pub fn get_or_fill<E: Send + Sync + 'static>(
         &self,
-        key: Key,
+        key: impl Into<Unit>,
         fill: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<Bytes, Arc<E>> {
         let mut filled = false;
-        let result = self.spans.try_get_with(key, || {
+        let result = self.spans.try_get_with(key.into(), || {
             filled = true;
             fill()
         });
@@ -164,6 +164,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
+    use crate::cache::Key;
 
     fn key(span: u32) -> Key {
         Key { layer: 0, span }

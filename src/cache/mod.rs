@@ -20,3 +20,23 @@ pub struct Key {
     /// The span's number in that layer's index.
     pub span: u32,
 }
+
+/// What is kept in memory under one key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Unit {
+    /// A whole span.
+    Span(Key),
+    /// A window: an aligned part of an archive whose spans are read in parts.
+    Window {
+        /// The archive's layer in the mounted tree.
+        layer: u16,
+        /// The window's number in the archive.
+        window: u64,
+    },
+}
+
+impl From<Key> for Unit {
+    fn from(key: Key) -> Self {
+        Self::Span(key)
+    }
+}

@@ -468,6 +468,11 @@ impl Index {
         self.digested = end;
     }
 
+    /// The length of the blocks that have digests, in bytes.
+    pub fn block_len(&self) -> u64 {
+        self.block_len
+    }
+
     /// The blocks that hold the bytes of `extent`, as far as their digests are known: without a
     /// scan that goes on these are all blocks up to the end of the packed stream.
     pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {

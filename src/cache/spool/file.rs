@@ -111,14 +111,20 @@ impl SpoolFile {
             .write_all_at(&self.file, bytes, offset.0, is_behind)
     }
 
-    /// The bytes of `extent`; `None` when there is a hole in it or the file ends before it does.
-    pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<Memory> {
-        let start = extent.start().0;
+    /// Whether there is no hole in `extent`, and the file does not end before it does.
+    pub(super) fn covers(&self, extent: Extent<Plain>) -> bool {
+        let (start, end) = (extent.start().0, extent.end().0);
         // Where holes cannot be found everything is data.
         let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
         let hole = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
-        let end = extent.end().0;
-        if data > start || hole < end || self.metadata().ok()?.len() < end {
+        let len = self.metadata().map_or(0, |metadata| metadata.len());
+        data <= start && end <= hole && end <= len
+    }
+
+    /// The bytes of `extent`; `None` when there is a hole in it or the file ends before it does.
+    pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<Memory> {
+        let start = extent.start().0;
+        if !self.covers(extent) {
             return None;
         }
         let mut bytes = free_list.take(usize::try_from(extent.len()).ok()?, start);

@@ -214,6 +214,15 @@ impl Spool {
         Some(memory.freeze())
     }
 
+    /// Whether all bytes of `extent` were written or wait for it; they may be damaged.
+    pub fn covers(&self, extent: Extent<Plain>) -> bool {
+        if self.shared.queue.find_part(extent).is_some() {
+            return true;
+        }
+        let file = Arc::clone(&self.shared.place().file);
+        file.covers(extent)
+    }
+
     /// The span at `extent` is good and was wanted: it goes later than others.
     pub fn used(&self, extent: Extent<Plain>) {
         self.shared.order().used(extent);

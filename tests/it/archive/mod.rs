@@ -15,6 +15,7 @@ mod prefetch;
 mod schedules;
 mod spool;
 mod unproven;
+mod windows;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

@@ -1,0 +1,684 @@
+//! Reads of a remote archive without compression: windows, which are parts of spans.
+//!
+//! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a
+//! read that misses memory and disk fetches the aligned windows that it needs, and not whole spans. A
+//! read that continues where the last fetch ended fetches more, up to [`MAX_FETCH_BYTES`]; whole spans
+//! are fetched by [read-ahead](super::make). Windows are kept in memory, and in the spool at their plain
+//! offset, where the digests of the index verify them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+use super::error::Error;
+use super::flights::{Claim, Flights};
+use super::packed::{Request, Way};
+use super::read::{Part, ReadError, Reader};
+use crate::base::buffer::{Closed, Reserved};
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::short_reads::Wait;
+use crate::cache::{Patience, Unit};
+use crate::codec::Compression;
+use crate::source::Access;
+
+/// The length of a window, unless the blocks of the index are longer.
+pub(super) const WINDOW_BYTES: u64 = 128 << 10;
+
+/// The most bytes that one read fetches beyond those that it needs.
+const MAX_FETCH_BYTES: u64 = 1 << 20;
+
+/// A read that continues a fetch fetches so many times as much.
+const GROWTH: u64 = 4;
+
+/// Fetches that a read may continue; the oldest is forgotten first.
+const MAX_RECENT_FETCHES: usize = 16;
+
+/// Reads of at least so many bytes get whole spans from the spool, as these readers mostly read on.
+const LONG_READ_BYTES: u64 = 64 << 10;
+
+/// What is known of the windows of one archive.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    /// Windows that are being fetched.
+    flights: Flights<u64>,
+    /// Blocks that were written to the spool or verified there. It may have lost them since.
+    stored: Mutex<BlockSet>,
+    recent: Mutex<RecentFetches>,
+}
+
+/// The numbers of blocks.
+#[derive(Debug, Default)]
+struct BlockSet(Vec<u64>);
+
+/// The windows of the last fetches, latest first; pure.
+#[derive(Debug, Default)]
+struct RecentFetches(VecDeque<Range<u64>>);
+
+/// How an archive is cut into windows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    window_bytes: u64,
+    /// The length of the archive.
+    end: u64,
+}
+
+/// Windows of one span that read-ahead has to fetch.
+pub(super) enum MissingWindows {
+    /// All of them.
+    All(Vec<Claim<u64>>),
+    /// Some, in runs without gaps; none when they are here or being fetched.
+    Runs(Vec<Vec<Claim<u64>>>),
+}
+
+impl Windows {
+    fn stored(&self) -> MutexGuard<'_, BlockSet> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recent(&self) -> MutexGuard<'_, RecentFetches> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BlockSet {
+    const WORD: usize = u64::BITS as usize;
+
+    fn insert(&mut self, blocks: Range<usize>) {
+        let words = blocks.end.div_ceil(Self::WORD);
+        self.0.resize(words.max(self.0.len()), 0);
+        for block in blocks {
+            if let Some(word) = self.0.get_mut(block / Self::WORD) {
+                *word |= 1 << (block % Self::WORD);
+            }
+        }
+    }
+
+    fn remove(&mut self, blocks: Range<usize>) {
+        for block in blocks {
+            if let Some(word) = self.0.get_mut(block / Self::WORD) {
+                *word &= !(1 << (block % Self::WORD));
+            }
+        }
+    }
+
+    fn contains(&self, mut blocks: Range<usize>) -> bool {
+        blocks.all(|block| {
+            let word = self.0.get(block / Self::WORD);
+            word.is_some_and(|word| word >> (block % Self::WORD) & 1 == 1)
+        })
+    }
+}
+
+impl RecentFetches {
+    /// How many windows to fetch from `number` on, for a read that misses it.
+    fn next_len(&self, number: u64, max: u64) -> u64 {
+        let continued = self.0.iter().find(|fetch| fetch.end == number);
+        let len = continued.map_or(1, |fetch| (fetch.end - fetch.start).saturating_mul(GROWTH));
+        len.min(max)
+    }
+
+    fn add(&mut self, fetched: Range<u64>) {
+        self.0.retain(|fetch| fetch.end != fetched.start);
+        self.0.push_front(fetched);
+        self.0.truncate(MAX_RECENT_FETCHES);
+    }
+}
+
+impl Layout {
+    /// The windows that hold `plain`.
+    fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
+        plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
+    }
+
+    /// The windows that begin in `plain`.
+    fn windows_starting_in(&self, plain: Extent<Plain>) -> Range<u64> {
+        let number = |at: Plain| at.0.div_ceil(self.window_bytes);
+        number(plain.start())..number(plain.end())
+    }
+
+    /// The bytes of `windows`; fewer at the end of the archive.
+    fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
+        let start = windows
+            .start
+            .saturating_mul(self.window_bytes)
+            .min(self.end);
+        let end = windows.end.saturating_mul(self.window_bytes).min(self.end);
+        Extent::with_len(Plain(start), end.saturating_sub(start))
+    }
+
+    fn window(&self, number: u64) -> Extent<Plain> {
+        self.extent(&(number..number.saturating_add(1)))
+    }
+
+    /// Windows of the longest fetch.
+    fn max_windows(&self) -> u64 {
+        (MAX_FETCH_BYTES / self.window_bytes).max(1)
+    }
+
+    /// The aligned group of windows around `number` that one fetch can bring.
+    fn group(&self, number: u64) -> Range<u64> {
+        let len = self.max_windows();
+        let start = number / len * len;
+        let end = self.end.div_ceil(self.window_bytes);
+        start..start.saturating_add(len).min(end)
+    }
+}
+
+impl Reader {
+    /// How the archive is cut into windows; `None` where reads make whole spans.
+    pub(super) fn layout(&self) -> Option<Layout> {
+        let index = self.catalog.completed()?;
+        let origin = index.origin();
+        let is_windowed = origin.compression == Compression::None
+            && self.source.access() == Access::Ranges
+            && !self.source.reads_here();
+        is_windowed.then(|| Layout {
+            window_bytes: WINDOW_BYTES.max(index.block_len()),
+            end: origin.packed_bytes,
+        })
+    }
+
+    fn window_key(&self, number: u64) -> Unit {
+        Unit::Window {
+            layer: self.layer,
+            window: number,
+        }
+    }
+
+    /// `plain`, if all of its windows are in memory.
+    pub(super) fn remembered_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
+        let layout = self.layout()?;
+        let windows = layout.windows(plain).map(|number| {
+            let bytes = self.memory.get(self.window_key(number))?;
+            Some((layout.window(number), bytes))
+        });
+        let windows: Option<Vec<_>> = windows.collect();
+        self.join(plain, &windows?)
+    }
+
+    /// `plain` from the spool: the blocks that it lies in, and no more. With [`Wait::Never`] only
+    /// blocks that are known to be there and in the page cache.
+    pub(super) fn unspool_blocks(&self, plain: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        let spool = self.spool.as_ref()?;
+        self.layout()?;
+        let request = self.whole_request(plain).ok()?;
+        let extent = plain_extent(request.blocks().extent());
+        let blocks = request.blocks().numbers();
+        let is_known = self.windows.stored().contains(blocks.clone());
+        let may_look = wait == Wait::ForDisk && plain.len() < LONG_READ_BYTES;
+        if !request.is_digested() || !(is_known || may_look && spool.covers(extent)) {
+            return None;
+        }
+        let bytes = spool.read_part(extent, wait)?;
+        if request.blocks().mismatch(&bytes).is_some() {
+            // The read that fetches them counts damage.
+            self.windows.stored().remove(blocks);
+            return None;
+        }
+        self.windows.stored().insert(blocks);
+        spool.used(extent);
+        self.stats.spool_hit_spans.increment();
+        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        Some(request.cut(request.blocks().extent(), &bytes))
+    }
+
+    /// `part` of an archive that is read by windows, which are fetched where they are missing.
+    /// `None` when the whole span must be made instead.
+    ///
+    /// # Errors
+    /// When its bytes cannot be had, or are not those that were indexed.
+    pub(super) fn read_windows(&self, part: &Part) -> Result<Option<Bytes>, ReadError> {
+        let Some(layout) = self.layout() else {
+            return Ok(None);
+        };
+        let span = self.known_span(part.span)?;
+        if part.plain.len() >= LONG_READ_BYTES
+            && let Some(spool) = &self.spool
+            && span.hash.is_some()
+            && spool.covers(span.plain)
+        {
+            return Ok(None);
+        }
+        // Read-ahead that makes the span brings all windows.
+        if let Some(flight) = self.flights.find(part.span)
+            && let Some(bytes) = flight.wait()
+        {
+            self.stats.memory_shared_spans.increment();
+            let bytes = part.of(&bytes);
+            return bytes.map(Some).map_err(|_| ReadError::Index);
+        }
+        let wanted = layout.windows(part.plain);
+        let mut windows: Vec<(Extent<Plain>, Bytes)> = Vec::new();
+        for number in wanted.clone() {
+            let extent = layout.window(number);
+            if windows.iter().all(|(found, _)| *found != extent) {
+                self.window(layout, number, wanted.end, &mut windows)?;
+            }
+        }
+        let bytes = self.join(part.plain, &windows);
+        bytes.map(Some).ok_or(ReadError::Index)
+    }
+
+    /// Adds window `number` to `found`, and whatever else is fetched with it. A fetch brings missing
+    /// windows up to `end`, at least.
+    fn window(
+        &self,
+        layout: Layout,
+        number: u64,
+        end: u64,
+        found: &mut Vec<(Extent<Plain>, Bytes)>,
+    ) -> Result<(), ReadError> {
+        let extent = layout.window(number);
+        let bytes = loop {
+            if self.is_closed.load(Ordering::Relaxed) {
+                return Err(self.failed_at(extent, Error::Interrupted));
+            }
+            let claim = match self.windows.flights.claim(number) {
+                Ok(claim) => claim,
+                Err(flight) => match flight.wait() {
+                    Some(bytes) => {
+                        self.stats.memory_shared_spans.increment();
+                        break bytes;
+                    }
+                    // It failed, or the window came in another way.
+                    None => continue,
+                },
+            };
+            if let Some(bytes) = self.window_in_memory(layout, number) {
+                self.stats.memory_hit_spans.increment();
+                claim.land(bytes.clone());
+                break bytes;
+            }
+            if let Some(bytes) = self.unspool_window(extent) {
+                claim.land(bytes.clone());
+                break bytes;
+            }
+            let claims = self.claim_neighbours(layout, claim, end);
+            let fetched = self.fetch_windows(layout, claims)?;
+            found.extend(fetched);
+            return Ok(());
+        };
+        found.push((extent, bytes));
+        Ok(())
+    }
+
+    /// Window `number`, of its own or as a part of a span.
+    fn window_in_memory(&self, layout: Layout, number: u64) -> Option<Bytes> {
+        if let Some(bytes) = self.memory.get(self.window_key(number)) {
+            return Some(bytes);
+        }
+        let (span, plain) = self.span_around(layout.window(number))?;
+        let bytes = self.memory.get(self.key(span))?;
+        cut(plain, &bytes, layout.window(number))
+    }
+
+    /// The span that holds all of `extent`, if there is one, and its bytes' extent.
+    fn span_around(&self, extent: Extent<Plain>) -> Option<(u32, Extent<Plain>)> {
+        let index = self.catalog.known();
+        let span = index.span_at(extent.start())?;
+        let plain = index.span_extent(span)?;
+        (plain.intersection(&extent) == Some(extent)).then_some((span, plain))
+    }
+
+    /// Whether window `number` need not be fetched, as far as can be told without reading it.
+    fn has_window(&self, layout: Layout, number: u64) -> bool {
+        let extent = layout.window(number);
+        if self.memory.contains(self.window_key(number)) {
+            return true;
+        }
+        let span = self.span_around(extent);
+        if span.is_some_and(|(span, _)| self.memory.contains(self.key(span))) {
+            return true;
+        }
+        let is_digested = || {
+            self.whole_request(extent)
+                .is_ok_and(|request| request.is_digested())
+        };
+        let spool = self.spool.as_ref();
+        spool.is_some_and(|spool| spool.covers(extent)) && is_digested()
+    }
+
+    /// The bytes of a window from the spool.
+    fn unspool_window(&self, extent: Extent<Plain>) -> Option<Bytes> {
+        let spool = self.spool.as_ref()?;
+        let request = self.whole_request(extent).ok()?;
+        if !request.is_digested() {
+            return None;
+        }
+        let bytes = spool.read(extent)?;
+        let blocks = request.blocks().numbers();
+        if request.blocks().mismatch(&bytes).is_some() {
+            self.windows.stored().remove(blocks);
+            self.stats.spool_damaged_spans.increment();
+            return None;
+        }
+        self.windows.stored().insert(blocks);
+        spool.used(extent);
+        self.stats.spool_hit_spans.increment();
+        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        Some(bytes)
+    }
+
+    /// Claims the windows beside that of `claim` that are worth fetching with it: those up to `end`,
+    /// more for a read that continues a fetch, and the rest of a group of which half is here.
+    fn claim_neighbours(
+        &self,
+        layout: Layout,
+        claim: Claim<u64>,
+        end: u64,
+    ) -> VecDeque<Claim<u64>> {
+        let number = claim.span();
+        let group = layout.group(number);
+        let present = group
+            .clone()
+            .filter(|&other| self.has_window(layout, other));
+        let is_half_here = present.count() as u64 * 2 >= group.end - group.start;
+        let before = group.end - group.start;
+        let continues_all = || {
+            let before = number.saturating_sub(before)..number;
+            !before.is_empty() && before.rev().all(|other| self.has_window(layout, other))
+        };
+        let max = layout.max_windows();
+        let len = match self.windows.recent().next_len(number, max) {
+            1 if continues_all() => max,
+            len => len,
+        };
+        let archive_end = layout.end.div_ceil(layout.window_bytes);
+        let mut wanted = number..end.max(number.saturating_add(len)).min(archive_end);
+        if is_half_here {
+            wanted = group.start..wanted.end.max(group.end);
+        }
+        let mut claims = VecDeque::from([claim]);
+        for after in number.saturating_add(1)..wanted.end {
+            match self.claim_missing(layout, after) {
+                Some(claim) => claims.push_back(claim),
+                None => break,
+            }
+        }
+        for before in (wanted.start..number).rev() {
+            match self.claim_missing(layout, before) {
+                Some(claim) => claims.push_front(claim),
+                None => break,
+            }
+        }
+        let first = claims.front().map_or(number, Claim::span);
+        let fetched = first..first.saturating_add(claims.len() as u64);
+        self.windows.recent().add(fetched);
+        claims
+    }
+
+    /// The claim to window `number`, unless it is here or being fetched.
+    fn claim_missing(&self, layout: Layout, number: u64) -> Option<Claim<u64>> {
+        let claim = self.windows.flights.claim(number).ok()?;
+        // Looked for only now: it may just have been fetched.
+        (!self.has_window(layout, number)).then_some(claim)
+    }
+
+    /// Fetches windows that follow each other, for a read.
+    fn fetch_windows(
+        &self,
+        layout: Layout,
+        claims: VecDeque<Claim<u64>>,
+    ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
+        let _busy = self.foreground.enter();
+        self.stats.memory_miss_spans.increment();
+        if self.spool.is_some() {
+            self.stats.spool_miss_spans.increment();
+        }
+        let first = claims.front().map_or(0, Claim::span);
+        let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
+        // Wrong bytes may be a fault of the way: they get a second chance, and another way.
+        let fetched = match self.fetch_extent(extent, Way::Usual) {
+            Err(ReadError::Damaged { .. }) => self.fetch_extent(extent, Way::Afresh),
+            result => result,
+        };
+        let (bytes, _reserved) = fetched?;
+        Ok(self.keep_windows(layout, claims.into(), &bytes, true))
+    }
+
+    fn fetch_extent(
+        &self,
+        extent: Extent<Plain>,
+        way: Way,
+    ) -> Result<(Bytes, Reserved), ReadError> {
+        let failed = |error: Error| self.failed_at(extent, error);
+        let request = self.whole_request(extent)?;
+        // The bytes as they are fetched, and as they are kept.
+        let reserved = self.budget.reserve(2 * request.buffer_bytes());
+        let reserved = reserved.map_err(|Closed| failed(Error::Interrupted))?;
+        let bytes = self.fetch_verified(&request, way).map_err(failed)?;
+        Ok((bytes, reserved))
+    }
+
+    /// Keeps the verified `bytes` of windows that follow each other, and gives them to all readers
+    /// that wait. `displaces` says whether older spans may leave the spool for them.
+    pub(super) fn keep_windows(
+        &self,
+        layout: Layout,
+        claims: Vec<Claim<u64>>,
+        bytes: &Bytes,
+        displaces: bool,
+    ) -> Vec<(Extent<Plain>, Bytes)> {
+        let first = claims.first().map_or(0, Claim::span);
+        let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
+        self.spool_windows(extent, bytes, displaces);
+        let keep = |claim: Claim<u64>| {
+            let window = layout.window(claim.span());
+            // A copy, as a slice would keep all bytes of the fetch in memory.
+            let bytes = Bytes::copy_from_slice(&cut(extent, bytes, window)?);
+            self.memory
+                .insert(self.window_key(claim.span()), bytes.clone());
+            claim.land(bytes.clone());
+            Some((window, bytes))
+        };
+        claims.into_iter().filter_map(keep).collect()
+    }
+
+    /// Gives the windows of a span that was made to all readers that wait.
+    pub(super) fn land_windows(
+        &self,
+        span: Extent<Plain>,
+        bytes: &Bytes,
+        claims: &mut Vec<Claim<u64>>,
+    ) {
+        let Some(layout) = self.layout() else { return };
+        for claim in claims.drain(..) {
+            if let Some(window) = cut(span, bytes, layout.window(claim.span())) {
+                claim.land(window);
+            }
+        }
+    }
+
+    fn spool_windows(&self, extent: Extent<Plain>, bytes: &Bytes, displaces: bool) {
+        let Some(spool) = &self.spool else { return };
+        // Bytes without digests could not be verified when they are read back.
+        let request = self.whole_request(extent).ok();
+        let Some(request) = request.filter(Request::is_digested) else {
+            return;
+        };
+        if displaces {
+            spool.keep_wanted(extent, bytes.clone(), Patience::Short);
+        } else {
+            spool.keep(extent, bytes.clone(), Patience::Short);
+        }
+        let blocks = request.blocks().numbers();
+        self.windows.stored().insert(blocks);
+    }
+
+    /// Notes that all bytes of a span are in the spool.
+    pub(super) fn note_spooled(&self, span: Extent<Plain>) {
+        if let Some(layout) = self.layout()
+            && let Ok(request) = self.whole_request(span)
+        {
+            let mut blocks = request.blocks().numbers();
+            let held = plain_extent(request.blocks().extent());
+            // Blocks that reach out of the span are not all there.
+            blocks.start += usize::from(held.start() < span.start());
+            let is_cut = held.end() > span.end() && held.end().0 <= layout.end;
+            blocks.end -= usize::from(is_cut && !blocks.is_empty());
+            self.windows.stored().insert(blocks);
+        }
+    }
+
+    /// Claims the windows of `span` that begin at `from` or later and are missing.
+    pub(super) fn missing_windows(
+        &self,
+        layout: Layout,
+        span: Extent<Plain>,
+        from: Plain,
+    ) -> MissingWindows {
+        let windows = layout.windows_starting_in(span);
+        let first = windows.start.max(from.0 / layout.window_bytes);
+        let mut runs: Vec<Vec<Claim<u64>>> = Vec::new();
+        let mut is_all = first == windows.start;
+        for number in first..windows.end {
+            let Some(claim) = self.claim_missing(layout, number) else {
+                is_all = false;
+                continue;
+            };
+            let last = runs.last().and_then(|run| run.last()).map(Claim::span);
+            match runs.last_mut() {
+                Some(run) if last.and_then(|last| last.checked_add(1)) == Some(number) => {
+                    run.push(claim);
+                }
+                _ => runs.push(vec![claim]),
+            }
+        }
+        if is_all {
+            MissingWindows::All(runs.into_iter().flatten().collect())
+        } else {
+            MissingWindows::Runs(runs)
+        }
+    }
+
+    /// The packed bytes of windows that follow each other.
+    pub(super) fn packed_windows(layout: Layout, claims: &[Claim<u64>]) -> Extent<Packed> {
+        let first = claims.first().map_or(0, Claim::span);
+        packed_extent(layout.extent(&(first..first.saturating_add(claims.len() as u64))))
+    }
+
+    /// As [`Reader::request`], for an extent of which all bytes are in the index.
+    fn whole_request(&self, extent: Extent<Plain>) -> Result<Request, ReadError> {
+        let request = self.request(packed_extent(extent))?;
+        if request.len() == extent.len() {
+            Ok(request)
+        } else {
+            Err(ReadError::Index)
+        }
+    }
+
+    /// `wanted` of pieces that hold all of it, in any order.
+    fn join(&self, wanted: Extent<Plain>, pieces: &[(Extent<Plain>, Bytes)]) -> Option<Bytes> {
+        let find = |at: Plain| {
+            let (extent, bytes) = pieces
+                .iter()
+                .find(|(extent, _)| extent.start() <= at && at < extent.end())?;
+            let rest = Extent::new(at, wanted.end())?.intersection(extent)?;
+            Some((rest, cut(*extent, bytes, rest)?))
+        };
+        let (first, bytes) = find(wanted.start())?;
+        if first == wanted {
+            return Some(bytes);
+        }
+        let mut joined = self.free_list.empty(usize::try_from(wanted.len()).ok()?, 0);
+        joined.append(&bytes);
+        let mut at = first.end();
+        while at < wanted.end() {
+            let (part, bytes) = find(at)?;
+            joined.append(&bytes);
+            at = part.end();
+        }
+        Some(joined.freeze())
+    }
+}
+
+/// `wanted` of `bytes`, which are those of `extent`; `None` when that does not hold all of it.
+fn cut(extent: Extent<Plain>, bytes: &Bytes, wanted: Extent<Plain>) -> Option<Bytes> {
+    let start = usize::try_from(wanted.start().0.checked_sub(extent.start().0)?).ok()?;
+    let end = start.checked_add(usize::try_from(wanted.len()).ok()?)?;
+    (end <= bytes.len()).then(|| bytes.slice(start..end))
+}
+
+/// Where plain bytes are in an archive without compression.
+fn packed_extent(plain: Extent<Plain>) -> Extent<Packed> {
+    Extent::with_len(Packed(plain.start().0), plain.len())
+}
+
+fn plain_extent(packed: Extent<Packed>) -> Extent<Plain> {
+    Extent::with_len(Plain(packed.start().0), packed.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+
+    fn layout() -> Layout {
+        Layout {
+            window_bytes: WINDOW_BYTES,
+            end: 10 * WINDOW_BYTES + 5,
+        }
+    }
+
+    fn extent(start: u64, end: u64) -> Extent<Plain> {
+        Extent::new(Plain(start), Plain(end)).expect("in order")
+    }
+
+    #[test]
+    fn windows_are_aligned_and_end_with_the_archive() {
+        let layout = layout();
+        assert_eq!(layout.windows(extent(1, 2)), 0..1);
+        assert_eq!(layout.windows(extent(127 * KIB, 129 * KIB)), 0..2);
+        assert_eq!(layout.windows(extent(128 * KIB, 256 * KIB)), 1..2);
+        assert_eq!(layout.windows_starting_in(extent(1, 256 * KIB)), 1..2);
+        assert_eq!(layout.window(10), extent(1280 * KIB, 1280 * KIB + 5));
+        assert!(layout.window(11).is_empty());
+        assert_eq!(layout.group(7), 0..8);
+        assert_eq!(layout.group(9), 8..11);
+    }
+
+    #[test]
+    fn blocks_longer_than_windows_are_groups_of_one() {
+        let layout = Layout {
+            window_bytes: 2 * MAX_FETCH_BYTES,
+            end: u64::MAX,
+        };
+        assert_eq!(layout.group(3), 3..4);
+        assert_eq!(layout.max_windows(), 1);
+    }
+
+    #[test]
+    fn fetches_grow_with_sequential_reads_alone() {
+        let mut recent = RecentFetches::default();
+        assert_eq!(recent.next_len(7, 8), 1);
+        recent.add(7..8);
+        assert_eq!(recent.next_len(7, 8), 1, "evicted and read again");
+        assert_eq!(recent.next_len(9, 8), 1, "a gap");
+        assert_eq!(recent.next_len(8, 8), 4);
+        recent.add(8..12);
+        assert_eq!(recent.next_len(8, 8), 1, "continued already");
+        assert_eq!(recent.next_len(12, 8), 8, "at most");
+        for number in 0..MAX_RECENT_FETCHES as u64 {
+            recent.add(100 * number..100 * number + 1);
+        }
+        assert_eq!(recent.next_len(12, 8), 1, "forgotten");
+        assert_eq!(recent.next_len(1, 8), 4, "not forgotten");
+    }
+
+    #[test]
+    fn a_set_of_blocks_has_what_was_added_and_not_removed() {
+        let mut blocks = BlockSet::default();
+        assert!(!blocks.contains(0..1));
+        blocks.insert(60..70);
+        assert!(blocks.contains(60..70));
+        assert!(!blocks.contains(59..61) && !blocks.contains(69..71));
+        blocks.remove(64..65);
+        blocks.remove(1000..1001);
+        assert!(blocks.contains(60..64) && blocks.contains(65..70));
+        assert!(!blocks.contains(63..66));
+    }
+}

@@ -1,0 +1,390 @@
+//! Remote archives without compression are read by windows: how much that fetches, and that it is right.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tarfs::archive::{Archive, OpenOptions, Prefetch, ReadError, Spooling};
+
+use super::damage::flipped;
+use super::{Lab, PATH, assert_file, index, ino, large_lz4};
+use crate::support::http::{Resource, Seen};
+use crate::support::noise::Noise;
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+use crate::support::wait;
+
+const FILE_BYTES: usize = 32 << 20;
+
+/// The length of a window.
+const WINDOW: u64 = 128 << 10;
+
+/// What a random reader asks for.
+const SHORT: u32 = 4096;
+
+/// One large file, and a few small ones behind it.
+fn tree() -> Tree {
+    let file = |name: String, seed, len| (name, Noise::new(seed).bytes(len));
+    let mut files = vec![file("large".to_owned(), 1, FILE_BYTES)];
+    files.extend((2..12).map(|seed| file(format!("small{seed}"), seed, 20_000)));
+    Tree::of(files)
+}
+
+/// A lab that serves `tree`, of which there is an index and nothing in the disk cache.
+fn indexed(tree: &Tree, packing: Packing) -> Lab {
+    let lab = Lab::serving(packing.pack(&tree.tar));
+    let mut options = lab.options();
+    options.spooling = Spooling::TreeOnly;
+    drop(lab.open_with(&options));
+    assert!(lab.cached("spool").is_empty());
+    lab
+}
+
+/// Far less memory than the archive has bytes.
+fn little_memory(options: OpenOptions) -> OpenOptions {
+    let mut options = options;
+    options.scan.memory = 16 << 20;
+    options
+}
+
+fn open_ahead(lab: &Lab, options: &OpenOptions) -> Archive {
+    let archive = lab.open_with(options);
+    let started = archive.start_prefetch(Prefetch::default());
+    started.expect("threads");
+    archive
+}
+
+fn settle(archive: &Archive) {
+    wait::until("it settles", || archive.is_prefetch_idle());
+}
+
+/// Reads at `offset` of the large file as a mount does, and checks what comes.
+#[track_caller]
+fn check(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
+    let (name, content) = tree.files.first().expect("the large file");
+    let ino = ino(archive, name);
+    archive.saw_read(ino, offset, len);
+    let read = archive.try_read(ino, offset, len);
+    let read = read.unwrap_or_else(|| archive.read_here(ino, offset, len));
+    let read = read.expect("readable");
+    let start = index(offset);
+    let end = (start + len as usize).min(content.len());
+    assert!(content.get(start..end) == Some(&*read), "at {offset}");
+}
+
+/// Random offsets of short reads.
+fn offsets(seed: u64, count: usize) -> Vec<u64> {
+    let mut noise = Noise::new(seed);
+    let end = FILE_BYTES as u64 - u64::from(SHORT);
+    (0..count).map(|_| noise.below(end)).collect()
+}
+
+fn check_all(archive: &Archive, tree: &Tree, offsets: &[u64]) {
+    for &offset in offsets {
+        check(archive, tree, offset, SHORT);
+    }
+}
+
+/// The ranges that were asked for after the first `from` requests.
+fn ranges(lab: &Lab, from: usize) -> Vec<Range<u64>> {
+    let seen = lab.server.seen(PATH);
+    let ranges = seen.iter().skip(from).map(|seen| seen.request.range());
+    let ranges = ranges.map(|range| range.expect("a range"));
+    ranges.map(|(start, end)| start..end).collect()
+}
+
+#[track_caller]
+fn assert_disjoint(mut ranges: Vec<Range<u64>>) {
+    ranges.sort_by_key(|range| range.start);
+    for (one, next) in ranges.iter().zip(ranges.iter().skip(1)) {
+        assert!(one.end <= next.start, "{one:?} and {next:?}");
+    }
+}
+
+#[test]
+fn random_reads_fetch_a_window_each() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    for options in [lab.options(), lab.without_spool()] {
+        let archive = open_ahead(&lab, &options);
+        let before = lab.server.seen(PATH).len();
+        let reads = offsets(1, 100);
+        check_all(&archive, &tree, &reads);
+        settle(&archive);
+        let ranges = ranges(&lab, before);
+        let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        let reads = reads.len() as u64;
+        assert!(bytes <= reads * (160 << 10), "{bytes} bytes");
+        assert!(ranges.len() as u64 * 10 <= reads * 11, "{}", ranges.len());
+        let windows = ranges
+            .iter()
+            .filter(|range| range.end - range.start == WINDOW);
+        assert!(windows.count() * 10 >= ranges.len() * 8, "{ranges:?}");
+        assert_eq!(archive.stats().ahead_spans.get(), 0);
+        assert_eq!(archive.stats().ahead_packed_bytes.get(), 0);
+        assert_eq!(archive.stats().decoded_spans.get(), 0);
+        drop(archive);
+        for spool in lab.cached("spool") {
+            std::fs::remove_file(spool).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn a_thousand_random_reads_fetch_no_byte_twice() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let options = little_memory(lab.options());
+    let archive = open_ahead(&lab, &options);
+    let before = lab.server.seen(PATH).len();
+    let reads = offsets(2, 1000);
+    check_all(&archive, &tree, &reads);
+    settle(&archive);
+    let fetched = ranges(&lab, before);
+    // Windows of a span of which half is here come together.
+    assert!(
+        fetched.len() <= FILE_BYTES / (1 << 20) * 6,
+        "{}",
+        fetched.len()
+    );
+    assert_disjoint(fetched);
+    assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+    drop(archive);
+
+    // The next mount finds all of it on disk.
+    let archive = open_ahead(&lab, &options);
+    let before = lab.server.seen(PATH).len();
+    check_all(&archive, &tree, &reads);
+    assert!(ranges(&lab, before).is_empty());
+    assert!(archive.stats().exact_reads.get() >= 900);
+    let unspooled = archive.stats().unspooled_bytes.get();
+    assert!(unspooled <= 1000 * (32 << 10), "{unspooled}");
+    assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+}
+
+#[test]
+fn a_sequential_reader_fetches_more_at_once() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open_with(&lab.without_spool());
+    let before = lab.server.seen(PATH).len();
+    // The source still has the front of the archive, from when it was opened.
+    for offset in (1 << 20..FILE_BYTES as u64).step_by(32 << 10) {
+        check(&archive, &tree, offset, 32 << 10);
+    }
+    let ranges = ranges(&lab, before);
+    let lens: Vec<u64> = ranges.iter().map(|range| range.end - range.start).collect();
+    assert_eq!(lens.first(), Some(&WINDOW));
+    let max = 1 << 20;
+    assert!(
+        lens.is_sorted_by(|one, next| one <= next || *one == max),
+        "{lens:?}"
+    );
+    assert!(lens.len() <= FILE_BYTES / (1 << 20) + 3, "{lens:?}");
+    assert_disjoint(ranges);
+}
+
+#[test]
+fn read_ahead_fetches_what_random_reads_left_out() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    for mut options in [lab.options(), lab.without_spool()] {
+        // Without a disk cache memory holds everything.
+        options.scan.memory = 256 << 20;
+        let archive = open_ahead(&lab, &options);
+        let before = lab.server.seen(PATH).len();
+        check_all(&archive, &tree, &offsets(3, 40));
+        for offset in (0..FILE_BYTES as u64).step_by(WINDOW as usize) {
+            check(&archive, &tree, offset, 128 << 10);
+            settle(&archive);
+        }
+        assert!(archive.stats().ahead_spans.get() > 0);
+        assert_disjoint(ranges(&lab, before));
+        drop(archive);
+        for spool in lab.cached("spool") {
+            std::fs::remove_file(spool).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn concurrent_readers_share_the_fetches_of_windows() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let good = Resource::new(tree.tar.clone()).etag("\"1\"");
+    lab.server.route(PATH, move |request| {
+        good.answer(request).delayed(Duration::from_millis(5))
+    });
+    let archive = lab.open_with(&lab.without_spool());
+    let before = lab.server.seen(PATH).len();
+    // Close to each other, so that they meet.
+    let reads: Vec<u64> = offsets(4, 100).iter().map(|offset| offset / 8).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| check_all(&archive, &tree, &reads));
+        }
+    });
+    let fetched = ranges(&lab, before);
+    let hedges = index(archive.stats().source_hedges.get());
+    let distinct: BTreeSet<u64> = fetched.iter().map(|range| range.start).collect();
+    assert!(fetched.len() - distinct.len() <= hedges, "{fetched:?}");
+    if hedges == 0 {
+        assert_disjoint(fetched);
+    }
+    assert!(archive.stats().memory_shared_spans.get() > 0);
+}
+
+/// Serves a flipped byte at `place` to the first `times` requests for it.
+fn serve_damaged(lab: &Lab, packed: &Bytes, place: u64, times: usize) {
+    let good = Resource::new(packed.clone()).etag("\"1\"");
+    let bad = Resource::new(flipped(packed, index(place))).etag("\"1\"");
+    let left = AtomicUsize::new(times);
+    lab.server.route(PATH, move |request| {
+        let range = request.range();
+        let hits = range.is_some_and(|(start, end)| (start..end).contains(&place));
+        let take = |left: usize| left.checked_sub(1);
+        let is_bad = hits
+            && left
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                .is_ok();
+        if is_bad { &bad } else { &good }.answer(request)
+    });
+}
+
+fn requests_for(lab: &Lab, place: u64, from: usize) -> Vec<Seen> {
+    let seen = lab.server.seen(PATH).into_iter().skip(from);
+    let holds = |seen: &Seen| {
+        let range = seen.request.range();
+        range.is_some_and(|(start, end)| (start..end).contains(&place))
+    };
+    seen.filter(holds).collect()
+}
+
+#[test]
+fn a_window_with_wrong_bytes_is_fetched_again_by_another_way() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let place = 5_000_000;
+    serve_damaged(&lab, &tree.tar, place, 1);
+    let before = lab.server.seen(PATH).len();
+    let archive = lab.open();
+    check(&archive, &tree, place, SHORT);
+    check(&archive, &tree, place - 1000, SHORT);
+    assert_eq!(archive.stats().damaged_spans.get(), 1);
+    let requests = requests_for(&lab, place, before);
+    let [first, again] = requests.as_slice() else {
+        panic!("{requests:?}");
+    };
+    assert_eq!(first.request.header("cache-control"), None);
+    assert_eq!(again.request.header("cache-control"), Some("no-cache"));
+}
+
+#[test]
+fn a_window_that_stays_wrong_is_an_error_and_others_are_read() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    // Bytes of one window, of which the spans around are good.
+    let place = 5 * (1 << 20) + 3 * WINDOW + 50_000;
+    serve_damaged(&lab, &tree.tar, place, usize::MAX);
+    let archive = lab.open();
+    let ino = ino(&archive, "large");
+    for _ in 0..2 {
+        let error = archive.read_here(ino, place, SHORT).err();
+        assert!(
+            matches!(&error, Some(ReadError::Damaged { extent, .. })
+                if (extent.start().0..extent.end().0).contains(&place) && extent.len() <= WINDOW),
+            "{error:?}"
+        );
+    }
+    check(&archive, &tree, place - WINDOW, SHORT);
+    check(&archive, &tree, place + WINDOW, SHORT);
+}
+
+#[test]
+fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let options = little_memory(lab.options());
+    let reads = offsets(5, 300);
+    let archive = lab.open_with(&options);
+    check_all(&archive, &tree, &reads);
+    // Both in the process that knows the windows and in the next one.
+    for (round, mut archive) in [(0, Some(archive)), (1, None)] {
+        if let Some(archive) = &archive {
+            wait::until("all is written", || {
+                archive.stats().spooled_bytes.get() >= archive.stats().source_read_bytes.get() / 2
+            });
+        }
+        let spool = File::options()
+            .read(true)
+            .write(true)
+            .open(lab.the_cached("spool"))
+            .expect("a spool");
+        let mut noise = Noise::new(round);
+        // A byte at a random place of each window.
+        for window in 0..FILE_BYTES as u64 / WINDOW {
+            let (place, mut byte) = (window * WINDOW + noise.below(WINDOW), [0]);
+            if spool.read_exact_at(&mut byte, place).is_ok() && byte != [0] {
+                byte[0] ^= 1 << noise.below(8);
+                spool.write_all_at(&byte, place).expect("written");
+            }
+        }
+        let archive = archive.get_or_insert_with(|| lab.open_with(&options));
+        check_all(archive, &tree, &reads);
+        check_all(archive, &tree, &offsets(6 + round, 300));
+        for offset in (0..FILE_BYTES as u64).step_by(WINDOW as usize) {
+            check(archive, &tree, offset, 128 << 10);
+        }
+        assert!(archive.stats().spool_damaged_spans.get() > 0, "{round}");
+    }
+}
+
+#[test]
+fn windows_stay_within_the_memory() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let options = little_memory(lab.without_spool());
+    let archive = open_ahead(&lab, &options);
+    for offset in offsets(8, 400) {
+        check(&archive, &tree, offset, SHORT);
+        assert!(archive.kept_bytes() <= 8 << 20, "{}", archive.kept_bytes());
+    }
+    assert!(archive.kept_bytes() >= 3 << 20, "half of it is used");
+    for (name, content) in &tree.files {
+        assert_file(&archive, name, content);
+    }
+    assert!(lab.cached("spool").is_empty());
+}
+
+#[test]
+fn random_reads_of_a_remote_packed_archive_decode_a_span_once() {
+    let tree = Tree::large();
+    let lab = Lab::serving(large_lz4());
+    // A file system that does not make the writer wait.
+    let cache = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let mut options = little_memory(lab.options());
+    options.cache_dir = Some(cache.path().to_owned());
+    options.spooling = Spooling::TreeOnly;
+    drop(lab.open_with(&options));
+    options.spooling = lab.options().spooling;
+    let archive = Arc::new(lab.open_with(&options));
+    std::thread::scope(|scope| {
+        for seed in 1..5 {
+            let (archive, tree) = (Arc::clone(&archive), Arc::clone(&tree));
+            scope.spawn(move || super::assert_random_reads(&archive, &tree, 300, seed));
+        }
+    });
+    let stats = archive.stats();
+    let spans = u64::from(archive.index().span_count());
+    assert_eq!(stats.spool_skipped_spans.get(), 0);
+    assert!(
+        stats.decoded_spans.get() <= spans,
+        "{}",
+        stats.decoded_spans.get()
+    );
+}
