@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(done.load(Ordering::SeqCst), 2);
         let span = |start, len| {
             let plain = Extent::with_len(Plain(start), len);
-            catalog.grow(|builder| builder.span(plain, 0, None));
+            catalog.grow(|builder| builder.span(plain, Some(&[0]), None));
         };
         span(0, 9);
         assert_eq!(done.load(Ordering::SeqCst), 2);

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::Xxh3Default;
 
 use super::scan::{Sink, Summary};
+use crate::base::span_hash::SpanHasher;
 use crate::codec::Compression;
 use crate::index::Index;
 use crate::tar::Member;
@@ -52,7 +52,7 @@ struct Against {
     index: Arc<Index>,
     span: u32,
     seen: u64,
-    hasher: Xxh3Default,
+    hasher: SpanHasher,
     wrong: Findings,
 }
 
@@ -75,10 +75,10 @@ impl Check {
     pub fn against(index: Arc<Index>) -> Self {
         Self {
             against: Some(Against {
+                hasher: SpanHasher::new(index.block_len()),
                 index,
                 span: 0,
                 seen: 0,
-                hasher: Xxh3Default::new(),
                 wrong: Findings::default(),
             }),
             ..Self::default()
@@ -127,11 +127,12 @@ impl Against {
 
     fn end(&mut self) {
         let number = self.span;
+        let (found, _) = self.hasher.finish();
         let hash = self.index.span(number).map(|span| span.hash);
         let is_right = match hash {
             // The scan that made the index had passed over it.
             Some(None) => true,
-            Some(Some(hash)) => hash == self.hasher.digest(),
+            Some(Some(hash)) => hash == found,
             None => false,
         };
         if !is_right {
@@ -145,7 +146,6 @@ impl Against {
                 None => format!("span {number} of the index is damaged"),
             });
         }
-        self.hasher.reset();
         self.seen = 0;
         self.span += 1;
     }

@@ -140,7 +140,7 @@ impl Sink for Indexing<'_> {
         }
     }
 
-    fn span_end(&mut self, span: Span) {
+    fn span_end(&mut self, span: Span, checksums: &[u64]) {
         let keeps = span.hash.is_some();
         let gathered = self.gathered.take();
         let bytes = gathered.map_or_else(Bytes::new, free_list::Memory::freeze);
@@ -168,7 +168,7 @@ impl Sink for Indexing<'_> {
         // Last: from here on someone may look for the bytes.
         let seek_point = span.seek_point.as_ref();
         let room = self.catalog.grow(|builder| {
-            builder.span(span.plain, span.hash, seek_point);
+            builder.span(span.plain, keeps.then_some(checksums), seek_point);
             builder.check_memory()
         });
         self.room = room.unwrap_or(Ok(()));

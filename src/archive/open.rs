@@ -546,7 +546,6 @@ impl Opening {
         };
         let Purse {
             memory,
-            sums,
             budget,
             loans,
             foreground,
@@ -561,7 +560,6 @@ impl Opening {
             source: Arc::clone(&self.source),
             catalog,
             memory,
-            sums,
             free_list: self.free_list.clone(),
             spool,
             long_way: Mutex::default(),

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::catalog::Catalog;
 use super::error::Error;
@@ -28,8 +27,9 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::loan::Loans;
 use crate::base::short_reads::Wait;
+use crate::base::span_hash;
 use crate::base::stats::Stats;
-use crate::cache::{Key, Memory, Patience, Spool, Sums};
+use crate::cache::{Key, Memory, Patience, Spool};
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::InUse;
@@ -89,8 +89,6 @@ pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
     pub(super) catalog: Catalog,
     pub(super) memory: Memory,
-    /// Of spans in the spool that were verified.
-    pub(super) sums: Sums,
     /// Where the memory of spans comes from.
     pub(super) free_list: FreeList,
     pub(super) spool: Option<Arc<Spool>>,
@@ -187,21 +185,23 @@ impl Reader {
         Some(bytes)
     }
 
-    /// `part` of a span in the spool that was verified before.
+    /// `part` of a span from the spool: the blocks that it lies in, each held against its checksum in the
+    /// index.
     fn unspool_part(&self, part: &Part, wait: Wait) -> Option<Bytes> {
         let spool = self.spool.as_ref()?;
-        let key = self.key(part.span);
-        let sums = self.sums.get(key)?;
-        let span = self.catalog.known().span_extent(part.span)?;
-        let blocks = sums.blocks(&part.range);
-        let place = |at: usize| Plain(span.start().0 + at as u64).min(span.end());
-        let extent = Extent::new(place(blocks.start), place(blocks.end))?;
+        let checksums_of = |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
+        let (blocks, extent) = checksums_of(&self.catalog.known())??;
         let bytes = spool.read_part(extent, wait)?;
-        if !sums.are(blocks.start, &bytes) {
-            // Who reads all of the span finds out why.
-            self.sums.forget(key);
+        let index = self.catalog.known();
+        // A block that was never written, or is damaged: the read of the whole span tells which.
+        if !index
+            .span_checksums(part.span)?
+            .match_bytes(blocks.start, &bytes)
+        {
             return None;
         }
+        let span = index.span_extent(part.span)?;
+        drop(index);
         spool.used(span);
         self.stats.spool_hit_spans.increment();
         self.stats.unspooled_bytes.add(bytes.len() as u64);
@@ -462,13 +462,8 @@ impl Reader {
         if let Some(spool) = &self.spool
             && self.keeps(span)
         {
-            // A span that is fetched, or decoded from far away, is worth a moment of waiting for the disk.
-            let patience = match span.seek_point {
-                Some(_) if !self.source.is_remote() => Patience::No,
-                _ => Patience::Short,
-            };
-            spool.keep_wanted(span.plain, bytes.clone(), patience);
-            self.sums.remember(self.key(span.number), bytes);
+            // To make it again takes longer than a moment of waiting for the disk.
+            spool.keep_wanted(span.plain, bytes.clone(), Patience::Short);
             self.note_spooled(span.plain);
         }
     }
@@ -483,6 +478,12 @@ impl Reader {
         }
     }
 
+    /// The hash that a span with these bytes has.
+    fn hash(&self, bytes: &[u8]) -> u64 {
+        let block_len = self.catalog.known().block_len();
+        span_hash::of_bytes(bytes, block_len)
+    }
+
     pub(super) fn unspool(&self, span: &Span) -> Option<Bytes> {
         // What nobody has a hash of could be anything.
         let hash = span.hash?;
@@ -490,12 +491,11 @@ impl Reader {
         span_len(span).ok()?;
         let spool = self.spool.as_ref()?;
         let bytes = spool.read(span.plain)?;
-        if bytes.len() as u64 != span.plain.len() || xxh3_64(&bytes) != hash {
+        if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
             self.stats.spool_damaged_spans.increment();
             return None;
         }
         spool.used(span.plain);
-        self.sums.remember(self.key(span.number), &bytes);
         self.note_spooled(span.plain);
         self.stats.unspooled_bytes.add(bytes.len() as u64);
         Some(bytes)
@@ -562,7 +562,7 @@ impl Reader {
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         // Without a hash the blocks that it was decoded from say enough.
-        let is_right = || span.hash.is_none_or(|hash| xxh3_64(&bytes) == hash);
+        let is_right = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
         if bytes.len() != len || !is_right() {
             self.stats.damaged_spans.increment();
             return Err(ReadError::Damaged {
@@ -827,7 +827,7 @@ mod tests {
             plain_bytes: 1 << 50,
         };
         let mut builder = Builder::new(index::Options::default());
-        builder.span(Extent::with_len(Plain(0), 1 << 50), 0, None);
+        builder.span(Extent::with_len(Plain(0), 1 << 50), Some(&[0]), None);
         let network = tokio::runtime::Builder::new_multi_thread()
             .build()
             .expect("a runtime");
@@ -844,7 +844,6 @@ mod tests {
             memory: Memory::new(0),
             free_list: FreeList::new(0),
             spool: None,
-            sums: Sums::new(0),
             long_way: Mutex::default(),
             flights: Flights::default(),
             windows: Windows::default(),

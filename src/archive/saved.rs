@@ -142,6 +142,7 @@ impl Iterator for Stretches {
             seek_point,
             end,
             spans,
+            block_len: index.block_len(),
         })
     }
 }

@@ -78,8 +78,8 @@ pub trait Sink {
     /// Digests of packed bytes, before any plain bytes that come of these.
     fn digests(&mut self, _digests: &NewDigests) {}
 
-    /// All bytes of the span have gone by.
-    fn span_end(&mut self, _span: Span) {}
+    /// All bytes of the span have gone by; its blocks have these checksums, none if it has no hash.
+    fn span_end(&mut self, _span: Span, _checksums: &[u64]) {}
 
     /// A later scan can go on at the member that comes next; where it cannot, this is not called.
     fn bookmark(&mut self, _bookmark: Bookmark) {}
@@ -281,7 +281,9 @@ pub fn scan<S: Sink>(
         .map_err(|_| failed(Error::Interrupted))?;
     let mut scan = Scan {
         parser,
-        spans: options.spans.then(Spans::new),
+        spans: options
+            .spans
+            .then(|| Spans::new(block_len(source.fingerprint().len))),
         compression: resume.map_or(Compression::None, |place| place.compression),
         seek_points: resume
             .map(|place| place.seek_point.clone())

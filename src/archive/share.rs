@@ -14,7 +14,7 @@ use crate::base::buffer::Pool;
 use crate::base::free_list::FreeList;
 use crate::base::loan::Loans;
 use crate::base::workers::Workers;
-use crate::cache::{Memory, Shelf, Sums};
+use crate::cache::{Memory, Shelf};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
@@ -29,8 +29,6 @@ pub(super) const RESTING_SHARE: u64 = 8;
 pub(super) struct Purse {
     /// Decoded spans.
     pub(super) memory: Memory,
-    /// What their blocks are, of those that are on disk.
-    pub(super) sums: Sums,
     /// What reads hold while they decode.
     pub(super) budget: Pool,
     /// What their decoders need besides.
@@ -50,7 +48,6 @@ impl Purse {
             // Kept spans last: they would have to be decoded again.
             loans: Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]),
             memory,
-            sums: Sums::new(sums_bytes(options)),
             budget,
             foreground: Arc::default(),
             memory_bytes: options.scan.memory.max(scan::MIN_MEMORY),
@@ -85,13 +82,13 @@ pub(super) fn workers() -> io::Result<Arc<Workers>> {
     Ok(Arc::new(Workers::start("tarfs-read", READERS)?))
 }
 
-/// Room for decoded spans: three eighths of the memory, less what waits to be written to disk, and checksums.
+/// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
 /// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
 /// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
 fn memory(options: &OpenOptions) -> Memory {
     let spans = options.scan.memory / 8 * 3;
     Memory::new(match shelf(options) {
-        Some(_) => spans - queue_bytes(options) - sums_bytes(options),
+        Some(_) => spans - queue_bytes(options),
         None => spans,
     })
 }
@@ -99,11 +96,6 @@ fn memory(options: &OpenOptions) -> Memory {
 /// What may wait to be written to disk.
 pub(super) fn queue_bytes(options: &OpenOptions) -> u64 {
     options.scan.memory / 16
-}
-
-/// What checksums of spans on disk may take: at the default enough for 16 GiB of plain bytes.
-fn sums_bytes(options: &OpenOptions) -> u64 {
-    options.scan.memory / 32
 }
 
 /// Half the memory, which buffers and decoders have while the archive is read.

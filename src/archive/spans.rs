@@ -1,10 +1,10 @@
 //! Cuts the plain stream into spans as it goes by; pure.
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::Xxh3Default;
 
 use super::scan::Sink;
 use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::span_hash::SpanHasher;
 use crate::codec::seek_point::{MAX_SPAN, MIN_SPAN};
 use crate::codec::{SeekPoint, UNCOUNTED};
 use crate::index::Span;
@@ -26,19 +26,19 @@ pub(super) struct Spans {
     seek_point: Option<SeekPoint>,
     /// Where the last seek point that was kept stands.
     last_seek: Option<Plain>,
-    hasher: Xxh3Default,
+    hasher: SpanHasher,
 }
 
 impl Spans {
-    /// The first span, at plain offset 0.
-    pub(super) fn new() -> Self {
+    /// The first span, at plain offset 0. Each block of `block_len` bytes of a span gets a checksum.
+    pub(super) fn new(block_len: u64) -> Self {
         Self {
             number: 0,
             start: Plain(0),
             len: 0,
             seek_point: None,
             last_seek: None,
-            hasher: Xxh3Default::new(),
+            hasher: SpanHasher::new(block_len),
         }
     }
 
@@ -88,12 +88,13 @@ impl Spans {
         while self.start.0 < end {
             let until = (self.start.0 / MIN_SPAN + 1) * MIN_SPAN;
             let plain = Extent::with_len(self.start, until.min(end) - self.start.0);
-            sink.span_end(Span {
+            let span = Span {
                 number: self.number,
                 plain,
                 hash: None,
                 seek_point: Some(here(self.start)),
-            });
+            };
+            sink.span_end(span, &[]);
             self.number += 1;
             self.start = plain.end();
             sink.check_room()?;
@@ -108,16 +109,17 @@ impl Spans {
         if self.len == 0 {
             return;
         }
-        sink.span_end(Span {
+        let (hash, checksums) = self.hasher.finish();
+        let span = Span {
             number: self.number,
             plain: Extent::with_len(self.start, self.len),
-            hash: Some(self.hasher.digest()),
+            hash: Some(hash),
             seek_point: self.seek_point.take(),
-        });
+        };
+        sink.span_end(span, &checksums);
         self.number += 1;
         self.start = Plain(self.start.0 + self.len);
         self.len = 0;
-        self.hasher.reset();
     }
 }
 
@@ -135,9 +137,11 @@ pub(super) fn here(plain: Plain) -> SeekPoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::span_hash;
     use crate::tar::Member;
     use proptest::prelude::*;
-    use xxhash_rust::xxh3::xxh3_64;
+
+    const BLOCK_LEN: u64 = 1000;
 
     /// Remembers spans, and the bytes that went by between their ends.
     #[derive(Default)]
@@ -168,7 +172,7 @@ mod tests {
             self.going_by.extend_from_slice(bytes);
         }
 
-        fn span_end(&mut self, span: Span) {
+        fn span_end(&mut self, span: Span, _checksums: &[u64]) {
             self.spans.push(span);
             self.bytes.push(std::mem::take(&mut self.going_by));
         }
@@ -193,7 +197,7 @@ mod tests {
     }
 
     fn cut(stream: &[Next]) -> Seen {
-        let (mut spans, mut seen) = (Spans::new(), Seen::default());
+        let (mut spans, mut seen) = (Spans::new(BLOCK_LEN), Seen::default());
         let mut number = 0_u8;
         for next in stream {
             match *next {
@@ -278,7 +282,7 @@ mod tests {
                 prop_assert_eq!(span.plain.start().0, end);
                 prop_assert!((1..=LONGEST_SPAN).contains(&span.plain.len()));
                 prop_assert_eq!(span.plain.len(), bytes.len() as u64);
-                prop_assert_eq!(span.hash, Some(xxh3_64(bytes)));
+                prop_assert_eq!(span.hash, Some(span_hash::of_bytes(bytes, BLOCK_LEN)));
                 let place = span.seek_point.as_ref().map(|seek_point| seek_point.plain);
                 prop_assert!(place.is_none_or(|place| place == span.plain.start()));
                 end = span.plain.end().0;

@@ -1,6 +1,7 @@
-//! Which spans of a scan are kept on disk.
+//! Which spans of a scan are kept on disk, and how long the scan waits for the disk.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -8,6 +9,9 @@ use crate::cache::{Patience, Spool};
 use crate::codec::Compression;
 use crate::index::Span;
 use crate::source::{Access, Source};
+
+/// How long a scan may wait for the disk whatever it has done so far.
+const MIN_WAIT: Duration = Duration::from_secs(2);
 
 /// Whether spans of `source`, which is packed in this way as far as that is known, are kept on disk: not
 /// those of a local file that is not packed, which is as good as any copy of it.
@@ -17,26 +21,44 @@ pub(super) fn keeps_spans(source: &dyn Source, compression: Option<Compression>)
 }
 
 /// Keeps spans of a scan in a spool.
+///
+/// A scan waits for the disk up to as long as it has worked, because a span that is not kept must be made
+/// again. So a slow disk at most doubles the time of a scan.
 #[derive(Debug)]
 pub(super) struct Spooler {
     spool: Arc<Spool>,
-    patience: Patience,
+    access: Access,
+    began: Instant,
+    waited: Duration,
 }
 
 impl Spooler {
     pub(super) fn new(spool: Arc<Spool>, source: &dyn Source) -> Self {
-        let patience = match source.access() {
-            Access::Stream => Patience::Endless,
-            // Rather a moment late than made twice.
-            Access::Ranges => Patience::Short,
-        };
-        Self { spool, patience }
+        Self {
+            spool,
+            access: source.access(),
+            began: Instant::now(),
+            waited: Duration::ZERO,
+        }
     }
 
-    /// Keeps a span; what has no hash could not be verified.
-    pub(super) fn goes_by(&self, span: &Span, bytes: &Bytes) {
-        if span.hash.is_some() {
-            self.spool.keep(span.plain, bytes.clone(), self.patience);
+    /// Keeps a span; a span without a hash could not be verified.
+    pub(super) fn goes_by(&mut self, span: &Span, bytes: &Bytes) {
+        if span.hash.is_none() {
+            return;
         }
+        let patience = match self.access {
+            Access::Stream => Patience::Endless,
+            Access::Ranges => Patience::UpTo(self.time_left()),
+        };
+        let before = Instant::now();
+        self.spool.keep(span.plain, bytes.clone(), patience);
+        self.waited += before.elapsed();
+    }
+
+    /// How long the scan may still wait for the disk.
+    fn time_left(&self) -> Duration {
+        let worked = self.began.elapsed().saturating_sub(self.waited);
+        worked.max(MIN_WAIT).saturating_sub(self.waited)
     }
 }

@@ -17,6 +17,7 @@ pub mod regular;
 pub mod resolve;
 pub mod sha256;
 pub mod short_reads;
+pub mod span_hash;
 pub mod stats;
 pub mod sync;
 pub mod tar_checksum;

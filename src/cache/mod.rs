@@ -6,11 +6,9 @@
 
 mod memory;
 mod spool;
-mod sums;
 
 pub use memory::Memory;
 pub use spool::{Patience, Shelf, Spool, SpoolError, SpoolOptions, SpoolUse, Spooled};
-pub use sums::{SpanSums, Sums};
 
 /// Which span of which archive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::Xxh3Default;
 
 use super::input::{Input, Pieces};
 use super::{
     Cause, Compression, Context, Decoder, Error, Job, Output, Pull, SLACK, SeekPoint, resume,
 };
 use crate::base::extent::Packed;
+use crate::base::span_hash::SpanHasher;
 
 /// A stretch is a job when its packed and its plain bytes are each at most one part in so many of
 /// the buffer budget, so that several are alive at once.
@@ -30,6 +30,8 @@ pub struct Stretch {
     pub end: Packed,
     /// The spans that it decodes to, never none.
     pub spans: VecDeque<Sum>,
+    /// The length of the blocks that the hashes of spans consist of.
+    pub block_len: u64,
 }
 
 /// How long a span is and what it must hash to.
@@ -37,7 +39,7 @@ pub struct Stretch {
 pub struct Sum {
     /// Plain bytes.
     pub len: u64,
-    /// Their xxh3-64.
+    /// Their hash, as [`SpanHasher`] takes it.
     pub hash: u64,
 }
 
@@ -330,7 +332,7 @@ struct Check {
     packed: Packed,
     /// The first is shortened as its bytes go by.
     spans: VecDeque<Sum>,
-    hasher: Xxh3Default,
+    hasher: SpanHasher,
 }
 
 impl Check {
@@ -339,7 +341,7 @@ impl Check {
             compression,
             packed: stretch.seek_point.packed,
             spans: stretch.spans.clone(),
-            hasher: Xxh3Default::new(),
+            hasher: SpanHasher::new(stretch.block_len),
         }
     }
 
@@ -359,7 +361,7 @@ impl Check {
             if span.len > 0 {
                 break;
             }
-            let (expected, computed) = (span.hash, self.hasher.digest());
+            let (expected, (computed, _)) = (span.hash, self.hasher.finish());
             if expected != computed {
                 return Err(self.error(Cause::Checksum {
                     what: "the hash in the saved index",
@@ -367,7 +369,6 @@ impl Check {
                     computed,
                 }));
             }
-            self.hasher.reset();
             self.spans.pop_front();
         }
         Ok(Some(bytes.slice(..passed)).filter(|bytes| !bytes.is_empty()))
@@ -399,7 +400,7 @@ fn foreign(compression: Compression, packed: Packed) -> Error {
 mod tests {
     use std::io::Write;
 
-    use xxhash_rust::xxh3::xxh3_64;
+    use crate::base::span_hash;
 
     use super::super::walk::tests::{Outcome, context, decode, drive, text};
     use super::*;
@@ -422,6 +423,8 @@ mod tests {
         encoder.finish().unwrap()
     }
 
+    const BLOCK_LEN: u64 = 1000;
+
     /// What an index of the stream says, with `spans` spans between each two seek points.
     fn stretches(compression: Compression, packed: &[u8], spans: usize) -> Vec<Stretch> {
         let outcome = decode(compression, packed, 100_000);
@@ -436,12 +439,13 @@ mod tests {
             let plain = &outcome.plain[start..end];
             let sums = plain.chunks(plain.len().div_ceil(spans)).map(|span| Sum {
                 len: span.len() as u64,
-                hash: xxh3_64(span),
+                hash: span_hash::of_bytes(span, BLOCK_LEN),
             });
             stretches.push(Stretch {
                 seek_point: seek_point.clone(),
                 end: next.map_or(Packed(packed.len() as u64), |next| next.packed),
                 spans: sums.collect(),
+                block_len: BLOCK_LEN,
             });
         }
         stretches

@@ -1,6 +1,6 @@
 //! The arrays of an index, under construction or complete, and the checked ways into them.
 
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::blocks::BlockDigest;
 use super::entry::{
@@ -32,6 +32,8 @@ pub(super) struct Arrays {
     pub(super) spans: Vec<SpanRow>,
     /// Digests of the blocks of the packed stream.
     pub(super) blocks: Vec<BlockDigest>,
+    /// Checksums of the blocks of spans; those of one span adjoin.
+    pub(super) checksums: Vec<U64>,
     /// The windows of all seek points.
     pub(super) windows: Arena,
     /// Hard links whose targets a layer below may have.
@@ -177,6 +179,7 @@ impl Arrays {
         self.pieces.shrink_to_fit();
         self.spans.shrink_to_fit();
         self.blocks.shrink_to_fit();
+        self.checksums.shrink_to_fit();
         self.windows.0.shrink_to_fit();
         self.unresolved.shrink_to_fit();
     }
@@ -193,6 +196,7 @@ impl Arrays {
             + capacity_bytes(&self.pieces)
             + capacity_bytes(&self.spans)
             + capacity_bytes(&self.blocks)
+            + capacity_bytes(&self.checksums)
             + capacity_bytes(&self.windows.0)
             + capacity_bytes(&self.unresolved)
     }

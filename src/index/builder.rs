@@ -264,26 +264,28 @@ impl Builder {
         mem::take(&mut self.unreported)
     }
 
-    /// Appends a span: `hash` is the xxh3-64 of its plain bytes, if anyone has seen them. Spans come
-    /// in order and adjoin; what lies between two belongs to the first.
+    /// Appends a span, whose blocks have these checksums, if the scan has seen its bytes. Spans come in
+    /// order and adjoin; what lies between two belongs to the first.
     pub fn span(
         &mut self,
         plain: Extent<Plain>,
-        hash: impl Into<Option<u64>>,
+        checksums: Option<&[u64]>,
         seek_point: Option<&SeekPoint>,
     ) {
-        let hash = hash.into();
+        let arrays = self.tree.arrays_mut();
         let mut row = SpanRow {
             plain: plain.start().0.into(),
-            hash: hash.unwrap_or_default().into(),
+            checksum: (arrays.checksums.len() as u64).into(),
             packed: 0.into(),
             window_offset: 0.into(),
             window_len: 0.into(),
             state: 0.into(),
             bit: SpanRow::NO_SEEK_POINT.into(),
-            flags: hash.map_or(SpanRow::UNHASHED, |_| 0).into(),
+            flags: checksums.map_or(SpanRow::UNHASHED, |_| 0).into(),
         };
-        let arrays = self.tree.arrays_mut();
+        for &checksum in checksums.unwrap_or_default() {
+            names::push(&mut arrays.checksums, checksum.into());
+        }
         if let Some(point) = seek_point
             && let Ok(window_len) = u32::try_from(point.window.len())
         {
@@ -297,7 +299,7 @@ impl Builder {
         let index = &mut self.tree.index;
         index.origin.plain_bytes = plain.end().0;
         // Only bytes that are not packed are skipped.
-        if hash.is_none() {
+        if checksums.is_none() {
             index.skip_blocks(Packed(plain.end().0));
         }
     }
@@ -790,6 +792,8 @@ fn hash_set<'a>(seed: u64, set: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> u
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use crate::base::span_hash;
 
     use super::super::sample::{directory, file, hard_link, index, member, symlink};
     use super::*;
@@ -1321,8 +1325,8 @@ mod tests {
             state: 9,
             window: bytes::Bytes::from_static(b"window"),
         };
-        builder.span(Extent::with_len(Plain(0), 100), 1, None);
-        builder.span(Extent::with_len(Plain(100), 50), 2, Some(&point));
+        builder.span(Extent::with_len(Plain(0), 100), Some(&[1]), None);
+        builder.span(Extent::with_len(Plain(100), 50), Some(&[2]), Some(&point));
         let index = builder.finish(Origin {
             plain_bytes: 150,
             ..Origin::default()
@@ -1334,7 +1338,8 @@ mod tests {
         );
         let span = index.span(1).unwrap();
         assert_eq!(span.plain, Extent::with_len(Plain(100), 50));
-        assert_eq!((span.hash, span.seek_point), (Some(2), Some(point)));
+        let hash = span_hash::of_checksums([2].into_iter());
+        assert_eq!((span.hash, span.seek_point), (Some(hash), Some(point)));
         assert_eq!(index.span(0).unwrap().seek_point, None);
         assert_eq!(index.span(2), None);
     }

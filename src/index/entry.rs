@@ -197,7 +197,8 @@ pub(super) struct Unresolved {
 #[repr(C)]
 pub(super) struct SpanRow {
     pub(super) plain: U64,
-    pub(super) hash: U64,
+    /// The place of the checksum of its first block.
+    pub(super) checksum: U64,
     pub(super) packed: U64,
     pub(super) window_offset: U64,
     pub(super) window_len: U32,
@@ -210,7 +211,7 @@ pub(super) struct SpanRow {
 
 impl SpanRow {
     pub(super) const NO_SEEK_POINT: u32 = u32::MAX;
-    /// Its bytes were passed over, so that nobody knows their hash.
+    /// Its bytes were passed over, so its blocks have no checksums.
     pub(super) const UNHASHED: u32 = 1;
 }
 

@@ -16,11 +16,11 @@ use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
-const SECTIONS: u32 = 15;
+const SECTIONS: u32 = 16;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
@@ -137,6 +137,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
         &arrays.windows.0,
         arrays.unresolved.as_bytes(),
         arrays.blocks.as_bytes(),
+        arrays.checksums.as_bytes(),
         &problems,
     ];
     let mut out = Summed::new(out);
@@ -175,6 +176,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         windows,
         unresolved,
         blocks,
+        checksums,
         problems,
     ] = header.sections;
     let layers = input.rows::<Layer>(layers)?;
@@ -195,6 +197,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         windows: Arena(input.rows(windows)?),
         unresolved: input.rows(unresolved)?,
         blocks: input.rows(blocks)?,
+        checksums: input.rows(checksums)?,
     };
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
@@ -509,8 +512,8 @@ mod tests {
             state: 1,
             window: bytes::Bytes::from_static(b"window"),
         };
-        builder.span(Extent::with_len(Plain(0), 4096), 1, None);
-        builder.span(Extent::with_len(Plain(4096), 4), 2, Some(&point));
+        builder.span(Extent::with_len(Plain(0), 4096), Some(&[1]), None);
+        builder.span(Extent::with_len(Plain(4096), 4), Some(&[2]), Some(&point));
         builder.finish(Origin {
             locator: locator(),
             content_id: [7; 32],

@@ -392,7 +392,8 @@ impl<'a> Merging<'a, '_> {
             window_len: 0.into(),
             state: 0.into(),
             bit: SpanRow::NO_SEEK_POINT.into(),
-            ..*row
+            checksum: 0.into(),
+            flags: SpanRow::UNHASHED.into(),
         });
         self.arrays.spans.extend(rows);
     }

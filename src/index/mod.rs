@@ -8,6 +8,7 @@ mod arrays;
 mod blocks;
 mod builder;
 mod change;
+mod checksums;
 mod entry;
 pub mod format;
 mod locator;
@@ -29,6 +30,7 @@ use bytes::Bytes;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::sha256::Sha256;
+use crate::base::span_hash;
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, Timestamp};
 
@@ -40,6 +42,7 @@ use memory::Charge;
 use tree::NameTable;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
+pub use checksums::SpanChecksums;
 pub use builder::{Builder, Options, Placed, Refused};
 pub use locator::Locator;
 pub use memory::{MemoryLimit, TooMuchMemory};
@@ -215,7 +218,8 @@ pub struct Span {
     pub number: u32,
     /// The bytes it makes.
     pub plain: Extent<Plain>,
-    /// xxh3-64 of those bytes; `None` when the scan passed over them.
+    /// Their hash, as [`SpanHasher`](crate::base::span_hash::SpanHasher) takes it with the blocks of
+    /// [`Index::block_len`]; `None` when the scan passed over them.
     pub hash: Option<u64>,
     /// Where decoding can start for it: `None` when only an earlier span has a seek point.
     pub seek_point: Option<SeekPoint>,
@@ -490,12 +494,22 @@ impl Index {
         Some(Span {
             number,
             plain: self.span_extent(number)?,
-            hash: (row.flags.get() & SpanRow::UNHASHED == 0).then(|| row.hash.get()),
+            hash: match row.flags.get() & SpanRow::UNHASHED {
+                0 => Some(span_hash::of_checksums(
+                    self.span_checksums(number)?.checksums(),
+                )),
+                _ => None,
+            },
             seek_point: match row.bit.get() {
                 SpanRow::NO_SEEK_POINT => None,
                 bit => Some(self.seek_point(row, u8::try_from(bit).ok()?)?),
             },
         })
+    }
+
+    /// The checksums of the blocks of span `number`; `None` when it has none, or the index is damaged.
+    pub fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
+        SpanChecksums::of(self, number)
     }
 
     fn seek_point(&self, row: &SpanRow, bit: u8) -> Option<SeekPoint> {

@@ -31,6 +31,8 @@ pub(super) struct Item {
 pub enum Patience {
     /// Not at all.
     No,
+    /// So long.
+    UpTo(Duration),
     /// For a moment, unless the writer was too slow for that the last time.
     Short,
     /// As long as the writer takes.
@@ -86,6 +88,7 @@ impl Queue {
         while !state.closed && !self.has_room(&state, len) {
             let left = match patience {
                 Patience::No => return state,
+                Patience::UpTo(limit) => limit.saturating_sub(start.elapsed()),
                 Patience::Short if state.is_slow => return state,
                 Patience::Short => SHORT.saturating_sub(start.elapsed()),
                 Patience::Endless => SHORT,

@@ -313,6 +313,7 @@ pub(super) fn resume_anywhere(bytes: &[u8]) {
         end: Packed(start.saturating_add(packed.len() as u64)),
         seek_point,
         spans: std::iter::repeat_n(Sum { len, hash: plain }, spans).collect(),
+        block_len: 1 + plain % 100_000,
     };
     let decoder = codec::along(compression, context(4), [stretch].into_iter());
     drain(decoder, packed, knobs.push_len());

@@ -14,6 +14,7 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, scan};
 use tarfs::base::extent::{Extent, Packed, Plain};
 use tarfs::base::free_list::FreeList;
+use tarfs::base::span_hash::SpanHasher;
 use tarfs::base::stats::Stats;
 use tarfs::cache::{Patience, Shelf, Spool, SpoolOptions};
 use tarfs::codec::{Compression, SeekPoint};
@@ -22,7 +23,6 @@ use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_le
 use tarfs::source::{self, Validator};
 use tarfs::tar::{Kind, Member, Timestamp};
 use tokio::runtime::Runtime;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::knobs::Knobs;
 use crate::noise::Noise;
@@ -102,8 +102,10 @@ impl Known {
             xattrs: Vec::new(),
         };
         builder.member(&file).expect("the first");
+        let mut hasher = SpanHasher::new(block_len(Some(self.packed.len() as u64)));
         for (&span, seek_point) in self.spans.iter().zip(&self.seek_points) {
-            builder.span(span, xxh3_64(self.span(span)), Some(seek_point));
+            hasher.update(self.span(span));
+            builder.span(span, Some(&hasher.finish().1), Some(seek_point));
         }
         let packed_bytes = self.packed.len() as u64;
         let mut hasher = BlockHasher::new(block_len(Some(packed_bytes)), Packed(0));
@@ -111,7 +113,7 @@ impl Known {
         let mut plain_bytes = len;
         if let Some(longer) = liar {
             let span = Extent::with_len(Plain(len), longer);
-            builder.span(span, 7, None);
+            builder.span(span, Some(&[7]), None);
             plain_bytes = span.end().0;
         }
         let index = builder.finish(Origin {

@@ -190,7 +190,7 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
         }
     }
     let len = plain.len() as u64;
-    builder.span(Extent::with_len(Plain(0), len), 1, None);
+    builder.span(Extent::with_len(Plain(0), len), Some(&[1]), None);
     let index = builder.finish(Origin {
         packed_bytes: len,
         plain_bytes: len,

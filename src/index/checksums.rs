@@ -1,0 +1,144 @@
+//! Checksums of the blocks of spans: what verifies a part of a span in a private copy of plain bytes.
+//!
+//! Blocks of a span are as long as those of the packed stream, counted from the front of the span. The
+//! checksum of a block is the xxh3-64 of its bytes.
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::U64;
+
+use super::Index;
+use super::entry::SpanRow;
+use crate::base::extent::{Extent, Plain};
+
+/// The checksums of one span.
+#[derive(Clone, Copy, Debug)]
+pub struct SpanChecksums<'a> {
+    extent: Extent<Plain>,
+    block_len: usize,
+    /// One for each block.
+    checksums: &'a [U64],
+}
+
+impl<'a> SpanChecksums<'a> {
+    /// Those of span `number`; `None` when it has none, or `index` contradicts itself.
+    pub(super) fn of(index: &'a Index, number: u32) -> Option<Self> {
+        let row = index.arrays.spans.get(usize::try_from(number).ok()?)?;
+        if row.flags.get() & SpanRow::UNHASHED != 0 {
+            return None;
+        }
+        let extent = index.span_extent(number)?;
+        let block_len = usize::try_from(index.block_len).ok()?;
+        let first = usize::try_from(row.checksum.get()).ok()?;
+        let count = usize::try_from(extent.len().div_ceil(index.block_len)).ok()?;
+        Some(Self {
+            extent,
+            block_len,
+            checksums: index
+                .arrays
+                .checksums
+                .get(first..first.checked_add(count)?)?,
+        })
+    }
+
+    /// In order.
+    pub fn checksums(&self) -> impl Iterator<Item = u64> {
+        self.checksums.iter().map(|checksum| checksum.get())
+    }
+
+    /// The bytes of the blocks that bytes `range` of the span lie in, counted from its front, and their
+    /// plain extent.
+    pub fn blocks(&self, range: &Range<usize>) -> Option<(Range<usize>, Extent<Plain>)> {
+        let len = usize::try_from(self.extent.len()).ok()?;
+        let end = range.end.checked_next_multiple_of(self.block_len)?.min(len);
+        let start = range.start / self.block_len * self.block_len;
+        let blocks = Some(start..end).filter(|blocks| blocks.start <= range.start)?;
+        let plain = self.extent.start().0;
+        let extent = Extent::new(
+            Plain(plain.checked_add(blocks.start as u64)?),
+            Plain(plain.checked_add(blocks.end as u64)?),
+        )?;
+        (range.end <= blocks.end).then_some((blocks, extent))
+    }
+
+    /// Whether `bytes`, whole blocks from byte `start` of the span on, have their checksums.
+    pub fn match_bytes(&self, start: usize, bytes: &[u8]) -> bool {
+        let expected = self
+            .checksums
+            .get(start / self.block_len..)
+            .unwrap_or_default();
+        let blocks = bytes.chunks(self.block_len);
+        blocks.len() <= expected.len()
+            && blocks
+                .zip(expected)
+                .all(|(block, checksum)| xxh3_64(block) == checksum.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Builder, Options};
+    use super::*;
+    use crate::base::span_hash::SpanHasher;
+
+    const FIRST_LEN: usize = 1000;
+    const LEN: usize = 100_000;
+
+    fn index() -> (Index, Vec<u8>) {
+        let bytes: Vec<u8> = (0..LEN as u64).map(|n| (n * n % 251) as u8).collect();
+        let mut builder = Builder::new(Options::default());
+        let mut hasher = SpanHasher::new(super::super::block_len(None));
+        let (first, second) = bytes.split_at(FIRST_LEN);
+        for (start, span) in [(0, first), (FIRST_LEN, second)] {
+            hasher.update(span);
+            let plain = Extent::with_len(Plain(start as u64), span.len() as u64);
+            builder.span(plain, Some(&hasher.finish().1), None);
+        }
+        let origin = super::super::sample::index(&[]).origin().clone();
+        let origin = super::super::Origin {
+            plain_bytes: LEN as u64,
+            ..origin
+        };
+        (builder.finish(origin), bytes)
+    }
+
+    #[test]
+    fn every_changed_byte_of_a_part_is_noticed() {
+        let (index, bytes) = index();
+        let span = &bytes[FIRST_LEN..];
+        let checksums = index.span_checksums(1).expect("hashed");
+        for (start, end) in [
+            (0, 1),
+            (16_383, 16_385),
+            (50_000, 90_000),
+            (98_999, 99_000),
+        ] {
+            let (blocks, extent) = checksums.blocks(&(start..end)).expect("inside");
+            assert_eq!(extent.start().0, (FIRST_LEN + blocks.start) as u64);
+            assert_eq!(extent.len(), blocks.len() as u64);
+            assert!(blocks.start <= start && end <= blocks.end);
+            let part = &span[blocks.clone()];
+            assert!(checksums.match_bytes(blocks.start, part), "{blocks:?}");
+            for at in [0, part.len() / 2, part.len() - 1] {
+                let mut other = part.to_vec();
+                other[at] ^= 1;
+                assert!(!checksums.match_bytes(blocks.start, &other), "{at}");
+            }
+            assert!(!checksums.match_bytes(blocks.start, &part[1..]));
+        }
+        let twice = [span, span].concat();
+        assert!(!checksums.match_bytes(0, &twice), "too long");
+        assert!(checksums.blocks(&(0..LEN)).is_none(), "past the end");
+    }
+
+    #[test]
+    fn a_span_without_checksums_has_none() {
+        let (mut index, _) = index();
+        assert!(index.span_checksums(2).is_none());
+        index.arrays.checksums.pop();
+        assert!(index.span_checksums(0).is_some());
+        assert!(index.span_checksums(1).is_none(), "cut");
+        assert!(index.span(1).is_none(), "damaged");
+    }
+}
