@@ -189,7 +189,8 @@ impl Reader {
     /// index.
     fn unspool_part(&self, part: &Part, wait: Wait) -> Option<Bytes> {
         let spool = self.spool.as_ref()?;
-        let checksums_of = |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
+        let checksums_of =
+            |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
         let (blocks, extent) = checksums_of(&self.catalog.known())??;
         let bytes = spool.read_part(extent, wait)?;
         let index = self.catalog.known();

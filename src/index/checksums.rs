@@ -108,12 +108,7 @@ mod tests {
         let (index, bytes) = index();
         let span = &bytes[FIRST_LEN..];
         let checksums = index.span_checksums(1).expect("hashed");
-        for (start, end) in [
-            (0, 1),
-            (16_383, 16_385),
-            (50_000, 90_000),
-            (98_999, 99_000),
-        ] {
+        for (start, end) in [(0, 1), (16_383, 16_385), (50_000, 90_000), (98_999, 99_000)] {
             let (blocks, extent) = checksums.blocks(&(start..end)).expect("inside");
             assert_eq!(extent.start().0, (FIRST_LEN + blocks.start) as u64);
             assert_eq!(extent.len(), blocks.len() as u64);

@@ -42,8 +42,8 @@ use memory::Charge;
 use tree::NameTable;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
-pub use checksums::SpanChecksums;
 pub use builder::{Builder, Options, Placed, Refused};
+pub use checksums::SpanChecksums;
 pub use locator::Locator;
 pub use memory::{MemoryLimit, TooMuchMemory};
 pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};

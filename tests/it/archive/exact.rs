@@ -28,7 +28,17 @@ fn tree() -> Tree {
 /// The archive of `tree` as a local file, read once from end to end.
 fn read_once(lab: &Lab, tree: &Tree, packing: Packing) -> Archive {
     let path = lab.cache.path().join("archive");
-    fs::write(&path, packing.pack(&tree.tar)).expect("written");
+    fs::write(path, packing.pack(&tree.tar)).expect("written");
+    let archive = open(lab);
+    for (name, content) in &tree.files {
+        assert_file(&archive, name, content);
+    }
+    archive
+}
+
+/// The archive that [`read_once`] has written, with little memory.
+fn open(lab: &Lab) -> Archive {
+    let path = lab.cache.path().join("archive");
     let source = source::open(
         path.to_str().expect("UTF-8"),
         source::Options {
@@ -41,11 +51,7 @@ fn read_once(lab: &Lab, tree: &Tree, packing: Packing) -> Archive {
     options.scan.memory = 16 << 20;
     let stats = Arc::<Stats>::default();
     let archive = Archive::open(source, &options, lab.network.handle(), &stats);
-    let archive = archive.expect("an archive");
-    for (name, content) in &tree.files {
-        assert_file(&archive, name, content);
-    }
-    archive
+    archive.expect("an archive")
 }
 
 /// Reads 4 KiB here and there; says how often.
@@ -76,16 +82,14 @@ fn unspooled(archive: &Archive) -> u64 {
 fn a_short_read_of_a_packed_archive_on_disk_reads_little() {
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4, Packing::Xz] {
         let (lab, tree) = (Lab::new(), tree());
-        let archive = read_once(&lab, &tree, packing);
-        // Each span once, as a whole.
-        assert_short_reads(&archive, &tree, 1);
-        let (bytes, decoded) = (unspooled(&archive), archive.stats().decoded_spans.get());
-        let exact = archive.stats().exact_reads.get();
-        let reads = assert_short_reads(&archive, &tree, 2);
-        let bytes = unspooled(&archive) - bytes;
+        drop(read_once(&lab, &tree, packing));
+        // Nothing of it was read by this one before.
+        let archive = open(&lab);
+        let reads = assert_short_reads(&archive, &tree, 1);
+        let bytes = unspooled(&archive);
         assert!(bytes <= reads * (64 << 10), "{packing:?}: {bytes} bytes");
-        assert!(archive.stats().exact_reads.get() > exact + reads / 2);
-        assert_eq!(archive.stats().decoded_spans.get(), decoded, "{packing:?}");
+        assert!(archive.stats().exact_reads.get() >= reads);
+        assert_eq!(archive.stats().decoded_spans.get(), 0, "{packing:?}");
         assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
     }
 }

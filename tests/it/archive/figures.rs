@@ -93,11 +93,12 @@ fn a_spool_is_asked_for_what_memory_does_not_have() {
     let spans = spans(&archive, "z");
     let count = spans.len() as u64;
     assert_file(&archive, "z", b"the end");
-    assert_eq!(found(&archive), [0, count, 0, count, 0]);
-    assert_eq!(archive.stats().unspooled_bytes.get(), sum(&spans));
+    assert_eq!(found(&archive), [0, 0, 0, count, 0]);
+    let bytes = archive.stats().unspooled_bytes.get();
+    assert!(bytes <= sum(&spans).min(32 << 10), "{bytes}");
     assert_eq!(archive.stats().decoded_bytes.get(), 0);
     assert_file(&archive, "z", b"the end");
-    assert_eq!(found(&archive), [count, count, 0, count, 0]);
+    assert_eq!(found(&archive), [0, 0, 0, 2 * count, 0]);
     drop(archive);
 
     fs::remove_file(lab.the_cached("spool")).expect("removed");
