@@ -161,7 +161,11 @@ impl Reader {
     ) -> Result<(), ReadError> {
         if stretch.claims.is_empty() {
             let layout = self.layout().ok_or(ReadError::Index)?;
-            self.keep_windows(layout, stretch.windows, &packed, made_spans.is_none());
+            // A copy, as what waits for the disk would keep all bytes of the request in memory.
+            let mut bytes = self.free_list.empty(packed.len(), 0);
+            bytes.append(&packed);
+            let bytes = bytes.freeze();
+            self.keep_windows(layout, stretch.windows, &bytes, made_spans.is_none());
             if stretch.completes_span {
                 count(made_spans);
             }

@@ -202,8 +202,8 @@ impl Reader {
     /// `plain` from the spool: the blocks that it lies in, and no more. With [`Wait::Never`] only
     /// blocks that are known to be there and in the page cache.
     pub(super) fn unspool_blocks(&self, plain: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        let layout = self.layout()?;
         let spool = self.spool.as_ref()?;
-        self.layout()?;
         let request = self.whole_request(plain).ok()?;
         let extent = plain_extent(request.blocks().extent());
         let blocks = request.blocks().numbers();
@@ -219,7 +219,7 @@ impl Reader {
             return None;
         }
         self.windows.stored().insert(blocks);
-        spool.used(extent);
+        spool.used(layout.extent(&layout.windows(plain)));
         self.stats.spool_hit_spans.increment();
         self.stats.unspooled_bytes.add(bytes.len() as u64);
         Some(request.cut(request.blocks().extent(), &bytes))
@@ -297,8 +297,7 @@ impl Reader {
                 break bytes;
             }
             let claims = self.claim_neighbours(layout, claim, end);
-            let fetched = self.fetch_windows(layout, claims)?;
-            found.extend(fetched);
+            found.extend(self.fetch_windows(layout, number, claims)?);
             return Ok(());
         };
         found.push((extent, bytes));
@@ -348,7 +347,11 @@ impl Reader {
         if !request.is_digested() {
             return None;
         }
-        let bytes = spool.read(extent)?;
+        // By parts, as a window may wait to be written in one piece with others.
+        let bytes = spool
+            .covers(extent)
+            .then(|| spool.read_part(extent, Wait::ForDisk));
+        let bytes = bytes??;
         let blocks = request.blocks().numbers();
         if request.blocks().mismatch(&bytes).is_some() {
             self.windows.stored().remove(blocks);
@@ -417,11 +420,13 @@ impl Reader {
         (!self.has_window(layout, number)).then_some(claim)
     }
 
-    /// Fetches windows that follow each other, for a read.
+    /// Fetches windows that follow each other, for a read that needs window `number`. When some of them
+    /// are damaged, only this one.
     fn fetch_windows(
         &self,
         layout: Layout,
-        claims: VecDeque<Claim<u64>>,
+        number: u64,
+        mut claims: VecDeque<Claim<u64>>,
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
         let _busy = self.foreground.enter();
         self.stats.memory_miss_spans.increment();
@@ -431,10 +436,17 @@ impl Reader {
         let first = claims.front().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
         // Wrong bytes may be a fault of the way: they get a second chance, and another way.
-        let fetched = match self.fetch_extent(extent, Way::Usual) {
-            Err(ReadError::Damaged { .. }) => self.fetch_extent(extent, Way::Afresh),
-            result => result,
-        };
+        let mut fetched = self.fetch_extent(extent, Way::Usual);
+        if let Err(ReadError::Damaged { .. }) = fetched {
+            fetched = self.fetch_extent(extent, Way::Afresh);
+        }
+        if let Err(ReadError::Damaged { .. }) = fetched
+            && claims.len() > 1
+        {
+            // Damage of other windows must not make this read fail.
+            claims.retain(|claim| claim.span() == number);
+            fetched = self.fetch_extent(layout.window(number), Way::Afresh);
+        }
         let (bytes, _reserved) = fetched?;
         Ok(self.keep_windows(layout, claims.into(), &bytes, true))
     }
@@ -510,15 +522,14 @@ impl Reader {
 
     /// Notes that all bytes of a span are in the spool.
     pub(super) fn note_spooled(&self, span: Extent<Plain>) {
-        if let Some(layout) = self.layout()
+        if self.layout().is_some()
             && let Ok(request) = self.whole_request(span)
         {
             let mut blocks = request.blocks().numbers();
             let held = plain_extent(request.blocks().extent());
             // Blocks that reach out of the span are not all there.
             blocks.start += usize::from(held.start() < span.start());
-            let is_cut = held.end() > span.end() && held.end().0 <= layout.end;
-            blocks.end -= usize::from(is_cut && !blocks.is_empty());
+            blocks.end -= usize::from(held.end() > span.end() && !blocks.is_empty());
             self.windows.stored().insert(blocks);
         }
     }
