@@ -458,14 +458,17 @@ impl Reader {
     }
 
     /// Keeps on disk what is worth it, so that no one has to make it again.
-    pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes) {
+    pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
         if let Some(spool) = &self.spool
             && self.keeps(span)
         {
-            // A span that is fetched, or decoded from far away, is worth a moment of waiting for the disk.
-            let patience = match span.seek_point {
-                Some(_) if !self.source.is_remote() => Patience::No,
-                _ => Patience::Short,
+            // A span that a read fetched, or that was decoded from far away, is worth a moment of
+            // waiting for the disk. Read-ahead does not wait: it would be as slow as the disk.
+            let is_costly = span.seek_point.is_none() || is_for_read && self.source.is_remote();
+            let patience = if is_costly {
+                Patience::Short
+            } else {
+                Patience::No
             };
             spool.keep_wanted(span.plain, bytes.clone(), patience);
             self.sums.remember(self.key(span.number), bytes);
@@ -521,11 +524,11 @@ impl Reader {
         for number in first.number..span.number {
             let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
-            self.spool_span(&between, &bytes);
+            self.spool_span(&between, &bytes, true);
             self.memory.insert(self.key(number), bytes);
         }
         let bytes = self.take(span, &mut decoder, &mut packed)?;
-        self.spool_span(span, &bytes);
+        self.spool_span(span, &bytes, true);
         Ok(bytes)
     }
 

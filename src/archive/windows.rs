@@ -448,7 +448,13 @@ impl Reader {
             fetched = self.fetch_extent(layout.window(number), Way::Afresh);
         }
         let (bytes, _reserved) = fetched?;
-        Ok(self.keep_windows(layout, claims.into(), &bytes, true))
+        // A sequential reader would be as slow as the disk.
+        let patience = if extent.len() < MAX_FETCH_BYTES {
+            Patience::Short
+        } else {
+            Patience::No
+        };
+        Ok(self.keep_windows(layout, claims.into(), &bytes, patience, true))
     }
 
     fn fetch_extent(
@@ -472,11 +478,12 @@ impl Reader {
         layout: Layout,
         claims: Vec<Claim<u64>>,
         bytes: &Bytes,
+        patience: Patience,
         displaces: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let first = claims.first().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
-        self.spool_windows(extent, bytes, displaces);
+        self.spool_windows(extent, bytes, patience, displaces);
         let keep = |claim: Claim<u64>| {
             let window = layout.window(claim.span());
             // A copy, as a slice would keep all bytes of the fetch in memory.
@@ -504,7 +511,13 @@ impl Reader {
         }
     }
 
-    fn spool_windows(&self, extent: Extent<Plain>, bytes: &Bytes, displaces: bool) {
+    fn spool_windows(
+        &self,
+        extent: Extent<Plain>,
+        bytes: &Bytes,
+        patience: Patience,
+        displaces: bool,
+    ) {
         let Some(spool) = &self.spool else { return };
         // Bytes without digests could not be verified when they are read back.
         let request = self.whole_request(extent).ok();
@@ -512,9 +525,9 @@ impl Reader {
             return;
         };
         if displaces {
-            spool.keep_wanted(extent, bytes.clone(), Patience::Short);
+            spool.keep_wanted(extent, bytes.clone(), patience);
         } else {
-            spool.keep(extent, bytes.clone(), Patience::Short);
+            spool.keep(extent, bytes.clone(), patience);
         }
         let blocks = request.blocks().numbers();
         self.windows.stored().insert(blocks);
