@@ -13,6 +13,7 @@ use super::windows::MissingWindows;
 use crate::base::buffer::{Closed, Reserved};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::workers::Workers;
+use crate::cache::Patience;
 use crate::codec;
 use crate::index::Span;
 use crate::source::Access;
@@ -161,7 +162,15 @@ impl Reader {
     ) -> Result<(), ReadError> {
         if stretch.claims.is_empty() {
             let layout = self.layout().ok_or(ReadError::Index)?;
-            self.keep_windows(layout, stretch.windows, &packed, made_spans.is_none());
+            // A copy, as what waits for the disk would keep all bytes of the request in memory.
+            let mut bytes = self.free_list.empty(packed.len(), 0);
+            bytes.append(&packed);
+            let bytes = bytes.freeze();
+            let (patience, displaces) = match made_spans {
+                Some(_) => (Patience::Short, false),
+                None => (Patience::No, true),
+            };
+            self.keep_windows(layout, stretch.windows, &bytes, patience, displaces);
             if stretch.completes_span {
                 count(made_spans);
             }
@@ -183,7 +192,7 @@ impl Reader {
             let bytes = self.take(&span, decoder, packed)?;
             match made_spans {
                 Some(_) => self.spool_span_quietly(&span, &bytes),
-                None => self.spool_span(&span, &bytes),
+                None => self.spool_span(&span, &bytes, false),
             }
             self.memory.insert(self.key(span.number), bytes.clone());
             self.stats.ahead_spans.increment();

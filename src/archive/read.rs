@@ -179,7 +179,6 @@ impl Reader {
     /// `part` of a span that is on a local disk, and hardly more.
     fn read_exactly(&self, part: &Part, wait: Wait) -> Option<Bytes> {
         let bytes = self.read_here(part.plain, wait);
-        let bytes = bytes.or_else(|| self.unspool_blocks(part.plain, wait));
         let bytes = bytes.or_else(|| self.unspool_part(part, wait))?;
         self.stats.exact_reads.increment();
         Some(bytes)
@@ -203,7 +202,11 @@ impl Reader {
         }
         let span = index.span_extent(part.span)?;
         drop(index);
-        spool.used(span);
+        // As it was written.
+        spool.used(
+            self.layout()
+                .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
+        );
         self.stats.spool_hit_spans.increment();
         self.stats.unspooled_bytes.add(bytes.len() as u64);
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
@@ -459,13 +462,18 @@ impl Reader {
     }
 
     /// Keeps on disk what is worth it, so that no one has to make it again.
-    pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes) {
+    pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
         if let Some(spool) = &self.spool
             && self.keeps(span)
         {
-            // To make it again takes longer than a moment of waiting for the disk.
-            spool.keep_wanted(span.plain, bytes.clone(), Patience::Short);
-            self.note_spooled(span.plain);
+            // A span that a read needs, or that was decoded from far away, is worth a moment of waiting
+            // for the disk. Read-ahead does not wait: it would be as slow as the disk.
+            let patience = if is_for_read || span.seek_point.is_none() {
+                Patience::Short
+            } else {
+                Patience::No
+            };
+            spool.keep_wanted(span.plain, bytes.clone(), patience);
         }
     }
 
@@ -497,7 +505,6 @@ impl Reader {
             return None;
         }
         spool.used(span.plain);
-        self.note_spooled(span.plain);
         self.stats.unspooled_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
@@ -522,11 +529,11 @@ impl Reader {
         for number in first.number..span.number {
             let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
-            self.spool_span(&between, &bytes);
+            self.spool_span(&between, &bytes, true);
             self.memory.insert(self.key(number), bytes);
         }
         let bytes = self.take(span, &mut decoder, &mut packed)?;
-        self.spool_span(span, &bytes);
+        self.spool_span(span, &bytes, true);
         Ok(bytes)
     }
 

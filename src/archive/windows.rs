@@ -36,22 +36,13 @@ const GROWTH: u64 = 4;
 /// Fetches that a read may continue; the oldest is forgotten first.
 const MAX_RECENT_FETCHES: usize = 16;
 
-/// Reads of at least so many bytes get whole spans from the spool, as these readers mostly read on.
-const LONG_READ_BYTES: u64 = 64 << 10;
-
 /// What is known of the windows of one archive.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// Windows that are being fetched.
     flights: Flights<u64>,
-    /// Blocks that were written to the spool or verified there. It may have lost them since.
-    stored: Mutex<BlockSet>,
     recent: Mutex<RecentFetches>,
 }
-
-/// The numbers of blocks.
-#[derive(Debug, Default)]
-struct BlockSet(Vec<u64>);
 
 /// The windows of the last fetches, latest first; pure.
 #[derive(Debug, Default)]
@@ -74,41 +65,8 @@ pub(super) enum MissingWindows {
 }
 
 impl Windows {
-    fn stored(&self) -> MutexGuard<'_, BlockSet> {
-        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn recent(&self) -> MutexGuard<'_, RecentFetches> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl BlockSet {
-    const WORD: usize = u64::BITS as usize;
-
-    fn insert(&mut self, blocks: Range<usize>) {
-        let words = blocks.end.div_ceil(Self::WORD);
-        self.0.resize(words.max(self.0.len()), 0);
-        for block in blocks {
-            if let Some(word) = self.0.get_mut(block / Self::WORD) {
-                *word |= 1 << (block % Self::WORD);
-            }
-        }
-    }
-
-    fn remove(&mut self, blocks: Range<usize>) {
-        for block in blocks {
-            if let Some(word) = self.0.get_mut(block / Self::WORD) {
-                *word &= !(1 << (block % Self::WORD));
-            }
-        }
-    }
-
-    fn contains(&self, mut blocks: Range<usize>) -> bool {
-        blocks.all(|block| {
-            let word = self.0.get(block / Self::WORD);
-            word.is_some_and(|word| word >> (block % Self::WORD) & 1 == 1)
-        })
     }
 }
 
@@ -129,7 +87,7 @@ impl RecentFetches {
 
 impl Layout {
     /// The windows that hold `plain`.
-    fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
+    pub(super) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
         plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
     }
 
@@ -140,7 +98,7 @@ impl Layout {
     }
 
     /// The bytes of `windows`; fewer at the end of the archive.
-    fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
+    pub(super) fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
         let start = windows
             .start
             .saturating_mul(self.window_bytes)
@@ -199,34 +157,8 @@ impl Reader {
         self.join(plain, &windows?)
     }
 
-    /// `plain` from the spool: the blocks that it lies in, and no more. With [`Wait::Never`] only
-    /// blocks that are known to be there and in the page cache.
-    pub(super) fn unspool_blocks(&self, plain: Extent<Plain>, wait: Wait) -> Option<Bytes> {
-        let spool = self.spool.as_ref()?;
-        self.layout()?;
-        let request = self.whole_request(plain).ok()?;
-        let extent = plain_extent(request.blocks().extent());
-        let blocks = request.blocks().numbers();
-        let is_known = self.windows.stored().contains(blocks.clone());
-        let may_look = wait == Wait::ForDisk && plain.len() < LONG_READ_BYTES;
-        if !request.is_digested() || !(is_known || may_look && spool.covers(extent)) {
-            return None;
-        }
-        let bytes = spool.read_part(extent, wait)?;
-        if request.blocks().mismatch(&bytes).is_some() {
-            // The read that fetches them counts damage.
-            self.windows.stored().remove(blocks);
-            return None;
-        }
-        self.windows.stored().insert(blocks);
-        spool.used(extent);
-        self.stats.spool_hit_spans.increment();
-        self.stats.unspooled_bytes.add(bytes.len() as u64);
-        Some(request.cut(request.blocks().extent(), &bytes))
-    }
-
     /// `part` of an archive that is read by windows, which are fetched where they are missing.
-    /// `None` when the whole span must be made instead.
+    /// `None` for any other archive.
     ///
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
@@ -234,14 +166,6 @@ impl Reader {
         let Some(layout) = self.layout() else {
             return Ok(None);
         };
-        let span = self.known_span(part.span)?;
-        if part.plain.len() >= LONG_READ_BYTES
-            && let Some(spool) = &self.spool
-            && span.hash.is_some()
-            && spool.covers(span.plain)
-        {
-            return Ok(None);
-        }
         // Read-ahead that makes the span brings all windows.
         if let Some(flight) = self.flights.find(part.span)
             && let Some(bytes) = flight.wait()
@@ -297,8 +221,7 @@ impl Reader {
                 break bytes;
             }
             let claims = self.claim_neighbours(layout, claim, end);
-            let fetched = self.fetch_windows(layout, claims)?;
-            found.extend(fetched);
+            found.extend(self.fetch_windows(layout, number, claims)?);
             return Ok(());
         };
         found.push((extent, bytes));
@@ -348,14 +271,15 @@ impl Reader {
         if !request.is_digested() {
             return None;
         }
-        let bytes = spool.read(extent)?;
-        let blocks = request.blocks().numbers();
+        // By parts, as a window may wait to be written in one piece with others.
+        let bytes = spool
+            .covers(extent)
+            .then(|| spool.read_part(extent, Wait::ForDisk));
+        let bytes = bytes??;
         if request.blocks().mismatch(&bytes).is_some() {
-            self.windows.stored().remove(blocks);
             self.stats.spool_damaged_spans.increment();
             return None;
         }
-        self.windows.stored().insert(blocks);
         spool.used(extent);
         self.stats.spool_hit_spans.increment();
         self.stats.unspooled_bytes.add(bytes.len() as u64);
@@ -417,11 +341,13 @@ impl Reader {
         (!self.has_window(layout, number)).then_some(claim)
     }
 
-    /// Fetches windows that follow each other, for a read.
+    /// Fetches windows that follow each other, for a read that needs window `number`. When some of them
+    /// are damaged, only this one.
     fn fetch_windows(
         &self,
         layout: Layout,
-        claims: VecDeque<Claim<u64>>,
+        number: u64,
+        mut claims: VecDeque<Claim<u64>>,
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
         let _busy = self.foreground.enter();
         self.stats.memory_miss_spans.increment();
@@ -431,12 +357,25 @@ impl Reader {
         let first = claims.front().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
         // Wrong bytes may be a fault of the way: they get a second chance, and another way.
-        let fetched = match self.fetch_extent(extent, Way::Usual) {
-            Err(ReadError::Damaged { .. }) => self.fetch_extent(extent, Way::Afresh),
-            result => result,
-        };
+        let mut fetched = self.fetch_extent(extent, Way::Usual);
+        if let Err(ReadError::Damaged { .. }) = fetched {
+            fetched = self.fetch_extent(extent, Way::Afresh);
+        }
+        if let Err(ReadError::Damaged { .. }) = fetched
+            && claims.len() > 1
+        {
+            // Damage of other windows must not make this read fail.
+            claims.retain(|claim| claim.span() == number);
+            fetched = self.fetch_extent(layout.window(number), Way::Afresh);
+        }
         let (bytes, _reserved) = fetched?;
-        Ok(self.keep_windows(layout, claims.into(), &bytes, true))
+        // A sequential reader would be as slow as the disk.
+        let patience = if extent.len() < MAX_FETCH_BYTES {
+            Patience::Short
+        } else {
+            Patience::No
+        };
+        Ok(self.keep_windows(layout, claims.into(), &bytes, patience, true))
     }
 
     fn fetch_extent(
@@ -460,11 +399,12 @@ impl Reader {
         layout: Layout,
         claims: Vec<Claim<u64>>,
         bytes: &Bytes,
+        patience: Patience,
         displaces: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let first = claims.first().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
-        self.spool_windows(extent, bytes, displaces);
+        self.spool_windows(extent, bytes, patience, displaces);
         let keep = |claim: Claim<u64>| {
             let window = layout.window(claim.span());
             // A copy, as a slice would keep all bytes of the fetch in memory.
@@ -492,34 +432,23 @@ impl Reader {
         }
     }
 
-    fn spool_windows(&self, extent: Extent<Plain>, bytes: &Bytes, displaces: bool) {
+    fn spool_windows(
+        &self,
+        extent: Extent<Plain>,
+        bytes: &Bytes,
+        patience: Patience,
+        displaces: bool,
+    ) {
         let Some(spool) = &self.spool else { return };
         // Bytes without digests could not be verified when they are read back.
         let request = self.whole_request(extent).ok();
-        let Some(request) = request.filter(Request::is_digested) else {
+        if !request.is_some_and(|request| request.is_digested()) {
             return;
-        };
-        if displaces {
-            spool.keep_wanted(extent, bytes.clone(), Patience::Short);
-        } else {
-            spool.keep(extent, bytes.clone(), Patience::Short);
         }
-        let blocks = request.blocks().numbers();
-        self.windows.stored().insert(blocks);
-    }
-
-    /// Notes that all bytes of a span are in the spool.
-    pub(super) fn note_spooled(&self, span: Extent<Plain>) {
-        if let Some(layout) = self.layout()
-            && let Ok(request) = self.whole_request(span)
-        {
-            let mut blocks = request.blocks().numbers();
-            let held = plain_extent(request.blocks().extent());
-            // Blocks that reach out of the span are not all there.
-            blocks.start += usize::from(held.start() < span.start());
-            let is_cut = held.end() > span.end() && held.end().0 <= layout.end;
-            blocks.end -= usize::from(is_cut && !blocks.is_empty());
-            self.windows.stored().insert(blocks);
+        if displaces {
+            spool.keep_wanted(extent, bytes.clone(), patience);
+        } else {
+            spool.keep(extent, bytes.clone(), patience);
         }
     }
 
@@ -607,10 +536,6 @@ fn packed_extent(plain: Extent<Plain>) -> Extent<Packed> {
     Extent::with_len(Packed(plain.start().0), plain.len())
 }
 
-fn plain_extent(packed: Extent<Packed>) -> Extent<Plain> {
-    Extent::with_len(Plain(packed.start().0), packed.len())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -667,18 +592,5 @@ mod tests {
         }
         assert_eq!(recent.next_len(12, 8), 1, "forgotten");
         assert_eq!(recent.next_len(1, 8), 4, "not forgotten");
-    }
-
-    #[test]
-    fn a_set_of_blocks_has_what_was_added_and_not_removed() {
-        let mut blocks = BlockSet::default();
-        assert!(!blocks.contains(0..1));
-        blocks.insert(60..70);
-        assert!(blocks.contains(60..70));
-        assert!(!blocks.contains(59..61) && !blocks.contains(69..71));
-        blocks.remove(64..65);
-        blocks.remove(1000..1001);
-        assert!(blocks.contains(60..64) && blocks.contains(65..70));
-        assert!(!blocks.contains(63..66));
     }
 }

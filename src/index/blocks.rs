@@ -4,8 +4,6 @@
 //! subtree of the stream's BLAKE3 tree. So a range of packed bytes can be verified by itself, and
 //! the digests of all blocks add up to the BLAKE3 digest of the whole (the content id).
 
-use std::ops::Range;
-
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
@@ -263,12 +261,6 @@ impl Blocks {
             number += 1;
         }
         (number < self.digests.len()).then(|| self.block(number).start())
-    }
-
-    /// Their numbers in the stream.
-    pub fn numbers(&self) -> Range<usize> {
-        let first = count(self.extent.start().0 / self.block_len);
-        first..first.saturating_add(self.digests.len())
     }
 
     /// Whether each of them has a digest, so that bytes from anywhere can be verified.

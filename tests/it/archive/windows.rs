@@ -303,6 +303,15 @@ fn a_window_that_stays_wrong_is_an_error_and_others_are_read() {
     }
     check(&archive, &tree, place - WINDOW, SHORT);
     check(&archive, &tree, place + WINDOW, SHORT);
+    // A reader that would fetch it with others gets those that are good.
+    let first = place / WINDOW * WINDOW;
+    for number in (4..20).rev() {
+        check(&archive, &tree, first - number * WINDOW, 100 << 10);
+    }
+    assert!(archive.read_here(ino, first - WINDOW, 2 << 17).is_err());
+    for number in 2..20 {
+        check(&archive, &tree, first + number * WINDOW, 100 << 10);
+    }
 }
 
 #[test]
