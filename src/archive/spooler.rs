@@ -49,16 +49,33 @@ impl Spooler {
         }
         let patience = match self.access {
             Access::Stream => Patience::Endless,
-            Access::Ranges => Patience::UpTo(self.time_left()),
+            Access::Ranges => Patience::UpTo(time_left(self.began.elapsed(), self.waited)),
         };
         let before = Instant::now();
         self.spool.keep(span.plain, bytes.clone(), patience);
         self.waited += before.elapsed();
     }
+}
 
-    /// How long the scan may still wait for the disk.
-    fn time_left(&self) -> Duration {
-        let worked = self.began.elapsed().saturating_sub(self.waited);
-        worked.max(MIN_WAIT).saturating_sub(self.waited)
+/// How long a scan that has taken `elapsed`, of which it has `waited` for the disk, may still wait.
+fn time_left(elapsed: Duration, waited: Duration) -> Duration {
+    let worked = elapsed.saturating_sub(waited);
+    worked.max(MIN_WAIT).saturating_sub(waited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scan_waits_for_the_disk_as_long_as_it_worked() {
+        let left = |elapsed, waited| {
+            time_left(Duration::from_secs(elapsed), Duration::from_secs(waited)).as_secs()
+        };
+        assert_eq!(left(0, 0), 2, "a disk may be slow at first");
+        assert_eq!(left(100, 0), 100);
+        assert_eq!(left(100, 40), 20);
+        assert_eq!(left(100, 50), 0, "half of the time");
+        assert_eq!(left(100, 90), 0);
     }
 }

@@ -215,6 +215,22 @@ mod tests {
     }
 
     #[test]
+    fn a_push_waits_for_room_up_to_its_limit() {
+        let queue = Queue::new(10);
+        assert!(queue.push(item(0, 10), Patience::No));
+        let short = Patience::UpTo(Duration::from_millis(1));
+        assert!(!queue.push(item(10, 10), short));
+        std::thread::scope(|scope| {
+            // Not heeded: a disk that was slow once may still be fast enough.
+            assert!(queue.lock().is_slow);
+            let pushed = scope.spawn(|| queue.push(item(10, 10), Patience::UpTo(SHORT * 60)));
+            assert!(queue.next().is_some(), "the first");
+            assert!(queue.next().is_some(), "the second");
+            assert_eq!(pushed.join().ok(), Some(true));
+        });
+    }
+
+    #[test]
     fn what_is_given_up_makes_room_but_for_what_is_being_written() {
         let queue = Queue::new(10);
         for start in [0, 5] {
