@@ -123,6 +123,14 @@ impl Gate {
         state.rest.is_some() && state.allowed.is_some()
     }
 
+    /// Allows one request at once, because the server was seen to answer one after the other.
+    pub(super) fn limit_to_one(&self) {
+        let mut state = self.lock();
+        state.allowed = Some(1);
+        state.well = 0;
+        state.rest = Some(LONGEST_REST);
+    }
+
     /// Waits until another request may be sent.
     ///
     /// # Errors
@@ -428,6 +436,21 @@ mod tests {
             }
             assert_eq!(rests, [(2, REST), (2, REST * 2), (2, REST * 4)]);
         });
+    }
+
+    #[test]
+    fn serial_server_gets_one_request_at_once_for_long() {
+        let gate = gate(16);
+        gate.limit_to_one();
+        for _ in 1..LONGEST_REST {
+            let out = passes(&gate, 4);
+            assert_eq!(out.len(), 1);
+            out[0].answered();
+            out[0].went_well();
+        }
+        assert_eq!(gate.allowed(), 1);
+        passes(&gate, 1)[0].went_well();
+        assert_eq!(gate.allowed(), 2);
     }
 
     #[test]
