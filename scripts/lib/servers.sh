@@ -204,14 +204,14 @@ setup_nginx_no_validators() {
 # Refuses (503) each connection but one.
 setup_nginx_one_connection() {
     # shellcheck disable=SC2016 # The dollar is nginx'.
-    run_nginx "$port" 'limit_conn all 1;' 'limit_conn_zone $server_name zone=all:1m;'
+    run_nginx "$port" 'limit_conn all 1;' 'limit_conn_zone $server_port zone=all:1m;'
 }
 
 # Refuses (503) more than 20 requests a second, and more than 5 at once.
 setup_nginx_few_requests() {
     # shellcheck disable=SC2016 # The dollar is nginx'.
     run_nginx "$port" 'limit_req zone=all burst=5 nodelay;' \
-        'limit_req_zone $server_name zone=all:1m rate=20r/s;'
+        'limit_req_zone $server_port zone=all:1m rate=20r/s;'
 }
 
 # 60 MB/s for each connection.

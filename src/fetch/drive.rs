@@ -158,9 +158,9 @@ impl Driver {
         self.launched += 1;
         self.plan.pass(chunk);
         self.asked_bytes += chunk.len();
-        self.pace.launched();
         self.laggards.launched(number, self.now());
         let watch = self.watch(chunk);
+        self.pace.launched();
         let flight = Arc::new(Flight::new(chunk, watch));
         self.flights.insert(number, Arc::clone(&flight));
         let (done, landing) = oneshot::channel();
