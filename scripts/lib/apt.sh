@@ -22,6 +22,22 @@ apt_install() {
         apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >&2
 }
 
+# The same, and no service of these packages starts: the packages' scripts ask policy-rc.d.
+apt_install_without_services() {
+    local policy=/usr/sbin/policy-rc.d
+    if [[ -e $policy ]]; then
+        apt_install "$@"
+        return
+    fi
+    printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin "$policy"
+    # In a process of its own, because a failure ends the script.
+    (apt_install "$@") || {
+        as_root rm -f "$policy"
+        fail "installation failed: $*"
+    }
+    as_root rm -f "$policy"
+}
+
 # The package starts a server on port 80, which nobody asked for: a fresh one is stopped again.
 apt_install_nginx() {
     if command -v nginx >/dev/null; then return; fi

@@ -40,6 +40,7 @@ pub(super) async fn drive(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut has_ended = false;
     while !(has_ended && driver.requests.is_empty()) {
+        driver.tell_source();
         let chunk = driver.plan.peek(driver.pace.chunk_len());
         let may_launch = !has_ended && driver.may_launch(appetite);
         let may_grow = driver.pace.may_grow() && appetite.is_waiting();
@@ -95,6 +96,10 @@ struct Driver {
     pace: Pace,
     laggards: Laggards,
     continuation: Arc<Continuation>,
+    /// Where the last request of a stream ends.
+    stream_end: u64,
+    /// Whether the source knows that its server is serial.
+    has_told: bool,
     /// Those of `requests`, by number.
     flights: BTreeMap<u64, Arc<Flight>>,
     /// Each returns its number, and how many bytes came unless it failed.
@@ -125,6 +130,8 @@ impl Driver {
             ),
             laggards: Laggards::new(config.min_speed),
             continuation: Arc::default(),
+            stream_end: 0,
+            has_told: false,
             flights: BTreeMap::new(),
             requests: JoinSet::new(),
             launched: 0,
@@ -151,9 +158,10 @@ impl Driver {
         self.launched += 1;
         self.plan.pass(chunk);
         self.asked_bytes += chunk.len();
-        self.pace.launched();
         self.laggards.launched(number, self.now());
-        let flight = Arc::new(Flight::new(chunk, self.watch(chunk)));
+        let watch = self.watch(chunk);
+        self.pace.launched();
+        let flight = Arc::new(Flight::new(chunk, watch));
         self.flights.insert(number, Arc::clone(&flight));
         let (done, landing) = oneshot::channel();
         let source = Arc::clone(&self.source);
@@ -173,13 +181,26 @@ impl Driver {
         }
     }
 
-    /// A watch over the read of `chunk`. Where one request after the other is sent, the first one asks for
-    /// all of the rest.
-    fn watch(&self, chunk: Extent<Packed>) -> Watch {
+    /// Tells the source when its server turns out to be serial, because other reads learn it too late.
+    fn tell_source(&mut self) {
+        if self.pace.is_serial() && self.plan.is_done() && !self.has_told {
+            self.has_told = true;
+            self.source.limit_reads();
+        }
+    }
+
+    /// A watch over the read of `chunk`. Where one request after the other is sent, each one asks for more
+    /// than the one before, up to all the rest.
+    fn watch(&mut self, chunk: Extent<Packed>) -> Watch {
         let watch = Watch::ahead(self.config.persistence.clone());
         let is_alone = self.pace.is_single() || self.source.bearable_reads() == 1;
+        if is_alone && chunk.start().0 >= self.stream_end {
+            self.stream_end = chunk.end().0.saturating_add(self.pace.stream_len());
+            self.pace.began_stream();
+        }
         let len = self.source.fingerprint().len;
-        let beyond = len.map_or(0, |len| len.saturating_sub(chunk.end().0));
+        let end = len.map_or(0, |len| len.min(self.stream_end));
+        let beyond = end.saturating_sub(chunk.end().0);
         // Also where nothing more is to be asked for: what is kept may be what this one wants.
         let beyond = if is_alone { beyond } else { 0 };
         watch.followed_by(beyond, Arc::clone(&self.continuation))
@@ -246,7 +267,11 @@ impl Driver {
                 continue;
             };
             tracing::debug!(number, ?verdict, "a request has fallen behind");
+            // Where answers wait for each other, another request would only wait again.
+            let is_waiting = flight.watch().received() == 0;
+            let is_serial = self.pace.is_serial() || self.pace.is_crowded();
             match verdict {
+                _ if is_waiting && is_serial => {}
                 Verdict::Cut => flight.watch().cut(),
                 // A server that has too much to do is not given the same to do twice.
                 Verdict::Hedge

@@ -34,7 +34,8 @@ const MOST_PEERS: usize = 16;
 /// A request is cut, to be sent again for the rest, when it is slower than [`MinSpeed`] over the
 /// time given there, or over twice the time that its peers take if that is longer, while another
 /// one in flight, or one that came during its life, was at least that fast and twice as fast as
-/// this one. So a link that is slow as a whole is left in peace.
+/// this one. So a link that is slow as a whole is left in peace. A request without an answer is cut only
+/// when three others are known to have been answered sooner, because a server may answer in turns.
 ///
 /// A request is hedged when nothing is left to ask for and it takes three times as long as its
 /// peers did (the median of the last ones), and half a second.
@@ -154,7 +155,10 @@ impl Laggards {
                 continue;
             }
             let fastest = fastest.max(request.fastest_peer);
-            let is_exception = fastest >= least && fastest / FASTER >= speed;
+            // Without an answer it may only wait for its turn, as long as it is not known how long those
+            // of others took.
+            let may_wait = received(number) == 0 && self.peers.len() < FEWEST_PEERS;
+            let is_exception = fastest >= least && fastest / FASTER >= speed && !may_wait;
             if speed < least && is_exception && request.cuts < MOST_CUTS {
                 request.cuts += 1;
                 verdicts.push((number, Verdict::Cut));
@@ -237,11 +241,13 @@ mod tests {
     #[test]
     fn what_is_left_behind_is_held_against_those_that_came_meanwhile() {
         let mut laggards = laggards(64 * KIB, 1000);
-        laggards.launched(0, ms(0));
-        laggards.launched(1, ms(0));
-        laggards.landed(1, Some((1 << 20, ms(100))));
+        (0..4).for_each(|number| laggards.launched(number, ms(0)));
+        (1..3).for_each(|number| laggards.landed(number, Some((1 << 20, ms(100)))));
         let cuts = watch(&mut laggards, (0, 1000), |_| 0, false);
-        assert_eq!(cuts, [(1000, 0, Verdict::Cut)]);
+        assert_eq!(cuts, [], "it may wait for its turn");
+        laggards.landed(3, Some((1 << 20, ms(100))));
+        let cuts = watch(&mut laggards, (1100, 2000), |_| 0, false);
+        assert_eq!(cuts, [(2000, 0, Verdict::Cut)]);
         laggards.landed(0, None);
         laggards.launched(2, ms(1000));
         let cuts = watch(&mut laggards, (1100, 5000), |_| 0, false);

@@ -67,8 +67,15 @@ const STREAM_ROUND: usize = 16;
 /// How many times as long as an answer takes such a round lasts, at the least.
 const STREAM_ANSWERS: u32 = 4;
 
-/// Rounds of a stream before the first trial of several requests.
-const STREAM_REST: u32 = 2;
+/// Bytes that the first such request asks for, at most. Each one asks for four times as many as the one
+/// before, so that a proxy that stores a whole range before it answers is not given all at once.
+const FIRST_STREAM: u64 = 256 << 20;
+const STREAM_GROWTH: u64 = 4;
+
+/// How many times as much as the cheapest answer a late one costs where requests wait for each other, and
+/// how much it costs at least.
+const CROWDED: u32 = 4;
+const CROWDED_ANSWER: Duration = Duration::from_millis(20);
 
 /// Rounds before the first trial, and after one that went well.
 const REST: u32 = 8;
@@ -90,11 +97,13 @@ const LONGEST_REST: u32 = 64;
 /// nearly the same throughput. What does not prove itself is taken back, then the other direction
 /// is tried, and each failure doubles the rounds until the next trial.
 ///
-/// Where answers are slow, a request may cost the server much whatever its length, and more of them cost
-/// more. So when the answer before was slow, it begins with two, of which the first one asks for all the
-/// rest: where the second answer comes much later than the first, that one is read on as a stream, and
-/// there is no other. And when answers take twice as long as the bytes of the longest chunks, and one of
-/// them brings its bytes twice as fast as all together do, a single request for all the rest is tried.
+/// A request may cost the server much whatever its length, and more of them cost more. So when the answer
+/// before was slow, the transfer begins with two requests, and the first one asks for more than its chunk.
+/// If the second answer comes much later than the first, or both much later than the answer before, the
+/// server is serial: the first answer is read on as a stream, and there is no other request. Answers that
+/// cost much more than the cheapest one, and more than their bytes, lead to no more requests. If they cost
+/// twice as much as their bytes, and one of them brings its bytes twice as fast as all together do, one
+/// request that is read as a stream is tried.
 ///
 /// A chunk's bytes should take eight times as long to come as a request to be answered, and at
 /// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
@@ -112,7 +121,13 @@ pub(super) struct Pace {
     trial: Option<Trial>,
     /// Whether one request for all the rest is read as a stream.
     is_single: bool,
+    /// Bytes that the next request of a stream asks for.
+    stream_len: u64,
     opening: Option<Opening>,
+    /// What the answer before the first request cost.
+    probe_cost: Duration,
+    /// Whether answers were seen to wait for each other.
+    is_serial: bool,
     /// Whether there was a trial: from then on, waiting alone leads to no more requests.
     has_tried: bool,
     tries_fewer: bool,
@@ -154,6 +169,8 @@ pub(super) struct Landing {
 struct Link {
     /// The shortest time from a request to its answer.
     latency: Option<Duration>,
+    /// What the cheapest answer cost.
+    least_cost: Option<Duration>,
     /// Of the last requests.
     speeds: VecDeque<Speed>,
 }
@@ -224,7 +241,10 @@ impl Pace {
             round: Round::begin(Moment::default(), 0, requests),
             trial: None,
             is_single: most_requests == 1,
+            stream_len: FIRST_STREAM,
             opening,
+            probe_cost: answer_cost.unwrap_or_default(),
+            is_serial: false,
             has_tried: false,
             tries_fewer: true,
             rested: 0,
@@ -247,6 +267,35 @@ impl Pace {
             Some(opening) => opening.launched == 0,
             None => self.is_single,
         }
+    }
+
+    /// Bytes behind its chunk that the next request may ask for, to be read as a stream.
+    pub(super) fn stream_len(&self) -> u64 {
+        self.stream_len
+    }
+
+    /// A request of a stream was sent: the next one may ask for more.
+    pub(super) fn began_stream(&mut self) {
+        self.stream_len = self.stream_len.saturating_mul(STREAM_GROWTH);
+    }
+
+    /// Whether the server was seen to answer one request after the other.
+    pub(super) fn is_serial(&self) -> bool {
+        self.is_serial
+    }
+
+    /// Whether requests wait for each other: answers cost much more than the cheapest one did, and more
+    /// than their bytes.
+    pub(super) fn is_crowded(&self) -> bool {
+        let link = &self.link;
+        let (Some(cost), Some(transfer), Some(least)) = (
+            link.median(|speed| speed.cost),
+            link.median(|speed| speed.transfer),
+            link.least_cost,
+        ) else {
+            return false;
+        };
+        cost >= CROWDED_ANSWER.max(least * CROWDED).max(transfer)
     }
 
     /// Bytes of the next chunk.
@@ -286,7 +335,7 @@ impl Pace {
         let is_scarce = moment.in_flight >= self.requests
             && !is_beginning
             && !self.suffice(self.requests, moment);
-        if is_starving && is_scarce && self.may_grow() {
+        if is_starving && is_scarce && self.may_grow() && !self.is_crowded() {
             self.rested = 0;
             self.change(moment, self.requests.saturating_mul(2));
         } else if all < MEMORY {
@@ -321,6 +370,15 @@ impl Pace {
             self.opened(moment, opening, landing);
             return;
         }
+        let took = moment.now.saturating_sub(self.round.began.now);
+        let received = moment.received.saturating_sub(self.round.began.received);
+        let waited = moment.waited.saturating_sub(self.round.began.waited);
+        let (rate, is_fed) = (per_second(received, took), waited * 4 < took);
+        // A round of costly answers takes long, and its end is not waited for.
+        if self.trial.is_none() && took >= SHORTEST_ROUND && !is_fed && self.is_costly(rate) {
+            self.try_single(moment, rate);
+            return;
+        }
         if self.round.earlier > 0 {
             self.round.earlier -= 1;
             if self.round.earlier == 0 {
@@ -329,17 +387,12 @@ impl Pace {
             return;
         }
         self.round.left = self.round.left.saturating_sub(1);
-        let took = moment.now.saturating_sub(self.round.began.now);
         if self.round.left > 0 || took < self.shortest_round() {
             return;
         }
-        let received = moment.received.saturating_sub(self.round.began.received);
-        let waited = moment.waited.saturating_sub(self.round.began.waited);
-        let (rate, is_fed) = (per_second(received, took), waited * 4 < took);
         self.round = self.next_round(moment);
         match self.trial.take() {
             Some(trial) => self.judge(moment, trial, rate, is_fed),
-            None if !is_fed && self.is_costly(rate) => self.try_single(moment, rate),
             None if !is_fed => self.try_another(moment, rate),
             None => {}
         }
@@ -350,8 +403,12 @@ impl Pace {
         let cost = landing.cost.unwrap_or_default();
         let is_parallel = match opening.first {
             _ if cost < SLOW_ANSWER => true,
-            // The shorter one comes first, also where it was asked for last.
-            Some(first) => cost.abs_diff(first) < cost.min(first) / 2,
+            // The shorter one comes first, also where it was asked for last. A server that begins to send
+            // when it has worked on both sends both late.
+            Some(first) => {
+                let (least, most) = (cost.min(first), cost.max(first));
+                most < least * 3 / 2 && least < self.probe_cost * 3 / 2
+            }
             None if opening.launched < OPENING => true,
             None => {
                 self.opening = Some(Opening {
@@ -363,8 +420,7 @@ impl Pace {
         };
         self.opening = None;
         self.is_single = !is_parallel;
-        // Two answers are not much to judge by.
-        self.rest = if is_parallel { REST } else { STREAM_REST };
+        self.is_serial = !is_parallel;
         self.change(moment, if is_parallel { FIRST } else { 1 });
     }
 
@@ -385,7 +441,7 @@ impl Pace {
             return false;
         };
         !self.is_single
-            && self.chunk_len >= self.longest_chunk
+            && self.link.speeds.len() >= MOST_SPEEDS
             && cost >= SLOW_ANSWER.max(transfer * COSTLY)
             && content / 2 >= rate
             && self.rested + 1 >= self.rest.saturating_sub(REST)
@@ -445,6 +501,7 @@ impl Pace {
         };
         if is_good || is_fed {
             self.rest = REST;
+            self.is_serial &= !trial.is_single;
             self.has_tried &= !trial.is_single;
         } else {
             self.is_single = trial.is_single;
@@ -480,12 +537,14 @@ impl Link {
             return;
         };
         self.latency = Some(self.latency.map_or(latency, |known| known.min(latency)));
+        let cost = landing.cost.unwrap_or_default();
+        self.least_cost = Some(self.least_cost.map_or(cost, |known| known.min(cost)));
         self.speeds.truncate(MOST_SPEEDS - 1);
         let transfer = landing.took.saturating_sub(latency);
         self.speeds.push_front(Speed {
             whole: per_second(landing.len, landing.took),
             content: per_second(landing.len, transfer),
-            cost: landing.cost.unwrap_or_default(),
+            cost,
             transfer,
         });
     }
@@ -540,6 +599,20 @@ mod tests {
         reader: u64,
         /// Bytes to be read.
         len: u64,
+        server: Server,
+    }
+
+    /// What a request costs the server.
+    #[derive(Clone, Copy)]
+    enum Server {
+        /// Nothing.
+        Ready,
+        /// So many milliseconds, for all requests at once.
+        Parallel(u64),
+        /// So many milliseconds, for one request after the other; answers begin when no request is left.
+        Serial(u64),
+        /// As long as it takes to get to its first byte at so many bytes a millisecond, for all at once.
+        Unpacking(u64),
     }
 
     /// A transfer, in steps of a millisecond.
@@ -551,6 +624,10 @@ mod tests {
         /// In order, until read.
         requests: VecDeque<Request>,
         asked: u64,
+        /// Where the answer that may be read on ends.
+        stream_end: u64,
+        /// Requests that the server got.
+        sent: u64,
         received: u64,
         read: u64,
         now: u64,
@@ -563,6 +640,10 @@ mod tests {
     #[derive(Clone, Copy)]
     struct Request {
         began: u64,
+        /// Whether it goes on in the answer to the one before.
+        is_continued: bool,
+        /// When its answer begins.
+        answered: u64,
         len: u64,
         received: u64,
         read: u64,
@@ -579,13 +660,23 @@ mod tests {
     }
 
     impl World {
+        /// What the answer before the first request cost.
+        fn probe_cost(self) -> Option<Duration> {
+            match self.server {
+                Server::Parallel(cost) | Server::Serial(cost) => Some(ms(cost)),
+                Server::Ready | Server::Unpacking(_) => None,
+            }
+        }
+
         fn transfer(self, fixed: Option<(usize, u64)>) -> Transfer {
             let mut transfer = Transfer {
                 world: self,
-                pace: Pace::new(16, 8 * MIB, BUDGET, None),
+                pace: Pace::new(16, 8 * MIB, BUDGET, self.probe_cost()),
                 fixed,
                 requests: VecDeque::new(),
                 asked: 0,
+                stream_end: 0,
+                sent: 0,
                 received: 0,
                 read: 0,
                 now: 0,
@@ -652,8 +743,24 @@ mod tests {
                 if len == 0 || self.in_flight() >= most || held + len > BUDGET {
                     return;
                 }
+                let is_single = self.fixed.is_none() && self.pace.is_single();
+                let is_continued = is_single && self.asked < self.stream_end;
+                self.stream_end = match (is_single, is_continued) {
+                    (true, true) => self.stream_end,
+                    (true, false) => {
+                        let end = self.asked + len + self.pace.stream_len();
+                        self.pace.began_stream();
+                        end
+                    }
+                    (false, _) if self.pace.opening.is_some() => self.stream_end,
+                    (false, _) => 0,
+                };
+                self.sent += u64::from(!is_continued);
+                let answered = self.answered(is_continued);
                 self.requests.push_back(Request {
                     began: self.now,
+                    is_continued,
+                    answered,
                     len,
                     received: 0,
                     read: 0,
@@ -663,11 +770,34 @@ mod tests {
             }
         }
 
+        /// When the answer to a request that is sent now begins, also of those that wait with it.
+        fn answered(&mut self, is_continued: bool) -> u64 {
+            let sent = self.now + self.world.round_trip;
+            if is_continued {
+                return self.now;
+            }
+            match self.world.server {
+                Server::Ready => sent,
+                Server::Parallel(cost) => sent + cost,
+                Server::Unpacking(speed) => sent + self.asked / speed,
+                Server::Serial(cost) => {
+                    let now = self.now;
+                    let is_waiting =
+                        |request: &&mut Request| !request.is_continued && request.answered > now;
+                    let waiting: Vec<_> = self.requests.iter_mut().filter(is_waiting).collect();
+                    let last = waiting.iter().map(|request| request.answered).max();
+                    let answered = last.unwrap_or(sent) + cost;
+                    for request in waiting {
+                        request.answered = answered;
+                    }
+                    answered
+                }
+            }
+        }
+
         fn receive(&mut self) {
             let (world, now) = (self.world, self.now);
-            let flows = |request: &Request| {
-                request.is_in_flight() && now > request.began + world.round_trip
-            };
+            let flows = |request: &Request| request.is_in_flight() && now > request.answered;
             let mut flowing = self
                 .requests
                 .iter()
@@ -684,8 +814,10 @@ mod tests {
                     landings.push(Landing {
                         len: request.len,
                         took: ms(now - request.began),
-                        latency: Some(ms(world.round_trip)),
-                        cost: Some(ms(0)),
+                        latency: Some(ms(request.answered - request.began)),
+                        cost: Some(ms(
+                            (request.answered - request.began).saturating_sub(world.round_trip)
+                        )),
                     });
                 }
             }
@@ -722,7 +854,58 @@ mod tests {
         in_all: 1_500_000,
         reader: 500_000,
         len: 400 * MIB,
+        server: Server::Ready,
     };
+
+    #[test]
+    fn serial_server_gets_one_request_at_once() {
+        let world = World {
+            server: Server::Serial(500),
+            len: 240 * MIB,
+            ..LOOPBACK
+        };
+        let transfer = world.transfer(None);
+        assert!(transfer.pace.is_serial() && transfer.pace.is_single());
+        assert_eq!((transfer.most_requests, transfer.sent), (2, 2));
+    }
+
+    #[test]
+    fn server_that_thinks_about_all_requests_at_once_gets_many() {
+        let world = World {
+            server: Server::Parallel(500),
+            per_connection: 20_000,
+            ..LOOPBACK
+        };
+        let transfer = world.transfer(None);
+        assert!(!transfer.pace.is_serial());
+        assert_eq!(transfer.settled(), 16);
+    }
+
+    #[test]
+    fn server_that_unpacks_from_the_front_gets_one_request() {
+        // Unpacking takes a tenth of a second for 20 MB, and its answers then come at once.
+        let world = World {
+            server: Server::Unpacking(200_000),
+            len: 240 * MIB,
+            ..LOOPBACK
+        };
+        let transfer = world.transfer(None);
+        assert!(transfer.pace.is_single() && !transfer.pace.is_serial());
+        assert!(transfer.sent < 60, "{} requests", transfer.sent);
+    }
+
+    #[test]
+    fn stream_asks_for_four_times_as_much_each_time() {
+        let world = World {
+            server: Server::Serial(500),
+            len: 4096 * MIB,
+            reader: 100_000,
+            ..LOOPBACK
+        };
+        let transfer = world.transfer(None);
+        // 256 MiB, 1 GiB, and the rest; one more found out that the server is serial.
+        assert_eq!(transfer.sent, 4);
+    }
 
     #[test]
     fn a_reader_that_never_waits_gets_no_more_connections() {

@@ -126,6 +126,10 @@ pub trait Source: Send + Sync + fmt::Debug {
         usize::MAX
     }
 
+    /// Tells the source that its server answers one request after the other: from now on it sends no more
+    /// than one at once, until many of them went well.
+    fn limit_reads(&self) {}
+
     /// How long the last request took to be answered, but for the way there and back: what it cost the
     /// server. `None` where nobody is asked.
     fn answer_cost(&self) -> Option<Duration> {

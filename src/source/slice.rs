@@ -155,6 +155,10 @@ impl Source for Slice {
         self.whole.bearable_reads()
     }
 
+    fn limit_reads(&self) {
+        self.whole.limit_reads();
+    }
+
     fn answer_cost(&self) -> Option<Duration> {
         self.whole.answer_cost()
     }

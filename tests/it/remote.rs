@@ -1,8 +1,9 @@
 //! Sources behind a server, and what fetches them.
 
 use std::error::Error as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -755,6 +756,48 @@ fn a_server_that_complains_gets_fewer_requests_at_once() {
     assert!(slowdowns > 0);
     // Of eight at once six would be refused, again and again.
     assert!(refused * 3 < seen.len() * 2, "{refused} of {}", seen.len());
+}
+
+#[test]
+fn serial_server_gets_one_request_at_once_from_scan_and_reads() {
+    let (server, client, bytes) = (Server::start(), Client::new(), noise(6_000_000));
+    let resource = Resource::new(bytes.clone());
+    let (turn, most) = (Mutex::new(()), Arc::new(AtomicUsize::new(0)));
+    server.route("/a", {
+        let most = Arc::clone(&most);
+        move |request| {
+            most.fetch_max(request.under_way, Ordering::SeqCst);
+            let _turn = turn.lock().expect("no panic");
+            thread::sleep(Duration::from_millis(200));
+            resource.answer(request)
+        }
+    });
+    let source = client.open(&server.url("/a")).expect("opened");
+    let config = fetch::Config {
+        chunk_len: CHUNK,
+        ..client.config(Pool::new(16 << 20))
+    };
+    let handle = client.runtime.handle();
+    let stream = fetch::Stream::start(handle, Arc::clone(&source), Packed(0), config);
+    assert!(collect(stream).expect("read") == bytes, "they differ");
+    let stats = &client.stats;
+    // The first one, and two that found out that the second one waits for the first.
+    assert_eq!(stats.source_requests.get(), 3);
+    assert_eq!((stats.source_cuts.get(), stats.source_hedges.get()), (0, 0));
+    assert_eq!(most.swap(0, Ordering::SeqCst), 2);
+    let reads = client.reads(&source, &Pool::new(1 << 20));
+    thread::scope(|scope| {
+        for number in 1..5 {
+            let (reads, bytes) = (&reads, &bytes);
+            scope.spawn(move || {
+                let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
+                let read = reads.read(extent, &Pool::new(CHUNK)).expect("read");
+                let start = usize::try_from(number * CHUNK).expect("small");
+                assert!(read == bytes[start..start + read.len()], "wrong bytes");
+            });
+        }
+    });
+    assert_eq!(most.load(Ordering::SeqCst), 1);
 }
 
 #[test]

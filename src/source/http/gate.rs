@@ -25,9 +25,15 @@ const TICK: Duration = Duration::from_millis(50);
 const REST: usize = 16;
 const LONGEST_REST: usize = 1024;
 
+/// How many times as many rounds must go well before one more is tried, after one more led to a complaint;
+/// and at most.
+const VAIN_RISE: usize = 4;
+const MAX_ROUNDS: usize = 256;
+
 /// Lets every request pass, until the server complains (429, 503). Then half as many as were under
 /// way may be at once; one more after each round of that many that went well, until there are as
-/// many as ever. While a pause lasts that the server asked for, none begins.
+/// many as ever. Each time that one more leads to a complaint, it takes four times as many rounds, because a
+/// server with a fixed limit complains each time. While a pause lasts that the server asked for, none begins.
 ///
 /// A server may also leave some connections waiting until others are closed. Requests there are
 /// [overtaken](Pass::overtaken) by later ones, and have to be sent anew; from then on no more may be under way
@@ -52,6 +58,9 @@ struct State {
     well: usize,
     /// Well-gone requests for one more: as many as are allowed, or a rest after one was overtaken.
     rest: Option<usize>,
+    /// Whether the number was raised since the last complaint, and rounds until it is raised, minus one.
+    has_risen: bool,
+    extra_rounds: usize,
     /// Complaints that were acted upon.
     complaints: u64,
     closed_until: Option<Instant>,
@@ -121,6 +130,14 @@ impl Gate {
     pub(super) fn is_narrow(&self) -> bool {
         let state = self.lock();
         state.rest.is_some() && state.allowed.is_some()
+    }
+
+    /// Allows one request at once, because the server was seen to answer one after the other.
+    pub(super) fn limit_to_one(&self) {
+        let mut state = self.lock();
+        state.allowed = Some(1);
+        state.well = 0;
+        state.rest = Some(LONGEST_REST);
     }
 
     /// Waits until another request may be sent.
@@ -223,6 +240,10 @@ impl Pass<'_> {
         // What was sent together is refused together, and says one thing only.
         if self.complaints == state.complaints {
             state.complaints += 1;
+            if std::mem::take(&mut state.has_risen) {
+                let rounds = (state.extra_rounds + 1).saturating_mul(VAIN_RISE);
+                state.extra_rounds = rounds.min(MAX_ROUNDS) - 1;
+            }
             state.allowed = Some((state.under_way / 2).max(1));
             state.well = 0;
             state.rest = None;
@@ -264,8 +285,10 @@ impl Pass<'_> {
             return;
         };
         state.well += 1;
-        if state.well >= state.rest.unwrap_or(allowed) {
+        let rounds = allowed.saturating_mul(state.extra_rounds + 1);
+        if state.well >= state.rest.unwrap_or(rounds) {
             state.well = 0;
+            state.has_risen = true;
             state.allowed = Some(allowed + 1).filter(|&allowed| allowed < self.gate.most);
         }
     }
@@ -332,6 +355,22 @@ mod tests {
         }
         assert_eq!(rounds, [2, 2, 3, 3, 3, usize::MAX]);
         assert_eq!(passes(&gate, 100).len(), 100);
+    }
+
+    #[test]
+    fn rise_that_leads_to_a_complaint_is_repeated_after_four_times_as_many_rounds() {
+        let gate = gate(16);
+        let mut rounds = Vec::new();
+        for _ in 0..4 {
+            passes(&gate, 1)[0].complained(None);
+            let mut well = 0;
+            while gate.allowed() == 1 {
+                passes(&gate, 1)[0].went_well();
+                well += 1;
+            }
+            rounds.push(well);
+        }
+        assert_eq!(rounds, [1, 4, 16, 64]);
     }
 
     #[test]
@@ -428,6 +467,21 @@ mod tests {
             }
             assert_eq!(rests, [(2, REST), (2, REST * 2), (2, REST * 4)]);
         });
+    }
+
+    #[test]
+    fn serial_server_gets_one_request_at_once_for_long() {
+        let gate = gate(16);
+        gate.limit_to_one();
+        for _ in 1..LONGEST_REST {
+            let out = passes(&gate, 4);
+            assert_eq!(out.len(), 1);
+            out[0].answered();
+            out[0].went_well();
+        }
+        assert_eq!(gate.allowed(), 1);
+        passes(&gate, 1)[0].went_well();
+        assert_eq!(gate.allowed(), 2);
     }
 
     #[test]

@@ -1020,6 +1020,10 @@ impl Source for Http {
         self.gate.allowed()
     }
 
+    fn limit_reads(&self) {
+        self.gate.limit_to_one();
+    }
+
     fn answer_cost(&self) -> Option<Duration> {
         let micros = self.answer_micros.load(Ordering::Relaxed);
         Some(self.cost(Duration::from_micros(micros)))
