@@ -349,7 +349,10 @@ impl Reader {
         number: u64,
         mut claims: VecDeque<Claim<u64>>,
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
-        let _busy = self.foreground.enter();
+        // Read-ahead waits for random reads. It does not wait for the fetches of a sequential reader,
+        // who would never let it get ahead.
+        let is_sequential = claims.len() as u64 >= GROWTH;
+        let _busy = (!is_sequential).then(|| self.foreground.enter());
         self.stats.memory_miss_spans.increment();
         if self.spool.is_some() {
             self.stats.spool_miss_spans.increment();
