@@ -158,7 +158,8 @@ impl Reader {
     }
 
     /// `part` of an archive that is read by windows, which are fetched where they are missing.
-    /// `None` for any other archive.
+    /// `None` for any other archive, and for a sequential reader where nothing of the span is here: such
+    /// a reader gets whole spans.
     ///
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
@@ -174,12 +175,27 @@ impl Reader {
             let bytes = part.of(&bytes);
             return bytes.map(Some).map_err(|_| ReadError::Index);
         }
+        let span = self.known_span(part.span)?.plain;
         let wanted = layout.windows(part.plain);
+        let missing = wanted
+            .clone()
+            .find(|&number| !self.has_window(layout, number));
+        let of_span = layout.windows_starting_in(span);
+        if let Some(missing) = missing
+            && self.is_sequential(layout, missing)
+            && !of_span
+                .clone()
+                .any(|number| self.has_window(layout, number))
+        {
+            self.windows.recent().add(of_span);
+            return Ok(None);
+        }
         let mut windows: Vec<(Extent<Plain>, Bytes)> = Vec::new();
         for number in wanted.clone() {
             let extent = layout.window(number);
             if windows.iter().all(|(found, _)| *found != extent) {
-                self.window(layout, number, wanted.end, &mut windows)?;
+                let limits = (wanted.end, of_span.end);
+                self.window(layout, number, limits, &mut windows)?;
             }
         }
         let bytes = self.join(part.plain, &windows);
@@ -187,12 +203,13 @@ impl Reader {
     }
 
     /// Adds window `number` to `found`, and whatever else is fetched with it. A fetch brings missing
-    /// windows up to `end`, at least.
+    /// windows up to the first of `limits` at least, and for a sequential reader at most up to the second,
+    /// the end of the span.
     fn window(
         &self,
         layout: Layout,
         number: u64,
-        end: u64,
+        limits: (u64, u64),
         found: &mut Vec<(Extent<Plain>, Bytes)>,
     ) -> Result<(), ReadError> {
         let extent = layout.window(number);
@@ -220,7 +237,7 @@ impl Reader {
                 claim.land(bytes.clone());
                 break bytes;
             }
-            let claims = self.claim_neighbours(layout, claim, end);
+            let claims = self.claim_neighbours(layout, claim, limits);
             found.extend(self.fetch_windows(layout, number, claims)?);
             return Ok(());
         };
@@ -287,12 +304,12 @@ impl Reader {
     }
 
     /// Claims the windows beside that of `claim` that are worth fetching with it: those up to `end`,
-    /// more for a read that continues a fetch, and the rest of a group of which half is here.
+    /// more up to `span_end` for a read that continues a fetch, and the rest of a group of which half is here.
     fn claim_neighbours(
         &self,
         layout: Layout,
         claim: Claim<u64>,
-        end: u64,
+        (end, span_end): (u64, u64),
     ) -> VecDeque<Claim<u64>> {
         let number = claim.span();
         let group = layout.group(number);
@@ -300,18 +317,14 @@ impl Reader {
             .clone()
             .filter(|&other| self.has_window(layout, other));
         let is_half_here = present.count() as u64 * 2 >= group.end - group.start;
-        let before = group.end - group.start;
-        let continues_all = || {
-            let before = number.saturating_sub(before)..number;
-            !before.is_empty() && before.rev().all(|other| self.has_window(layout, other))
-        };
         let max = layout.max_windows();
         let len = match self.windows.recent().next_len(number, max) {
-            1 if continues_all() => max,
+            1 if self.continues_all(layout, number) => max,
             len => len,
         };
         let archive_end = layout.end.div_ceil(layout.window_bytes);
-        let mut wanted = number..end.max(number.saturating_add(len)).min(archive_end);
+        let read_on = number.saturating_add(len).min(span_end);
+        let mut wanted = number..end.max(read_on).min(archive_end);
         if is_half_here {
             wanted = group.start..wanted.end.max(group.end);
         }
@@ -334,6 +347,18 @@ impl Reader {
         claims
     }
 
+    /// Whether a read that misses window `number` is one of many in order.
+    fn is_sequential(&self, layout: Layout, number: u64) -> bool {
+        let len = self.windows.recent().next_len(number, u64::MAX);
+        len > GROWTH || len == 1 && self.continues_all(layout, number)
+    }
+
+    /// Whether as many windows before `number` are here as one fetch can bring.
+    fn continues_all(&self, layout: Layout, number: u64) -> bool {
+        let mut before = number.saturating_sub(layout.max_windows())..number;
+        !before.is_empty() && before.all(|other| self.has_window(layout, other))
+    }
+
     /// The claim to window `number`, unless it is here or being fetched.
     fn claim_missing(&self, layout: Layout, number: u64) -> Option<Claim<u64>> {
         let claim = self.windows.flights.claim(number).ok()?;
@@ -349,10 +374,7 @@ impl Reader {
         number: u64,
         mut claims: VecDeque<Claim<u64>>,
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
-        // Read-ahead waits for random reads. It does not wait for the fetches of a sequential reader,
-        // who would never let it get ahead.
-        let is_sequential = claims.len() as u64 >= GROWTH;
-        let _busy = (!is_sequential).then(|| self.foreground.enter());
+        let _busy = self.foreground.enter();
         self.stats.memory_miss_spans.increment();
         if self.spool.is_some() {
             self.stats.spool_miss_spans.increment();
