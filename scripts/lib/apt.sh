@@ -29,13 +29,14 @@ apt_install_without_services() {
         apt_install "$@"
         return
     fi
-    printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin "$policy"
-    # In a process of its own, because a failure ends the script.
-    (apt_install "$@") || {
-        as_root rm -f "$policy"
-        fail "installation failed: $*"
-    }
-    as_root rm -f "$policy"
+    # In a process of its own, which removes the file however it ends.
+    (
+        trap 'as_root rm -f "$policy"' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+        printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin "$policy"
+        apt_install "$@"
+    ) || fail "installation failed: $*"
 }
 
 # The package starts a server on port 80, which nobody asked for: a fresh one is stopped again.

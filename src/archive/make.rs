@@ -85,10 +85,20 @@ impl Reader {
             if self.source.access() != Access::Ranges {
                 continue;
             }
-            let span = self.catalog.known().span_extent(number);
-            let missing = layout.zip(span);
-            let missing =
-                missing.map(|(layout, span)| (layout, self.missing_windows(layout, span, from)));
+            // An index file may claim any length.
+            let span = self.known_span(number).ok();
+            let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
+                continue;
+            };
+            // All of it is there, and was not what it should be.
+            let is_damaged = self
+                .spool
+                .as_ref()
+                .is_some_and(|spool| spool.covers(span.plain));
+            let missing = layout.map(|layout| {
+                let missing = self.missing_windows(layout, span.plain, from, is_damaged);
+                (layout, missing)
+            });
             let windows = match missing {
                 Some((layout, MissingWindows::Runs(runs))) => {
                     if runs.is_empty() {
@@ -208,7 +218,7 @@ impl Reader {
     /// # Errors
     /// As [`Pool::reserve`].
     pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reserved, Closed> {
-        let decoding = codec::reading_bytes(self.compression()) + super::spans::LONGEST_SPAN;
+        let decoding = codec::reading_bytes(self.compression()) + codec::seek_point::LONGEST_SPAN;
         let threads = batch.stretches.len().min(threads) as u64;
         let request = self.request(batch.packed);
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());

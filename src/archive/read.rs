@@ -2,8 +2,8 @@
 //! decoded again from the nearest seek point.
 //!
 //! Packed bytes of the source are decoded only after their blocks had the digests in the index
-//! (`packed.rs`). Plain bytes, whatever they come from, have the span's hash before a reader sees
-//! them: that tells a damaged spool. Bytes that the scan skipped have neither.
+//! (`packed.rs`). Plain bytes from disk have the checksums of their blocks before a reader sees them, and
+//! spans that are decoded the hash of these. Bytes that the scan skipped have neither.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -20,7 +20,6 @@ use super::flights::Flights;
 use super::foreground::Foreground;
 use super::leash::Leash;
 use super::packed::{FirstRead, PackedBytes, Way};
-use super::spans::LONGEST_SPAN;
 use super::windows::Windows;
 use crate::base::buffer::{Closed, Pool};
 use crate::base::extent::{Extent, Packed, Plain};
@@ -30,6 +29,7 @@ use crate::base::short_reads::Wait;
 use crate::base::span_hash;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
+use crate::codec::seek_point::LONGEST_SPAN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::InUse;
@@ -202,7 +202,7 @@ impl Reader {
         }
         let span = index.span_extent(part.span)?;
         drop(index);
-        // As it was written.
+        // What other processes' readers want goes later, too: of windows these alone.
         spool.used(
             self.layout()
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
@@ -376,7 +376,7 @@ impl Reader {
     }
 
     /// Span `number`, from memory or made again; one flight however many ask.
-    fn span(&self, number: u32) -> Result<Bytes, ReadError> {
+    pub(super) fn span(&self, number: u32) -> Result<Bytes, ReadError> {
         if let Some(bytes) = self.memory.get(self.key(number)) {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::open::{OpenError, OpenOptions, index_file, locator};
 use super::scan::Digest;
-use super::spans::LONGEST_SPAN;
 use crate::base::extent::Packed;
 use crate::base::path::ArchivePath;
 use crate::base::sha256::Sha256;
+use crate::codec::seek_point::LONGEST_SPAN;
 use crate::codec::{Compression, Stretch, Sum};
 use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};

@@ -5,14 +5,9 @@ use bytes::Bytes;
 use super::scan::Sink;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::span_hash::SpanHasher;
-use crate::codec::seek_point::{MAX_SPAN, MIN_SPAN};
+use crate::codec::seek_point::{LONGEST_SPAN, MIN_SPAN};
 use crate::codec::{SeekPoint, UNCOUNTED};
 use crate::index::Span;
-
-/// A span without a seek point at its end is cut here, so that none grows without bound: twice
-/// [`MAX_SPAN`], because a checkpoint that is due at `MAX_SPAN` may have to wait for the end of a
-/// compressed block.
-pub(super) const LONGEST_SPAN: u64 = 2 * MAX_SPAN;
 
 /// Bytes that are hashed and handed on at once: few enough to be in the processor's cache for whoever
 /// copies them next.

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use super::error::Error;
 use super::flights::{Claim, Flights};
 use super::packed::{Request, Way};
-use super::read::{Part, ReadError, Reader};
+use super::read::{Part, ReadError, Reader, span_len};
 use crate::base::buffer::{Closed, Reserved};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::short_reads::Wait;
@@ -158,8 +158,7 @@ impl Reader {
     }
 
     /// `part` of an archive that is read by windows, which are fetched where they are missing.
-    /// `None` for any other archive, and for a sequential reader where nothing of the span is here: such
-    /// a reader gets whole spans.
+    /// `None` for any other archive. A sequential reader gets whole spans where nothing of them is here.
     ///
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
@@ -175,7 +174,12 @@ impl Reader {
             let bytes = part.of(&bytes);
             return bytes.map(Some).map_err(|_| ReadError::Index);
         }
-        let span = self.known_span(part.span)?.plain;
+        let span = self.known_span(part.span)?;
+        span_len(&span)?;
+        let span = span.plain;
+        if part.plain.end().0 > layout.end {
+            return Err(ReadError::Index);
+        }
         let wanted = layout.windows(part.plain);
         let missing = wanted
             .clone()
@@ -187,8 +191,16 @@ impl Reader {
                 .clone()
                 .any(|number| self.has_window(layout, number))
         {
-            self.windows.recent().add(of_span);
-            return Ok(None);
+            self.windows.recent().add(of_span.clone());
+            match self.span(part.span) {
+                Ok(bytes) => {
+                    let bytes = part.of(&bytes);
+                    return bytes.map(Some).map_err(|_| ReadError::Index);
+                }
+                // Damage of other windows must not make this read fail.
+                Err(ReadError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         let mut windows: Vec<(Extent<Plain>, Bytes)> = Vec::new();
         for number in wanted.clone() {
@@ -316,7 +328,7 @@ impl Reader {
         let present = group
             .clone()
             .filter(|&other| self.has_window(layout, other));
-        let is_half_here = present.count() as u64 * 2 >= group.end - group.start;
+        let is_half_here = present.count() as u64 * 2 >= group.end.saturating_sub(group.start);
         let max = layout.max_windows();
         let len = match self.windows.recent().next_len(number, max) {
             1 if self.continues_all(layout, number) => max,
@@ -477,19 +489,26 @@ impl Reader {
         }
     }
 
-    /// Claims the windows of `span` that begin at `from` or later and are missing.
+    /// Claims the windows of `span` that begin at `from` or later and are missing; all of them where the
+    /// disk cache is known to be damaged.
     pub(super) fn missing_windows(
         &self,
         layout: Layout,
         span: Extent<Plain>,
         from: Plain,
+        is_damaged: bool,
     ) -> MissingWindows {
-        let windows = layout.windows_starting_in(span);
+        let windows = layout.windows(span);
         let first = windows.start.max(from.0 / layout.window_bytes);
         let mut runs: Vec<Vec<Claim<u64>>> = Vec::new();
         let mut is_all = first == windows.start;
         for number in first..windows.end {
-            let Some(claim) = self.claim_missing(layout, number) else {
+            let claim = if is_damaged {
+                self.windows.flights.claim(number).ok()
+            } else {
+                self.claim_missing(layout, number)
+            };
+            let Some(claim) = claim else {
                 is_all = false;
                 continue;
             };

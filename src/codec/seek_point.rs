@@ -12,6 +12,11 @@ pub const MIN_SPAN: u64 = 1 << 20;
 /// Inside long frames a seek point is made about every so many plain bytes.
 pub const MAX_SPAN: u64 = 4 << 20;
 
+/// A span without a seek point at its end is cut here, so that none grows without bound: twice
+/// [`MAX_SPAN`], because a checkpoint that is due at `MAX_SPAN` may have to wait for the end of a
+/// compressed block.
+pub const LONGEST_SPAN: u64 = 2 * MAX_SPAN;
+
 /// All windows together are at most one part in so many of the packed bytes.
 const WINDOW_SHARE: u64 = 100;
 

@@ -11,6 +11,7 @@ use zerocopy::little_endian::U64;
 use super::Index;
 use super::entry::SpanRow;
 use crate::base::extent::{Extent, Plain};
+use crate::codec::seek_point::LONGEST_SPAN;
 
 /// The checksums of one span.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,10 @@ impl<'a> SpanChecksums<'a> {
         if row.flags.get() & SpanRow::UNHASHED != 0 {
             return None;
         }
-        let extent = index.span_extent(number)?;
+        // A file may claim any length; no scan makes longer spans.
+        let extent = index
+            .span_extent(number)
+            .filter(|extent| extent.len() <= LONGEST_SPAN)?;
         let block_len = usize::try_from(index.block_len).ok()?;
         let first = usize::try_from(row.checksum.get()).ok()?;
         let count = usize::try_from(extent.len().div_ceil(index.block_len)).ok()?;

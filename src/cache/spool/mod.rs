@@ -1,8 +1,8 @@
 //! Decoded spans on disk: what would cost more to make again than to read back.
 //!
 //! One sparse file for each archive: plain byte *n* lies at file offset *n*, and whatever is not
-//! kept is a hole. There is no table of contents, because none is needed: a reader knows each
-//! span's hash from the index, so a hole, a torn write and a foreign file are simply not what it
+//! kept is a hole. There is no table of contents, because none is needed: a reader knows the
+//! checksums of each span's blocks from the index, so a hole, a torn write and a foreign file are simply not what it
 //! looks for. For the same reason any number of processes may write one file, punch holes into
 //! it, or be killed at any moment.
 

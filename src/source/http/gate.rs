@@ -72,6 +72,9 @@ struct State {
     last_well: [Option<(u64, Duration)>; 2],
     /// Whether a request was taken back since one went well that had no answer either when it was the only one.
     was_alone: bool,
+    /// Whether the number is small because the server answers one after the other, and not because it
+    /// leaves connections waiting.
+    is_serial: bool,
 }
 
 impl State {
@@ -82,12 +85,17 @@ impl State {
             return false;
         };
         let patience = (took * OVERTAKEN_TIMES).max(OVERTAKEN);
-        let is_alone = self.rest.is_some() && self.allowed == Some(1);
+        let is_alone = self.is_narrow() && self.allowed == Some(1);
         if other > pass {
             sent.elapsed() >= patience
         } else {
             is_alone && !self.was_alone && sent.elapsed() >= patience * 2
         }
+    }
+
+    /// Whether the server was seen to leave connections waiting.
+    fn is_narrow(&self) -> bool {
+        self.rest.is_some() && self.allowed.is_some() && !self.is_serial
     }
 
     /// A request with `pass` went well, and took so long.
@@ -128,8 +136,7 @@ impl Gate {
 
     /// Whether the server was seen to leave connections waiting.
     pub(super) fn is_narrow(&self) -> bool {
-        let state = self.lock();
-        state.rest.is_some() && state.allowed.is_some()
+        self.lock().is_narrow()
     }
 
     /// Allows one request at once, because the server was seen to answer one after the other.
@@ -138,6 +145,7 @@ impl Gate {
         state.allowed = Some(1);
         state.well = 0;
         state.rest = Some(LONGEST_REST);
+        state.is_serial = true;
     }
 
     /// Waits until another request may be sent.
@@ -215,6 +223,7 @@ impl Gate {
             state.well = 0;
             let rest = state.rest.map_or(REST, |rest| rest.saturating_mul(2));
             state.rest = Some(rest.min(LONGEST_REST));
+            state.is_serial = false;
         }
         self.stats.source_withdrawals.increment();
         Standing::Overtaken

@@ -180,9 +180,14 @@ fn a_sequential_reader_fetches_more_at_once() {
     let ranges = ranges(&lab, before);
     let lens: Vec<u64> = ranges.iter().map(|range| range.end - range.start).collect();
     assert_eq!(lens.first(), Some(&WINDOW));
-    let max = 1 << 20;
+    // A window, four of them, the rest of the span, and then whole spans.
     assert!(
-        lens.is_sorted_by(|one, next| one <= next || *one == max),
+        lens.get(1).is_some_and(|len| *len >= 4 * WINDOW),
+        "{lens:?}"
+    );
+    let spans = lens.get(3..lens.len() - 1).unwrap_or_default();
+    assert!(
+        spans.len() > 10 && spans.iter().all(|len| *len == 1 << 20),
         "{lens:?}"
     );
     assert!(lens.len() <= FILE_BYTES / (1 << 20) + 3, "{lens:?}");
