@@ -868,6 +868,7 @@ mod tests {
             is_closed: AtomicBool::default(),
         };
         assert!(matches!(reader.verify(0), Err(ReadError::Index)));
+        assert!(reader.batches(0..1, Plain(0), None).is_empty());
     }
 
     /// Spans of this many bytes: a piece is cut where one ends.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenOptions, Prefetch, ReadError, Spooling};
+use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, ReadError, Spooling};
 
 use super::damage::flipped;
 use super::{Lab, PATH, assert_file, index, ino, large_lz4};
@@ -356,6 +356,41 @@ fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
         }
         assert!(archive.stats().spool_damaged_spans.get() > 0, "{round}");
     }
+}
+
+#[test]
+fn prefetching_all_repairs_the_disk_cache() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let options = little_memory(lab.options());
+    let fetch_all = || {
+        let archive = lab.open_with(&options);
+        let started = archive.start_prefetch(Prefetch {
+            ahead: Ahead::All,
+            ..Prefetch::default()
+        });
+        started.expect("threads");
+        wait::until("all is fetched", || {
+            let progress = archive.prefetch_progress();
+            progress.is_some_and(|progress| progress.state == PrefetchState::Complete)
+        });
+        archive
+    };
+    drop(fetch_all());
+    let spool = File::options()
+        .read(true)
+        .write(true)
+        .open(lab.the_cached("spool"))
+        .expect("a spool");
+    let (place, mut byte) = (FILE_BYTES as u64 / 2, [0]);
+    spool.read_exact_at(&mut byte, place).expect("kept");
+    spool.write_all_at(&[!byte[0]], place).expect("written");
+    let before = lab.server.seen(PATH).len();
+    drop(fetch_all());
+    assert!(!ranges(&lab, before).is_empty(), "fetched again");
+    let mut repaired = [0];
+    spool.read_exact_at(&mut repaired, place).expect("kept");
+    assert_eq!(repaired, byte);
 }
 
 #[test]
