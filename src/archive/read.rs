@@ -529,7 +529,11 @@ impl Reader {
         for number in first.number..span.number {
             let between = self.known_span(number)?;
             let bytes = self.take(&between, &mut decoder, &mut packed)?;
-            self.spool_span(&between, &bytes, true);
+            let spool = self.spool.as_ref();
+            // All of a long stream may lie between, on disk since the scan.
+            if !spool.is_some_and(|spool| spool.covers(between.plain)) {
+                self.spool_span(&between, &bytes, true);
+            }
             self.memory.insert(self.key(number), bytes);
         }
         let bytes = self.take(span, &mut decoder, &mut packed)?;

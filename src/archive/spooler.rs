@@ -13,6 +13,10 @@ use crate::source::{Access, Source};
 /// How long a scan may wait for the disk whatever it has done so far.
 const MIN_WAIT: Duration = Duration::from_secs(2);
 
+/// How long a scan waits for the disk to take a span that could only be decoded again from far before it.
+/// A disk that takes longer is not waited for again.
+const FAR_WAIT: Duration = Duration::from_secs(30);
+
 /// Whether spans of `source`, which is packed in this way as far as that is known, are kept on disk: not
 /// those of a local file that is not packed, which is as good as any copy of it.
 pub(super) fn keeps_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
@@ -23,13 +27,16 @@ pub(super) fn keeps_spans(source: &dyn Source, compression: Option<Compression>)
 /// Keeps spans of a scan in a spool.
 ///
 /// A scan waits for the disk up to as long as it has worked, because a span that is not kept must be made
-/// again. So a slow disk at most doubles the time of a scan.
+/// again. So a slow disk at most doubles the time of a scan; except where spans have no seek points, because
+/// each that is missing then costs a decoding of all before it.
 #[derive(Debug)]
 pub(super) struct Spooler {
     spool: Arc<Spool>,
     access: Access,
     began: Instant,
     waited: Duration,
+    /// Whether the disk was too slow for a span that is far from a seek point.
+    is_stuck: bool,
 }
 
 impl Spooler {
@@ -39,6 +46,7 @@ impl Spooler {
             access: source.access(),
             began: Instant::now(),
             waited: Duration::ZERO,
+            is_stuck: false,
         }
     }
 
@@ -47,13 +55,17 @@ impl Spooler {
         if span.hash.is_none() {
             return;
         }
+        let is_far = span.seek_point.is_none() && !self.is_stuck;
         let patience = match self.access {
             Access::Stream => Patience::Endless,
+            Access::Ranges if is_far => Patience::UpTo(FAR_WAIT),
             Access::Ranges => Patience::UpTo(time_left(self.began.elapsed(), self.waited)),
         };
         let before = Instant::now();
         self.spool.keep(span.plain, bytes.clone(), patience);
-        self.waited += before.elapsed();
+        let waited = before.elapsed();
+        self.is_stuck |= is_far && waited >= FAR_WAIT;
+        self.waited += waited;
     }
 }
 
