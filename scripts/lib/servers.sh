@@ -46,7 +46,7 @@ readonly server_packages=(
     'webfs webfs'
     'mini-httpd mini-httpd'
     'civetweb civetweb'
-    'busybox busybox'
+    'busybox busybox-static'
     'python python3'
     'aiohttp python3-aiohttp'
     'flask python3-flask'
