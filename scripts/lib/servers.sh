@@ -98,9 +98,11 @@ server_start() {
 }
 
 # Starts one process of the server in the background. It and its children end with this script, however
-# that ends, because the kernel kills all processes of a PID namespace with its first one.
+# that ends, because the kernel kills all processes of a PID namespace with its first one. That is a shell,
+# because a server that gives up root would no longer be told of its parent's end.
 server_run() {
-    setpriv --pdeathsig KILL unshare --pid --fork --kill-child "$@" \
+    # shellcheck disable=SC2016 # The shell in the namespace expands it.
+    setpriv --pdeathsig KILL unshare --pid --fork --kill-child sh -c '"$@"; exit' sh "$@" \
         >>"$server_dir/output.log" 2>&1 </dev/null &
     server_pids+=($!)
 }
