@@ -77,6 +77,10 @@ const STREAM_GROWTH: u64 = 4;
 const CROWDED: u32 = 4;
 const CROWDED_ANSWER: Duration = Duration::from_millis(20);
 
+/// Answers that suffice for twice as many requests, where each cost at most a quarter of the time of its bytes.
+const FEWEST_CHEAP: usize = 2;
+const CHEAP: u32 = 4;
+
 /// Answers by which is judged whether costs rise with offsets; one fewer is reason enough to wait and see.
 const RISING: usize = 5;
 
@@ -111,7 +115,7 @@ const LONGEST_REST: u32 = 64;
 /// twice as much as their bytes, and one of them brings its bytes twice as fast as all together do, one
 /// request that is read as a stream is tried. It is tried at once where costs rise with offsets, because each
 /// request sent meanwhile costs more than all before. So there is also no doubling, once there are answers,
-/// before as many came as there are requests.
+/// before as many came as there are requests, or two that cost little.
 ///
 /// A chunk's bytes should take eight times as long to come as a request to be answered, and at
 /// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
@@ -354,6 +358,7 @@ impl Pace {
             && !self.suffice(self.requests, moment);
         // Where nothing came yet, many must be on their way before it does.
         let is_proven = self.link.speeds.is_empty()
+            || self.came >= FEWEST_CHEAP && self.link.is_cheap()
             || self.came >= self.requests
                 && !self.link.is_last_costly()
                 && !self.link.is_rising(RISING - 1);
@@ -620,6 +625,12 @@ impl Link {
             }
         }
         costs.len() >= answers && rises * 2 >= pairs && falls * PAIRS <= pairs
+    }
+
+    /// Whether each answer cost at most a quarter of the time that its bytes took.
+    fn is_cheap(&self) -> bool {
+        let mut speeds = self.speeds.iter();
+        speeds.all(|speed| speed.cost * CHEAP <= speed.transfer)
     }
 
     /// Whether the last answer cost much more than the cheapest one, and more than its bytes.
