@@ -46,7 +46,7 @@ readonly server_packages=(
     'webfs webfs'
     'mini-httpd mini-httpd'
     'civetweb civetweb'
-    'busybox busybox'
+    'busybox busybox-static'
     'python python3'
     'aiohttp python3-aiohttp'
     'flask python3-flask'
@@ -98,9 +98,11 @@ server_start() {
 }
 
 # Starts one process of the server in the background. It and its children end with this script, however
-# that ends, because the kernel kills all processes of a PID namespace with its first one.
+# that ends, because the kernel kills all processes of a PID namespace with its first one. That is a shell,
+# because a server that gives up root would no longer be told of its parent's end.
 server_run() {
-    setpriv --pdeathsig KILL unshare --pid --fork --kill-child "$@" \
+    # shellcheck disable=SC2016 # The shell in the namespace expands it.
+    setpriv --pdeathsig KILL unshare --pid --fork --kill-child sh -c '"$@"; exit' sh "$@" \
         >>"$server_dir/output.log" 2>&1 </dev/null &
     server_pids+=($!)
 }

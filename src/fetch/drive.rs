@@ -98,6 +98,8 @@ struct Driver {
     continuation: Arc<Continuation>,
     /// Where the last request of a stream ends.
     stream_end: u64,
+    /// The number of the stream's first read, while there is one.
+    stream_from: Option<u64>,
     /// Whether the source knows that its server is serial.
     has_told: bool,
     /// Those of `requests`, by number.
@@ -131,6 +133,7 @@ impl Driver {
             laggards: Laggards::new(config.min_speed),
             continuation: Arc::default(),
             stream_end: 0,
+            stream_from: None,
             has_told: false,
             flights: BTreeMap::new(),
             requests: JoinSet::new(),
@@ -150,7 +153,12 @@ impl Driver {
     fn may_launch(&self, appetite: &Appetite) -> bool {
         let (read, _) = appetite.sums();
         let most = self.pace.requests().min(self.source.bearable_reads());
-        self.requests.len() < most && self.asked_bytes.saturating_sub(read) < self.pace.ahead()
+        // A stream begins beside what is under way, which may take as long as the stream.
+        let in_flight = match self.stream_from {
+            Some(first) if self.source.bearable_reads() > 1 => self.flights.range(first..).count(),
+            _ => self.requests.len(),
+        };
+        in_flight < most && self.asked_bytes.saturating_sub(read) < self.pace.ahead()
     }
 
     fn launch(&mut self, chunk: Extent<Packed>, buffer: Buffer) -> Coming {
@@ -224,6 +232,7 @@ impl Driver {
             self.plan.end();
         }
         let landing = Landing {
+            start: flight.extent().start().0,
             len,
             took,
             latency: flight.watch().latency(),
@@ -231,6 +240,8 @@ impl Driver {
         };
         self.pace.landed(self.moment(appetite), landing);
         self.look(appetite);
+        let first = self.stream_from.unwrap_or(self.launched);
+        self.stream_from = self.pace.is_single().then_some(first);
     }
 
     /// Looks whether the reader starves.

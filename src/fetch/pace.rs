@@ -77,6 +77,16 @@ const STREAM_GROWTH: u64 = 4;
 const CROWDED: u32 = 4;
 const CROWDED_ANSWER: Duration = Duration::from_millis(20);
 
+/// Answers that suffice for twice as many requests, where each cost at most a quarter of the time of its bytes.
+const FEWEST_CHEAP: usize = 2;
+const CHEAP: u32 = 4;
+
+/// Answers by which is judged whether costs rise with offsets; one fewer is reason enough to wait and see.
+const RISING: usize = 5;
+
+/// Of how many pairs of answers one at most may be the other way round where costs rise with offsets.
+const PAIRS: usize = 8;
+
 /// Rounds before the first trial, and after one that went well.
 const REST: u32 = 8;
 
@@ -103,7 +113,9 @@ const LONGEST_REST: u32 = 64;
 /// server is serial: the first answer is read on as a stream, and there is no other request. Answers that
 /// cost much more than the cheapest one, and more than their bytes, lead to no more requests. If they cost
 /// twice as much as their bytes, and one of them brings its bytes twice as fast as all together do, one
-/// request that is read as a stream is tried.
+/// request that is read as a stream is tried. It is tried at once where costs rise with offsets, because each
+/// request sent meanwhile costs more than all before. So there is also no doubling, once there are answers,
+/// before as many came as there are requests, or two that cost little.
 ///
 /// A chunk's bytes should take eight times as long to come as a request to be answered, and at
 /// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
@@ -126,6 +138,8 @@ pub(super) struct Pace {
     opening: Option<Opening>,
     /// What the answer before the first request cost.
     probe_cost: Duration,
+    /// Chunks that came since the number of requests was changed.
+    came: usize,
     /// Whether answers were seen to wait for each other.
     is_serial: bool,
     /// Whether there was a trial: from then on, waiting alone leads to no more requests.
@@ -154,6 +168,8 @@ pub(super) struct Moment {
 /// A chunk that came.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Landing {
+    /// Where it begins in the source.
+    pub(super) start: u64,
     /// Its bytes.
     pub(super) len: u64,
     /// From the request to its last byte.
@@ -178,6 +194,8 @@ struct Link {
 /// What one request was measured to do.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
+    /// Where its chunk begins.
+    start: u64,
     /// Bytes a second from the request on.
     whole: u64,
     /// From the answer on.
@@ -210,6 +228,8 @@ struct Trial {
     /// Requests before, and whether they were a single one.
     requests: usize,
     is_single: bool,
+    /// Whether costs rose with offsets.
+    is_rise: bool,
     /// Bytes a second before.
     rate: u64,
 }
@@ -244,6 +264,7 @@ impl Pace {
             stream_len: FIRST_STREAM,
             opening,
             probe_cost: answer_cost.unwrap_or_default(),
+            came: 0,
             is_serial: false,
             has_tried: false,
             tries_fewer: true,
@@ -335,7 +356,13 @@ impl Pace {
         let is_scarce = moment.in_flight >= self.requests
             && !is_beginning
             && !self.suffice(self.requests, moment);
-        if is_starving && is_scarce && self.may_grow() && !self.is_crowded() {
+        // Where nothing came yet, many must be on their way before it does.
+        let is_proven = self.link.speeds.is_empty()
+            || self.came >= FEWEST_CHEAP && self.link.is_cheap()
+            || self.came >= self.requests
+                && !self.link.is_last_costly()
+                && !self.link.is_rising(RISING - 1);
+        if is_starving && is_scarce && is_proven && self.may_grow() && !self.is_crowded() {
             self.rested = 0;
             self.change(moment, self.requests.saturating_mul(2));
         } else if all < MEMORY {
@@ -374,9 +401,14 @@ impl Pace {
         let received = moment.received.saturating_sub(self.round.began.received);
         let waited = moment.waited.saturating_sub(self.round.began.waited);
         let (rate, is_fed) = (per_second(received, took), waited * 4 < took);
+        self.came += 1;
+        if self.trial.is_none() && !self.is_single && !is_fed && self.rises_to(landing) {
+            self.try_single(moment, rate, true);
+            return;
+        }
         // A round of costly answers takes long, and its end is not waited for.
         if self.trial.is_none() && took >= SHORTEST_ROUND && !is_fed && self.is_costly(rate) {
-            self.try_single(moment, rate);
+            self.try_single(moment, rate, false);
             return;
         }
         if self.round.earlier > 0 {
@@ -444,14 +476,32 @@ impl Pace {
             && self.link.speeds.len() >= MOST_SPEEDS
             && cost >= SLOW_ANSWER.max(transfer * COSTLY)
             && content / 2 >= rate
-            && self.rested + 1 >= self.rest.saturating_sub(REST)
+            && self.may_try_single()
+    }
+
+    /// Whether costs rise with offsets, and that of `last` is high: twice as long as its bytes take.
+    fn rises_to(&self, last: Landing) -> bool {
+        let (Some(cost), Some(latency)) = (last.cost, last.latency) else {
+            return false;
+        };
+        let transfer = last.took.saturating_sub(latency);
+        cost >= transfer * COSTLY
+            && self.link.is_last_costly()
+            && self.link.is_rising(RISING)
+            && self.may_try_single()
+    }
+
+    /// Whether the last trial in vain is long ago, or was not.
+    fn may_try_single(&self) -> bool {
+        self.rested + 1 >= self.rest.saturating_sub(REST)
     }
 
     /// Tries one request for all the rest.
-    fn try_single(&mut self, moment: Moment, rate: u64) {
+    fn try_single(&mut self, moment: Moment, rate: u64, is_rise: bool) {
         self.trial = Some(Trial {
             requests: self.requests,
             is_single: false,
+            is_rise,
             rate,
         });
         self.rested = 0;
@@ -486,6 +536,7 @@ impl Pace {
             self.trial = Some(Trial {
                 requests: before,
                 is_single,
+                is_rise: false,
                 rate,
             });
         } else {
@@ -500,7 +551,7 @@ impl Pace {
             rate / 8 * 7 >= trial.rate
         };
         if is_good || is_fed {
-            self.rest = REST;
+            self.rest = if trial.is_rise { LONGEST_REST } else { REST };
             self.is_serial &= !trial.is_single;
             self.has_tried &= !trial.is_single;
         } else {
@@ -525,6 +576,7 @@ impl Pace {
     fn change(&mut self, moment: Moment, requests: usize) -> bool {
         let before = self.requests;
         self.requests = requests.clamp(1, self.most_requests);
+        self.came = 0;
         self.round = self.next_round(moment);
         self.round.earlier = before;
         self.requests != before
@@ -542,6 +594,7 @@ impl Link {
         self.speeds.truncate(MOST_SPEEDS - 1);
         let transfer = landing.took.saturating_sub(latency);
         self.speeds.push_front(Speed {
+            start: landing.start,
             whole: per_second(landing.len, landing.took),
             content: per_second(landing.len, transfer),
             cost,
@@ -554,6 +607,38 @@ impl Link {
         let mut speeds: Vec<T> = self.speeds.iter().map(measure).collect();
         speeds.sort_unstable_by(|one, other| other.cmp(one));
         speeds.get(speeds.len() / 2).copied()
+    }
+
+    /// Whether so many answers at the least cost the more the further back their bytes lie: most pairs of them
+    /// say so, and hardly one the opposite. An eighth of the highest cost says nothing.
+    fn is_rising(&self, answers: usize) -> bool {
+        let mut costs: Vec<_> = self.speeds.iter().map(|it| (it.start, it.cost)).collect();
+        costs.sort_unstable();
+        let highest = costs.iter().map(|&(_, cost)| cost).max();
+        let noise = highest.unwrap_or_default() / 8;
+        let (mut pairs, mut rises, mut falls) = (0, 0, 0);
+        for (index, &(_, cost)) in costs.iter().enumerate() {
+            for &(_, other) in costs.iter().skip(index + 1) {
+                pairs += 1;
+                rises += usize::from(other > cost + noise);
+                falls += usize::from(other + noise < cost);
+            }
+        }
+        costs.len() >= answers && rises * 2 >= pairs && falls * PAIRS <= pairs
+    }
+
+    /// Whether each answer cost at most a quarter of the time that its bytes took.
+    fn is_cheap(&self) -> bool {
+        let mut speeds = self.speeds.iter();
+        speeds.all(|speed| speed.cost * CHEAP <= speed.transfer)
+    }
+
+    /// Whether the last answer cost much more than the cheapest one, and more than its bytes.
+    fn is_last_costly(&self) -> bool {
+        let (Some(last), Some(least)) = (self.speeds.front(), self.least_cost) else {
+            return false;
+        };
+        last.cost >= CROWDED_ANSWER.max(least * CROWDED).max(last.transfer)
     }
 
     /// Bytes a second of a request, round trip included.
@@ -611,7 +696,8 @@ mod tests {
         Parallel(u64),
         /// So many milliseconds, for one request after the other; answers begin when no request is left.
         Serial(u64),
-        /// As long as it takes to get to its first byte at so many bytes a millisecond, for all at once.
+        /// As long as it takes to unpack all before its first byte: so many bytes a millisecond on each of two
+        /// processors, which all requests share. Who asks is answered, or not, before that.
         Unpacking(u64),
     }
 
@@ -642,8 +728,13 @@ mod tests {
         began: u64,
         /// Whether it goes on in the answer to the one before.
         is_continued: bool,
+        /// Whether it was to be read as a stream.
+        is_single: bool,
         /// When its answer begins.
         answered: u64,
+        /// Bytes that must be unpacked before it begins.
+        before: u64,
+        start: u64,
         len: u64,
         received: u64,
         read: u64,
@@ -740,10 +831,14 @@ mod tests {
                 let (most, len) = self.fixed.unwrap_or(chosen);
                 let len = len.min(self.world.len - self.asked);
                 let held: u64 = self.requests.iter().map(|request| request.len).sum();
-                if len == 0 || self.in_flight() >= most || held + len > BUDGET {
+                let is_single = self.fixed.is_none() && self.pace.is_single();
+                // A stream begins beside what is under way.
+                let is_counted =
+                    |request: &&Request| request.is_in_flight() && request.is_single >= is_single;
+                let in_flight = self.requests.iter().filter(is_counted).count();
+                if len == 0 || in_flight >= most || held + len > BUDGET {
                     return;
                 }
-                let is_single = self.fixed.is_none() && self.pace.is_single();
                 let is_continued = is_single && self.asked < self.stream_end;
                 self.stream_end = match (is_single, is_continued) {
                     (true, true) => self.stream_end,
@@ -760,7 +855,13 @@ mod tests {
                 self.requests.push_back(Request {
                     began: self.now,
                     is_continued,
+                    is_single,
                     answered,
+                    before: match self.world.server {
+                        Server::Unpacking(_) if !is_continued => self.asked,
+                        _ => 0,
+                    },
+                    start: self.asked,
                     len,
                     received: 0,
                     read: 0,
@@ -777,9 +878,8 @@ mod tests {
                 return self.now;
             }
             match self.world.server {
-                Server::Ready => sent,
+                Server::Ready | Server::Unpacking(_) => sent,
                 Server::Parallel(cost) => sent + cost,
-                Server::Unpacking(speed) => sent + self.asked / speed,
                 Server::Serial(cost) => {
                     let now = self.now;
                     let is_waiting =
@@ -795,7 +895,22 @@ mod tests {
             }
         }
 
+        /// Lets the server unpack for a millisecond; returns how many bytes it has for each request that flows.
+        fn unpack(&mut self) -> u64 {
+            let Server::Unpacking(speed) = self.world.server else {
+                return u64::MAX;
+            };
+            let now = self.now;
+            let share = speed.min(speed * 2 / (self.in_flight() as u64).max(1));
+            for request in self.requests.iter_mut().filter(|it| it.before > 0) {
+                request.before = request.before.saturating_sub(share);
+                request.answered = now;
+            }
+            share
+        }
+
         fn receive(&mut self) {
+            let unpacked = self.unpack();
             let (world, now) = (self.world, self.now);
             let flows = |request: &Request| request.is_in_flight() && now > request.answered;
             let mut flowing = self
@@ -805,13 +920,16 @@ mod tests {
                 .count();
             let (mut left, mut landings) = (world.in_all, Vec::new());
             for request in self.requests.iter_mut().filter(|request| flows(request)) {
-                let share = (left / flowing as u64).min(world.per_connection);
+                let share = (left / flowing as u64)
+                    .min(world.per_connection)
+                    .min(unpacked);
                 let came = share.min(request.len - request.received);
                 (left, flowing) = (left - came, flowing - 1);
                 request.received += came;
                 self.received += came;
                 if !request.is_in_flight() {
                     landings.push(Landing {
+                        start: request.start,
                         len: request.len,
                         took: ms(now - request.began),
                         latency: Some(ms(request.answered - request.began)),
@@ -883,15 +1001,17 @@ mod tests {
 
     #[test]
     fn server_that_unpacks_from_the_front_gets_one_request() {
-        // Unpacking takes a tenth of a second for 20 MB, and its answers then come at once.
         let world = World {
-            server: Server::Unpacking(200_000),
+            server: Server::Unpacking(240_000),
             len: 240 * MIB,
             ..LOOPBACK
         };
         let transfer = world.transfer(None);
         assert!(transfer.pace.is_single() && !transfer.pace.is_serial());
-        assert!(transfer.sent < 60, "{} requests", transfer.sent);
+
+        assert!(transfer.sent < 20, "{} requests", transfer.sent);
+        let stream = world.len / 240_000;
+        assert!(transfer.now < stream * 5 / 4, "{} ms", transfer.now);
     }
 
     #[test]
@@ -953,6 +1073,7 @@ mod tests {
             pace.landed(
                 moment,
                 Landing {
+                    start: 0,
                     len: 500,
                     took: ms(10),
                     latency: Some(ms(0)),
@@ -1044,6 +1165,7 @@ mod tests {
     fn measured(latency: u64, took: u64, len: u64) -> u64 {
         let mut pace = Pace::new(16, 64 * MIB, 1 << 40, None);
         let landing = Landing {
+            start: 0,
             len,
             took: ms(took),
             latency: Some(ms(latency)),
