@@ -6,6 +6,7 @@
 #   far    both: 60 MB/s for each connection, and a round trip takes 40 ms
 #   none   no server: the archive is a file
 
+# shellcheck disable=SC2034 # Some scripts that source this ask for all of them.
 readonly networks=(plain 60MB 40ms far none)
 readonly limited_rate=60000000
 readonly one_way_ms=20

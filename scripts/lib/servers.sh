@@ -128,9 +128,6 @@ server_stop() {
     [[ -n ${server_dir:-} ]] || return 0
     local pid
     for pid in "${server_pids[@]}"; do
-        # First the server: one that has changed its user does not end with its parent.
-        pkill -KILL -P "$(pgrep -P "$pid" | head -n 1)" 2>/dev/null || true
-        pkill -KILL -P "$pid" 2>/dev/null || true
         kill -KILL "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
