@@ -121,7 +121,10 @@ const LONGEST_REST: u32 = 64;
 /// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
 /// the budget would not hold two chunks more than may ever be in flight.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a finding of its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a finding of its own"
+)]
 pub(super) struct Pace {
     most_requests: usize,
     longest_chunk: u64,
