@@ -30,6 +30,9 @@ pub(super) const WINDOW_BYTES: u64 = 128 << 10;
 /// The most bytes that one read fetches beyond those that it needs.
 const MAX_FETCH_BYTES: u64 = 1 << 20;
 
+/// A read of so many bytes of a span is taken for one of a sequential reader.
+const LONG_READ_BYTES: u64 = 256 << 10;
+
 /// A read that continues a fetch fetches so many times as much.
 const GROWTH: u64 = 4;
 
@@ -185,11 +188,15 @@ impl Reader {
             .clone()
             .find(|&number| !self.has_window(layout, number));
         let of_span = layout.windows_starting_in(span);
+        // The kernel asks for so much at once only for sequential readers.
+        let is_long = part.plain.len() >= LONG_READ_BYTES;
+        let present = || {
+            let windows = of_span.clone();
+            windows.filter(|&number| self.has_window(layout, number))
+        };
         if let Some(missing) = missing
-            && self.is_sequential(layout, missing)
-            && !of_span
-                .clone()
-                .any(|number| self.has_window(layout, number))
+            && (is_long || self.is_sequential(layout, missing))
+            && present().count() <= usize::from(is_long)
         {
             self.windows.recent().add(of_span.clone());
             match self.span(part.span) {
