@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What may be claimed: the number of a span, or of a window.
+/// The number of a span or of a window, by which a thread claims it.
 pub(super) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
 impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
 

@@ -90,12 +90,10 @@ impl Reader {
             let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
                 continue;
             };
-            // All of it is there, and was not what it should be.
-            let is_damaged = self
-                .spool
-                .as_ref()
-                .is_some_and(|spool| spool.covers(span.plain));
             let missing = layout.map(|layout| {
+                // All of the span is on disk, and its hash was wrong just now.
+                let spool = self.spool.as_ref();
+                let is_damaged = spool.is_some_and(|spool| spool.covers(span.plain));
                 let missing = self.missing_windows(layout, span.plain, from, is_damaged);
                 (layout, missing)
             });

@@ -202,7 +202,7 @@ impl Reader {
         }
         let span = index.span_extent(part.span)?;
         drop(index);
-        // What other processes' readers want goes later, too: of windows these alone.
+        // Of windows only these: the disk cache may lack others of the span.
         spool.used(
             self.layout()
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),

@@ -2,8 +2,8 @@
 //!
 //! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a
 //! read that misses memory and disk fetches the aligned windows that it needs, and not whole spans. A
-//! read that continues where the last fetch ended fetches more, up to [`MAX_FETCH_BYTES`]; whole spans
-//! are fetched by [read-ahead](super::make). Windows are kept in memory, and in the spool at their plain
+//! read that continues where the last fetch ended fetches more, up to [`MAX_FETCH_BYTES`]. A sequential
+//! reader and [read-ahead](super::make) fetch whole spans. Windows are kept in memory, and in the spool at their plain
 //! offset, where the digests of the index verify them.
 
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ const GROWTH: u64 = 4;
 /// Fetches that a read may continue; the oldest is forgotten first.
 const MAX_RECENT_FETCHES: usize = 16;
 
-/// What is known of the windows of one archive.
+/// The windows of one archive that are being fetched, and its last fetches.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// Windows that are being fetched.

@@ -19,7 +19,7 @@ pub struct Key {
     pub span: u32,
 }
 
-/// What is kept in memory under one key.
+/// A piece of plain bytes that memory keeps under one key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Unit {
     /// A whole span.

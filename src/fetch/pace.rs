@@ -135,7 +135,7 @@ pub(super) struct Pace {
     glance: Moment,
     round: Round,
     trial: Option<Trial>,
-    /// Whether one request for all the rest is read as a stream.
+    /// Whether one long request is read as a stream.
     is_single: bool,
     /// Bytes that the next request of a stream asks for.
     stream_len: u64,
@@ -286,7 +286,7 @@ impl Pace {
         }
     }
 
-    /// Whether the next request should ask for all the rest, to be read as a stream.
+    /// Whether the next request should be a long one, to be read as a stream.
     pub(super) fn is_single(&self) -> bool {
         match self.opening {
             Some(opening) => opening.launched == 0,
@@ -500,7 +500,7 @@ impl Pace {
         self.rested + 1 >= self.rest.saturating_sub(REST)
     }
 
-    /// Tries one request for all the rest.
+    /// Tries one long request, read as a stream.
     fn try_single(&mut self, moment: Moment, rate: u64, is_rise: bool) {
         self.trial = Some(Trial {
             requests: self.requests,

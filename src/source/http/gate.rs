@@ -56,7 +56,8 @@ struct State {
     allowed: Option<usize>,
     /// Requests that went well since the number was changed.
     well: usize,
-    /// Well-gone requests for one more: as many as are allowed, or a rest after one was overtaken.
+    /// Well-gone requests for one more: as many as are allowed, or a rest after one was overtaken or the
+    /// scan found that the server answers one after the other.
     rest: Option<usize>,
     /// Whether the number was raised since the last complaint, and rounds until it is raised, minus one.
     has_risen: bool,
