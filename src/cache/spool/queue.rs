@@ -224,6 +224,9 @@ mod tests {
             // Not heeded: a disk that was slow once may still be fast enough.
             assert!(queue.lock().is_slow);
             let pushed = scope.spawn(|| queue.push(item(10, 10), Patience::UpTo(SHORT * 60)));
+            // Time to find the queue full: without a wait the push fails then.
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!pushed.is_finished(), "it waits");
             assert!(queue.next().is_some(), "the first");
             assert!(queue.next().is_some(), "the second");
             assert_eq!(pushed.join().ok(), Some(true));
