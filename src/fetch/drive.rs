@@ -191,7 +191,7 @@ impl Driver {
 
     /// Tells the source when its server turns out to be serial, because other reads learn it too late.
     fn tell_source(&mut self) {
-        if self.pace.is_serial() && self.plan.is_done() && !self.has_told {
+        if self.pace.is_surely_serial() && self.plan.is_done() && !self.has_told {
             self.has_told = true;
             self.source.limit_reads();
         }

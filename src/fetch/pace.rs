@@ -309,6 +309,11 @@ impl Pace {
         self.is_serial
     }
 
+    /// Whether the server was seen to do so for long enough that other reads should know it.
+    pub(super) fn is_surely_serial(&self) -> bool {
+        self.is_serial && self.came >= STREAM_ROUND
+    }
+
     /// Whether requests wait for each other: answers cost much more than the cheapest one did, and more
     /// than their bytes.
     pub(super) fn is_crowded(&self) -> bool {
@@ -989,6 +994,13 @@ mod tests {
         let transfer = world.transfer(None);
         assert!(transfer.pace.is_serial() && transfer.pace.is_single());
         assert_eq!((transfer.most_requests, transfer.sent), (2, 2));
+        assert!(transfer.pace.is_surely_serial());
+        let short = World {
+            len: 2 * MIB,
+            ..world
+        };
+        let transfer = short.transfer(None);
+        assert!(transfer.pace.is_serial() && !transfer.pace.is_surely_serial());
     }
 
     #[test]

@@ -9,11 +9,12 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tarfs::base::buffer::Pool;
 use tarfs::base::extent::Packed;
-use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, Source, Watch};
+use tarfs::base::stats::Stats;
+use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, Persistence, Source, Watch};
 use tokio::time::Instant;
 use url::Url;
 
-use crate::support::http::{Fault, Resource, Response};
+use crate::support::http::{Fault, Request, Resource, Response};
 use crate::support::noise::Noise;
 use crate::support::rounds::{rounds, seed};
 use crate::support::simulated::Net;
@@ -144,7 +145,7 @@ impl Round {
         let is_disturbed = Arc::new(AtomicBool::new(noise.below(2) > 0));
         let is_open = Arc::<AtomicBool>::default();
         let schedule = Mutex::new(Schedule::new(Noise::new(noise.number()), &other, len));
-        let net = Net::new(options.idle_timeout.min(options.timeout / 2), {
+        let net = Net::new({
             let (is_disturbed, is_open) = (Arc::clone(&is_disturbed), Arc::clone(&is_open));
             move |request| {
                 let fault = schedule.lock().expect("whole").next();
@@ -344,9 +345,7 @@ async fn open(
     change: impl Fn(Response) -> Response + Send + Sync + 'static,
 ) -> Result<Http, Error> {
     let options = Options::default();
-    let net = Net::new(options.idle_timeout, move |request| {
-        change(resource.answer(request))
-    });
+    let net = Net::new(move |request| change(resource.answer(request)));
     let url = Url::parse("http://host/archive").expect("well-formed");
     Http::open_through(Box::new(net), url, options).await
 }
@@ -418,4 +417,59 @@ fn an_archive_that_never_comes_to_be_open_is_not_waited_for_by_each_attempt() {
     });
     // On the simulated clock: a minute, and what the bytes take that came once.
     assert!(took < Duration::from_secs(76), "{took:?}");
+}
+
+/// Reads 16 chunks that were asked for ahead from a server that answers one request after the other, each
+/// 10 s after the one before, and the chunk `silent` never.
+async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Error>>, Arc<Stats>) {
+    const CHUNK: usize = 100_000;
+    let free_at = Mutex::new(Instant::now());
+    let bytes = Noise::new(1).bytes(16 * CHUNK);
+    let options = Options::default();
+    let stats = Arc::clone(&options.stats);
+    let resource = Resource::new(bytes);
+    let is_silent = move |request: &Request| {
+        let start = request.range().map(|(start, _)| start);
+        silent.is_some_and(|chunk| start == Some((chunk * CHUNK) as u64))
+    };
+    let net = Net::new(move |request| {
+        if is_silent(request) {
+            return Response::silence();
+        }
+        let mut free_at = free_at.lock().expect("whole");
+        *free_at = (*free_at).max(Instant::now()) + Duration::from_secs(10);
+        resource.answer(request).delayed(*free_at - Instant::now())
+    });
+    let url = Url::parse("http://host/archive").expect("well-formed");
+    let source = Http::open_through(Box::new(net), url, options).await;
+    let (source, pool) = (source.expect("open"), Pool::new(16 << 20));
+    let reads = (0..16).map(async |chunk| {
+        let watch = Watch::ahead(Persistence::default());
+        let buffer = pool.take_async(CHUNK).await;
+        let read = source.read_watched(Packed((chunk * CHUNK) as u64), buffer, &watch);
+        read.await
+    });
+    (futures_util::future::join_all(reads).await, stats)
+}
+
+#[test]
+fn requests_wait_for_each_other_at_a_serial_server_longer_than_it_may_be_silent() {
+    let (reads, stats) = simulate(read_from_serial_server(None));
+    let expected = Noise::new(1).bytes(1_600_000);
+    let reads: Result<Vec<_>, _> = reads.into_iter().collect();
+    assert!(reads.expect("read").concat() == expected, "wrong bytes");
+    assert_eq!(stats.source_retries.get(), 0, "each was sent once");
+}
+
+#[test]
+fn a_request_that_is_never_answered_ends_although_others_are() {
+    let (reads, _) = simulate(read_from_serial_server(Some(3)));
+    for (number, read) in reads.into_iter().enumerate() {
+        assert_eq!(read.is_err(), number == 3, "{number}: {read:?}");
+        if let Err(error) = read {
+            // On the simulated clock: the other answers, then silence, noticed after 30 s, for a minute.
+            let bound = Duration::from_secs(16 * 10 + 30 + 61);
+            assert!(error.elapsed < bound, "{error:?}");
+        }
+    }
 }

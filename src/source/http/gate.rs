@@ -1,6 +1,7 @@
 //! How many requests a server bears; shared by everyone who reads from it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +26,10 @@ const TICK: Duration = Duration::from_millis(50);
 const REST: usize = 16;
 const LONGEST_REST: usize = 1024;
 
+/// How many times fewer requests go well before one more is tried, each time that one more went well on a
+/// server that was taken for a serial one.
+const SERIAL_REST_FALL: usize = 4;
+
 /// How many times as many rounds must go well before one more is tried, after one more led to a complaint;
 /// and at most.
 const VAIN_RISE: usize = 4;
@@ -47,6 +52,9 @@ pub(super) struct Gate {
     state: Mutex<State>,
     changed: Notify,
     stats: Arc<Stats>,
+    created: Instant,
+    /// When bytes last came for any request, in milliseconds after `created`.
+    last_bytes_millis: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -127,7 +135,20 @@ impl Gate {
             state: Mutex::default(),
             changed: Notify::new(),
             stats,
+            created: Instant::now(),
+            last_bytes_millis: AtomicU64::new(0),
         }
+    }
+
+    /// Whether bytes came for any request within the last `time`.
+    pub(super) fn received_within(&self, time: Duration) -> bool {
+        self.last_bytes().is_some_and(|last| last.elapsed() <= time)
+    }
+
+    /// When bytes last came for any request.
+    fn last_bytes(&self) -> Option<Instant> {
+        let millis = self.last_bytes_millis.load(Ordering::Relaxed);
+        (millis > 0).then(|| self.created + Duration::from_millis(millis))
     }
 
     /// Requests that may be under way at once.
@@ -270,6 +291,32 @@ impl Pass<'_> {
         self.gate.lock().unanswered.remove(&self.number);
     }
 
+    /// Bytes of the answer came.
+    pub(super) fn received(&self) {
+        let millis = self.gate.created.elapsed().as_millis();
+        let millis = u64::try_from(millis).unwrap_or(u64::MAX).max(1);
+        self.gate.last_bytes_millis.store(millis, Ordering::Relaxed);
+    }
+
+    /// Waits until no bytes have come from the server for `idle` since the request was sent, to whichever
+    /// request: on a server that answers one request after the other, this one waits for those before.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(super) async fn server_is_silent(&self, idle: Duration) {
+        loop {
+            let heard = self
+                .gate
+                .last_bytes()
+                .map_or(self.sent, |last| last.max(self.sent));
+            let left = idle.saturating_sub(heard.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
     /// Waits until the request is overtaken: it has no answer, and two that were sent later have all of theirs.
     /// Then no more requests are allowed than the server answers. Never returns once it was
     /// [answered](Self::answered).
@@ -300,6 +347,11 @@ impl Pass<'_> {
             state.well = 0;
             state.has_risen = true;
             state.allowed = Some(allowed + 1).filter(|&allowed| allowed < self.gate.most);
+            // What proves wrong of a serial server is corrected faster with each request more.
+            if state.is_serial {
+                let rest = state.rest.map(|rest| (rest / SERIAL_REST_FALL).max(REST));
+                state.rest = rest;
+            }
         }
     }
 }
@@ -489,9 +541,18 @@ mod tests {
             out[0].answered();
             out[0].went_well();
         }
-        assert_eq!(gate.allowed(), 1);
-        passes(&gate, 1)[0].went_well();
-        assert_eq!(gate.allowed(), 2);
+        let mut rests = Vec::new();
+        let mut well = 0;
+        while gate.allowed() < usize::MAX {
+            let allowed = gate.allowed();
+            passes(&gate, 1)[0].went_well();
+            well += 1;
+            if gate.allowed() > allowed {
+                rests.push(std::mem::take(&mut well));
+            }
+        }
+        assert_eq!(rests[..5], [1, 256, 64, 16, 16]);
+        assert_eq!(rests.len(), 15, "up to as many as ever");
     }
 
     #[test]

@@ -56,6 +56,10 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 /// a server that leaves connections waiting does not answer.
 const RETURN: Duration = Duration::from_millis(2);
 
+/// How many times the timeout of a read a request that was sent ahead may be without an answer, while the
+/// server answers others.
+const QUEUE_TIMES: u32 = 10;
+
 /// Bytes that count as progress: a request that brought as many did not fail in vain.
 const PROGRESS: u64 = 64 << 10;
 
@@ -66,6 +70,8 @@ pub struct Http {
     retry: Retry,
     jitter: Arc<Jitter>,
     timeout: Duration,
+    /// How long the server may be silent.
+    idle_timeout: Duration,
     gate: Gate,
     stats: Arc<Stats>,
     location: Location,
@@ -159,8 +165,8 @@ impl Http {
         let found = loop {
             let found = tokio::select! {
                 biased;
-                found = probe(&client, &options.stats, &received) => found,
-                late = timer.run_out(|| received.load(Ordering::Relaxed)) => {
+                found = probe(&client, &options, &received) => found,
+                late = timer.run_out(|| received.load(Ordering::Relaxed), || false) => {
                     effort.gave_up();
                     return Err(effort.error(location.as_str(), late));
                 }
@@ -204,6 +210,7 @@ impl Http {
             retry: options.retry,
             jitter,
             timeout: options.timeout,
+            idle_timeout: idle_timeout(&options),
             gate: Gate::new(
                 options.connections,
                 options.timeout,
@@ -235,6 +242,7 @@ impl Http {
             retry: self.retry,
             jitter: Arc::clone(&self.jitter),
             timeout: self.timeout,
+            idle_timeout: self.idle_timeout,
             gate: Gate::new(
                 self.options.connections,
                 self.timeout,
@@ -279,6 +287,11 @@ impl Http {
             } else {
                 timer.left(filled as u64);
             }
+            let before = filled as u64;
+            let is_queued = || {
+                let is_unanswered = watch.received() == before;
+                watch.is_ahead() && is_unanswered && self.gate.received_within(self.idle_timeout)
+            };
             let ask = async {
                 match entered {
                     Ok(pass) => self.ask(offset, buffer, &mut filled, pass, watch).await,
@@ -289,7 +302,7 @@ impl Http {
                 biased;
                 order = watch.order() => Err(order),
                 asked = ask => Ok(asked),
-                late = timer.run_out(|| watch.received()) => {
+                late = timer.run_out(|| watch.received(), is_queued) => {
                     effort.gave_up();
                     let error = effort.error(self.location(), late);
                     if !watch.persists() {
@@ -364,10 +377,7 @@ impl Http {
                 () = tokio::time::sleep(left) => {}
             }
             if !watch.is_ahead() || self.stats.source_read_bytes.get() == came {
-                return Err(Cause::Unreachable {
-                    obstacle: Obstacle::Timeout,
-                    detail: String::new(),
-                });
+                return Err(silence());
             }
         }
     }
@@ -438,13 +448,18 @@ impl Http {
             Some(_) => return Ok(Asked::End),
             None => return Ok(Asked::Part),
         };
-        if skip(&mut rest, start, &self.stats).await.is_err() {
+        if skip(&mut rest, start, &self.stats, self.idle_timeout)
+            .await
+            .is_err()
+        {
             return Ok(Asked::Part);
         }
         let part = usize::try_from(rest.end - start).unwrap_or(usize::MAX);
         let target_end = buffer.len().min(filled.saturating_add(part));
         let target = buffer.get_mut(..target_end).unwrap_or_default();
-        let received = receive(&mut rest, target, filled, &self.stats, |received| {
+        let idle = self.idle_timeout;
+        let received = receive(&mut rest, target, filled, &self.stats, idle, |received| {
+            pass.received();
             if watch.persists() {
                 let came = (received as u64).saturating_sub(watch.received());
                 self.stats.scan_received_bytes.add(came);
@@ -490,6 +505,7 @@ impl Http {
             biased;
             reply = self.send(Some(wanted)) => reply?,
             () = pass.overtaken() => return Ok(None),
+            () = pass.server_is_silent(self.idle_timeout) => return Err(silence().into()),
         };
         let Reply {
             answer,
@@ -533,7 +549,12 @@ impl Http {
             content,
         };
         // A server may send the header at once, and work on the content after that.
-        fill(&mut rest, &self.stats).await?;
+        tokio::select! {
+            biased;
+            filled = fill(&mut rest, &self.stats) => filled?,
+            () = pass.server_is_silent(self.idle_timeout) => return Err(silence().into()),
+        }
+        pass.received();
         let latency = sent.elapsed();
         watch.answered(latency, self.cost(latency));
         self.answer_micros.store(micros(latency), Ordering::Relaxed);
@@ -570,7 +591,7 @@ impl Http {
     async fn ask_again(&self) -> Result<Content, Failure> {
         let Reply {
             answer, content, ..
-        } = self.send(None).await?;
+        } = within(self.idle_timeout, self.send(None)).await?;
         if answer.status != 200 {
             return Err(Failure::refused(&answer));
         }
@@ -750,6 +771,8 @@ struct Timer {
     is_alive: bool,
     /// When something came last, or the wait began.
     heard: Instant,
+    /// How much longer it may wait for an answer without that being counted.
+    queue_left: Duration,
     out_of_reach: OutOfReach,
 }
 
@@ -762,6 +785,7 @@ impl Timer {
             counted: received,
             is_alive: false,
             heard: Instant::now(),
+            queue_left: timeout.saturating_mul(QUEUE_TIMES),
             out_of_reach: OutOfReach {
                 stats: Arc::clone(stats),
                 is_counted: false,
@@ -808,15 +832,21 @@ impl Timer {
         self.heard = self.looked;
     }
 
-    /// Waits until nothing is left, and says why nobody waits any longer.
+    /// Waits until nothing is left, and returns why. While `is_queued`, because the server answers other
+    /// requests, no time is counted, up to [`QUEUE_TIMES`] the whole time.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    async fn run_out(&mut self, received: impl Fn() -> u64) -> Cause {
+    async fn run_out(&mut self, received: impl Fn() -> u64, is_queued: impl Fn() -> bool) -> Cause {
         let mut left = self.left(received());
         while !left.is_zero() {
             tokio::time::sleep(left.min(STEP)).await;
-            left = self.step(received());
+            if is_queued() && !self.queue_left.is_zero() {
+                self.queue_left = self.queue_left.saturating_sub(self.looked.elapsed());
+                self.skip();
+            } else {
+                left = self.step(received());
+            }
         }
         let obstacle = if self.is_alive {
             Obstacle::Crawl
@@ -843,14 +873,14 @@ struct Found {
 }
 
 /// The first request: which version there is, where redirects lead, and what came along.
-async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<Found, Failure> {
-    let wanted = (0, PREFIX_LEN);
+async fn probe(client: &Client, options: &Options, received: &AtomicU64) -> Result<Found, Failure> {
+    let (wanted, idle) = ((0, PREFIX_LEN), idle_timeout(options));
     let sent = Instant::now();
     let Reply {
         answer,
         content,
         url,
-    } = client.get(client.original(), Some(wanted), None).await?;
+    } = within(idle, client.get(client.original(), Some(wanted), None)).await?;
     let answer_time = sent.elapsed();
     let empty = Body::Prefix(Bytes::new());
     let body = match (answer.status, answer.range) {
@@ -871,7 +901,7 @@ async fn probe(client: &Client, stats: &Stats, received: &AtomicU64) -> Result<F
                 came: Bytes::new(),
                 content,
             };
-            receive(&mut rest, &mut prefix, &mut 0, stats, note).await?;
+            receive(&mut rest, &mut prefix, &mut 0, &options.stats, idle, note).await?;
             Body::Prefix(prefix.into())
         }
         (200, _) if answer.content_len == Some(0) => empty,
@@ -911,10 +941,35 @@ fn part_len(
     usize::try_from(to - from).map_err(|_| Cause::Truncated)
 }
 
+/// How long a server may be silent, before its answer and between two pieces of it.
+fn idle_timeout(options: &Options) -> Duration {
+    options.idle_timeout.min(options.timeout / 2)
+}
+
+/// The server does not answer, or has stopped sending.
+fn silence() -> Cause {
+    Cause::Unreachable {
+        obstacle: Obstacle::Timeout,
+        detail: String::new(),
+    }
+}
+
+/// What `work` returns, unless it takes longer than `limit`.
+///
+/// # Cancel safety
+/// That of `work`.
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, Cause>>,
+) -> Result<T, Cause> {
+    let done = tokio::time::timeout(limit, work).await;
+    done.unwrap_or_else(|_| Err(silence()))
+}
+
 /// Drops what lies before `start`.
-async fn skip(rest: &mut Rest, start: u64, stats: &Stats) -> Result<(), Cause> {
+async fn skip(rest: &mut Rest, start: u64, stats: &Stats, idle: Duration) -> Result<(), Cause> {
     while rest.start < start {
-        fill(rest, stats).await?;
+        within(idle, fill(rest, stats)).await?;
         let gap = usize::try_from(start - rest.start).unwrap_or(usize::MAX);
         let len = rest.came.len().min(gap);
         rest.came.advance(len);
@@ -932,16 +987,18 @@ async fn fill(rest: &mut Rest, stats: &Stats) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Receives of `rest` until `target` is full; `received` counts, whatever happens, and `note` hears of it.
+/// Receives of `rest` until `target` is full, waiting up to `idle` for each piece; `received` counts, whatever
+/// happens, and `note` is called with it.
 async fn receive(
     rest: &mut Rest,
     target: &mut [u8],
     received: &mut usize,
     stats: &Stats,
+    idle: Duration,
     note: impl Fn(usize),
 ) -> Result<(), Cause> {
     while *received < target.len() {
-        fill(rest, stats).await?;
+        within(idle, fill(rest, stats)).await?;
         let len = copy(&rest.came, target.get_mut(*received..).unwrap_or_default());
         rest.came.advance(len);
         rest.start += len as u64;
@@ -1110,8 +1167,8 @@ impl<'a> Pour<'a> {
         let counted = self.counted;
         tokio::select! {
             biased;
-            piece = self.content.next() => piece,
-            late = self.timer.run_out(|| counted) => {
+            piece = within(self.source.idle_timeout, self.content.next()) => piece,
+            late = self.timer.run_out(|| counted, || false) => {
                 self.effort.stats.source_timeouts.increment();
                 Err(late)
             }
@@ -1166,7 +1223,7 @@ impl<'a> Pour<'a> {
             let asked = tokio::select! {
                 biased;
                 asked = self.source.ask_again() => asked,
-                late = self.timer.run_out(|| counted) => {
+                late = self.timer.run_out(|| counted, || false) => {
                     self.effort.gave_up();
                     return Err(late);
                 }
@@ -1200,7 +1257,7 @@ mod tests {
             assert!(timer.left(0).is_zero(), "it was looked at by nobody else");
             let mut timer = Timer::new(Duration::from_mins(1), 0, &Arc::default());
             let begun = Instant::now();
-            timer.run_out(|| 0).await;
+            timer.run_out(|| 0, || false).await;
             let lasted = begun.elapsed();
             assert!((60..62).contains(&lasted.as_secs()), "{lasted:?}");
         });

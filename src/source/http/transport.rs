@@ -20,7 +20,7 @@ use crate::source::{Cause, Obstacle, Options};
 /// Sends requests and brings answers, without judging them.
 pub trait Transport: Send + Sync + fmt::Debug {
     /// Asks for what is at `url`, and returns when the head of an answer is there, whatever it says;
-    /// a redirect is an answer.
+    /// a redirect is an answer. The caller limits how long it waits for the head, and for the content.
     ///
     /// # Errors
     /// When no answer comes.
@@ -149,7 +149,6 @@ fn builder(options: &Options) -> ClientBuilder {
         .referer(false)
         .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(options.connect_timeout.min(options.timeout / 2))
-        .read_timeout(options.idle_timeout.min(options.timeout / 2))
         .pool_max_idle_per_host(options.connections)
 }
 

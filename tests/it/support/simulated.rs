@@ -18,18 +18,12 @@ use super::http::{End, Request, Response};
 #[derive(Clone)]
 pub(crate) struct Net {
     handler: Arc<dyn Fn(&Request) -> Response + Send + Sync>,
-    /// How long silence is borne, before an answer and in it.
-    idle: Duration,
 }
 
 impl Net {
-    pub(crate) fn new(
-        idle: Duration,
-        handler: impl Fn(&Request) -> Response + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn new(handler: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Self {
         Self {
             handler: Arc::new(handler),
-            idle,
         }
     }
 }
@@ -47,7 +41,7 @@ impl Transport for Net {
             (name.as_str().to_owned(), value.to_owned())
         });
         let response = (self.handler)(&Request::get(url.path(), headers.collect()));
-        Box::pin(answer(response, self.idle))
+        Box::pin(answer(response))
     }
 
     fn afresh(&self, _url: &Url, _options: &Options) -> Result<Box<dyn Transport>, Cause> {
@@ -62,21 +56,11 @@ fn obstacle(obstacle: Obstacle) -> Cause {
     }
 }
 
-/// Waits for `time`, unless that is longer than silence is borne.
-async fn silence(time: Duration, idle: Duration) -> Result<(), Cause> {
-    tokio::time::sleep(time.min(idle)).await;
-    if time < idle {
-        Ok(())
-    } else {
-        Err(obstacle(Obstacle::Timeout))
-    }
-}
-
-async fn answer(response: Response, idle: Duration) -> Result<Message, Cause> {
-    silence(response.delay, idle).await?;
+async fn answer(response: Response) -> Result<Message, Cause> {
+    tokio::time::sleep(response.delay).await;
     match response.end {
         End::HangUp => return Err(obstacle(Obstacle::Connection)),
-        End::Silence => silence(Duration::MAX, idle).await?,
+        End::Silence => std::future::pending().await,
         End::Decent | End::Stall | End::Reset => {}
     }
     let mut headers: HeaderMap = response
@@ -93,12 +77,12 @@ async fn answer(response: Response, idle: Duration) -> Result<Message, Cause> {
     Ok(Message {
         status: StatusCode::from_u16(response.status).expect("a status"),
         headers,
-        content: content(&response, idle),
+        content: content(&response),
     })
 }
 
 /// What is sent of the body, and what happens then.
-fn content(response: &Response, idle: Duration) -> Content {
+fn content(response: &Response) -> Content {
     let sent = response.sent_body();
     let is_cut = sent.len() < response.body.len();
     let (piece_len, pause) = response.pace.unwrap_or((16 << 10, Duration::ZERO));
@@ -107,16 +91,14 @@ fn content(response: &Response, idle: Duration) -> Content {
         let mut rest: Bytes = rest?;
         if rest.is_empty() {
             let cause = match end {
-                End::Stall => silence(Duration::MAX, idle).await.err()?,
+                End::Stall => std::future::pending().await,
                 End::Reset => obstacle(Obstacle::Connection),
                 _ if is_cut => Cause::Truncated,
                 _ => return None,
             };
             return Some((Err(cause), None));
         }
-        if let Err(cause) = silence(pause, idle).await {
-            return Some((Err(cause), None));
-        }
+        tokio::time::sleep(pause).await;
         let piece = rest.split_to(piece_len.min(rest.len()));
         Some((Ok(piece), Some(rest)))
     }))
