@@ -5,7 +5,7 @@
 //! push a page waits for whoever reads that page at the moment. Others fetch and decode
 //! [spans](super::make), when no read does.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -59,6 +59,13 @@ const REPLAYS: u32 = 4;
 
 /// How often to look whether a spool still holds everything.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Spans of a request that is made because the disk was too slow for them before: few, so that all find room
+/// in the queue of the disk cache.
+const SKIPPED_BATCH: usize = 4;
+
+/// How often to look whether the disk is still busy.
+const DISK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Threads that fetch.
 const FETCHERS: usize = 4;
@@ -190,11 +197,15 @@ struct Shared {
     /// Whether [`Ahead::All`] has nothing more to ask for.
     all_asked: AtomicBool,
     replay: Tally,
+    /// Spans of a local archive that the disk cache did not take at first.
+    skipped: Tally,
 }
 
 /// Spans of one purpose.
 #[derive(Debug, Default)]
 struct Tally {
+    /// Whether nothing is made while the disk cache is busy.
+    waits_for_disk: bool,
     total: AtomicU64,
     asked: AtomicU64,
     done: Arc<AtomicU64>,
@@ -264,6 +275,10 @@ impl Engine {
             ahead: options.ahead,
             // Until it has looked for the first time.
             unheard: AtomicU64::new(1),
+            skipped: Tally {
+                waits_for_disk: true,
+                ..Tally::default()
+            },
             ..Shared::default()
         });
         let limits = limits(&reader, &options);
@@ -679,12 +694,19 @@ impl Follower {
     /// Asks for what is to be made without regard to readers: little at once, so that what readers
     /// will want next waits for little.
     fn feed(&mut self) {
+        if !self.feed_wanted() {
+            self.feed_skipped();
+        }
+    }
+
+    /// As [`feed`](Self::feed) for what the user wants; false when there is none, and the index is complete.
+    fn feed_wanted(&mut self) -> bool {
         let reader = Arc::clone(&self.reader);
         let Some(index) = reader.catalog.completed() else {
             if reader.catalog.is_over() {
                 self.give_up();
             }
-            return;
+            return true;
         };
         if !self.is_begun {
             self.is_begun = true;
@@ -710,7 +732,7 @@ impl Follower {
         if self.shared.replay.outstanding.load(Ordering::SeqCst) > 0
             || self.shared.all.outstanding.load(Ordering::SeqCst) > 0
         {
-            return;
+            return true;
         }
         if let Some(sweep) = &mut self.sweep {
             let numbers = sweep.next(index);
@@ -720,6 +742,30 @@ impl Follower {
             } else {
                 self.maker.submit(numbers, Plain(0), Some(&self.shared.all));
             }
+        }
+        self.sweep.is_some()
+    }
+
+    /// Asks for spans that were made before, but not kept, because the disk was too slow. Those of a remote
+    /// archive would have to be fetched again: they wait for a read.
+    fn feed_skipped(&self) {
+        let reader = &self.reader;
+        let (Some(spool), Some(index)) = (&reader.spool, reader.catalog.completed()) else {
+            return;
+        };
+        let is_busy = self.shared.skipped.outstanding.load(Ordering::SeqCst) > 0;
+        if is_busy || self.shared.ahead == Ahead::None || reader.source.is_remote() {
+            return;
+        }
+        let skipped = spool.take_skipped(SKIPPED_BATCH);
+        let numbers = skipped
+            .iter()
+            .filter_map(|extent| index.span_at(extent.start()));
+        let numbers: BTreeSet<u32> = numbers.collect();
+        if !numbers.is_empty() {
+            let numbers = numbers.into_iter().collect();
+            self.maker
+                .submit(numbers, Plain(0), Some(&self.shared.skipped));
         }
     }
 
@@ -881,6 +927,7 @@ impl Maker {
         let on_its_way = Arc::new(OnItsWay::new(self, purpose));
         let (reader, decoders) = (Arc::clone(&self.reader), Arc::clone(&self.decoders));
         let rate = self.rate.clone();
+        let waits_for_disk = purpose.is_some_and(|tally| tally.waits_for_disk);
         self.fetchers.submit(move || {
             let rate = rate.as_deref();
             let mut numbers = numbers.as_slice();
@@ -888,7 +935,11 @@ impl Maker {
             let part = if rate.is_some() { 1 } else { numbers.len() };
             while let Some((now, rest)) = numbers.split_at_checked(part.min(numbers.len())) {
                 // No claim is held meanwhile: no read shall wait for who waits.
-                if now.is_empty() || !pause(&reader, rate) || !reader.foreground.await_idle() {
+                if now.is_empty()
+                    || !pause(&reader, rate)
+                    || waits_for_disk && !await_disk(&reader)
+                    || !reader.foreground.await_idle()
+                {
                     return;
                 }
                 numbers = rest;
@@ -933,6 +984,17 @@ fn pause(reader: &Reader, rate: Option<&(Mutex<Rate>, Instant)>) -> bool {
             return false;
         }
     }
+}
+
+/// Waits until the disk cache can take more; false when the archive is closed.
+fn await_disk(reader: &Reader) -> bool {
+    let is_busy = || reader.spool.as_ref().is_some_and(|spool| spool.is_busy());
+    while is_busy() {
+        if !reader.foreground.pause(DISK_PAUSE) {
+            return false;
+        }
+    }
+    true
 }
 
 /// Tells the follower when dropped.

@@ -477,13 +477,12 @@ impl Reader {
         }
     }
 
-    /// As [`Reader::spool_span`] for what was made on nobody's behalf: it displaces nothing, and
-    /// can wait.
+    /// As [`Reader::spool_span`] for a span that no reader asked for: it displaces nothing, and can wait.
     pub(super) fn spool_span_quietly(&self, span: &Span, bytes: &Bytes) {
         if let Some(spool) = &self.spool
             && self.keeps(span)
         {
-            spool.keep(span.plain, bytes.clone(), Patience::Short);
+            spool.keep_skipped(span.plain, bytes.clone(), Patience::Short);
         }
     }
 

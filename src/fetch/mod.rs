@@ -154,8 +154,14 @@ mod tests {
             let handle = handle.clone();
             move || {
                 unless_over(&handle, async {
-                    began.send(()).expect("someone listens");
-                    sleep(Duration::from_hours(1)).await;
+                    let mut hour = Box::pin(sleep(Duration::from_hours(1)));
+                    std::future::poll_fn(|context| {
+                        let polled = hour.as_mut().poll(context);
+                        // Only now it waits: a runtime that ends before would end the wait with a panic.
+                        began.send(()).expect("the test listens");
+                        polled
+                    })
+                    .await;
                 })
             }
         });

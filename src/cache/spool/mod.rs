@@ -12,6 +12,7 @@ mod queue;
 mod shelf;
 mod uncached;
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -74,6 +75,9 @@ pub struct SpoolUse {
     pub limit_bytes: u64,
 }
 
+/// Skipped spans that are remembered, at the most.
+const MAX_SKIPPED: usize = 1 << 16;
+
 /// A use is told to other processes when the last one was told so long ago.
 const USE_TOLD_EVERY: Duration = Duration::from_mins(1);
 
@@ -85,6 +89,8 @@ struct Shared {
     place: Mutex<Place>,
     order: Mutex<Order>,
     trouble: Mutex<Trouble>,
+    /// Where spans lie that were not taken because the disk was too slow, in the order of time.
+    skipped: Mutex<VecDeque<Extent<Plain>>>,
 }
 
 /// Where the spool is.
@@ -153,6 +159,7 @@ impl Spool {
             }),
             order: Mutex::default(),
             trouble: Mutex::default(),
+            skipped: Mutex::default(),
         });
         let writer = Thread::spawn("tarfs-spool", {
             let shared = Arc::clone(&shared);
@@ -167,28 +174,59 @@ impl Spool {
     /// Keeps a span that goes by, if there is room on disk, and room in the queue within the
     /// patience.
     pub fn keep(&self, extent: Extent<Plain>, bytes: Bytes, patience: Patience) {
-        self.push(extent, bytes, false, patience);
+        self.push(Item::new(extent, bytes), patience);
+    }
+
+    /// As [`Spool::keep`] for a span that was skipped before: it is not remembered as skipped again.
+    pub fn keep_skipped(&self, extent: Extent<Plain>, bytes: Bytes, patience: Patience) {
+        let item = Item::new(extent, bytes);
+        self.push(
+            Item {
+                is_retry: true,
+                ..item
+            },
+            patience,
+        );
     }
 
     /// As [`Spool::keep`] for a span that was wanted: those that were wanted longest ago make
     /// room for it.
     pub fn keep_wanted(&self, extent: Extent<Plain>, bytes: Bytes, patience: Patience) {
-        self.push(extent, bytes, true, patience);
+        let item = Item {
+            displaces: !self.shared.options.is_only_copy,
+            ..Item::new(extent, bytes)
+        };
+        self.push(item, patience);
     }
 
-    fn push(&self, extent: Extent<Plain>, bytes: Bytes, displaces: bool, patience: Patience) {
+    fn push(&self, item: Item, patience: Patience) {
         if self.shared.trouble().failure.is_some() {
             return;
         }
-        let displaces = displaces && !self.shared.options.is_only_copy;
-        let item = Item {
-            extent,
-            bytes,
-            displaces,
-        };
+        let skipped = (item.extent, item.is_retry);
         if !self.shared.queue.push(item, patience) {
-            self.shared.options.stats.spool_skipped_spans.increment();
+            self.shared.skipped([skipped]);
         }
+    }
+
+    /// Where up to `max` spans lie that were not taken because the disk was too slow; each is named once.
+    /// None when there is no room for them either.
+    pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
+        let is_full = {
+            let trouble = self.shared.trouble();
+            trouble.failure.is_some() || trouble.no_room
+        };
+        let mut skipped = self.shared.lock_skipped();
+        if is_full {
+            skipped.clear();
+        }
+        let taken = skipped.len().min(max);
+        skipped.drain(..taken).collect()
+    }
+
+    /// Whether the spans that wait to be written fill more than half of the queue.
+    pub fn is_busy(&self) -> bool {
+        self.shared.queue.is_half_full()
     }
 
     /// The plain bytes of the span at `extent` as the spool has them; `None` when not all of them are kept. The caller verifies them, and says so by
@@ -352,7 +390,8 @@ impl Shared {
             }
             // Nor would the others get one: whoever waits for them would do so for minutes.
             let given_up = self.queue.give_up();
-            self.options.stats.spool_skipped_spans.add(1 + given_up);
+            let items = std::iter::once(item).chain(&given_up);
+            self.skipped(items.map(|item| (item.extent, item.is_retry)));
             return Ok(());
         };
         if !self.make_room(len, item.displaces) {
@@ -466,6 +505,22 @@ impl Shared {
         }
         self.options.stats.spool_evicted_bytes.add(freed);
         freed
+    }
+
+    /// Counts spans that are not written because the disk is too slow, and remembers where they lie, unless
+    /// they were skipped before.
+    fn skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
+        let mut skipped = self.lock_skipped();
+        for (extent, is_retry) in spans {
+            self.options.stats.spool_skipped_spans.increment();
+            if !is_retry && skipped.len() < MAX_SKIPPED {
+                skipped.push_back(extent);
+            }
+        }
+    }
+
+    fn lock_skipped(&self) -> MutexGuard<'_, VecDeque<Extent<Plain>>> {
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lacks_room(&self) {

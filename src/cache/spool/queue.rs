@@ -24,6 +24,20 @@ pub(super) struct Item {
     pub(super) bytes: Bytes,
     /// Whether spans of the same spool may have to go for it.
     pub(super) displaces: bool,
+    /// Whether it was skipped before.
+    pub(super) is_retry: bool,
+}
+
+impl Item {
+    /// One that displaces nothing.
+    pub(super) fn new(extent: Extent<Plain>, bytes: Bytes) -> Self {
+        Self {
+            extent,
+            bytes,
+            displaces: false,
+            is_retry: false,
+        }
+    }
 }
 
 /// How long to wait for room.
@@ -103,6 +117,11 @@ impl Queue {
         state
     }
 
+    /// Whether items fill more than half of it.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.lock().bytes > self.limit_bytes / 2
+    }
+
     /// Whether something waits behind what is being written.
     pub(super) fn is_behind(&self) -> bool {
         !self.lock().waiting.is_empty()
@@ -149,14 +168,14 @@ impl Queue {
         (end <= item.bytes.len()).then(|| item.bytes.slice(start..end))
     }
 
-    /// Takes out what waits, and says how many items that were.
-    pub(super) fn give_up(&self) -> u64 {
+    /// Takes out the items that wait.
+    pub(super) fn give_up(&self) -> VecDeque<Item> {
         let mut state = self.lock();
         let given_up = mem::take(&mut state.waiting);
         let bytes = given_up.iter().map(|item| item.bytes.len() as u64);
         state.bytes -= bytes.sum::<u64>();
         self.changed.notify_all();
-        given_up.len() as u64
+        given_up
     }
 
     /// Waits until everything is written that is here now, or given up.
@@ -186,11 +205,8 @@ mod tests {
     use super::*;
 
     fn item(start: u64, len: usize) -> Item {
-        Item {
-            extent: Extent::with_len(Plain(start), len as u64),
-            bytes: vec![7; len].into(),
-            displaces: false,
-        }
+        let extent = Extent::with_len(Plain(start), len as u64);
+        Item::new(extent, vec![0; len].into())
     }
 
     #[test]
@@ -240,7 +256,7 @@ mod tests {
             assert!(queue.push(item(start, 5), Patience::No));
         }
         assert!(queue.next().is_some());
-        assert_eq!(queue.give_up(), 1);
+        assert_eq!(queue.give_up().len(), 1);
         assert!(queue.find(item(0, 5).extent).is_some());
         assert!(queue.find(item(5, 5).extent).is_none());
         assert!(!queue.push(item(20, 6), Patience::No));

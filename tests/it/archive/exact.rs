@@ -1,12 +1,12 @@
 //! Short reads of what lies on a local disk: how much of it they touch, and that no damage gets through.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, fallocate};
-use tarfs::archive::Archive;
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use tarfs::archive::{Archive, Prefetch};
 use tarfs::base::stats::Stats;
 use tarfs::source;
 
@@ -14,6 +14,7 @@ use super::{Lab, assert_file, ino};
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
+use crate::support::wait;
 
 const FILE_BYTES: usize = 40 << 20;
 
@@ -92,6 +93,35 @@ fn a_short_read_of_a_packed_archive_on_disk_reads_little() {
         assert_eq!(archive.stats().decoded_spans.get(), 0, "{packing:?}");
         assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
     }
+}
+
+#[test]
+fn spans_that_the_disk_cache_did_not_take_at_first_are_on_disk_afterwards() {
+    let (lab, tree) = (Lab::new(), tree());
+    let path = lab.cache.path().join("archive");
+    fs::write(path, Packing::Gzip.pack(&tree.tar)).expect("written");
+    // Another process that writes for long.
+    let directory = lab.cache.path().join("spool");
+    let private = fs::DirBuilder::new().mode(0o700).create(&directory);
+    private.expect("a directory");
+    let writing = File::open(&directory).expect("there");
+    flock(&writing, FlockOperation::LockExclusive).expect("free");
+    let archive = open(&lab);
+    let prefetch = archive.start_prefetch(Prefetch::default());
+    prefetch.expect("threads");
+    let stats = Arc::clone(archive.stats());
+    wait::until("the archive is scanned", || archive.is_scanned());
+    wait::until("spans are skipped", || stats.spool_skipped_spans.get() > 0);
+    drop(writing);
+    let plain_bytes = tree.tar.len() as u64;
+    wait::until("all spans are on disk", || {
+        let held = archive.spool_use().map(|held| held.held_bytes);
+        held.is_some_and(|held| held >= plain_bytes)
+    });
+    wait::until("it settles", || archive.is_prefetch_idle());
+    let decoded = stats.decoded_spans.get();
+    assert_short_reads(&archive, &tree, 1);
+    assert_eq!(stats.decoded_spans.get(), decoded);
 }
 
 #[test]
