@@ -13,7 +13,7 @@ use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, ReadE
 
 use super::damage::flipped;
 use super::{Lab, PATH, assert_file, index, ino, large_lz4};
-use crate::support::http::{Resource, Seen};
+use crate::support::http::{Resource, Response, Seen};
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
@@ -391,6 +391,44 @@ fn prefetching_all_repairs_the_disk_cache() {
     let mut repaired = [0];
     spool.read_exact_at(&mut repaired, place).expect("kept");
     assert_eq!(repaired, byte);
+}
+
+#[test]
+fn a_span_of_which_one_run_fails_is_not_complete() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open();
+    // Two runs of this span are missing then.
+    let span = 9 << 20;
+    check(&archive, &tree, span + 3 * WINDOW, SHORT);
+    let good = Resource::new(tree.tar.clone()).etag("\"1\"");
+    let is_first_run = move |range: (u64, u64)| range == (span, span + 3 * WINDOW);
+    lab.server.route(PATH, move |request| {
+        if request.range().is_some_and(is_first_run) {
+            Response::new(500)
+        } else {
+            good.answer(request)
+        }
+    });
+    let before = lab.server.seen(PATH).len();
+    let started = archive.start_prefetch(Prefetch {
+        ahead: Ahead::All,
+        // Spans are requested one by one then.
+        bytes_per_second: Some(1 << 30),
+        ..Prefetch::default()
+    });
+    started.expect("threads");
+    let state = || archive.prefetch_progress().map(|progress| progress.state);
+    wait::until("it ends", || state() != Some(PrefetchState::Running));
+    let ranges = ranges(&lab, before);
+    let runs = [
+        span..span + 3 * WINDOW,
+        span + 4 * WINDOW..span + 8 * WINDOW,
+    ];
+    for run in runs {
+        assert!(ranges.contains(&run), "{run:?} of {ranges:?}");
+    }
+    assert_eq!(state(), Some(PrefetchState::Incomplete));
 }
 
 #[test]
