@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::flights::Claim;
 use super::packed::{PackedBytes, Way};
 use super::read::{ReadError, Reader, Resumed, span_len};
-use super::windows::MissingWindows;
+use super::windows::{MissingWindows, WindowClaim};
 use crate::base::buffer::{Closed, Reserved};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::workers::Workers;
@@ -38,10 +38,10 @@ pub(super) struct Batch {
 struct Stretch {
     packed: Extent<Packed>,
     /// In order, without gaps. None when only windows of a span are missing.
-    claims: Vec<Claim>,
+    claims: Vec<Claim<ReadError>>,
     /// The missing windows, in order and without gaps; or all windows of the span, which no read
     /// shall fetch meanwhile.
-    windows: Vec<Claim<u64>>,
+    windows: Vec<WindowClaim>,
     /// Runs of windows of the span that are not fetched yet, when it is fetched in runs.
     missing_runs: Option<Arc<AtomicUsize>>,
 }
@@ -310,7 +310,7 @@ fn add_stretch(batches: &mut Vec<Batch>, stretch: Stretch) {
 }
 
 /// Puts a span behind the one before it, which it is decoded from; drops it if that is not here.
-fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim) {
+fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim<ReadError>) {
     let Some(batch) = batches.last_mut() else {
         return;
     };
