@@ -193,24 +193,11 @@ impl Reader {
         let of_span = layout.windows_starting_in(span);
         // The kernel asks for so much at once only for sequential readers.
         let is_long = part.plain.len() >= LONG_READ_BYTES;
-        let present = || {
-            let windows = of_span.clone();
-            windows.filter(|&number| self.has_window(layout, number))
-        };
         if let Some(missing) = missing
             && (is_long || self.is_sequential(layout, missing))
-            && present().count() <= usize::from(is_long)
+            && let Some(bytes) = self.read_span(layout, part, span, is_long)?
         {
-            self.windows.recent().add(of_span.clone());
-            match self.span(part.span) {
-                Ok(bytes) => {
-                    let bytes = part.of(&bytes);
-                    return bytes.map(Some).map_err(|_| ReadError::Index);
-                }
-                // Damage of other windows must not make this read fail.
-                Err(ReadError::Damaged { .. }) => {}
-                Err(error) => return Err(error),
-            }
+            return Ok(Some(bytes));
         }
         let mut windows: Vec<(Extent<Plain>, Bytes)> = Vec::new();
         for number in wanted.clone() {
@@ -222,6 +209,54 @@ impl Reader {
         }
         let bytes = self.join(part.plain, &windows);
         bytes.map(Some).ok_or(ReadError::Index)
+    }
+
+    /// `part` of its `span`, which is made as a whole. `None` when windows of the span are here, of which
+    /// a long read may fetch one again, or in flight, and when another part of the span is damaged.
+    fn read_span(
+        &self,
+        layout: Layout,
+        part: &Part,
+        span: Extent<Plain>,
+        is_long: bool,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let windows = layout.windows_starting_in(span);
+        let is_missing = || {
+            let present = windows
+                .clone()
+                .filter(|&number| self.has_window(layout, number));
+            present.count() <= usize::from(is_long)
+        };
+        if !is_missing() {
+            return Ok(None);
+        }
+        // No other read fetches a window of the span meanwhile.
+        let claims = windows
+            .clone()
+            .map(|number| self.windows.flights.claim(number).ok());
+        let Some(mut claims) = claims.collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        // Windows that were in flight just now may be here.
+        if !is_missing() {
+            return Ok(None);
+        }
+        self.windows.recent().add(windows.clone());
+        match self.span(part.span) {
+            Ok(bytes) => {
+                self.land_windows(span, &bytes, &mut claims);
+                let bytes = part.of(&bytes);
+                bytes.map(Some).map_err(|_| ReadError::Index)
+            }
+            // Damage of other windows must not make this read fail.
+            Err(ReadError::Damaged { .. }) => Ok(None),
+            Err(error) => {
+                if error.is_shared() {
+                    fail_all(claims, &error);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Adds window `number` to `found`, and whatever else is fetched with it. A fetch brings missing

@@ -347,6 +347,27 @@ fn readers_share_the_failure_of_a_span_that_they_wait_for() {
     check(&archive, &tree, span, SHORT);
 }
 
+#[test]
+fn a_sequential_reader_does_not_fetch_a_window_in_flight() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open_with(&lab.without_spool());
+    let is_down = Arc::default();
+    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
+    let before = lab.server.seen(PATH).len();
+    let span = 9 << 20;
+    std::thread::scope(|scope| {
+        scope.spawn(|| check(&archive, &tree, span + 6 * WINDOW, SHORT));
+        wait::until("the window is requested", || {
+            requests.load(Ordering::SeqCst) > 0
+        });
+        check(&archive, &tree, span, 256 << 10);
+    });
+    let fetched = ranges(&lab, before);
+    assert!(fetched.len() >= 2, "{fetched:?}");
+    assert_disjoint(fetched);
+}
+
 /// Serves a flipped byte at `place` to the first `times` requests for it.
 fn serve_damaged(lab: &Lab, packed: &Bytes, place: u64, times: usize) {
     let good = Resource::new(packed.clone()).etag("\"1\"");
