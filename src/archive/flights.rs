@@ -13,13 +13,19 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub(super) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
 impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
 
-/// Spans in the making, or windows, by their numbers.
-#[derive(Clone, Debug)]
-pub(super) struct Flights<K: FlightKey = u32> {
-    shared: Arc<Mutex<HashMap<K, Arc<Flight>>>>,
+/// An error of a fetch, which threads that wait for the fetch may share.
+pub(super) trait FlightError: Clone {
+    /// Whether a waiter that fetched the same bytes itself would meet the same error.
+    fn is_shared(&self) -> bool;
 }
 
-impl<K: FlightKey> Default for Flights<K> {
+/// Spans in the making, or windows, by their numbers.
+#[derive(Clone, Debug)]
+pub(super) struct Flights<E, K: FlightKey = u32> {
+    shared: Arc<Mutex<HashMap<K, Arc<Flight<E>>>>>,
+}
+
+impl<E, K: FlightKey> Default for Flights<E, K> {
     fn default() -> Self {
         Self {
             shared: Arc::default(),
@@ -28,32 +34,34 @@ impl<K: FlightKey> Default for Flights<K> {
 }
 
 /// A span in the making.
-#[derive(Debug, Default)]
-pub(super) struct Flight {
-    landed: Mutex<Landed>,
+#[derive(Debug)]
+pub(super) struct Flight<E> {
+    landed: Mutex<Landed<E>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-enum Landed {
-    #[default]
+#[derive(Debug)]
+enum Landed<E> {
     Not,
     Safely(Bytes),
+    /// The waiters fail with the same error.
+    Failed(E),
+    /// The waiters must make it themselves.
     Never,
 }
 
 /// The right, and the duty, to make a span. Dropped without bytes it lets those who wait know that
 /// they must make it themselves.
 #[derive(Debug)]
-pub(super) struct Claim<K: FlightKey = u32> {
+pub(super) struct Claim<E, K: FlightKey = u32> {
     span: K,
-    flight: Arc<Flight>,
-    flights: Flights<K>,
+    flight: Arc<Flight<E>>,
+    flights: Flights<E, K>,
 }
 
-impl<K: FlightKey> Flights<K> {
+impl<E: Clone, K: FlightKey> Flights<E, K> {
     /// The flight of `span`, if it is being made.
-    pub(super) fn find(&self, span: K) -> Option<Arc<Flight>> {
+    pub(super) fn find(&self, span: K) -> Option<Arc<Flight<E>>> {
         self.flying().get(&span).map(Arc::clone)
     }
 
@@ -61,12 +69,15 @@ impl<K: FlightKey> Flights<K> {
     ///
     /// # Errors
     /// When someone has it already: whom to wait for.
-    pub(super) fn claim(&self, span: K) -> Result<Claim<K>, Arc<Flight>> {
+    pub(super) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<Flight<E>>> {
         let mut flying = self.flying();
         if let Some(flight) = flying.get(&span) {
             return Err(Arc::clone(flight));
         }
-        let flight = Arc::<Flight>::default();
+        let flight = Arc::new(Flight {
+            landed: Mutex::new(Landed::Not),
+            changed: Condvar::default(),
+        });
         flying.insert(span, Arc::clone(&flight));
         drop(flying);
         Ok(Claim {
@@ -75,14 +86,16 @@ impl<K: FlightKey> Flights<K> {
             flights: self.clone(),
         })
     }
+}
 
+impl<E: FlightError, K: FlightKey> Flights<E, K> {
     /// The bytes of `span`, and whether it was `make` that made them: what `look` finds, or somebody else
-    /// is about to make, is not made again. What `make` makes must be where `look` finds it. Who waited
-    /// for one who failed makes them in turn.
+    /// is about to make, is not made again. What `make` makes must be where `look` finds it. A thread that
+    /// waited for another one that failed shares its error, or makes the bytes in turn.
     ///
     /// # Errors
-    /// What `make` fails with.
-    pub(super) fn get<E>(
+    /// What `make` fails with, here or in the thread that this one waited for.
+    pub(super) fn get(
         &self,
         span: K,
         look: impl FnOnce() -> Option<Bytes>,
@@ -95,32 +108,42 @@ impl<K: FlightKey> Flights<K> {
                     if let Some(bytes) = look() {
                         return Ok((bytes, false));
                     }
-                    let bytes = make()?;
-                    claim.land(bytes.clone());
-                    return Ok((bytes, true));
+                    let made = make();
+                    match &made {
+                        Ok(bytes) => claim.land(bytes.clone()),
+                        Err(error) if error.is_shared() => claim.fail(error.clone()),
+                        Err(_) => drop(claim),
+                    }
+                    return made.map(|bytes| (bytes, true));
                 }
                 Err(flight) => flight,
             };
-            if let Some(bytes) = flight.wait() {
+            if let Some(bytes) = flight.wait()? {
                 return Ok((bytes, false));
             }
         }
     }
+}
 
-    fn flying(&self) -> MutexGuard<'_, HashMap<K, Arc<Flight>>> {
+impl<E, K: FlightKey> Flights<E, K> {
+    fn flying(&self) -> MutexGuard<'_, HashMap<K, Arc<Flight<E>>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Flight {
-    /// Waits for the end of the flight; `None` when it failed.
-    pub(super) fn wait(&self) -> Option<Bytes> {
+impl<E: Clone> Flight<E> {
+    /// Waits for the end of the flight; `None` when its claim was dropped.
+    ///
+    /// # Errors
+    /// The error that the claim failed with.
+    pub(super) fn wait(&self) -> Result<Option<Bytes>, E> {
         let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match &*landed {
                 Landed::Not => {}
-                Landed::Safely(bytes) => return Some(bytes.clone()),
-                Landed::Never => return None,
+                Landed::Safely(bytes) => return Ok(Some(bytes.clone())),
+                Landed::Failed(error) => return Err(error.clone()),
+                Landed::Never => return Ok(None),
             }
             landed = self
                 .changed
@@ -128,8 +151,10 @@ impl Flight {
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
 
-    fn land(&self, how: Landed) {
+impl<E> Flight<E> {
+    fn land(&self, how: Landed<E>) {
         let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*landed, Landed::Not) {
             *landed = how;
@@ -138,7 +163,7 @@ impl Flight {
     }
 }
 
-impl<K: FlightKey> Claim<K> {
+impl<E, K: FlightKey> Claim<E, K> {
     /// Which span, or window.
     pub(super) fn span(&self) -> K {
         self.span
@@ -148,9 +173,14 @@ impl<K: FlightKey> Claim<K> {
     pub(super) fn land(self, bytes: Bytes) {
         self.flight.land(Landed::Safely(bytes));
     }
+
+    /// Makes all threads that wait fail with `error`.
+    pub(super) fn fail(self, error: E) {
+        self.flight.land(Landed::Failed(error));
+    }
 }
 
-impl<K: FlightKey> Drop for Claim<K> {
+impl<E, K: FlightKey> Drop for Claim<E, K> {
     fn drop(&mut self) {
         self.flights.flying().remove(&self.span);
         self.flight.land(Landed::Never);
@@ -163,24 +193,39 @@ mod tests {
 
     #[test]
     fn one_makes_a_span_and_the_others_get_it() {
-        let flights = Flights::<u32>::default();
+        let flights = Flights::<&str>::default();
         let claim = flights.claim(7).expect("the first");
         let flight = flights.claim(7).expect_err("taken");
         assert!(flights.claim(8).is_ok());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| flight.wait());
             claim.land(Bytes::from_static(b"span"));
-            assert_eq!(waiter.join().expect("lives").as_deref(), Some(&b"span"[..]));
+            let waited = waiter.join().expect("lives");
+            assert_eq!(waited, Ok(Some(Bytes::from_static(b"span"))));
         });
         assert!(flights.claim(7).is_ok());
     }
 
     #[test]
-    fn who_waits_for_a_failure_hears_of_it() {
-        let flights = Flights::<u32>::default();
+    fn waiters_of_a_dropped_claim_make_the_span_themselves() {
+        let flights = Flights::<&str>::default();
         let claim = flights.claim(7).expect("the first");
         let flight = flights.claim(7).expect_err("taken");
         drop(claim);
-        assert_eq!(flight.wait(), None);
+        assert_eq!(flight.wait(), Ok(None));
+    }
+
+    #[test]
+    fn waiters_of_a_failed_claim_share_its_error() {
+        let flights = Flights::<&str>::default();
+        let claim = flights.claim(7).expect("the first");
+        let flight = flights.claim(7).expect_err("taken");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| flight.wait());
+            claim.fail("timed out");
+            assert_eq!(waiter.join().expect("lives"), Err("timed out"));
+        });
+        assert_eq!(flight.wait(), Err("timed out"));
+        assert!(flights.claim(7).is_ok(), "the error is not kept");
     }
 }

@@ -2,14 +2,14 @@
 //! between them by as many threads as there are.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
 use super::flights::Claim;
 use super::packed::{PackedBytes, Way};
 use super::read::{ReadError, Reader, Resumed, span_len};
-use super::windows::MissingWindows;
+use super::windows::{MissingWindows, WindowClaim};
 use crate::base::buffer::{Closed, Reserved};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::workers::Workers;
@@ -38,12 +38,12 @@ pub(super) struct Batch {
 struct Stretch {
     packed: Extent<Packed>,
     /// In order, without gaps. None when only windows of a span are missing.
-    claims: Vec<Claim>,
+    claims: Vec<Claim<ReadError>>,
     /// The missing windows, in order and without gaps; or all windows of the span, which no read
     /// shall fetch meanwhile.
-    windows: Vec<Claim<u64>>,
-    /// Whether a span is complete with these windows.
-    completes_span: bool,
+    windows: Vec<WindowClaim>,
+    /// Runs of windows of the span that are not fetched yet, when it is fetched in runs.
+    missing_runs: Option<Arc<AtomicUsize>>,
 }
 
 impl Reader {
@@ -102,13 +102,13 @@ impl Reader {
                     if runs.is_empty() {
                         count(found);
                     }
-                    let last = runs.len().saturating_sub(1);
-                    for (at, windows) in runs.into_iter().enumerate() {
+                    let missing_runs = Arc::new(AtomicUsize::new(runs.len()));
+                    for windows in runs {
                         let stretch = Stretch {
                             packed: Self::packed_windows(layout, &windows),
                             claims: Vec::new(),
                             windows,
-                            completes_span: at == last,
+                            missing_runs: Some(Arc::clone(&missing_runs)),
                         };
                         add_stretch(&mut batches, stretch);
                     }
@@ -127,7 +127,7 @@ impl Reader {
                             packed,
                             claims: vec![claim],
                             windows,
-                            completes_span: false,
+                            missing_runs: None,
                         };
                         add_stretch(&mut batches, stretch);
                     }
@@ -179,7 +179,9 @@ impl Reader {
                 None => (Patience::No, true),
             };
             self.keep_windows(layout, stretch.windows, &bytes, patience, displaces);
-            if stretch.completes_span {
+            // A run that failed stays missing.
+            let missing_runs = stretch.missing_runs.as_ref();
+            if missing_runs.is_some_and(|runs| runs.fetch_sub(1, Ordering::SeqCst) == 1) {
                 count(made_spans);
             }
             return Ok(());
@@ -308,7 +310,7 @@ fn add_stretch(batches: &mut Vec<Batch>, stretch: Stretch) {
 }
 
 /// Puts a span behind the one before it, which it is decoded from; drops it if that is not here.
-fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim) {
+fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim<ReadError>) {
     let Some(batch) = batches.last_mut() else {
         return;
     };

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 
 use super::catalog::Catalog;
 use super::error::Error;
-use super::flights::Flights;
+use super::flights::{FlightError, Flights};
 use super::foreground::Foreground;
 use super::leash::Leash;
 use super::packed::{FirstRead, PackedBytes, Way};
@@ -83,6 +83,21 @@ pub enum ReadError {
     Index,
 }
 
+impl FlightError for ReadError {
+    fn is_shared(&self) -> bool {
+        match self {
+            Self::Changed(_) | Self::Gone(_) | Self::TimedOut(_) | Self::Refused(_) => true,
+            // That one thread was interrupted says nothing about the source.
+            Self::Unreachable(error) => match &**error {
+                Error::Source(source) => !matches!(source.cause, Cause::Cancelled),
+                _ => false,
+            },
+            // The damage may be in bytes that a waiter does not need.
+            Self::Damaged { .. } | Self::NotAFile | Self::Unscanned | Self::Index => false,
+        }
+    }
+}
+
 /// Reads files of one archive.
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -95,7 +110,7 @@ pub(super) struct Reader {
     /// Held while decoding from far away: whoever comes second may find all in the spool.
     pub(super) long_way: Mutex<()>,
     /// Spans that are being made, for a read or ahead of one.
-    pub(super) flights: Flights,
+    pub(super) flights: Flights<ReadError>,
     /// Windows, in which a remote archive without compression is read.
     pub(super) windows: Windows,
     /// Reads that make spans: what is made ahead waits for them.

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use super::error::Error;
-use super::flights::{Claim, Flights};
+use super::flights::{Claim, FlightError, Flights};
 use super::packed::{Request, Way};
 use super::read::{Part, ReadError, Reader, span_len};
 use crate::base::buffer::{Closed, Reserved};
@@ -39,11 +39,14 @@ const GROWTH: u64 = 4;
 /// Fetches that a read may continue; the oldest is forgotten first.
 const MAX_RECENT_FETCHES: usize = 16;
 
+/// The claim to a window.
+pub(super) type WindowClaim = Claim<ReadError, u64>;
+
 /// The windows of one archive that are being fetched, and its last fetches.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// Windows that are being fetched.
-    flights: Flights<u64>,
+    flights: Flights<ReadError, u64>,
     recent: Mutex<RecentFetches>,
 }
 
@@ -62,9 +65,9 @@ pub(super) struct Layout {
 /// Windows of one span that read-ahead has to fetch.
 pub(super) enum MissingWindows {
     /// All of them.
-    All(Vec<Claim<u64>>),
+    All(Vec<WindowClaim>),
     /// Some, in runs without gaps; none when they are here or being fetched.
-    Runs(Vec<Vec<Claim<u64>>>),
+    Runs(Vec<Vec<WindowClaim>>),
 }
 
 impl Windows {
@@ -171,7 +174,7 @@ impl Reader {
         };
         // Read-ahead that makes the span brings all windows.
         if let Some(flight) = self.flights.find(part.span)
-            && let Some(bytes) = flight.wait()
+            && let Some(bytes) = flight.wait()?
         {
             self.stats.memory_shared_spans.increment();
             let bytes = part.of(&bytes);
@@ -190,24 +193,11 @@ impl Reader {
         let of_span = layout.windows_starting_in(span);
         // The kernel asks for so much at once only for sequential readers.
         let is_long = part.plain.len() >= LONG_READ_BYTES;
-        let present = || {
-            let windows = of_span.clone();
-            windows.filter(|&number| self.has_window(layout, number))
-        };
         if let Some(missing) = missing
             && (is_long || self.is_sequential(layout, missing))
-            && present().count() <= usize::from(is_long)
+            && let Some(bytes) = self.read_span(layout, part, span, is_long)?
         {
-            self.windows.recent().add(of_span.clone());
-            match self.span(part.span) {
-                Ok(bytes) => {
-                    let bytes = part.of(&bytes);
-                    return bytes.map(Some).map_err(|_| ReadError::Index);
-                }
-                // Damage of other windows must not make this read fail.
-                Err(ReadError::Damaged { .. }) => {}
-                Err(error) => return Err(error),
-            }
+            return Ok(Some(bytes));
         }
         let mut windows: Vec<(Extent<Plain>, Bytes)> = Vec::new();
         for number in wanted.clone() {
@@ -219,6 +209,54 @@ impl Reader {
         }
         let bytes = self.join(part.plain, &windows);
         bytes.map(Some).ok_or(ReadError::Index)
+    }
+
+    /// `part` of its `span`, which is made as a whole. `None` when windows of the span are here, of which
+    /// a long read may fetch one again, or in flight, and when another part of the span is damaged.
+    fn read_span(
+        &self,
+        layout: Layout,
+        part: &Part,
+        span: Extent<Plain>,
+        is_long: bool,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let windows = layout.windows_starting_in(span);
+        let is_missing = || {
+            let present = windows
+                .clone()
+                .filter(|&number| self.has_window(layout, number));
+            present.count() <= usize::from(is_long)
+        };
+        if !is_missing() {
+            return Ok(None);
+        }
+        // No other read fetches a window of the span meanwhile.
+        let claims = windows
+            .clone()
+            .map(|number| self.windows.flights.claim(number).ok());
+        let Some(mut claims) = claims.collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        // Windows that were in flight just now may be here.
+        if !is_missing() {
+            return Ok(None);
+        }
+        self.windows.recent().add(windows.clone());
+        match self.span(part.span) {
+            Ok(bytes) => {
+                self.land_windows(span, &bytes, &mut claims);
+                let bytes = part.of(&bytes);
+                bytes.map(Some).map_err(|_| ReadError::Index)
+            }
+            // Damage of other windows must not make this read fail.
+            Err(ReadError::Damaged { .. }) => Ok(None),
+            Err(error) => {
+                if error.is_shared() {
+                    fail_all(claims, &error);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Adds window `number` to `found`, and whatever else is fetched with it. A fetch brings missing
@@ -238,12 +276,12 @@ impl Reader {
             }
             let claim = match self.windows.flights.claim(number) {
                 Ok(claim) => claim,
-                Err(flight) => match flight.wait() {
+                Err(flight) => match flight.wait()? {
                     Some(bytes) => {
                         self.stats.memory_shared_spans.increment();
                         break bytes;
                     }
-                    // It failed, or the window came in another way.
+                    // The fetch failed for a reason of its own, or the window came in another way.
                     None => continue,
                 },
             };
@@ -327,9 +365,9 @@ impl Reader {
     fn claim_neighbours(
         &self,
         layout: Layout,
-        claim: Claim<u64>,
+        claim: WindowClaim,
         (end, span_end): (u64, u64),
-    ) -> VecDeque<Claim<u64>> {
+    ) -> VecDeque<WindowClaim> {
         let number = claim.span();
         let group = layout.group(number);
         let present = group
@@ -379,19 +417,19 @@ impl Reader {
     }
 
     /// The claim to window `number`, unless it is here or being fetched.
-    fn claim_missing(&self, layout: Layout, number: u64) -> Option<Claim<u64>> {
+    fn claim_missing(&self, layout: Layout, number: u64) -> Option<WindowClaim> {
         let claim = self.windows.flights.claim(number).ok()?;
         // Looked for only now: it may just have been fetched.
         (!self.has_window(layout, number)).then_some(claim)
     }
 
     /// Fetches windows that follow each other, for a read that needs window `number`. When some of them
-    /// are damaged, only this one.
+    /// are damaged, only this one. Readers that wait for them share an error that they would meet, too.
     fn fetch_windows(
         &self,
         layout: Layout,
         number: u64,
-        mut claims: VecDeque<Claim<u64>>,
+        mut claims: VecDeque<WindowClaim>,
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
         let _busy = self.foreground.enter();
         self.stats.memory_miss_spans.increment();
@@ -412,7 +450,16 @@ impl Reader {
             claims.retain(|claim| claim.span() == number);
             fetched = self.fetch_extent(layout.window(number), Way::Afresh);
         }
-        let (bytes, _reserved) = fetched?;
+        let (bytes, _reserved) = match fetched {
+            Ok(fetched) => fetched,
+            Err(error) => {
+                // Of damage it is known now that it is in the only window that is still claimed.
+                if error.is_shared() || matches!(error, ReadError::Damaged { .. }) {
+                    fail_all(claims, &error);
+                }
+                return Err(error);
+            }
+        };
         // A sequential reader would be as slow as the disk.
         let patience = if extent.len() < MAX_FETCH_BYTES {
             Patience::Short
@@ -441,7 +488,7 @@ impl Reader {
     pub(super) fn keep_windows(
         &self,
         layout: Layout,
-        claims: Vec<Claim<u64>>,
+        claims: Vec<WindowClaim>,
         bytes: &Bytes,
         patience: Patience,
         displaces: bool,
@@ -449,7 +496,7 @@ impl Reader {
         let first = claims.first().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
         self.spool_windows(extent, bytes, patience, displaces);
-        let keep = |claim: Claim<u64>| {
+        let keep = |claim: WindowClaim| {
             let window = layout.window(claim.span());
             // A copy, as a slice would keep all bytes of the fetch in memory.
             let bytes = Bytes::copy_from_slice(&cut(extent, bytes, window)?);
@@ -466,7 +513,7 @@ impl Reader {
         &self,
         span: Extent<Plain>,
         bytes: &Bytes,
-        claims: &mut Vec<Claim<u64>>,
+        claims: &mut Vec<WindowClaim>,
     ) {
         let Some(layout) = self.layout() else { return };
         for claim in claims.drain(..) {
@@ -507,7 +554,7 @@ impl Reader {
     ) -> MissingWindows {
         let windows = layout.windows(span);
         let first = windows.start.max(from.0 / layout.window_bytes);
-        let mut runs: Vec<Vec<Claim<u64>>> = Vec::new();
+        let mut runs: Vec<Vec<WindowClaim>> = Vec::new();
         let mut is_all = first == windows.start;
         for number in first..windows.end {
             let claim = if is_damaged {
@@ -535,7 +582,7 @@ impl Reader {
     }
 
     /// The packed bytes of windows that follow each other.
-    pub(super) fn packed_windows(layout: Layout, claims: &[Claim<u64>]) -> Extent<Packed> {
+    pub(super) fn packed_windows(layout: Layout, claims: &[WindowClaim]) -> Extent<Packed> {
         let first = claims.first().map_or(0, Claim::span);
         packed_extent(layout.extent(&(first..first.saturating_add(claims.len() as u64))))
     }
@@ -572,6 +619,13 @@ impl Reader {
             at = part.end();
         }
         Some(joined.freeze())
+    }
+}
+
+/// Makes all readers that wait for the windows of `claims` fail with `error`.
+fn fail_all(claims: impl IntoIterator<Item = WindowClaim>, error: &ReadError) {
+    for claim in claims {
+        claim.fail(error.clone());
     }
 }
 

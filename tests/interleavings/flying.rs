@@ -7,7 +7,7 @@ use bytes::Bytes;
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::thread;
 
-use crate::flights::Flights;
+use crate::flights::{FlightError, Flights};
 use crate::noise::Noise;
 
 const SPANS: usize = 2;
@@ -16,7 +16,7 @@ const READERS: u64 = 4;
 /// What readers share.
 #[derive(Default)]
 struct Reader {
-    flights: Flights,
+    flights: Flights<Failure>,
     spans: [Span; SPANS],
 }
 
@@ -36,6 +36,19 @@ struct Making {
     failures: u64,
 }
 
+/// Making a span failed.
+#[derive(Clone, Debug)]
+struct Failure {
+    /// Whether the readers that wait fail with the one that makes the span.
+    is_shared: bool,
+}
+
+impl FlightError for Failure {
+    fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+}
+
 /// A panic of one thread poisons what others hold at the time: to the system they are one.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -51,13 +64,15 @@ impl Reader {
         self.spans.get(place).expect("one of them")
     }
 
-    /// The bytes of a span; `None` when it was this one's turn to make it, and that failed.
-    fn read(&self, number: u64, panics: bool) -> Option<Bytes> {
+    /// The bytes of a span; `None` when it was this one's turn to make it, and that failed, or when it
+    /// shares the failure of another one.
+    fn read(&self, number: u64, panics: bool, is_shared: bool) -> Option<Bytes> {
         let memory = &self.span(number).memory;
         let make = || {
-            let bytes = self.make(number, panics).ok_or("made to fail")?;
+            let bytes = self.make(number, panics);
+            let bytes = bytes.ok_or(Failure { is_shared })?;
             *lock(memory) = Some(bytes.clone());
-            Ok::<_, &str>(bytes)
+            Ok(bytes)
         };
         let span = u32::try_from(number).expect("small");
         let read = self.flights.get(span, || lock(memory).clone(), make);
@@ -91,8 +106,8 @@ impl Reader {
     }
 }
 
-/// Lets readers read, of whom so many fail for each span; all others get their bytes.
-fn read_all(mut noise: Noise, failures: [u64; SPANS]) {
+/// Lets readers read. So many of them fail for each span, and no others but those that share a failure.
+fn read_all(mut noise: Noise, failures: [u64; SPANS], is_shared: bool) {
     let reader = Reader::default();
     for (span, failures) in reader.spans.iter().zip(failures) {
         lock(&span.making).failures = failures;
@@ -103,28 +118,46 @@ fn read_all(mut noise: Noise, failures: [u64; SPANS]) {
             let (reader, panics) = (Arc::clone(&reader), noise.below(2) == 0);
             thread::spawn(move || {
                 let number = number % SPANS as u64;
-                let read = catch_unwind(AssertUnwindSafe(|| reader.read(number, panics)));
-                let read = read.unwrap_or_default();
+                let read = || reader.read(number, panics, is_shared);
+                let read = catch_unwind(AssertUnwindSafe(read)).unwrap_or_default();
                 assert!(read.as_ref().is_none_or(|read| *read == bytes(number)));
-                u64::from(read.is_none())
+                (number, read.is_none())
             })
         })
         .collect();
-    let failed = readers
-        .into_iter()
-        .map(|reader| reader.join().expect("it catches its panics"));
-    assert_eq!(failed.sum::<u64>(), failures.iter().sum::<u64>());
-    for (number, span) in (0..).zip(&reader.spans) {
-        assert_eq!(lock(&span.making).done, 1, "made once");
+    let mut failed = [0; SPANS];
+    for reader in readers {
+        let (number, has_failed) = reader.join().expect("it catches its panics");
+        let place = usize::try_from(number).expect("small");
+        *failed.get_mut(place).expect("one of them") += u64::from(has_failed);
+    }
+    for (((number, span), failures), failed) in (0..).zip(&reader.spans).zip(failures).zip(failed) {
+        let making = *lock(&span.making);
         assert!(reader.flights.claim(number).is_ok(), "nobody has it");
+        if is_shared {
+            assert!(failed >= failures - making.failures, "one for each failure");
+            assert_eq!(
+                making.done,
+                u64::from(failed < READERS),
+                "made at most once"
+            );
+        } else {
+            assert_eq!(failed, failures);
+            assert_eq!(making.done, 1, "made once");
+        }
     }
 }
 
 pub(crate) fn one_for_all(noise: Noise) {
-    read_all(noise, [0; SPANS]);
+    read_all(noise, [0; SPANS], false);
 }
 
 pub(crate) fn after_failures(mut noise: Noise) {
     let failures = [(); SPANS].map(|()| noise.below(READERS));
-    read_all(noise, failures);
+    read_all(noise, failures, false);
+}
+
+pub(crate) fn failing_together(mut noise: Noise) {
+    let failures = [(); SPANS].map(|()| noise.below(READERS));
+    read_all(noise, failures, true);
 }

@@ -59,7 +59,7 @@ fn explore(scenario: Scenario) {
 }
 
 /// What is explored, by name.
-const TESTS: [(&str, Scenario); 9] = [
+const TESTS: [(&str, Scenario); 10] = [
     (
         "one_makes_a_span_for_any_number_of_readers",
         flying::one_for_all,
@@ -67,6 +67,10 @@ const TESTS: [(&str, Scenario); 9] = [
     (
         "who_waits_for_one_who_fails_or_panics_gets_the_span_from_the_next",
         flying::after_failures,
+    ),
+    (
+        "readers_that_wait_share_the_failure_of_the_one_that_makes_a_span",
+        flying::failing_together,
     ),
     (
         "buffers_stay_within_their_budget_and_everyone_gets_one",

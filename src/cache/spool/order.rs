@@ -1,40 +1,52 @@
-//! Which spans of a spool were used when, as far as this process knows; pure.
+//! Which bytes of a spool were used when, as far as this process knows; pure.
+//!
+//! Spans and windows of the same bytes overlap. So the known extents are kept disjoint: a use takes the
+//! bytes that it covers from older extents, and these are trimmed or split.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::extent::{Extent, Plain};
 
-/// Spans in the order of their last use.
+/// The most extents that are known. The oldest are forgotten beyond that, and eviction takes what is
+/// unknown first. So many windows are 16 GiB, and need some 8 MiB of memory.
+const MAX_EXTENTS: usize = 1 << 17;
+
+/// Disjoint extents in the order of their last use.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     /// Counts uses.
     uses: u64,
+    /// By their starts.
     by_place: BTreeMap<Plain, Known>,
-    by_use: BTreeMap<u64, Extent<Plain>>,
+    /// The last use of each extent, and its start, because the parts of a split extent share their use.
+    by_use: BTreeSet<(u64, Plain)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    extent: Extent<Plain>,
+    end: Plain,
     last_use: u64,
 }
 
 impl Order {
     /// `extent` was written or read just now.
     pub(super) fn used(&mut self, extent: Extent<Plain>) {
-        self.forget(extent.start());
+        if extent.is_empty() {
+            return;
+        }
+        self.forget(extent);
         self.uses += 1;
-        let last_use = self.uses;
-        self.by_use.insert(last_use, extent);
-        self.by_place
-            .insert(extent.start(), Known { extent, last_use });
+        self.insert(extent, self.uses);
+        while self.by_use.len() > MAX_EXTENTS {
+            self.take_oldest();
+        }
     }
 
-    /// Takes out the span that was used longest ago.
+    /// Removes the extent that was used longest ago.
     pub(super) fn take_oldest(&mut self) -> Option<Extent<Plain>> {
-        let (_, extent) = self.by_use.pop_first()?;
-        self.by_place.remove(&extent.start());
-        Some(extent)
+        let (_, start) = self.by_use.pop_first()?;
+        let known = self.by_place.remove(&start)?;
+        Extent::new(start, known.end)
     }
 
     /// Of `extent` the first part that lies in no span that is known.
@@ -43,14 +55,13 @@ impl Order {
         // The last one that begins before may reach into it.
         let before = self.by_place.range(..=at).next_back();
         if let Some((_, known)) = before {
-            at = at.max(known.extent.end());
+            at = at.max(known.end);
         }
-        for known in self.by_place.range(at..).map(|(_, known)| known.extent) {
-            if known.start() > at {
-                let unknown = Extent::new(at, known.start())?;
-                return unknown.intersection(&extent);
+        for (&start, known) in self.by_place.range(at..) {
+            if start > at {
+                return Extent::new(at, start)?.intersection(&extent);
             }
-            at = at.max(known.end());
+            at = known.end;
             if at >= extent.end() {
                 return None;
             }
@@ -64,15 +75,38 @@ impl Order {
         self.by_use.clear();
     }
 
-    fn forget(&mut self, start: Plain) {
-        if let Some(known) = self.by_place.remove(&start) {
-            self.by_use.remove(&known.last_use);
+    /// Takes the bytes of `extent` from the known extents.
+    ///
+    /// A use inserts at most three extents, so on average it removes no more.
+    fn forget(&mut self, extent: Extent<Plain>) {
+        while let Some((&start, &known)) = self.by_place.range(..extent.end()).next_back()
+            && known.end > extent.start()
+        {
+            self.by_place.remove(&start);
+            self.by_use.remove(&(known.last_use, start));
+            let before = Extent::new(start, extent.start());
+            let after = Extent::new(extent.end(), known.end);
+            for part in [before, after].into_iter().flatten() {
+                self.insert(part, known.last_use);
+            }
         }
+    }
+
+    fn insert(&mut self, extent: Extent<Plain>, last_use: u64) {
+        if extent.is_empty() {
+            return;
+        }
+        let end = extent.end();
+        self.by_place
+            .insert(extent.start(), Known { end, last_use });
+        self.by_use.insert((last_use, extent.start()));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn extent(start: u64, end: u64) -> Extent<Plain> {
@@ -90,6 +124,106 @@ mod tests {
         assert_eq!(order.take_oldest(), Some(extent(20, 30)));
         assert_eq!(order.take_oldest(), Some(extent(0, 10)));
         assert_eq!(order.take_oldest(), None);
+    }
+
+    fn take_all(order: &mut Order) -> Vec<Extent<Plain>> {
+        std::iter::from_fn(|| order.take_oldest()).collect()
+    }
+
+    #[test]
+    fn a_use_replaces_older_uses_of_the_same_bytes() {
+        let mut order = Order::default();
+        order.used(extent(0, 10));
+        order.used(extent(10, 20));
+        order.used(extent(0, 20));
+        assert_eq!(take_all(&mut order), [extent(0, 20)]);
+    }
+
+    #[test]
+    fn a_use_within_an_older_extent_splits_it() {
+        let mut order = Order::default();
+        order.used(extent(0, 100));
+        order.used(extent(200, 210));
+        order.used(extent(40, 60));
+        assert_eq!(order.first_unknown(extent(0, 100)), None);
+        assert_eq!(order.first_unknown(extent(70, 80)), None);
+        let expected = [
+            extent(0, 40),
+            extent(60, 100),
+            extent(200, 210),
+            extent(40, 60),
+        ];
+        assert_eq!(take_all(&mut order), expected);
+    }
+
+    #[test]
+    fn a_use_trims_the_older_extents_beside_it() {
+        let mut order = Order::default();
+        order.used(extent(0, 10));
+        order.used(extent(10, 20));
+        order.used(extent(5, 15));
+        let expected = [extent(0, 5), extent(15, 20), extent(5, 15)];
+        assert_eq!(take_all(&mut order), expected);
+    }
+
+    #[test]
+    fn a_use_of_no_bytes_changes_nothing() {
+        let mut order = Order::default();
+        order.used(extent(0, 10));
+        order.used(extent(5, 5));
+        order.used(extent(0, 0));
+        assert_eq!(take_all(&mut order), [extent(0, 10)]);
+    }
+
+    #[test]
+    fn the_oldest_extents_are_forgotten_beyond_the_limit() {
+        let mut order = Order::default();
+        let max = MAX_EXTENTS as u64;
+        for number in 0..max + 2 {
+            order.used(extent(10 * number, 10 * number + 10));
+        }
+        assert_eq!(order.first_unknown(extent(0, 100)), Some(extent(0, 20)));
+        assert_eq!(order.take_oldest(), Some(extent(20, 30)));
+        assert_eq!(order.by_use.len(), MAX_EXTENTS - 1);
+        assert_eq!(order.by_place.len(), MAX_EXTENTS - 1);
+        // A split adds two, and the oldest goes for the second.
+        order.used(extent(10 * max + 3, 10 * max + 6));
+        assert_eq!(order.by_use.len(), MAX_EXTENTS);
+        assert_eq!(order.take_oldest(), Some(extent(40, 50)));
+    }
+
+    const BYTES: u64 = 40;
+
+    proptest! {
+        /// Eviction takes each byte once, in the order of the last uses.
+        #[test]
+        fn bytes_are_taken_in_the_order_of_their_last_uses(
+            uses in prop::collection::vec((0..BYTES, 0..BYTES), 0..60)
+        ) {
+            let mut order = Order::default();
+            let mut last_uses = vec![0; usize::try_from(BYTES).expect("small")];
+            for (number, (one, other)) in (1..).zip(uses) {
+                let used = extent(one.min(other), one.max(other));
+                order.used(used);
+                for (at, last_use) in (0..).zip(&mut last_uses) {
+                    if used.contains(Plain(at)) {
+                        *last_use = number;
+                    }
+                }
+            }
+            let first_unused = (0..).zip(&last_uses).find(|(_, last_use)| **last_use == 0);
+            let first_unknown = order.first_unknown(extent(0, BYTES));
+            prop_assert_eq!(first_unknown.map(|unknown| unknown.start().0), first_unused.map(|(at, _)| at));
+            let mut taken = Vec::new();
+            for extent in take_all(&mut order) {
+                taken.extend(extent.start().0..extent.end().0);
+            }
+            let of_byte = |at: &u64| last_uses[usize::try_from(*at).expect("small")];
+            prop_assert!(taken.iter().map(of_byte).is_sorted());
+            taken.sort_unstable();
+            let used: Vec<u64> = (0..BYTES).filter(|at| of_byte(at) > 0).collect();
+            prop_assert_eq!(taken, used);
+        }
     }
 
     #[test]

@@ -234,8 +234,10 @@ mod tests {
     fn a_push_waits_for_room_up_to_its_limit() {
         let queue = Queue::new(10);
         assert!(queue.push(item(0, 10), Patience::No));
-        let short = Patience::UpTo(Duration::from_millis(1));
-        assert!(!queue.push(item(10, 10), short));
+        let (limit, start) = (Duration::from_millis(20), Instant::now());
+        assert!(!queue.push(item(10, 10), Patience::UpTo(limit)));
+        let waited = start.elapsed();
+        assert!(limit <= waited && waited < SHORT, "{waited:?}");
         std::thread::scope(|scope| {
             // Not heeded: a disk that was slow once may still be fast enough.
             assert!(queue.lock().is_slow);

@@ -5,15 +5,16 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, ReadError, Spooling};
+use tarfs::base::extent::{Extent, Plain};
 
 use super::damage::flipped;
 use super::{Lab, PATH, assert_file, index, ino, large_lz4};
-use crate::support::http::{Resource, Seen};
+use crate::support::http::{Resource, Response, Seen};
 use crate::support::noise::Noise;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
@@ -244,6 +245,129 @@ fn concurrent_readers_share_the_fetches_of_windows() {
     assert!(archive.stats().memory_shared_spans.get() > 0);
 }
 
+/// Time for all readers to find a fetch in flight.
+const DELAY: Duration = Duration::from_millis(300);
+
+/// Serves `packed` after a delay, or status 503 for as long as `is_down`, and counts the requests.
+fn serve_slowly(lab: &Lab, packed: Bytes, is_down: &Arc<AtomicBool>) -> Arc<AtomicUsize> {
+    let requests = Arc::<AtomicUsize>::default();
+    let (count, is_down) = (Arc::clone(&requests), Arc::clone(is_down));
+    let resource = Resource::new(packed).etag("\"1\"");
+    lab.server.route(PATH, move |request| {
+        count.fetch_add(1, Ordering::SeqCst);
+        let answer = if is_down.load(Ordering::SeqCst) {
+            Response::new(503)
+        } else {
+            resource.answer(request)
+        };
+        answer.delayed(DELAY)
+    });
+    requests
+}
+
+#[track_caller]
+fn assert_times_out(archive: &Archive, offset: u64, len: u32) {
+    let read = archive.read_here(ino(archive, "large"), offset, len);
+    assert!(
+        matches!(read, Err(ReadError::TimedOut(_))),
+        "{:?}",
+        read.err()
+    );
+}
+
+#[test]
+fn readers_share_the_failure_of_a_window_that_they_wait_for() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open_with(&lab.without_spool());
+    let is_down = Arc::new(AtomicBool::new(true));
+    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
+    let window = 9 << 20;
+    std::thread::scope(|scope| {
+        for reader in 0..8 {
+            let archive = &archive;
+            scope.spawn(move || assert_times_out(archive, window + reader * 1000, SHORT));
+        }
+    });
+    // A request and its retry; as many for a reader that came late.
+    let requests = requests.load(Ordering::SeqCst);
+    assert!((2..=4).contains(&requests), "{requests} requests");
+    is_down.store(false, Ordering::SeqCst);
+    check(&archive, &tree, window, SHORT);
+}
+
+#[test]
+fn readers_share_the_damage_of_a_window_that_they_wait_for() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open_with(&lab.without_spool());
+    let window = 9 << 20;
+    let damaged = flipped(&tree.tar, index(window + 5000));
+    let requests = serve_slowly(&lab, damaged, &Arc::default());
+    std::thread::scope(|scope| {
+        for reader in 0..8 {
+            let archive = &archive;
+            scope.spawn(move || {
+                let read = archive.read_here(ino(archive, "large"), window + reader * 1000, SHORT);
+                let expected = Extent::with_len(Plain(window), WINDOW);
+                assert!(
+                    matches!(&read, Err(ReadError::Damaged { extent, .. }) if *extent == expected),
+                    "{:?}",
+                    read.err()
+                );
+            });
+        }
+    });
+    // A request and a second one by another way; as many for a reader that came late.
+    let requests = requests.load(Ordering::SeqCst);
+    assert!((2..=4).contains(&requests), "{requests} requests");
+}
+
+#[test]
+fn readers_share_the_failure_of_a_span_that_they_wait_for() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open_with(&lab.without_spool());
+    let is_down = Arc::new(AtomicBool::new(true));
+    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
+    let span = 9 << 20;
+    std::thread::scope(|scope| {
+        let archive = &archive;
+        scope.spawn(move || assert_times_out(archive, span, 256 << 10));
+        wait::until("the span is requested", || {
+            requests.load(Ordering::SeqCst) > 0
+        });
+        for window in 3..7 {
+            scope.spawn(move || assert_times_out(archive, span + window * WINDOW, SHORT));
+        }
+    });
+    let requests = requests.load(Ordering::SeqCst);
+    assert!((2..=4).contains(&requests), "{requests} requests");
+    is_down.store(false, Ordering::SeqCst);
+    check(&archive, &tree, span, SHORT);
+}
+
+#[test]
+fn a_sequential_reader_does_not_fetch_a_window_in_flight() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open_with(&lab.without_spool());
+    let is_down = Arc::default();
+    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
+    let before = lab.server.seen(PATH).len();
+    let span = 9 << 20;
+    std::thread::scope(|scope| {
+        scope.spawn(|| check(&archive, &tree, span + 6 * WINDOW, SHORT));
+        wait::until("the window is requested", || {
+            requests.load(Ordering::SeqCst) > 0
+        });
+        check(&archive, &tree, span, 256 << 10);
+    });
+    let fetched = ranges(&lab, before);
+    assert!(fetched.len() >= 2, "{fetched:?}");
+    assert_disjoint(fetched);
+}
+
 /// Serves a flipped byte at `place` to the first `times` requests for it.
 fn serve_damaged(lab: &Lab, packed: &Bytes, place: u64, times: usize) {
     let good = Resource::new(packed.clone()).etag("\"1\"");
@@ -391,6 +515,44 @@ fn prefetching_all_repairs_the_disk_cache() {
     let mut repaired = [0];
     spool.read_exact_at(&mut repaired, place).expect("kept");
     assert_eq!(repaired, byte);
+}
+
+#[test]
+fn a_span_of_which_one_run_fails_is_not_complete() {
+    let tree = tree();
+    let lab = indexed(&tree, Packing::Plain);
+    let archive = lab.open();
+    // Two runs of this span are missing then.
+    let span = 9 << 20;
+    check(&archive, &tree, span + 3 * WINDOW, SHORT);
+    let good = Resource::new(tree.tar.clone()).etag("\"1\"");
+    let is_first_run = move |range: (u64, u64)| range == (span, span + 3 * WINDOW);
+    lab.server.route(PATH, move |request| {
+        if request.range().is_some_and(is_first_run) {
+            Response::new(500)
+        } else {
+            good.answer(request)
+        }
+    });
+    let before = lab.server.seen(PATH).len();
+    let started = archive.start_prefetch(Prefetch {
+        ahead: Ahead::All,
+        // Spans are requested one by one then.
+        bytes_per_second: Some(1 << 30),
+        ..Prefetch::default()
+    });
+    started.expect("threads");
+    let state = || archive.prefetch_progress().map(|progress| progress.state);
+    wait::until("it ends", || state() != Some(PrefetchState::Running));
+    let ranges = ranges(&lab, before);
+    let runs = [
+        span..span + 3 * WINDOW,
+        span + 4 * WINDOW..span + 8 * WINDOW,
+    ];
+    for run in runs {
+        assert!(ranges.contains(&run), "{run:?} of {ranges:?}");
+    }
+    assert_eq!(state(), Some(PrefetchState::Incomplete));
 }
 
 #[test]
