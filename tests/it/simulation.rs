@@ -473,3 +473,43 @@ fn a_request_that_is_never_answered_ends_although_others_are() {
         }
     }
 }
+
+#[test]
+fn a_server_that_refuses_a_second_request_is_asked_again_as_soon_as_the_first_is_answered() {
+    const CHUNK: usize = 100_000;
+    let answer_time = Duration::from_millis(10);
+    let (took, refusals) = simulate(async {
+        let options = Options {
+            chance: Some(1),
+            ..Options::default()
+        };
+        let stats = Arc::clone(&options.stats);
+        let resource = strong(4 * CHUNK);
+        let busy_until = Mutex::new(Instant::now());
+        let net = Net::new(move |request| {
+            let mut busy_until = busy_until.lock().expect("whole");
+            if Instant::now() < *busy_until {
+                return Response::new(503);
+            }
+            *busy_until = Instant::now() + answer_time;
+            resource.answer(request).delayed(answer_time)
+        });
+        let url = Url::parse("http://host/archive").expect("well-formed");
+        let source = Http::open_through(Box::new(net), url, options).await;
+        let (source, pool) = (source.expect("open"), Pool::new(1 << 20));
+        let began = Instant::now();
+        let reads = (0..4).map(async |chunk| {
+            let watch = Watch::ahead(Persistence::default());
+            let buffer = pool.take_async(CHUNK).await;
+            let read = source.read_watched(Packed((chunk * CHUNK) as u64), buffer, &watch);
+            read.await
+        });
+        for read in futures_util::future::join_all(reads).await {
+            read.expect("read");
+        }
+        (began.elapsed(), stats.source_retries.get())
+    });
+    assert!(refusals > 0);
+    // On the simulated clock: nothing but the answers.
+    assert!(took <= answer_time * 4 + TICK, "{took:?}");
+}

@@ -1,7 +1,7 @@
 //! How many requests a server bears; shared by everyone who reads from it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +60,8 @@ pub(super) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     under_way: usize,
+    /// Of these, those that the server complained about.
+    refused: usize,
     /// `None` while the server does not complain.
     allowed: Option<usize>,
     /// Requests that went well since the number was changed.
@@ -125,6 +127,7 @@ pub(super) struct Pass<'a> {
     sent: Instant,
     /// Complaints before it: later ones were not about it.
     complaints: u64,
+    is_refused: AtomicBool,
 }
 
 impl Gate {
@@ -223,6 +226,7 @@ impl Gate {
             number,
             sent,
             complaints,
+            is_refused: AtomicBool::new(false),
         })
     }
 
@@ -264,10 +268,14 @@ enum Standing {
 }
 
 impl Pass<'_> {
-    /// The server complained about this request, and asked for a pause of `asked`.
-    pub(super) fn complained(&self, asked: Option<Duration>) {
+    /// The server complained about this request, and asked for a pause of `asked`. Returns whether another
+    /// request is under way that it did not complain about: then it may be their number that it refuses.
+    pub(super) fn complained(&self, asked: Option<Duration>) -> bool {
         let gate = self.gate;
         let mut state = gate.lock();
+        if !self.is_refused.swap(true, Ordering::Relaxed) {
+            state.refused += 1;
+        }
         // What was sent together is refused together, and says one thing only.
         if self.complaints == state.complaints {
             state.complaints += 1;
@@ -284,6 +292,7 @@ impl Pass<'_> {
         if let Some(asked) = asked.filter(|&asked| asked < gate.timeout) {
             state.closed_until = state.closed_until.max(Some(Instant::now() + asked));
         }
+        state.under_way > state.refused
     }
 
     /// The server has begun to answer the request.
@@ -360,6 +369,9 @@ impl Drop for Pass<'_> {
     fn drop(&mut self) {
         let mut state = self.gate.lock();
         state.under_way -= 1;
+        if *self.is_refused.get_mut() {
+            state.refused -= 1;
+        }
         state.unanswered.remove(&self.number);
         drop(state);
         self.gate.changed.notify_one();
@@ -404,6 +416,16 @@ mod tests {
             passes(&gate, 1)[0].complained(None);
         }
         assert_eq!(gate.allowed(), 1);
+    }
+
+    #[test]
+    fn refusal_of_all_requests_is_not_for_their_number() {
+        let gate = gate(16);
+        let mut out = passes(&gate, 3);
+        assert!(out[0].complained(None) && out[1].complained(None));
+        assert!(!out[2].complained(None), "none is served");
+        out.truncate(1);
+        assert!(!out[0].complained(None), "the only one");
     }
 
     #[test]

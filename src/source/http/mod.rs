@@ -60,6 +60,10 @@ const RETURN: Duration = Duration::from_millis(2);
 /// server answers others.
 const QUEUE_TIMES: u32 = 10;
 
+/// Attempts in a row that need no pause before the next one, when the server has refused the number of
+/// requests: from four at once, the first of a transfer, to one.
+const RETRIES_AT_ONCE: u32 = 2;
+
 /// Bytes that count as progress: a request that brought as many did not fail in vain.
 const PROGRESS: u64 = 64 << 10;
 
@@ -532,8 +536,11 @@ impl Http {
             }
             (200, _) => return Err(broken("the server stopped answering with ranges")),
             (429 | 503, _) => {
-                pass.complained(answer.retry_after);
-                return Err(Failure::refused(&answer));
+                let is_for_number = pass.complained(answer.retry_after);
+                return Err(Failure {
+                    is_for_number,
+                    ..Failure::refused(&answer)
+                });
             }
             _ => return Err(Failure::refused(&answer)),
         }
@@ -633,6 +640,9 @@ struct Failure {
     cause: Cause,
     /// How long the server wants us to wait.
     retry_after: Option<Duration>,
+    /// Whether the server may have refused the request because of the number of those under way: the gate
+    /// keeps it back until there are fewer.
+    is_for_number: bool,
 }
 
 impl Failure {
@@ -640,6 +650,7 @@ impl Failure {
         Self {
             cause: answer.refusal(),
             retry_after: answer.retry_after,
+            is_for_number: false,
         }
     }
 }
@@ -649,6 +660,7 @@ impl From<Cause> for Failure {
         Self {
             cause,
             retry_after: None,
+            is_for_number: false,
         }
     }
 }
@@ -700,7 +712,11 @@ impl Effort {
             self.failures = 0;
         }
         self.failures += 1;
-        let Failure { cause, retry_after } = failure;
+        let Failure {
+            cause,
+            retry_after,
+            is_for_number,
+        } = failure;
         // A server that was understood once may have a node that is not.
         let is_slip = self.is_open && matches!(cause, Cause::Protocol(_));
         if !cause.is_transient() && !is_slip {
@@ -710,6 +726,11 @@ impl Effort {
         let pause = self
             .retry
             .next(self.failures, cause, retry_after, left, &self.jitter)?;
+        let is_kept_back = is_for_number && self.failures <= RETRIES_AT_ONCE;
+        let pause = match retry_after {
+            None if is_kept_back => Duration::ZERO,
+            _ => pause,
+        };
         self.stats.source_retries.increment();
         tokio::time::sleep(pause).await;
         Ok(())
