@@ -202,7 +202,8 @@ impl Driver {
     fn watch(&mut self, chunk: Extent<Packed>) -> Watch {
         let watch = Watch::ahead(self.config.persistence.clone());
         let is_alone = self.pace.is_single() || self.source.bearable_reads() == 1;
-        if is_alone && chunk.start().0 >= self.stream_end {
+        // Also for a chunk across the end of the stream before: the rest of it is asked for with more.
+        if is_alone && chunk.end().0 > self.stream_end {
             self.stream_end = chunk.end().0.saturating_add(self.pace.stream_len());
             self.pace.began_stream();
         }

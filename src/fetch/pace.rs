@@ -68,8 +68,9 @@ const STREAM_ROUND: usize = 16;
 const STREAM_ANSWERS: u32 = 4;
 
 /// Bytes that the first such request asks for, at most. Each one asks for four times as many as the one
-/// before, so that a proxy that stores a whole range before it answers is not given all at once.
-const FIRST_STREAM: u64 = 256 << 20;
+/// before, so that a proxy that stores a whole range before it answers is not given all at once. Where costs rise
+/// with offsets one request asks for all the rest.
+const FIRST_STREAM: u64 = 1 << 30;
 const STREAM_GROWTH: u64 = 4;
 
 /// How many times as much as the cheapest answer a late one costs where requests wait for each other, and
@@ -335,6 +336,10 @@ impl Pace {
 
     /// Bytes that may be asked for and not yet read.
     pub(super) fn ahead(&self) -> u64 {
+        // A server may pause an answer of which nothing is taken, and it is the only one.
+        if self.is_single && self.most_requests > 1 {
+            return self.longest_chunk.saturating_mul(self.most_requests as u64);
+        }
         let in_flight = self.chunk_len().saturating_mul(self.requests as u64);
         in_flight.saturating_mul(AHEAD)
     }
@@ -515,6 +520,9 @@ impl Pace {
         });
         self.rested = 0;
         self.is_single = true;
+        if is_rise {
+            self.stream_len = u64::MAX;
+        }
         self.has_tried = true;
         self.change(moment, 1);
     }
@@ -852,7 +860,7 @@ mod tests {
                 self.stream_end = match (is_single, is_continued) {
                     (true, true) => self.stream_end,
                     (true, false) => {
-                        let end = self.asked + len + self.pace.stream_len();
+                        let end = (self.asked + len).saturating_add(self.pace.stream_len());
                         self.pace.began_stream();
                         end
                     }
@@ -1034,12 +1042,12 @@ mod tests {
     fn stream_asks_for_four_times_as_much_each_time() {
         let world = World {
             server: Server::Serial(500),
-            len: 4096 * MIB,
+            len: 16_384 * MIB,
             reader: 100_000,
             ..LOOPBACK
         };
         let transfer = world.transfer(None);
-        // 256 MiB, 1 GiB, and the rest; one more found out that the server is serial.
+        // 1 GiB, 4 GiB, and the rest; one more found out that the server is serial.
         assert_eq!(transfer.sent, 4);
     }
 

@@ -475,7 +475,9 @@ impl Http {
             Err(_) if is_continued => return Ok(Asked::Part),
             received => received?,
         }
-        pass.went_well();
+        if !is_continued {
+            pass.went_well();
+        }
         self.outage.ends(self.location());
         if let Some((beyond, keep)) = watch.sequel()
             && *beyond > 0
@@ -678,6 +680,8 @@ struct Effort {
     attempts: u32,
     /// Attempts in a row that brought nothing worth the name.
     failures: u32,
+    /// Of these, those after which there was no pause.
+    without_pause: u32,
     /// Bytes that were there when the last attempt failed that had brought something.
     reached: u64,
     started: Instant,
@@ -692,6 +696,7 @@ impl Effort {
             is_open: false,
             attempts: 0,
             failures: 0,
+            without_pause: 0,
             reached: 0,
             started: Instant::now(),
             stats,
@@ -709,7 +714,7 @@ impl Effort {
         self.attempts += 1;
         if received.saturating_sub(self.reached) >= PROGRESS {
             self.reached = received;
-            self.failures = 0;
+            (self.failures, self.without_pause) = (0, 0);
         }
         self.failures += 1;
         let Failure {
@@ -723,14 +728,15 @@ impl Effort {
             return Err(cause);
         }
         tracing::debug!(attempt = self.attempts, %cause, "an attempt failed");
+        if is_for_number && retry_after.is_none() && self.without_pause < RETRIES_AT_ONCE {
+            self.without_pause += 1;
+            self.stats.source_retries.increment();
+            return Ok(());
+        }
+        let failures = self.failures - self.without_pause;
         let pause = self
             .retry
-            .next(self.failures, cause, retry_after, left, &self.jitter)?;
-        let is_kept_back = is_for_number && self.failures <= RETRIES_AT_ONCE;
-        let pause = match retry_after {
-            None if is_kept_back => Duration::ZERO,
-            _ => pause,
-        };
+            .next(failures, cause, retry_after, left, &self.jitter)?;
         self.stats.source_retries.increment();
         tokio::time::sleep(pause).await;
         Ok(())
