@@ -20,7 +20,7 @@ use super::flights::{FlightError, Flights};
 use super::foreground::Foreground;
 use super::leash::Leash;
 use super::packed::{FirstRead, PackedBytes, Way};
-use super::windows::Windows;
+use super::windows::{LONG_READ_BYTES, Windows};
 use crate::base::buffer::{Closed, Pool};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
@@ -203,6 +203,10 @@ impl Reader {
     /// index.
     fn unspool_part(&self, part: &Part, wait: Wait) -> Option<Bytes> {
         let spool = self.spool.as_ref()?;
+        // A sequential reader shares the span that read-ahead reads at this moment.
+        if part.plain.len() >= LONG_READ_BYTES && self.flights.find(part.span).is_some() {
+            return None;
+        }
         let checksums_of =
             |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
         let (blocks, extent) = checksums_of(&self.catalog.known())??;

@@ -31,7 +31,7 @@ pub(super) const WINDOW_BYTES: u64 = 128 << 10;
 const MAX_FETCH_BYTES: u64 = 1 << 20;
 
 /// A read of so many bytes of a span is taken for one of a sequential reader.
-const LONG_READ_BYTES: u64 = 256 << 10;
+pub(super) const LONG_READ_BYTES: u64 = 256 << 10;
 
 /// A read that continues a fetch fetches so many times as much.
 const GROWTH: u64 = 4;
