@@ -649,9 +649,12 @@ fn tree(
 ) -> anyhow::Result<Tree> {
     let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
     let timeout = Duration::from_secs(args.source.timeout) + SLACK;
-    let tree = Tree::new(content, view, options, stats)
+    let mut tree = Tree::new(content, view, options, stats)
         .with_timeout(timeout)
         .with_xattrs(args.xattrs.filter());
+    if args.writable {
+        tree = tree.below_overlay();
+    }
     match copy {
         Some(copy) => tree
             .with_copies(copy.copies())

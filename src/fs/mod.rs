@@ -12,6 +12,7 @@
 //! waits.
 
 mod attr;
+mod caller;
 mod copies;
 mod cover;
 mod device;
@@ -241,6 +242,8 @@ pub struct Tree {
     xattr_filter: Arc<XattrFilter>,
     /// Whether a complete index has an attribute that is shown.
     has_shown_xattrs: OnceLock<bool>,
+    /// Whether every caller sees the names of `trusted.*`.
+    lists_trusted: bool,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     pages: Arc<Pages>,
@@ -285,6 +288,7 @@ impl Tree {
             has_labels: OnceLock::new(),
             xattr_filter: Arc::default(),
             has_shown_xattrs: OnceLock::new(),
+            lists_trusted: false,
             content,
             stats,
             failures: Arc::default(),
@@ -305,6 +309,14 @@ impl Tree {
     #[must_use]
     pub fn with_xattrs(mut self, xattrs: XattrFilter) -> Self {
         self.xattr_filter = Arc::new(xattrs);
+        self
+    }
+
+    /// The same as the lower layer of an overlay. Overlayfs lists names on behalf of its callers, and hides
+    /// those of `trusted.*` itself.
+    #[must_use]
+    pub fn below_overlay(mut self) -> Self {
+        self.lists_trusted = true;
         self
     }
 
@@ -344,7 +356,7 @@ impl Tree {
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
-    /// Whether any reply about extended attributes but "not supported" is possible.
+    /// Whether any value of an extended attribute is possible.
     fn may_have_xattrs(&self, index: &Index) -> bool {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
         let has_shown = || index.xattr_names().any(is_shown);
@@ -435,7 +447,7 @@ impl Tree {
         let patience = Arc::clone(&self.patience);
         let xattr_filter = Arc::clone(&self.xattr_filter);
         let (view, ownership) = (self.view, self.ownership);
-        let checks_permissions = self.checks_permissions;
+        let (checks_permissions, lists_trusted) = (self.checks_permissions, self.lists_trusted);
         move || {
             Some(Self {
                 content: content.upgrade()?,
@@ -446,6 +458,7 @@ impl Tree {
                 has_labels: OnceLock::new(),
                 xattr_filter,
                 has_shown_xattrs: OnceLock::new(),
+                lists_trusted,
                 stats,
                 failures,
                 pages,
@@ -925,15 +938,16 @@ impl Filesystem for Tree {
         }
     }
 
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    /// Where no attribute is shown the list is empty. With ENOSYS the kernel would say that lists are not
+    /// supported, for which tar(1) and getfattr(1) print an error for every file.
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
-        if !self.may_have_xattrs(&index) {
-            return reply.error(Errno::ENOSYS);
-        }
         match self.entry(&index, ino) {
             Ok(entry) => {
-                let names = xattr::names(self.shown_xattrs(&entry), &self.accounts);
+                let lists_trusted = || self.lists_trusted || caller::has_sys_admin(req.pid());
+                let xattrs = self.shown_xattrs(&entry);
+                let names = xattr::names(xattrs, &self.accounts, lists_trusted);
                 reply_xattr(reply, size, &names);
             }
             Err(errno) => reply.error(errno),

@@ -43,3 +43,4 @@ mod unproven;
 mod user;
 mod verify;
 mod writable;
+mod xattrs;
