@@ -31,6 +31,15 @@ impl Accounts {
     }
 }
 
+impl Accounts {
+    /// A name of the user `number`.
+    pub fn user_name(&self, number: u32) -> Option<&[u8]> {
+        let mut users = self.users.iter();
+        let found = users.find(|&(_, &user)| user == number);
+        found.map(|(name, _)| &**name)
+    }
+}
+
 impl Names for Accounts {
     fn user(&self, name: &[u8]) -> Option<u32> {
         self.users.get(name).copied()
@@ -75,6 +84,8 @@ mod tests {
         assert_eq!(accounts.user(b"lisa"), Some(1001));
         assert_eq!(accounts.user(b"wheel"), None);
         assert_eq!(accounts.user(b""), None);
+        assert_eq!(accounts.user_name(1001), Some(&b"lisa"[..]));
+        assert_eq!(accounts.user_name(10), None);
         assert_eq!(accounts.group(b"wheel"), Some(10));
         assert_eq!(accounts.group(b"odd"), None);
     }

@@ -772,7 +772,7 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
                 answer(outcome(mount, &result, force));
-                if result.is_ok() && force == Force::Yes {
+                if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
                     return;
                 }
             }
@@ -819,7 +819,7 @@ fn outcome(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> An
     match result {
         Ok(()) => Answer::Unmounted {
             unmounted: mount.mountpoint().to_string_lossy().into_owned(),
-            elsewhere: force == Force::No && mount.lives_on(),
+            elsewhere: mount.is_mounted() || force == Force::No && mount.lives_on(),
         },
         Err(error) => Answer::Refused {
             hint: error.hint().map(str::to_owned),
@@ -847,6 +847,12 @@ fn status(seen: &Seen<'_>) -> Status {
         let path = namespace.path.display();
         notes.push(format!("it is in another mount namespace: {path}"));
     }
+    let attachment = mount.attachment();
+    let detached = matches!(attachment, Ok(None));
+    let (mountpoint, mount_id) = match attachment.ok().flatten() {
+        Some(found) => (found.path, Some(found.mount_id)),
+        None => (mount.mountpoint().to_owned(), None),
+    };
     // Released before it is asked for again below: to hold it twice while the scan waits to change it
     // would be a deadlock.
     let entries = opened.content.index().entry_count();
@@ -855,8 +861,10 @@ fn status(seen: &Seen<'_>) -> Status {
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
-        mountpoint: mount.place().to_string_lossy().into_owned(),
+        mountpoint: mountpoint.to_string_lossy().into_owned(),
         device: Some(control::device_word(mount.device())),
+        mount_id,
+        detached,
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),

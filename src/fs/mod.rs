@@ -72,7 +72,10 @@ pub use failures::Failure;
 pub use handover::{Orphan, Site, can_be_adopted};
 pub use namespace::{Namespace, OpenNamespace};
 pub use options::{MountOptions, OptionError};
-pub use session::{Force, Mount, clear, is_there, mounted_device, mountpoint, unmount};
+pub use session::{
+    Force, Mount, clear, is_mounted, is_there, mountpoint, top_mount, unmount, unmount_copy,
+};
+pub use table::{Attachment, TopMount};
 pub use view::{View, ViewError};
 
 /// How long the kernel may believe an answer.

@@ -7,6 +7,7 @@ mod budget;
 mod cache;
 mod cli;
 mod conformance;
+mod copies;
 mod copy;
 mod daemon;
 mod damage;
