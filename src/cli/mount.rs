@@ -629,7 +629,10 @@ fn serve_opened(
         manager: manager.as_ref(),
         is_reported,
     };
-    react(inbox, &seen);
+    let has_ended = react(inbox, &seen);
+    if let (true, Some(writable)) = (has_ended, &writable) {
+        writable.ended();
+    }
     // Who still reads has its error now, and not only when the connection is cut.
     opened.content.close();
     if let Some(manager) = &manager {
@@ -746,14 +749,14 @@ struct Seen<'a> {
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
-/// it did not come to are refused.
+/// it did not come to are refused. Returns whether the mount's connection has ended.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
-fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
+fn react(inbox: Receiver<Event>, seen: &Seen<'_>) -> bool {
     let mount = seen.mount;
     let mut insists = Force::No;
     while let Some(event) = next(&inbox, seen) {
         match event {
-            Event::Ended => return,
+            Event::Ended => return true,
             Event::Scanned => {
                 if !seen.is_reported {
                     report_end(seen.opened);
@@ -773,13 +776,13 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                 let result = mount.unmount(force);
                 answer(outcome(mount, &result, force));
                 if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
-                    return;
+                    return false;
                 }
             }
             Event::Signal => match mount.unmount(insists) {
                 // Its end arrives as an event; by force it might go on for its last user.
                 Ok(()) if insists == Force::No => {}
-                Ok(()) | Err(UnmountError::NotMounted(_)) => return,
+                Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
                 Err(error) if insists == Force::No => {
                     tracing::warn!(%error, "a second signal unmounts all the same");
                     insists = Force::Yes;
@@ -787,11 +790,12 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                 Err(error) => {
                     // The mount ends with its connection; whoever keeps watch takes out what is left.
                     tracing::error!(%error, "this process ends without having unmounted");
-                    return;
+                    return false;
                 }
             },
         }
     }
+    false
 }
 
 /// The next event, or none when nobody is left to make any. Meanwhile a service manager hears how far

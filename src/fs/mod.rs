@@ -30,6 +30,7 @@ mod pin;
 mod roster;
 mod seek;
 mod session;
+mod superblock;
 mod table;
 mod view;
 mod xattr;
@@ -75,6 +76,7 @@ pub use options::{MountOptions, OptionError};
 pub use session::{
     Force, Mount, clear, is_mounted, is_there, mountpoint, top_mount, unmount, unmount_copy,
 };
+pub use superblock::SuperblockWatch;
 pub use table::{Attachment, TopMount};
 pub use view::{View, ViewError};
 
