@@ -50,7 +50,17 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unreadable;
 
-/// The attribute's bytes of the ACL `kind` among a member's `xattrs`.
+/// An ACL as Linux keeps it in this user namespace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Acl {
+    /// The attribute's bytes.
+    pub bytes: Vec<u8>,
+    /// Entries that are left out, because this user namespace maps no such user or group. Linux refuses an
+    /// ACL with such an entry.
+    pub unmapped: usize,
+}
+
+/// The ACL `kind` among a member's `xattrs`.
 ///
 /// Where both forms are there the text counts, because names in it are looked up on this host. The
 /// extended attribute counts if the text is unreadable.
@@ -61,7 +71,7 @@ pub fn find<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: Kind,
     names: &impl Names,
-) -> Result<Option<Vec<u8>>, Unreadable> {
+) -> Result<Option<Acl>, Unreadable> {
     let (mut text, mut bytes) = (None, None);
     for (name, value) in xattrs {
         if name == kind.keyword() {
@@ -70,8 +80,8 @@ pub fn find<'a>(
             bytes = Some(value);
         }
     }
-    let from_text = text.and_then(|text| xattr_from_text(text, names));
-    match from_text.or_else(|| bytes.and_then(checked_xattr)) {
+    let from_text = text.and_then(|text| acl_from_text(text, names));
+    match from_text.or_else(|| acl_from_xattr(bytes?, names)) {
         None if text.is_some() || bytes.is_some() => Err(Unreadable),
         found => Ok(found),
     }
@@ -106,12 +116,20 @@ impl Tag {
 /// An entry of an ACL: its tag, its permission bits and its id.
 type Entry = (Tag, u16, u32);
 
-/// Turns user and group names into numbers.
+/// Turns user and group names into numbers, and knows which numbers this user namespace maps.
 pub trait Names {
     /// The number of the user called `name`.
     fn user(&self, name: &[u8]) -> Option<u32>;
     /// The number of the group called `name`.
     fn group(&self, name: &[u8]) -> Option<u32>;
+    /// Whether there is a user `id` in this user namespace.
+    fn has_user_id(&self, id: u32) -> bool {
+        id != UNDEFINED_ID
+    }
+    /// Whether there is a group `id` in this user namespace.
+    fn has_group_id(&self, id: u32) -> bool {
+        id != UNDEFINED_ID
+    }
 }
 
 /// Knows no name: only numbers in the text count.
@@ -130,7 +148,11 @@ impl Names for NoNames {
 /// The attribute's bytes for an ACL's text; `None` when the text is malformed or names a user or
 /// group that neither `names` nor a number in the text identifies.
 pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
-    let mut entries = text
+    acl_from_text(text, names).map(|acl| acl.bytes)
+}
+
+fn acl_from_text(text: &[u8], names: &impl Names) -> Option<Acl> {
+    let entries = text
         .split(|byte| matches!(byte, b',' | b'\n'))
         .map(|line| {
             line.split(|&byte| byte == b'#')
@@ -141,17 +163,17 @@ pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
         .filter(|line| !line.is_empty())
         .map(|line| entry(line, names))
         .collect::<Option<Vec<_>>>()?;
-    xattr_from_entries(&mut entries)
+    acl_from_entries(entries, names)
 }
 
-/// The attribute's bytes `value` in the kernel's order; `None` when the kernel would refuse them.
-fn checked_xattr(value: &[u8]) -> Option<Vec<u8>> {
+/// The ACL of the attribute's bytes `value`, whose entries may be in any order.
+fn acl_from_xattr(value: &[u8], names: &impl Names) -> Option<Acl> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     let (rows, rest) = rows.as_chunks::<8>();
     if u32::from_le_bytes(*version) != VERSION || !rest.is_empty() {
         return None;
     }
-    let mut entries = rows
+    let entries = rows
         .iter()
         .map(|&[tag_low, tag_high, low, high, a, b, c, d]| {
             let tag = Tag::from_number(u16::from_le_bytes([tag_low, tag_high]))?;
@@ -163,11 +185,11 @@ fn checked_xattr(value: &[u8]) -> Option<Vec<u8>> {
             (permissions <= 7).then_some((tag, permissions, id))
         })
         .collect::<Option<Vec<_>>>()?;
-    xattr_from_entries(&mut entries)
+    acl_from_entries(entries, names)
 }
 
-/// The attribute's bytes for `entries`, which are sorted; `None` when the kernel would refuse them.
-fn xattr_from_entries(entries: &mut [Entry]) -> Option<Vec<u8>> {
+/// The ACL of `entries`; `None` when the kernel would refuse it in any user namespace.
+fn acl_from_entries(mut entries: Vec<Entry>, names: &impl Names) -> Option<Acl> {
     let count = |wanted| entries.iter().filter(|&&(tag, ..)| tag == wanted).count();
     let is_single = [Tag::UserObject, Tag::GroupObject, Tag::Other].map(count) == [1; 3];
     let has_named = count(Tag::User) + count(Tag::Group) > 0;
@@ -175,15 +197,22 @@ fn xattr_from_entries(entries: &mut [Entry]) -> Option<Vec<u8>> {
     if !is_single || !has_valid_mask {
         return None;
     }
+    let all = entries.len();
+    entries.retain(|&(tag, _, id)| match tag {
+        Tag::User => names.has_user_id(id),
+        Tag::Group => names.has_group_id(id),
+        _ => true,
+    });
     // The kernel insists on this order.
     entries.sort_by_key(|&(tag, _, id)| (tag, id));
     let mut bytes = VERSION.to_le_bytes().to_vec();
-    for &(tag, permissions, id) in &*entries {
+    for &(tag, permissions, id) in &entries {
         bytes.extend_from_slice(&(tag as u16).to_le_bytes());
         bytes.extend_from_slice(&permissions.to_le_bytes());
         bytes.extend_from_slice(&id.to_le_bytes());
     }
-    Some(bytes)
+    let unmapped = all - entries.len();
+    Some(Acl { bytes, unmapped })
 }
 
 /// The permission bits that go with an ACL, given as the attribute's bytes: those of the owner, of the
@@ -338,7 +367,8 @@ mod tests {
                 (Kind::Access.attribute().as_bytes(), bytes),
                 (Kind::Access.keyword(), text),
             ];
-            find(xattrs.into_iter(), Kind::Access, &NoNames)
+            let found = find(xattrs.into_iter(), Kind::Access, &NoNames)?;
+            Ok(found.map(|acl| acl.bytes))
         };
         assert_eq!(
             found(b"u::r,g::-,o::-", &stored),
@@ -357,23 +387,51 @@ mod tests {
     #[test]
     fn malformed_attribute_is_unreadable_and_a_valid_one_is_sorted() {
         let stored = xattr_from_text(b"u::rw,u:5:r,g::r,m::r,o::-", &NoNames).expect("valid");
-        assert_eq!(checked_xattr(&stored).as_ref(), Some(&stored));
+        let checked = |value: &[u8]| acl_from_xattr(value, &NoNames).map(|acl| acl.bytes);
+        assert_eq!(checked(&stored).as_ref(), Some(&stored));
         let (head, rows) = stored.split_at(4);
         let mut rows: Vec<_> = rows.chunks(8).collect();
         rows.reverse();
         let reversed = [head, &rows.concat()].concat();
-        assert_eq!(checked_xattr(&reversed).as_ref(), Some(&stored));
+        assert_eq!(checked(&reversed).as_ref(), Some(&stored));
         for len in (0..stored.len()).filter(|len| len % 8 != 4) {
-            assert_eq!(
-                checked_xattr(stored.get(..len).expect("inside")),
-                None,
-                "{len}"
-            );
+            assert_eq!(checked(stored.get(..len).expect("inside")), None, "{len}");
         }
         for (at, byte) in [(0, 3), (4, 3), (6, 8), (7, 1)] {
             let mut malformed = stored.clone();
             *malformed.get_mut(at).expect("inside") = byte;
-            assert_eq!(checked_xattr(&malformed), None, "{at}");
+            assert_eq!(checked(&malformed), None, "{at}");
         }
+    }
+
+    #[test]
+    fn entries_of_unmapped_ids_are_left_out_and_counted() {
+        struct Mapped;
+        impl Names for Mapped {
+            fn user(&self, _name: &[u8]) -> Option<u32> {
+                None
+            }
+            fn group(&self, _name: &[u8]) -> Option<u32> {
+                None
+            }
+            fn has_user_id(&self, id: u32) -> bool {
+                id == 5
+            }
+            fn has_group_id(&self, id: u32) -> bool {
+                id == 6
+            }
+        }
+        let text = b"u::rw,u:5:r,u:6:r,g::r,g:5:r,g:6:r,m::rw,o::-";
+        let bytes = |text| xattr_from_text(text, &NoNames).expect("valid");
+        let found = acl_from_text(text, &Mapped).expect("valid");
+        assert_eq!(found.unmapped, 2);
+        assert_eq!(
+            found.bytes,
+            bytes(&b"u::rw,u:5:r,g::r,g:6:r,m::rw,o::-"[..])
+        );
+        assert_eq!(acl_from_xattr(&bytes(&text[..]), &Mapped), Some(found));
+        // No user namespace has this number.
+        let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &NoNames);
+        assert_eq!(undefined.map(|acl| acl.unmapped), Some(1));
     }
 }

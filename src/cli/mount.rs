@@ -1,5 +1,6 @@
 //! `tarfs mount`: an archive in the filesystem, served in the background.
 
+use std::cell::OnceCell;
 use std::convert::Infallible;
 use std::fmt;
 use std::fs;
@@ -628,6 +629,7 @@ fn serve_opened(
         metrics_url: metrics_url.as_deref(),
         manager: manager.as_ref(),
         is_reported,
+        unmapped_acl_entries: OnceCell::new(),
     };
     let has_ended = react(inbox, &seen);
     if let (true, Some(writable)) = (has_ended, &writable) {
@@ -735,7 +737,6 @@ fn kept(
 }
 
 /// What a status tells of.
-#[derive(Clone, Copy)]
 struct Seen<'a> {
     mount: &'a Mount,
     opened: &'a Opened,
@@ -746,6 +747,8 @@ struct Seen<'a> {
     manager: Option<&'a Manager>,
     /// Whether damaged members were reported before the process left the terminal.
     is_reported: bool,
+    /// Entries of ACLs that are left out, once the index is complete.
+    unmapped_acl_entries: OnceCell<usize>,
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
@@ -839,6 +842,7 @@ fn status(seen: &Seen<'_>) -> Status {
         copy,
         writable,
         metrics_url,
+        ref unmapped_acl_entries,
         ..
     } = seen;
     // First: what it says to be so is explained by notes that come after.
@@ -857,6 +861,19 @@ fn status(seen: &Seen<'_>) -> Status {
         Some(found) => (found.path, Some(found.mount_id)),
         None => (mount.mountpoint().to_owned(), None),
     };
+    {
+        let index = opened.content.index();
+        let count = || crate::fs::unmapped_acl_entries(&index);
+        let count = index
+            .is_complete()
+            .then(|| *unmapped_acl_entries.get_or_init(count));
+        if let Some(count @ 1..) = count {
+            notes.push(format!(
+                "{count} entries of ACLs are left out, because they name users or groups that this user \
+                 namespace does not map"
+            ));
+        }
+    }
     // Released before it is asked for again below: to hold it twice while the scan waits to change it
     // would be a deadlock.
     let entries = opened.content.index().entry_count();

@@ -4,11 +4,10 @@
 
 use std::fs;
 
+use crate::base::id_map::IdMap;
+
 /// The bit of `CAP_SYS_ADMIN` (`linux/capability.h`).
 const SYS_ADMIN: u32 = 21;
-
-/// What `/proc/PID/uid_map` says of the initial user namespace.
-const ALL_IDS: [&str; 3] = ["0", "0", "4294967295"];
 
 /// Whether thread `pid` has `CAP_SYS_ADMIN` in the initial user namespace.
 pub(super) fn has_sys_admin(pid: u32) -> bool {
@@ -25,7 +24,7 @@ fn is_sys_admin(status: &str, uid_map: &str) -> bool {
     let effective = lines.find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
     let has_bit = effective.is_some_and(|bits| bits & (1 << SYS_ADMIN) != 0);
-    has_bit && uid_map.split_whitespace().eq(ALL_IDS)
+    has_bit && IdMap::parse(uid_map).is_initial()
 }
 
 #[cfg(test)]

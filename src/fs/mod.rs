@@ -79,6 +79,7 @@ pub use session::{
 pub use superblock::SuperblockWatch;
 pub use table::{Attachment, TopMount};
 pub use view::{View, ViewError};
+pub use xattr::unmapped_acl_entries;
 
 /// How long the kernel may believe an answer.
 const FOR_EVER: Duration = Duration::from_hours(365 * 24);

@@ -5,6 +5,7 @@ use std::cell::LazyCell;
 
 use crate::base::accounts::Accounts;
 use crate::base::acl;
+use crate::index::{Entry, Index, Ino};
 
 /// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
 const MODE_ACL_BYTES: usize = 4 + 3 * 8;
@@ -25,7 +26,7 @@ fn kept_acl<'a>(
     kind: acl::Kind,
     accounts: &Accounts,
 ) -> Option<Vec<u8>> {
-    let bytes = acl::find(xattrs, kind, accounts).ok()??;
+    let bytes = acl::find(xattrs, kind, accounts).ok()??.bytes;
     let is_mode = kind == acl::Kind::Access && bytes.len() == MODE_ACL_BYTES;
     (!is_mode).then_some(bytes)
 }
@@ -73,6 +74,25 @@ pub(super) fn names<'a>(
         names.push(0);
     }
     names
+}
+
+/// How many entries of ACLs in `index` name users or groups that this user namespace does not map.
+pub fn unmapped_acl_entries(index: &Index) -> usize {
+    if !index
+        .xattr_names()
+        .any(|name| acl::Kind::of(name).is_some())
+    {
+        return 0;
+    }
+    let accounts = Accounts::of_this_machine();
+    let inos = (Ino::ROOT.0..=index.last_ino().0).map(Ino);
+    let entries = inos.filter_map(|ino| index.entry(ino));
+    let unmapped = |entry: Entry<'_>| {
+        let found = acl::Kind::ALL.map(|kind| acl::find(entry.xattrs(), kind, &accounts));
+        let acls = found.into_iter().filter_map(|found| found.ok().flatten());
+        acls.map(|acl| acl.unmapped).sum::<usize>()
+    };
+    entries.map(unmapped).sum()
 }
 
 fn can_be_asked_for(name: &[u8]) -> bool {

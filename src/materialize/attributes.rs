@@ -134,10 +134,19 @@ impl Xattrs<'_> {
         for kind in acl::Kind::ALL {
             match acl::find(self.selected(), kind, &self.context.policy.names) {
                 Ok(None) => {}
-                Ok(Some(bytes)) => {
+                Ok(Some(acl)) => {
                     let name = kind.attribute().as_bytes();
-                    if let Err(errno) = subject.set_xattr(name, &bytes) {
+                    if let Err(errno) = subject.set_xattr(name, &acl.bytes) {
                         self.warn(name, errno);
+                    }
+                    if acl.unmapped > 0 {
+                        self.context.problems.warn(&format!(
+                            "{}: {} entries of the ACL {} name users or groups that this user \
+                             namespace does not map, left out",
+                            self.path,
+                            acl.unmapped,
+                            kind.attribute()
+                        ));
                     }
                 }
                 Err(acl::Unreadable) => self.context.problems.warn(&format!(

@@ -93,3 +93,34 @@ fn archive_without_attributes_lists_none_without_an_error() {
     );
     assert_eq!(said, "Operation not supported\n");
 }
+
+#[test]
+fn acl_entries_of_ids_outside_the_user_namespace_are_left_out() {
+    let said = says(
+        r#"
+        chgrp 0 t/file; tar --create --xattrs --xattrs-include='*' -C t -f a.tar .
+        tar --create --acls -C t -f text.tar .
+        for archive in a.tar text.tar; do
+            unshare --user --map-root-user --mount --propagation private bash -euc '
+                tarfs mount --writable $1 mnt
+                echo x >>mnt/file; chmod 640 mnt/file; echo y >mnt/dir/new; mkdir mnt/dir/sub
+                getfacl -cp mnt/file | tr "\n" " "; getfacl -cdp mnt/dir | tr "\n" " "; echo
+                tarfs status mnt | grep "entries of ACLs" | sed "s/ *note *//"
+                tarfs umount mnt; mkdir -p out
+                tarfs materialize -q $1 -C out 2>&1 | sed "s/.*: \([0-9]\)/\1/" | grep -v trusted | sort -u
+                getfacl -cp out/file | tr "\n" " "; echo; rm -r out
+            ' bash $archive
+        done
+        "#,
+    );
+    let shown = "user::rw- group::r-- mask::r-- other::--- ";
+    let left_out = "name users or groups that this user namespace does not map";
+    let archive = format!(
+        "{shown} user::rwx group::r-x mask::rwx other::r-x  \n\
+         2 entries of ACLs are left out, because they {left_out}\n\
+         1 entries of the ACL system.posix_acl_access {left_out}, left out\n\
+         1 entries of the ACL system.posix_acl_default {left_out}, left out\n\
+         user::rw- group::r-- mask::rw- other::---  \n"
+    );
+    assert_eq!(said, format!("{archive}{archive}"));
+}
