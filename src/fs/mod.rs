@@ -35,7 +35,7 @@ mod table;
 mod view;
 mod xattr;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, c_long};
 use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -45,9 +45,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fuser::{
     AccessFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyXattr, Request,
 };
+use rustix::ioctl::opcode;
 use tracing::trace_span;
 
 use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted, Watcher};
@@ -103,6 +105,15 @@ const MAX_NAME_BYTES: usize = 1024;
 
 /// The longest name that there can be, as statfs(2) tells.
 const LONGEST_NAME_BYTES: usize = 255;
+
+/// Reads the flags of chattr(1) (`linux/fs.h`).
+const FS_IOC_GETFLAGS: u32 = opcode::read::<c_long>(b'f', 1);
+
+/// Reads these and more, as a `struct fsxattr`.
+const FS_IOC_FSGETXATTR: u32 = opcode::read::<[u8; FSXATTR_BYTES]>(b'X', 31);
+
+/// Bytes of a `struct fsxattr`.
+const FSXATTR_BYTES: usize = 28;
 
 /// What an answer to a read is handed to.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
@@ -958,6 +969,27 @@ impl Filesystem for Tree {
             }
             Err(errno) => reply.error(errno),
         }
+    }
+
+    /// Files have no flags such as "immutable". Without this answer lsattr(1) and chattr(1) fail, also on an
+    /// overlay.
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        cmd: u32,
+        _in_data: &[u8],
+        out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        if ![FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR].contains(&cmd) {
+            return reply.error(Errno::ENOTTY);
+        }
+        let zeros = [0; FSXATTR_BYTES];
+        let len = usize::try_from(out_size).unwrap_or(usize::MAX);
+        reply.ioctl(0, zeros.get(..len).unwrap_or(&zeros));
     }
 
     /// Asked only without `default_permissions`, when whoever may enter the mount may read all of

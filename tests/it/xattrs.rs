@@ -124,3 +124,22 @@ fn acl_entries_of_ids_outside_the_user_namespace_are_left_out() {
     );
     assert_eq!(said, format!("{archive}{archive}"));
 }
+
+#[test]
+fn files_have_no_flags_and_chattr_works_on_a_writable_mount() {
+    let said = says(
+        r#"
+        mkdir copy
+        for flags in '' '--materialize copy' --writable; do
+            tarfs mount --wait-index $flags a.tar mnt
+            lsattr -d mnt/dir mnt/file | sed 's/ .*//' | tr -d -- - | tr -d '\n'
+            lsattr -p -d mnt/file | sed 's/ *\([0-9]*\).*/\1/'
+            test "$flags" = --writable || tarfs umount mnt
+        done
+        chattr +a mnt/file; lsattr mnt/file | grep -o a-; echo more >>mnt/file
+        echo over 2>/dev/null >mnt/file || echo append only
+        cat mnt/file; chattr -a mnt/file; tarfs umount mnt
+        "#,
+    );
+    assert_eq!(said, "0\n0\n0\na-\nappend only\none\nmore\n");
+}
