@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::base::acl::Names;
+use crate::base::id_map::IdMap;
 
 /// Names and numbers from passwd(5) and group(5), read once. Directory services are not asked:
 /// that takes the C library's plug-ins, and a mount must not wait for a network that may live
@@ -13,13 +14,22 @@ use crate::base::acl::Names;
 pub struct Accounts {
     users: HashMap<Vec<u8>, u32>,
     groups: HashMap<Vec<u8>, u32>,
+    /// Users of this process's user namespace.
+    user_ids: IdMap,
+    /// Groups of this process's user namespace.
+    group_ids: IdMap,
 }
 
 impl Accounts {
-    /// What `/etc/passwd` and `/etc/group` say; a file that cannot be read names no one.
+    /// What `/etc/passwd` and `/etc/group` say, and the ids of this process's user namespace; a file that
+    /// cannot be read names no one.
     pub fn of_this_machine() -> Self {
         let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
-        Self::parse(&read("/etc/passwd"), &read("/etc/group"))
+        Self {
+            user_ids: IdMap::of_users(),
+            group_ids: IdMap::of_groups(),
+            ..Self::parse(&read("/etc/passwd"), &read("/etc/group"))
+        }
     }
 
     /// What the two files' texts say; lines that make no sense are skipped.
@@ -27,7 +37,17 @@ impl Accounts {
         Self {
             users: numbers(passwd),
             groups: numbers(group),
+            ..Self::default()
         }
+    }
+}
+
+impl Accounts {
+    /// A name of the user `number`.
+    pub fn user_name(&self, number: u32) -> Option<&[u8]> {
+        let mut users = self.users.iter();
+        let found = users.find(|&(_, &user)| user == number);
+        found.map(|(name, _)| &**name)
     }
 }
 
@@ -38,6 +58,14 @@ impl Names for Accounts {
 
     fn group(&self, name: &[u8]) -> Option<u32> {
         self.groups.get(name).copied()
+    }
+
+    fn has_user_id(&self, id: u32) -> bool {
+        self.user_ids.has(id)
+    }
+
+    fn has_group_id(&self, id: u32) -> bool {
+        self.group_ids.has(id)
     }
 }
 
@@ -75,6 +103,8 @@ mod tests {
         assert_eq!(accounts.user(b"lisa"), Some(1001));
         assert_eq!(accounts.user(b"wheel"), None);
         assert_eq!(accounts.user(b""), None);
+        assert_eq!(accounts.user_name(1001), Some(&b"lisa"[..]));
+        assert_eq!(accounts.user_name(10), None);
         assert_eq!(accounts.group(b"wheel"), Some(10));
         assert_eq!(accounts.group(b"odd"), None);
     }

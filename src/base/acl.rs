@@ -1,13 +1,91 @@
-//! POSIX ACLs: from the text that tar carries to the bytes that Linux keeps.
+//! POSIX ACLs: from the two forms that tar carries to the bytes that Linux keeps.
 //!
-//! The text is that of `acl_to_text(3)` (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`,
-//! separated by commas or newlines; star appends a numeric id as a fourth field), the bytes are
-//! those of the `system.posix_acl_access` attribute (`linux/posix_acl_xattr.h`).
+//! One form is a pax keyword with the text of `acl_to_text(3)`
+//! (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`, separated by commas or newlines; star
+//! appends a numeric id as a fourth field). The other form is an extended attribute with the bytes of
+//! `linux/posix_acl_xattr.h`.
 
 /// `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
 /// The id of entries that have none.
 const UNDEFINED_ID: u32 = u32::MAX;
+
+/// An ACL of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The ACL that controls access to the file.
+    Access,
+    /// The ACL that new entries of a directory inherit.
+    Default,
+}
+
+impl Kind {
+    /// Both kinds.
+    pub const ALL: [Self; 2] = [Self::Access, Self::Default];
+
+    /// The pax keyword of the text form.
+    pub const fn keyword(self) -> &'static [u8] {
+        match self {
+            Self::Access => b"SCHILY.acl.access",
+            Self::Default => b"SCHILY.acl.default",
+        }
+    }
+
+    /// The extended attribute in which Linux stores it.
+    pub const fn attribute(self) -> &'static str {
+        match self {
+            Self::Access => "system.posix_acl_access",
+            Self::Default => "system.posix_acl_default",
+        }
+    }
+
+    /// The kind that `name` names in either form.
+    pub fn of(name: &[u8]) -> Option<Self> {
+        let is_name = |kind: &Self| name == kind.keyword() || name == kind.attribute().as_bytes();
+        Self::ALL.into_iter().find(is_name)
+    }
+}
+
+/// An ACL that is malformed, or names a user or group that is unknown here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unreadable;
+
+/// An ACL as Linux keeps it in this user namespace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Acl {
+    /// The attribute's bytes.
+    pub bytes: Vec<u8>,
+    /// Entries that are left out, because this user namespace maps no such user or group. Linux refuses an
+    /// ACL with such an entry.
+    pub unmapped: usize,
+}
+
+/// The ACL `kind` among a member's `xattrs`.
+///
+/// Where both forms are there the text counts, because names in it are looked up on this host. The
+/// extended attribute counts if the text is unreadable.
+///
+/// # Errors
+/// When the ACL is there and no form of it is readable.
+pub fn find<'a>(
+    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    kind: Kind,
+    names: &impl Names,
+) -> Result<Option<Acl>, Unreadable> {
+    let (mut text, mut bytes) = (None, None);
+    for (name, value) in xattrs {
+        if name == kind.keyword() {
+            text = Some(value);
+        } else if name == kind.attribute().as_bytes() {
+            bytes = Some(value);
+        }
+    }
+    let from_text = text.and_then(|text| acl_from_text(text, names));
+    match from_text.or_else(|| acl_from_xattr(bytes?, names)) {
+        None if text.is_some() || bytes.is_some() => Err(Unreadable),
+        found => Ok(found),
+    }
+}
 
 /// Whose permissions an entry of an ACL holds; the numbers are Linux's `ACL_*` tags.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -20,12 +98,38 @@ enum Tag {
     Other = 0x20,
 }
 
-/// Turns user and group names into numbers.
+impl Tag {
+    const ALL: [Self; 6] = [
+        Self::UserObject,
+        Self::User,
+        Self::GroupObject,
+        Self::Group,
+        Self::Mask,
+        Self::Other,
+    ];
+
+    fn from_number(number: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|&tag| tag as u16 == number)
+    }
+}
+
+/// An entry of an ACL: its tag, its permission bits and its id.
+type Entry = (Tag, u16, u32);
+
+/// Turns user and group names into numbers, and knows which numbers this user namespace maps.
 pub trait Names {
     /// The number of the user called `name`.
     fn user(&self, name: &[u8]) -> Option<u32>;
     /// The number of the group called `name`.
     fn group(&self, name: &[u8]) -> Option<u32>;
+    /// Whether there is a user `id` in this user namespace.
+    fn has_user_id(&self, id: u32) -> bool {
+        id != UNDEFINED_ID
+    }
+    /// Whether there is a group `id` in this user namespace.
+    fn has_group_id(&self, id: u32) -> bool {
+        id != UNDEFINED_ID
+    }
 }
 
 /// Knows no name: only numbers in the text count.
@@ -44,7 +148,11 @@ impl Names for NoNames {
 /// The attribute's bytes for an ACL's text; `None` when the text is malformed or names a user or
 /// group that neither `names` nor a number in the text identifies.
 pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
-    let mut entries = text
+    acl_from_text(text, names).map(|acl| acl.bytes)
+}
+
+fn acl_from_text(text: &[u8], names: &impl Names) -> Option<Acl> {
+    let entries = text
         .split(|byte| matches!(byte, b',' | b'\n'))
         .map(|line| {
             line.split(|&byte| byte == b'#')
@@ -55,18 +163,56 @@ pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
         .filter(|line| !line.is_empty())
         .map(|line| entry(line, names))
         .collect::<Option<Vec<_>>>()?;
-    if entries.is_empty() {
+    acl_from_entries(entries, names)
+}
+
+/// The ACL of the attribute's bytes `value`, whose entries may be in any order.
+fn acl_from_xattr(value: &[u8], names: &impl Names) -> Option<Acl> {
+    let (version, rows) = value.split_first_chunk::<4>()?;
+    let (rows, rest) = rows.as_chunks::<8>();
+    if u32::from_le_bytes(*version) != VERSION || !rest.is_empty() {
         return None;
     }
+    let entries = rows
+        .iter()
+        .map(|&[tag_low, tag_high, low, high, a, b, c, d]| {
+            let tag = Tag::from_number(u16::from_le_bytes([tag_low, tag_high]))?;
+            let permissions = u16::from_le_bytes([low, high]);
+            let id = match tag {
+                Tag::User | Tag::Group => u32::from_le_bytes([a, b, c, d]),
+                _ => UNDEFINED_ID,
+            };
+            (permissions <= 7).then_some((tag, permissions, id))
+        })
+        .collect::<Option<Vec<_>>>()?;
+    acl_from_entries(entries, names)
+}
+
+/// The ACL of `entries`; `None` when the kernel would refuse it in any user namespace.
+fn acl_from_entries(mut entries: Vec<Entry>, names: &impl Names) -> Option<Acl> {
+    let count = |wanted| entries.iter().filter(|&&(tag, ..)| tag == wanted).count();
+    let is_single = [Tag::UserObject, Tag::GroupObject, Tag::Other].map(count) == [1; 3];
+    let has_named = count(Tag::User) + count(Tag::Group) > 0;
+    let has_valid_mask = count(Tag::Mask) == 1 || count(Tag::Mask) == 0 && !has_named;
+    if !is_single || !has_valid_mask {
+        return None;
+    }
+    let all = entries.len();
+    entries.retain(|&(tag, _, id)| match tag {
+        Tag::User => names.has_user_id(id),
+        Tag::Group => names.has_group_id(id),
+        _ => true,
+    });
     // The kernel insists on this order.
     entries.sort_by_key(|&(tag, _, id)| (tag, id));
     let mut bytes = VERSION.to_le_bytes().to_vec();
-    for (tag, permissions, id) in entries {
+    for &(tag, permissions, id) in &entries {
         bytes.extend_from_slice(&(tag as u16).to_le_bytes());
         bytes.extend_from_slice(&permissions.to_le_bytes());
         bytes.extend_from_slice(&id.to_le_bytes());
     }
-    Some(bytes)
+    let unmapped = all - entries.len();
+    Some(Acl { bytes, unmapped })
 }
 
 /// The permission bits that go with an ACL, given as the attribute's bytes: those of the owner, of the
@@ -90,7 +236,7 @@ pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
     Some(owner? << 6 | mask.or(group)? << 3 | others?)
 }
 
-fn entry(line: &[u8], names: &impl Names) -> Option<(Tag, u16, u32)> {
+fn entry(line: &[u8], names: &impl Names) -> Option<Entry> {
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let kind = fields.next()?;
     let qualifier = fields.next()?;
@@ -201,8 +347,91 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in [&b""[..], b"user", b"user::q", b"nobody::rwx", b"user:x:rwx"] {
-            assert_eq!(xattr_from_text(text, &NoNames), None);
+        let texts = ["", "user", "user::q", "nobody::rwx", "user:x:rwx", "u::r"];
+        let invalid = [
+            "u::r,u:5:r,g::r,o::r",
+            "u::r,u::r,g::r,o::r",
+            "u::r,g::r,m::r,m::r,o::r",
+        ];
+        for text in texts.into_iter().chain(invalid) {
+            assert_eq!(xattr_from_text(text.as_bytes(), &NoNames), None, "{text}");
         }
+    }
+
+    #[test]
+    fn text_form_beats_the_attribute_unless_it_is_unreadable() {
+        let xattr = |text: &str| xattr_from_text(text.as_bytes(), &NoNames).expect("valid");
+        let stored = xattr("u::rwx,u:5:r,g::r,m::r,o::-");
+        let found = |text: &[u8], bytes: &[u8]| {
+            let xattrs = [
+                (Kind::Access.attribute().as_bytes(), bytes),
+                (Kind::Access.keyword(), text),
+            ];
+            let found = find(xattrs.into_iter(), Kind::Access, &NoNames)?;
+            Ok(found.map(|acl| acl.bytes))
+        };
+        assert_eq!(
+            found(b"u::r,g::-,o::-", &stored),
+            Ok(Some(xattr("u::r,g::-,o::-")))
+        );
+        assert_eq!(found(b"user:lisa:r", &stored), Ok(Some(stored.clone())));
+        assert_eq!(found(b"user:lisa:r", b"\x02\0\0\0"), Err(Unreadable));
+        let none = find(
+            [(&b"user.a"[..], &b"b"[..])].into_iter(),
+            Kind::Access,
+            &NoNames,
+        );
+        assert_eq!(none, Ok(None));
+    }
+
+    #[test]
+    fn malformed_attribute_is_unreadable_and_a_valid_one_is_sorted() {
+        let stored = xattr_from_text(b"u::rw,u:5:r,g::r,m::r,o::-", &NoNames).expect("valid");
+        let checked = |value: &[u8]| acl_from_xattr(value, &NoNames).map(|acl| acl.bytes);
+        assert_eq!(checked(&stored).as_ref(), Some(&stored));
+        let (head, rows) = stored.split_at(4);
+        let mut rows: Vec<_> = rows.chunks(8).collect();
+        rows.reverse();
+        let reversed = [head, &rows.concat()].concat();
+        assert_eq!(checked(&reversed).as_ref(), Some(&stored));
+        for len in (0..stored.len()).filter(|len| len % 8 != 4) {
+            assert_eq!(checked(stored.get(..len).expect("inside")), None, "{len}");
+        }
+        for (at, byte) in [(0, 3), (4, 3), (6, 8), (7, 1)] {
+            let mut malformed = stored.clone();
+            *malformed.get_mut(at).expect("inside") = byte;
+            assert_eq!(checked(&malformed), None, "{at}");
+        }
+    }
+
+    #[test]
+    fn entries_of_unmapped_ids_are_left_out_and_counted() {
+        struct Mapped;
+        impl Names for Mapped {
+            fn user(&self, _name: &[u8]) -> Option<u32> {
+                None
+            }
+            fn group(&self, _name: &[u8]) -> Option<u32> {
+                None
+            }
+            fn has_user_id(&self, id: u32) -> bool {
+                id == 5
+            }
+            fn has_group_id(&self, id: u32) -> bool {
+                id == 6
+            }
+        }
+        let text = b"u::rw,u:5:r,u:6:r,g::r,g:5:r,g:6:r,m::rw,o::-";
+        let bytes = |text| xattr_from_text(text, &NoNames).expect("valid");
+        let found = acl_from_text(text, &Mapped).expect("valid");
+        assert_eq!(found.unmapped, 2);
+        assert_eq!(
+            found.bytes,
+            bytes(&b"u::rw,u:5:r,g::r,g:6:r,m::rw,o::-"[..])
+        );
+        assert_eq!(acl_from_xattr(&bytes(&text[..]), &Mapped), Some(found));
+        // No user namespace has this number.
+        let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &NoNames);
+        assert_eq!(undefined.map(|acl| acl.unmapped), Some(1));
     }
 }

@@ -10,6 +10,7 @@ pub mod extent;
 pub mod file_time;
 pub mod free_list;
 pub mod glob;
+pub mod id_map;
 pub mod loan;
 pub mod path;
 pub mod private;

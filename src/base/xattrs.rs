@@ -1,14 +1,7 @@
 //! Selection of extended attributes and ACLs by name, as GNU tar's options select them; pure.
 
+use super::acl;
 use super::glob::Glob;
-
-/// Names of ACLs: the pax keywords, and the attributes in which Linux stores them.
-const ACLS: [&[u8]; 4] = [
-    b"SCHILY.acl.access",
-    b"SCHILY.acl.default",
-    b"system.posix_acl_access",
-    b"system.posix_acl_default",
-];
 
 /// Attributes that only a pattern selects: the labels and measurements of another system.
 const LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
@@ -53,7 +46,7 @@ impl XattrFilter {
 
     /// Whether the attribute `name`, or the ACL with this pax keyword, is selected.
     pub fn selects(&self, name: &[u8]) -> bool {
-        if ACLS.contains(&name) {
+        if acl::Kind::of(name).is_some() {
             return self.acls;
         }
         let matched = |globs: &[Glob]| globs.iter().any(|glob| glob.matches_name(name));

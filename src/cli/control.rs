@@ -22,6 +22,7 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::base::task::Thread;
+use crate::fs::TopMount;
 
 /// Longest question: generous for the longest that exists.
 const MAX_QUESTION_BYTES: u64 = 4096;
@@ -76,7 +77,7 @@ pub(super) enum Answer {
 }
 
 /// What became of a mount that was to go.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) enum Outcome {
     /// It is gone, and so is its process.
     Ended,
@@ -85,13 +86,18 @@ pub(super) enum Outcome {
         /// The process, as it counts itself.
         pid: u32,
     },
-    /// It is gone where its process has its mounts, and in use elsewhere: by a bind mount, an overlay, or
-    /// another mount namespace that was made while it was there.
+    /// It is gone, and in use elsewhere: by a bind mount, an overlay, or another mount namespace that was
+    /// made while it was there.
     ServesOn {
         /// The process, as it counts itself.
         pid: u32,
-        /// The copy is here: where it was unmounted is elsewhere.
-        is_here: bool,
+    },
+    /// Nothing was done, because another mount of what the process serves is there, such as a bind mount.
+    Copy {
+        /// The process, as it counts itself.
+        pid: u32,
+        /// A handle by which to see it end, if it can be had.
+        process: Option<OwnedFd>,
     },
     /// It is still there.
     Refused {
@@ -116,6 +122,13 @@ pub(super) struct Status {
     /// (`0:45`): two mounts may be called alike, in two namespaces or after a rename.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// The mount that the process takes out when it is asked to unmount, as the kernel's table of mounts
+    /// has it: a bind mount of it has the same device and another id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_id: Option<u32>,
+    /// Nothing is mounted there any more, and it is in use.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
     /// The process that serves it.
     pub pid: u32,
     /// When it was mounted, in seconds since 1970.
@@ -445,9 +458,23 @@ impl Status {
     /// Whether it is of what is mounted on `mountpoint` as this process sees it; that it once was
     /// mounted there is good enough where the kernel's table of mounts cannot be read.
     pub(super) fn is_of(&self, mountpoint: &Path) -> bool {
-        match (&self.device, crate::fs::mounted_device(mountpoint)) {
-            (Some(device), Ok(found)) => found.is_some_and(|found| *device == device_word(found)),
+        self.is_of_top(mountpoint, &crate::fs::top_mount(mountpoint))
+    }
+
+    fn is_of_top(&self, mountpoint: &Path, top: &io::Result<Option<TopMount>>) -> bool {
+        match (&self.device, top) {
+            (Some(device), Ok(top)) => top
+                .as_ref()
+                .is_some_and(|top| *device == device_word(top.device)),
             _ => self.mountpoint == mountpoint.to_string_lossy(),
+        }
+    }
+
+    /// Whether `top` is another mount of what it is of, such as a bind mount.
+    fn has_copy(&self, top: &io::Result<Option<TopMount>>) -> bool {
+        match top {
+            Ok(Some(top)) => self.device.is_some() && self.mount_id != Some(top.id),
+            _ => false,
         }
     }
 }
@@ -476,26 +503,28 @@ pub(super) fn umount(
     force: bool,
 ) -> io::Result<Option<Outcome>> {
     let mut refused = None;
+    let top = crate::fs::top_mount(mountpoint);
     for socket in sockets(directory)? {
-        let Some(status) = status(&socket).filter(|status| status.is_of(mountpoint)) else {
+        let is_meant = |status: &Status| status.is_of_top(mountpoint, &top);
+        let Some(status) = status(&socket).filter(is_meant) else {
             continue;
         };
-        let process = process(&socket, status.pid);
+        let (pid, process) = (status.pid, process(&socket, status.pid));
+        if status.has_copy(&top) {
+            return Ok(Some(Outcome::Copy { pid, process }));
+        }
         match ask(&socket, Question::Umount { force })? {
             Answer::Unmounted {
                 elsewhere: true, ..
             } => {
-                return Ok(Some(Outcome::ServesOn {
-                    pid: status.pid,
-                    is_here: status.is_of(mountpoint),
-                }));
+                return Ok(Some(Outcome::ServesOn { pid }));
             }
             Answer::Unmounted { .. } => {
-                let has_ended = process.map_or(Ok(true), |process| ends(&process))?;
+                let has_ended = process.map_or(Ok(true), |process| ends_within(&process, END))?;
                 return Ok(Some(if has_ended {
                     Outcome::Ended
                 } else {
-                    Outcome::Lingers { pid: status.pid }
+                    Outcome::Lingers { pid }
                 }));
             }
             Answer::Refused { error, hint } => refused = Some(Outcome::Refused { error, hint }),
@@ -566,9 +595,9 @@ fn process(socket: &Path, pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Waits until a process that has unmounted has ended; false when it takes too long.
-fn ends(process: &OwnedFd) -> io::Result<bool> {
-    let deadline = Timespec::try_from(END).map_err(io::Error::other)?;
+/// Waits until a process that has unmounted has ended; false when it takes longer than `time`.
+pub(super) fn ends_within(process: &OwnedFd, time: Duration) -> io::Result<bool> {
+    let deadline = Timespec::try_from(time).map_err(io::Error::other)?;
     let mut ends = [PollFd::new(process, PollFlags::IN)];
     Ok(poll(&mut ends, Some(&deadline))? > 0)
 }
@@ -585,6 +614,8 @@ impl Status {
             layers: Vec::new(),
             mountpoint: "/mnt".into(),
             device: None,
+            mount_id: None,
+            detached: false,
             pid: std::process::id(),
             since_unix_seconds: 1000,
             version: "3 bytes".into(),
@@ -701,7 +732,7 @@ mod tests {
         })
         .expect("a socket");
         let umount = |path: &str| umount(directory.path(), Path::new(path), false);
-        assert_eq!(umount("/elsewhere").expect("readable"), None);
+        assert!(umount("/elsewhere").expect("readable").is_none());
         assert!(matches!(
             umount("/mnt").expect("answered"),
             Some(Outcome::Refused { error, .. }) if error == "in use"

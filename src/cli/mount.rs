@@ -1,5 +1,6 @@
 //! `tarfs mount`: an archive in the filesystem, served in the background.
 
+use std::cell::OnceCell;
 use std::convert::Infallible;
 use std::fmt;
 use std::fs;
@@ -628,8 +629,12 @@ fn serve_opened(
         metrics_url: metrics_url.as_deref(),
         manager: manager.as_ref(),
         is_reported,
+        unmapped_acl_entries: OnceCell::new(),
     };
-    react(inbox, &seen);
+    let has_ended = react(inbox, &seen);
+    if let (true, Some(writable)) = (has_ended, &writable) {
+        writable.ended();
+    }
     // Who still reads has its error now, and not only when the connection is cut.
     opened.content.close();
     if let Some(manager) = &manager {
@@ -649,9 +654,12 @@ fn tree(
 ) -> anyhow::Result<Tree> {
     let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
     let timeout = Duration::from_secs(args.source.timeout) + SLACK;
-    let tree = Tree::new(content, view, options, stats)
+    let mut tree = Tree::new(content, view, options, stats)
         .with_timeout(timeout)
         .with_xattrs(args.xattrs.filter());
+    if args.writable {
+        tree = tree.below_overlay();
+    }
     match copy {
         Some(copy) => tree
             .with_copies(copy.copies())
@@ -729,7 +737,6 @@ fn kept(
 }
 
 /// What a status tells of.
-#[derive(Clone, Copy)]
 struct Seen<'a> {
     mount: &'a Mount,
     opened: &'a Opened,
@@ -740,17 +747,19 @@ struct Seen<'a> {
     manager: Option<&'a Manager>,
     /// Whether damaged members were reported before the process left the terminal.
     is_reported: bool,
+    /// Entries of ACLs that are left out, once the index is complete.
+    unmapped_acl_entries: OnceCell<usize>,
 }
 
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
-/// it did not come to are refused.
+/// it did not come to are refused. Returns whether the mount's connection has ended.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
-fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
+fn react(inbox: Receiver<Event>, seen: &Seen<'_>) -> bool {
     let mount = seen.mount;
     let mut insists = Force::No;
     while let Some(event) = next(&inbox, seen) {
         match event {
-            Event::Ended => return,
+            Event::Ended => return true,
             Event::Scanned => {
                 if !seen.is_reported {
                     report_end(seen.opened);
@@ -769,14 +778,14 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
                 answer(outcome(mount, &result, force));
-                if result.is_ok() && force == Force::Yes {
-                    return;
+                if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
+                    return false;
                 }
             }
             Event::Signal => match mount.unmount(insists) {
                 // Its end arrives as an event; by force it might go on for its last user.
                 Ok(()) if insists == Force::No => {}
-                Ok(()) | Err(UnmountError::NotMounted(_)) => return,
+                Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
                 Err(error) if insists == Force::No => {
                     tracing::warn!(%error, "a second signal unmounts all the same");
                     insists = Force::Yes;
@@ -784,11 +793,12 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) {
                 Err(error) => {
                     // The mount ends with its connection; whoever keeps watch takes out what is left.
                     tracing::error!(%error, "this process ends without having unmounted");
-                    return;
+                    return false;
                 }
             },
         }
     }
+    false
 }
 
 /// The next event, or none when nobody is left to make any. Meanwhile a service manager hears how far
@@ -816,7 +826,7 @@ fn outcome(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> An
     match result {
         Ok(()) => Answer::Unmounted {
             unmounted: mount.mountpoint().to_string_lossy().into_owned(),
-            elsewhere: force == Force::No && mount.lives_on(),
+            elsewhere: mount.is_mounted() || force == Force::No && mount.lives_on(),
         },
         Err(error) => Answer::Refused {
             hint: error.hint().map(str::to_owned),
@@ -832,6 +842,7 @@ fn status(seen: &Seen<'_>) -> Status {
         copy,
         writable,
         metrics_url,
+        ref unmapped_acl_entries,
         ..
     } = seen;
     // First: what it says to be so is explained by notes that come after.
@@ -844,6 +855,25 @@ fn status(seen: &Seen<'_>) -> Status {
         let path = namespace.path.display();
         notes.push(format!("it is in another mount namespace: {path}"));
     }
+    let attachment = mount.attachment();
+    let detached = matches!(attachment, Ok(None));
+    let (mountpoint, mount_id) = match attachment.ok().flatten() {
+        Some(found) => (found.path, Some(found.mount_id)),
+        None => (mount.mountpoint().to_owned(), None),
+    };
+    {
+        let index = opened.content.index();
+        let count = || crate::fs::unmapped_acl_entries(&index);
+        let count = index
+            .is_complete()
+            .then(|| *unmapped_acl_entries.get_or_init(count));
+        if let Some(count @ 1..) = count {
+            notes.push(format!(
+                "{count} entries of ACLs are left out, because they name users or groups that this user \
+                 namespace does not map"
+            ));
+        }
+    }
     // Released before it is asked for again below: to hold it twice while the scan waits to change it
     // would be a deadlock.
     let entries = opened.content.index().entry_count();
@@ -852,8 +882,10 @@ fn status(seen: &Seen<'_>) -> Status {
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
-        mountpoint: mount.place().to_string_lossy().into_owned(),
+        mountpoint: mountpoint.to_string_lossy().into_owned(),
         device: Some(control::device_word(mount.device())),
+        mount_id,
+        detached,
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.since()),
         version: opened.version.clone(),

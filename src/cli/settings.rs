@@ -165,7 +165,9 @@ fn is_own(path: &Path) -> bool {
 pub(super) fn runtime_dirs() -> Vec<PathBuf> {
     let own = runtime_dir();
     let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
-    let more = is_root() && own != system;
+    // They may be one directory with two names, as /run and /var/run are.
+    let is_own = matches!((own.canonicalize(), system.canonicalize()), (Ok(own), Ok(system)) if own == system);
+    let more = is_root() && own != system && !is_own;
     [Some(own), more.then_some(system)]
         .into_iter()
         .flatten()

@@ -27,7 +27,7 @@ pub(super) struct StatusArgs {
 /// # Errors
 /// When a mountpoint is named at which no process serves an archive.
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let mut statuses = Vec::new();
+    let mut statuses: Vec<Status> = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for directory in settings::runtime_dirs() {
         match control::statuses(&directory) {
@@ -61,7 +61,12 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn in_words(status: &Status, now: SystemTime) -> String {
-    let mut text = format!("{}\n", status.mountpoint);
+    let detached = if status.detached {
+        " (detached, still in use)"
+    } else {
+        ""
+    };
+    let mut text = format!("{}{detached}\n", status.mountpoint);
     line(&mut text, "source", &status.source);
     line(&mut text, "version", &status.version);
     line(&mut text, "process", &status.pid.to_string());

@@ -28,7 +28,7 @@ use super::control::WritableUse;
 use super::keeper::{Inheritance, Keeper};
 use super::mount::MountArgs;
 use super::settings;
-use crate::fs::{LOWER, Mount, MountOptions, SCRATCH, Upper};
+use crate::fs::{LOWER, Mount, MountOptions, SCRATCH, Site, SuperblockWatch, Upper};
 use crate::materialize;
 use crate::stack::Whiteouts;
 
@@ -59,13 +59,19 @@ struct Scratch {
     /// Whether it goes with this process. One that was inherited is in use by a mount that may have to
     /// be left to somebody else.
     is_ours: AtomicBool,
+    /// Whether an overlay writes to it.
+    is_covered: AtomicBool,
+    /// Whether the mount below the overlay has ended.
+    has_ended: AtomicBool,
+    /// Reports the end of the overlay.
+    overlay: OnceLock<SuperblockWatch>,
     /// What cleans up by age leaves it alone that long.
     _lock: Option<File>,
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if self.is_ours.load(Ordering::Relaxed) {
+        if self.is_ours.load(Ordering::Relaxed) && self.is_unused() {
             remove_scratch(&self.path);
         }
     }
@@ -135,8 +141,34 @@ impl Scratch {
         Self {
             path,
             is_ours: AtomicBool::new(is_ours),
+            is_covered: AtomicBool::new(!is_ours),
+            has_ended: AtomicBool::new(false),
+            overlay: OnceLock::new(),
             _lock: lock,
         }
+    }
+
+    /// An overlay writes to it from now on, which is seen at `site`. Returns a watch for its end.
+    fn covered(&self, site: &Site) -> Option<&SuperblockWatch> {
+        self.is_covered.store(true, Ordering::Relaxed);
+        match SuperblockWatch::on(&site.mountpoint) {
+            Ok(watch) => Some(self.overlay.get_or_init(|| watch)),
+            Err(error) => {
+                tracing::warn!(%error, "the end of the overlay cannot be watched");
+                None
+            }
+        }
+    }
+
+    /// Whether no process uses the overlay, which would see empty directories. Otherwise the process that
+    /// watches over this one removes the directory later.
+    fn is_unused(&self) -> bool {
+        let has_ended = || self.has_ended.load(Ordering::Relaxed);
+        let ended = self
+            .overlay
+            .get()
+            .map_or_else(has_ended, SuperblockWatch::has_ended);
+        ended || !self.is_covered.load(Ordering::Relaxed)
     }
 }
 
@@ -158,6 +190,13 @@ impl Writable {
     pub(super) fn adopted(&self) {
         if let Some(scratch) = self.scratch.get() {
             scratch.is_ours.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The mount below the overlay has ended, and with it the overlay.
+    pub(super) fn ended(&self) {
+        if let Some(scratch) = self.scratch.get() {
+            scratch.has_ended.store(true, Ordering::Relaxed);
         }
     }
 
@@ -189,8 +228,10 @@ impl Writable {
         make_upper(&lower, &upper)
             .with_context(|| format!("cannot make {}", upper.upper.display()))?;
         mount.cover(&upper, source, mountpoint, options, |site| {
+            let scratch = self.scratch.get().filter(|_| upper.is_temporary);
+            let watch = scratch.and_then(|scratch| scratch.covered(site));
             if let Some(keeper) = keeper {
-                keeper.covered(site);
+                keeper.covered(site, watch);
             }
         })?;
         // They go at the end at the latest.

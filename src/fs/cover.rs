@@ -4,7 +4,6 @@
 //! then on it lives and ends with the overlay, whoever takes that out, and nobody finds it by any path.
 
 use std::ffi::{CString, OsStr, OsString};
-use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -19,6 +18,7 @@ use super::attr::Ownership;
 use super::device::{self, MountError, Mountpoint};
 use super::options::MountOptions;
 use super::table;
+use crate::base::id_map::IdMap;
 
 /// The type of the kernel's overlays.
 const OVERLAY: &str = "overlay";
@@ -28,8 +28,6 @@ const HELPER: &str = "fuse-overlayfs";
 const HELPER_TYPE: &str = "fuse.fuse-overlayfs";
 /// Where the helper is looked for: in `PATH` it might be anybody's, and a service may not have one.
 const HELPER_PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
-/// What the kernel maps to itself where nobody is in a user namespace.
-const ALL_IDS: &str = "4294967295";
 
 /// What holds what is written to a mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,7 +100,9 @@ pub(super) fn lay(
     source: &str,
     options: &MountOptions,
 ) -> Result<Cover, MountError> {
-    let data = data(lower, upper, is_in_user_namespace());
+    // `trusted.*` attributes are out of reach in another user namespace than the initial one.
+    let in_namespace = !IdMap::of_users().is_initial();
+    let data = data(lower, upper, in_namespace);
     if may_mount() {
         check_len(&data, rustix::param::page_size())?;
     }
@@ -272,12 +272,6 @@ fn helper() -> Option<PathBuf> {
 /// Whether this process may mount at all.
 fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
-}
-
-/// Whether `trusted.*` attributes are out of reach, whoever we are here.
-fn is_in_user_namespace() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    !map.split_whitespace().eq(["0", "0", ALL_IDS])
 }
 
 /// Whether `mountpoint` is that of a writable tree of ours: its layer below says so, which lies in one of

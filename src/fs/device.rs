@@ -1,11 +1,12 @@
 //! Putting a filesystem into the tree and taking it out: mount(2) and umount(2), or fusermount3
 //! where these are not for us.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -26,6 +27,7 @@ use rustix::process::{getgid, getuid};
 use super::options::MountOptions;
 use super::pin::{Pinned, Place, is_dead, path_of};
 use super::table;
+use crate::base::accounts::Accounts;
 
 const DEVICE: &str = "/dev/fuse";
 /// Its number, the same on every Linux: a miscellaneous character device.
@@ -184,6 +186,14 @@ pub enum UnmountError {
     /// Nothing of ours is mounted there.
     #[error("{} is not a tarfs mount", .0.display())]
     NotMounted(PathBuf),
+    /// Another user has mounted it.
+    #[error("cannot unmount {}: it was mounted by {owner}", .mountpoint.display())]
+    NotOwner {
+        /// Where.
+        mountpoint: PathBuf,
+        /// Name and number of the user who mounted it.
+        owner: String,
+    },
     /// The system refused.
     #[error("cannot unmount {}", .mountpoint.display())]
     System {
@@ -200,6 +210,7 @@ impl UnmountError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Busy(_) => Some("`fuser -vm` names who uses it; `--lazy` unmounts all the same"),
+            Self::NotOwner { .. } => Some("unmount as that user or as root"),
             Self::NotMounted(_) | Self::System { .. } => None,
         }
     }
@@ -595,11 +606,20 @@ pub(super) fn unmount_if(
     }
 }
 
-/// Takes the archive on `mountpoint` with the number `device` out of the tree and leaves it to those who
-/// use it.
-pub(super) fn detach(mountpoint: &Path, device: (u32, u32)) -> Result<(), UnmountError> {
-    let mount = pinned(FILE_SYSTEM, mountpoint, Some(device))?;
-    outcome(mount.detach(), mountpoint, true)
+/// Takes the mount on `mountpoint` out of the tree and leaves it to those who use it, if it is of the type
+/// `file_system`, has the device number `device`, and `is_meant` accepts it.
+pub(super) fn detach_if(
+    file_system: &str,
+    mountpoint: &Path,
+    device: (u32, u32),
+    is_meant: impl FnOnce(&Pinned) -> bool,
+) -> Result<(), UnmountError> {
+    let mount = pinned(file_system, mountpoint, Some(device))?;
+    if is_meant(&mount) {
+        outcome(mount.detach(), mountpoint, true)
+    } else {
+        Err(UnmountError::NotMounted(mountpoint.to_owned()))
+    }
 }
 
 fn pinned(
@@ -664,13 +684,41 @@ fn unmount_with_helper(place: &Place, mountpoint: &Path, force: bool) -> Result<
         return Ok(());
     }
     let complaint = complaint(&output);
-    if complaint.contains("busy") {
+    if let Some(owner) = other_owner(mountpoint) {
+        let mountpoint = mountpoint.to_owned();
+        Err(UnmountError::NotOwner { mountpoint, owner })
+    } else if complaint.contains("busy") {
         Err(UnmountError::Busy(mountpoint.to_owned()))
     } else if complaint.contains("not found") || complaint.contains("not mounted") {
         Err(UnmountError::NotMounted(mountpoint.to_owned()))
     } else {
         Err(system(io::Error::other(complaint)))
     }
+}
+
+/// Name and number of the user who mounted what is on `mountpoint`, if that is another user.
+fn other_owner(mountpoint: &Path) -> Option<String> {
+    let top = table::top_mount(mountpoint).ok()??;
+    let options = table::options(mountpoint, &top.file_system).ok()??;
+    let word = |prefix: &[u8]| {
+        let mut words = options.split(|&byte| byte == b',');
+        words.find_map(|word| word.strip_prefix(prefix))
+    };
+    let number = if let Some(number) = word(b"user_id=") {
+        std::str::from_utf8(number).ok()?.parse().ok()?
+    } else {
+        // Of an overlay the owner of its upper directory's place is known.
+        let upper = PathBuf::from(OsString::from_vec(table::unescaped(word(b"upperdir=")?)));
+        fs::metadata(upper.parent()?).ok()?.uid()
+    };
+    if number == getuid().as_raw() {
+        return None;
+    }
+    let accounts = Accounts::of_this_machine();
+    let name = accounts
+        .user_name(number)
+        .unwrap_or(b"a user without a name");
+    Some(format!("{} ({number})", String::from_utf8_lossy(name)))
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::cover::Cover;
 use super::device::UnmountError;
 use super::namespace::Namespace;
+use super::pin::Pinned;
+use super::table::Attachment;
 use super::{Tree, device, table};
 
 /// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
@@ -54,19 +56,25 @@ impl Site {
         self.find().is_ok_and(|found| found.is_some())
     }
 
-    fn find(&self) -> io::Result<Option<PathBuf>> {
+    /// Where it is now: a directory above it may have another name since. Its number tells it, which is
+    /// no other's as long as somebody holds its connection.
+    ///
+    /// # Errors
+    /// When the kernel's table cannot be read.
+    pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
         let (device, kind, mountpoint) = (self.device, self.file_system(), &self.mountpoint);
         match &self.namespace {
             Some(namespace) => {
                 let table = namespace.table()?;
-                Ok(table::place_in(&table, device, kind, mountpoint))
+                Ok(table::find_in(&table, device, kind, mountpoint))
             }
-            None => table::place(device, kind, mountpoint),
+            None => table::find(device, kind, mountpoint),
         }
     }
 
-    /// Unmounts what is seen there; `force` does so although it is in use. With `connection`, only the
-    /// mount with that connection: the kernel gives its device number to another mount once it is gone.
+    /// Unmounts what is seen there; `force` does so although it is in use, and ends its connection. With
+    /// `connection`, only the mount with that connection: the kernel gives its device number to another
+    /// mount once it is gone.
     ///
     /// # Errors
     /// As [`Mount::unmount`](super::Mount::unmount).
@@ -78,17 +86,33 @@ impl Site {
         if let Some(namespace) = &self.namespace {
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
-        let device = Some(self.device);
-        device::unmount_if(self.file_system(), &self.place(), device, force, |mount| {
-            connection.is_none_or(|connection| device::is_of(connection, mount))
-        })
+        device::unmount_if(
+            self.file_system(),
+            &self.place(),
+            Some(self.device),
+            force,
+            is_meant(connection),
+        )
     }
 
-    /// Where it is now: a directory above it may have another name since. Its number tells it, which is
-    /// no other's as long as somebody holds its connection.
+    /// Whether there are other mounts of its file system in this process's namespace, such as bind mounts.
+    pub(super) fn has_copies(&self) -> bool {
+        self.namespace.is_none() && table::count(self.device).is_ok_and(|count| count > 1)
+    }
+
+    /// As [`unmount`](Self::unmount), although it is in use, and leaves the connection to other mounts.
+    ///
+    /// # Errors
+    /// As [`Mount::unmount`](super::Mount::unmount).
+    pub(super) fn detach(&self, connection: BorrowedFd<'_>) -> Result<(), UnmountError> {
+        let is_meant = is_meant(Some(connection));
+        device::detach_if(self.file_system(), &self.place(), self.device, is_meant)
+    }
+
+    /// Where it is, or was.
     pub(super) fn place(&self) -> PathBuf {
         let found = self.find().ok().flatten();
-        found.unwrap_or_else(|| self.mountpoint.clone())
+        found.map_or_else(|| self.mountpoint.clone(), |found| found.path)
     }
 
     /// The type of what is seen there.
@@ -101,6 +125,11 @@ impl Site {
     pub(super) fn lower_device(&self) -> (u32, u32) {
         self.cover.map_or(self.device, |(_, device)| device)
     }
+}
+
+/// Accepts a mount with `connection`, or any without one.
+fn is_meant(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&Pinned) -> bool {
+    move |mount| connection.is_none_or(|connection| device::is_of(connection, mount))
 }
 
 /// A mount that nobody serves at the moment.

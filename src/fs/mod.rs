@@ -12,6 +12,7 @@
 //! waits.
 
 mod attr;
+mod caller;
 mod copies;
 mod cover;
 mod device;
@@ -29,11 +30,12 @@ mod pin;
 mod roster;
 mod seek;
 mod session;
+mod superblock;
 mod table;
 mod view;
 mod xattr;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, c_long};
 use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -43,9 +45,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fuser::{
     AccessFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyXattr, Request,
 };
+use rustix::ioctl::opcode;
 use tracing::trace_span;
 
 use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted, Watcher};
@@ -71,8 +75,13 @@ pub use failures::Failure;
 pub use handover::{Orphan, Site, can_be_adopted};
 pub use namespace::{Namespace, OpenNamespace};
 pub use options::{MountOptions, OptionError};
-pub use session::{Force, Mount, clear, is_there, mounted_device, mountpoint, unmount};
+pub use session::{
+    Force, Mount, clear, is_mounted, is_there, mountpoint, top_mount, unmount, unmount_copy,
+};
+pub use superblock::SuperblockWatch;
+pub use table::{Attachment, TopMount};
 pub use view::{View, ViewError};
+pub use xattr::unmapped_acl_entries;
 
 /// How long the kernel may believe an answer.
 const FOR_EVER: Duration = Duration::from_hours(365 * 24);
@@ -96,6 +105,15 @@ const MAX_NAME_BYTES: usize = 1024;
 
 /// The longest name that there can be, as statfs(2) tells.
 const LONGEST_NAME_BYTES: usize = 255;
+
+/// Reads the flags of chattr(1) (`linux/fs.h`).
+const FS_IOC_GETFLAGS: u32 = opcode::read::<c_long>(b'f', 1);
+
+/// Reads these and more, as a `struct fsxattr`.
+const FS_IOC_FSGETXATTR: u32 = opcode::read::<[u8; FSXATTR_BYTES]>(b'X', 31);
+
+/// Bytes of a `struct fsxattr`.
+const FSXATTR_BYTES: usize = 28;
 
 /// What an answer to a read is handed to.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
@@ -241,6 +259,8 @@ pub struct Tree {
     xattr_filter: Arc<XattrFilter>,
     /// Whether a complete index has an attribute that is shown.
     has_shown_xattrs: OnceLock<bool>,
+    /// Whether every caller sees the names of `trusted.*`.
+    lists_trusted: bool,
     stats: Arc<Stats>,
     failures: Arc<Failures>,
     pages: Arc<Pages>,
@@ -285,6 +305,7 @@ impl Tree {
             has_labels: OnceLock::new(),
             xattr_filter: Arc::default(),
             has_shown_xattrs: OnceLock::new(),
+            lists_trusted: false,
             content,
             stats,
             failures: Arc::default(),
@@ -305,6 +326,14 @@ impl Tree {
     #[must_use]
     pub fn with_xattrs(mut self, xattrs: XattrFilter) -> Self {
         self.xattr_filter = Arc::new(xattrs);
+        self
+    }
+
+    /// The same as the lower layer of an overlay. Overlayfs lists names on behalf of its callers, and hides
+    /// those of `trusted.*` itself.
+    #[must_use]
+    pub fn below_overlay(mut self) -> Self {
+        self.lists_trusted = true;
         self
     }
 
@@ -344,7 +373,7 @@ impl Tree {
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
-    /// Whether any reply about extended attributes but "not supported" is possible.
+    /// Whether any value of an extended attribute is possible.
     fn may_have_xattrs(&self, index: &Index) -> bool {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
         let has_shown = || index.xattr_names().any(is_shown);
@@ -435,7 +464,7 @@ impl Tree {
         let patience = Arc::clone(&self.patience);
         let xattr_filter = Arc::clone(&self.xattr_filter);
         let (view, ownership) = (self.view, self.ownership);
-        let checks_permissions = self.checks_permissions;
+        let (checks_permissions, lists_trusted) = (self.checks_permissions, self.lists_trusted);
         move || {
             Some(Self {
                 content: content.upgrade()?,
@@ -446,6 +475,7 @@ impl Tree {
                 has_labels: OnceLock::new(),
                 xattr_filter,
                 has_shown_xattrs: OnceLock::new(),
+                lists_trusted,
                 stats,
                 failures,
                 pages,
@@ -925,19 +955,41 @@ impl Filesystem for Tree {
         }
     }
 
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    /// Where no attribute is shown the list is empty. With ENOSYS the kernel would say that lists are not
+    /// supported, for which tar(1) and getfattr(1) print an error for every file.
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
-        if !self.may_have_xattrs(&index) {
-            return reply.error(Errno::ENOSYS);
-        }
         match self.entry(&index, ino) {
             Ok(entry) => {
-                let names = xattr::names(self.shown_xattrs(&entry), &self.accounts);
+                let lists_trusted = || self.lists_trusted || caller::has_sys_admin(req.pid());
+                let xattrs = self.shown_xattrs(&entry);
+                let names = xattr::names(xattrs, &self.accounts, lists_trusted);
                 reply_xattr(reply, size, &names);
             }
             Err(errno) => reply.error(errno),
         }
+    }
+
+    /// Files have no flags such as "immutable". Without this answer lsattr(1) and chattr(1) fail, also on an
+    /// overlay.
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        cmd: u32,
+        _in_data: &[u8],
+        out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        if ![FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR].contains(&cmd) {
+            return reply.error(Errno::ENOTTY);
+        }
+        let zeros = [0; FSXATTR_BYTES];
+        let len = usize::try_from(out_size).unwrap_or(usize::MAX);
+        reply.ioctl(0, zeros.get(..len).unwrap_or(&zeros));
     }
 
     /// Asked only without `default_permissions`, when whoever may enter the mount may read all of

@@ -201,7 +201,8 @@ impl Inside {
         is_meant: impl FnOnce(&OwnedFd) -> bool,
     ) -> io::Result<()> {
         let found = table::find_in(&self.table()?, device, FILE_SYSTEM, mountpoint);
-        let (id, place) = found.ok_or(Errno::NOENT)?;
+        let found = found.ok_or(Errno::NOENT)?;
+        let (id, place) = (found.mount_id, found.path);
         let name = place.file_name().unwrap_or(".".as_ref());
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let parent = place.parent().unwrap_or(&place);

@@ -19,6 +19,7 @@ use super::handover::{self, Orphan, Site};
 use super::namespace::{Namespace, OpenNamespace};
 use super::options::MountOptions;
 use super::pages::Pages;
+use super::table::{Attachment, TopMount};
 use super::{Handles, INodeNo, Tree, news, table};
 use crate::archive::PageCache;
 use crate::base::task::Thread;
@@ -42,6 +43,9 @@ const LAST_BREATH: Duration = Duration::from_secs(3);
 const UNMOUNT_TRIES: u32 = 20;
 /// See [`UNMOUNT_TRIES`].
 const UNMOUNT_PAUSE: Duration = Duration::from_millis(5);
+
+/// The most mounts of one file system that are taken out when nobody serves it any more.
+const MAX_DEAD_MOUNTS: u32 = 1000;
 
 /// Read-ahead of the kernel. FUSE grants 128 KiB when it starts; 1 MiB makes sequential reads
 /// faster and larger values do not.
@@ -331,7 +335,11 @@ impl Mount {
         self.pages.mounted(&site.mountpoint, makedev(major, minor));
         let below = std::mem::replace(&mut self.site, site);
         // It lives on below, and ends with what lies above.
-        device::detach(&below.mountpoint, below.device).map_err(|error| {
+        let detached =
+            device::detach_if(device::FILE_SYSTEM, &below.mountpoint, below.device, |_| {
+                true
+            });
+        detached.map_err(|error| {
             let above = std::mem::replace(&mut self.site, below);
             let device = Some(above.device);
             if let Err(error) =
@@ -353,9 +361,12 @@ impl Mount {
         &self.site.mountpoint
     }
 
-    /// Where it is now: a directory above it may have another name since.
-    pub fn place(&self) -> PathBuf {
-        self.site.place()
+    /// Where it is now: a directory above it may have another name since. `None` when it is detached.
+    ///
+    /// # Errors
+    /// When the kernel's table of mounts cannot be read.
+    pub fn attachment(&self) -> io::Result<Option<Attachment>> {
+        self.site.find()
     }
 
     /// Major and minor number of what is seen there, which no other mount of the machine has.
@@ -384,7 +395,7 @@ impl Mount {
         self.handles.as_ref()?.refusal()
     }
 
-    /// Takes it out of the filesystem. The session ends soon after.
+    /// Takes it out of the filesystem. The session ends soon after, unless there are other mounts of it.
     ///
     /// # Errors
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
@@ -394,6 +405,9 @@ impl Mount {
     }
 
     fn unmount_once(&self, force: bool) -> Result<(), UnmountError> {
+        if force && self.site.has_copies() {
+            return self.site.detach(self.connection.as_fd());
+        }
         self.site.unmount(force, Some(self.connection.as_fd()))
     }
 
@@ -402,9 +416,17 @@ impl Mount {
         self.site.namespace.as_ref()
     }
 
+    /// Whether it is in the tree.
+    pub fn is_mounted(&self) -> bool {
+        self.site.is_mounted()
+    }
+
     /// Whether it is in use still, once it was unmounted, by a bind mount, an overlay or another mount
     /// namespace: then its connection does not end.
     pub fn lives_on(&self) -> bool {
+        if self.is_mounted() {
+            return true;
+        }
         let deadline = Instant::now() + LAST_BREATH;
         while device::is_connected(&self.connection) {
             if Instant::now() > deadline {
@@ -483,13 +505,32 @@ pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
     table::canonical(path)
 }
 
-/// Major and minor number of what is mounted on `mountpoint` (see [`mountpoint`]), on top and of
-/// whatever type, as far as this process sees mounts: another one may see others.
+/// The mount on top at `mountpoint` (see [`mountpoint`]), of whatever type, as far as this process sees
+/// mounts: another one may see others.
 ///
 /// # Errors
 /// When the kernel's table of mounts cannot be read.
-pub fn mounted_device(mountpoint: &Path) -> io::Result<Option<(u32, u32)>> {
-    table::top_device(mountpoint)
+pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
+    table::top_mount(mountpoint)
+}
+
+/// Whether a file system of this number is mounted, as a whole or in part, as far as this process sees
+/// mounts.
+pub fn is_mounted(device: (u32, u32)) -> bool {
+    table::count(device).is_ok_and(|count| count > 0)
+}
+
+/// Takes `copy` out, which is on `mountpoint` (see [`mountpoint`]) and another mount of what a process
+/// serves, such as a bind mount. `force` does so although it is in use; its users go on with it, because
+/// an end of the connection would be the end of all mounts.
+///
+/// # Errors
+/// As [`Mount::unmount`].
+pub fn unmount_copy(mountpoint: &Path, copy: &TopMount, force: Force) -> Result<(), UnmountError> {
+    match force {
+        Force::No => unmount_at(&copy.file_system, mountpoint, Some(copy.device), force),
+        Force::Yes => device::detach_if(&copy.file_system, mountpoint, copy.device, |_| true),
+    }
 }
 
 /// Takes out whatever archive is mounted on `mountpoint` (see [`mountpoint`]), by whichever
@@ -510,7 +551,8 @@ pub fn unmount(
     unmount_at(file_system, mountpoint, device, force)
 }
 
-/// Takes out the mount at `site` that nobody serves any more, under the feet of those who use it.
+/// Takes out the mount at `site` that nobody serves any more, and its bind mounts, under the feet of those
+/// who use it.
 /// `device` is its connection: as long as somebody holds that, no other mount has its number.
 ///
 /// # Errors
@@ -519,10 +561,14 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     if !device::is_connected(device) {
         return Ok(());
     }
-    match site.unmount(true, Some(device)) {
-        Err(UnmountError::NotMounted(_)) => Ok(()),
-        result => result,
+    for _ in 0..MAX_DEAD_MOUNTS {
+        match site.unmount(true, Some(device)) {
+            Ok(()) if site.is_mounted() => {}
+            Ok(()) | Err(UnmountError::NotMounted(_)) => break,
+            Err(error) => return Err(error),
+        }
     }
+    Ok(())
 }
 
 /// Whether the mount at `site`, whose connection `device` is, is in the tree, be it below another one.
@@ -563,7 +609,7 @@ fn take_out(site: &Site) {
 /// Calls `unmount` without force, and with force if that fails. A mount that is gone is no failure.
 fn unmount_by_any_means(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
     let result = unmount(false).or_else(|error| match error {
-        UnmountError::NotMounted(_) => Err(error),
+        UnmountError::NotMounted(_) | UnmountError::NotOwner { .. } => Err(error),
         UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),
     });
     match result {

@@ -33,55 +33,83 @@ pub(super) fn device(mountpoint: &Path, file_system: &str) -> io::Result<Option<
     Ok(found.map(|found| found.device))
 }
 
-/// Major and minor number of what lies on top at `mountpoint`, as for [`file_system`], whatever it is.
+/// A mount in the table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TopMount {
+    /// Its id, which no other mount of the machine has meanwhile.
+    pub id: u32,
+    /// Major and minor number of its file system, which its bind mounts have, too.
+    pub device: (u32, u32),
+    /// Its type.
+    pub file_system: String,
+}
+
+/// The mount on top at `mountpoint`, as for [`file_system`], whatever it is.
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn top_device(mountpoint: &Path) -> io::Result<Option<(u32, u32)>> {
+pub(super) fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     let table = fs::read(TABLE)?;
-    Ok(last(&table, mountpoint).map(|found| found.device))
+    Ok(last(&table, mountpoint).map(|found| TopMount {
+        id: found.id,
+        device: found.device,
+        file_system: String::from_utf8_lossy(found.file_system).into_owned(),
+    }))
 }
 
-/// Where the file system of this type and number can be reached as a whole: at `mountpoint` if it is
-/// mounted there, though perhaps below something else; otherwise where it was mounted last.
+/// How many mounts of the file system with this number there are, of the whole or of a part of it.
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn place(
-    device: (u32, u32),
-    file_system: &str,
-    mountpoint: &Path,
-) -> io::Result<Option<PathBuf>> {
+pub(super) fn count(device: (u32, u32)) -> io::Result<usize> {
     let table = fs::read(TABLE)?;
-    Ok(place_in(&table, device, file_system, mountpoint))
+    let mounts = table.split(|&byte| byte == b'\n').filter_map(mount);
+    Ok(mounts.filter(|found| found.device == device).count())
 }
 
-/// As [`place`], in `table`.
-pub(super) fn place_in(
-    table: &[u8],
+/// Where a file system is mounted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Attachment {
+    /// The mount's id.
+    pub mount_id: u32,
+    /// Its mountpoint.
+    pub path: PathBuf,
+}
+
+/// Where the file system of this type and number is mounted: at `mountpoint` if it is mounted there,
+/// though perhaps below something else; otherwise where it was mounted last. A mount of the whole file
+/// system counts before one of a part.
+///
+/// # Errors
+/// When the table cannot be read.
+pub(super) fn find(
     device: (u32, u32),
     file_system: &str,
     mountpoint: &Path,
-) -> Option<PathBuf> {
-    find_in(table, device, file_system, mountpoint).map(|(_, place)| place)
+) -> io::Result<Option<Attachment>> {
+    let table = fs::read(TABLE)?;
+    Ok(find_in(&table, device, file_system, mountpoint))
 }
 
-/// As [`place`], in `table`, with the mount's number before it.
+/// As [`find`], in `table`.
 pub(super) fn find_in(
     table: &[u8],
     device: (u32, u32),
     file_system: &str,
     mountpoint: &Path,
-) -> Option<(u32, PathBuf)> {
+) -> Option<Attachment> {
     let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(mount);
-    let is_it = |found: &Mounted<'_>| {
-        found.device == device && found.is_whole && found.file_system == file_system.as_bytes()
+    let all = || {
+        lines()
+            .filter(|found| found.device == device && found.file_system == file_system.as_bytes())
     };
-    let mut here = lines()
-        .filter(is_it)
-        .filter(|found| found.place == mountpoint);
-    let found = here.next().or_else(|| lines().find(is_it));
-    found.map(|found| (found.id, found.place))
+    let whole = || all().filter(|found| found.is_whole);
+    let here = whole().find(|found| found.place == mountpoint);
+    let found = here.or_else(|| whole().next()).or_else(|| all().next());
+    found.map(|found| Attachment {
+        mount_id: found.id,
+        path: found.place,
+    })
 }
 
 /// Major and minor number of mount `id` if it is of the type `file_system`.
@@ -228,16 +256,18 @@ mod tests {
 31 21 0:40 /d /b ro - fuse.tarfs x ro
 32 21 0:40 / /c ro - fuse.tarfs x ro
 33 32 0:41 / /c ro - tmpfs y rw
+34 21 0:42 /d /e ro - fuse.tarfs x ro
 ";
         let place = |device, mountpoint: &str| {
-            let found = place_in(table, device, "fuse.tarfs", Path::new(mountpoint));
-            found.map(|place| place.to_string_lossy().into_owned())
+            let found = find_in(table, device, "fuse.tarfs", Path::new(mountpoint));
+            found.map(|found| found.path.to_string_lossy().into_owned())
         };
         assert_eq!(place((0, 40), "/a/mnt").as_deref(), Some("/a/mnt"));
         assert_eq!(place((0, 40), "/c").as_deref(), Some("/c"));
         assert_eq!(place((0, 40), "/b").as_deref(), Some("/c"), "a part");
         assert_eq!(place((0, 40), "/gone").as_deref(), Some("/c"), "the last");
         assert_eq!(place((0, 41), "/c"), None, "another type");
+        assert_eq!(place((0, 42), "/c").as_deref(), Some("/e"), "only a part");
     }
 
     const TABLE: &[u8] = b"\

@@ -1,21 +1,17 @@
 //! Extended attributes as the kernel asks for them: by name, or all names at once; pure.
 
 use std::borrow::Cow;
+use std::cell::LazyCell;
 
 use crate::base::accounts::Accounts;
 use crate::base::acl;
-
-/// The pax keyword of the ACL that is asked for access.
-const ACCESS: &[u8] = b"SCHILY.acl.access";
+use crate::index::{Entry, Index, Ino};
 
 /// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
 const MODE_ACL_BYTES: usize = 4 + 3 * 8;
 
-/// ACLs: the pax keyword that carries one as text, and the attribute Linux keeps it in.
-const ACLS: [(&[u8], &[u8]); 2] = [
-    (ACCESS, b"system.posix_acl_access"),
-    (b"SCHILY.acl.default", b"system.posix_acl_default"),
-];
+/// Namespace that Linux lists for processes with `CAP_SYS_ADMIN` only.
+const TRUSTED: &[u8] = b"trusted.";
 
 /// `SELinux`' label.
 pub(super) const LABEL: &[u8] = b"security.selinux";
@@ -23,16 +19,15 @@ pub(super) const LABEL: &[u8] = b"security.selinux";
 /// `XATTR_NAME_MAX`: longer names cannot be asked for.
 const NAME_MAX_BYTES: usize = 255;
 
-/// Whether `keyword` names an ACL as tar carries it.
-pub(super) fn is_acl(keyword: &[u8]) -> bool {
-    ACLS.iter().any(|&(acl, _)| acl == keyword)
-}
-
-/// The bytes of an ACL that a file system would keep: of an access ACL that says no more than the
-/// mode, which tar writes beside every default ACL, Linux keeps nothing.
-fn kept_acl(keyword: &[u8], text: &[u8], accounts: &Accounts) -> Option<Vec<u8>> {
-    let bytes = acl::xattr_from_text(text, accounts)?;
-    let is_mode = keyword == ACCESS && bytes.len() == MODE_ACL_BYTES;
+/// The bytes of the ACL `kind` among `xattrs` if a file system would keep it. Linux keeps no access ACL
+/// that repeats the mode, which tar writes beside every default ACL.
+fn kept_acl<'a>(
+    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    kind: acl::Kind,
+    accounts: &Accounts,
+) -> Option<Vec<u8>> {
+    let bytes = acl::find(xattrs, kind, accounts).ok()??.bytes;
+    let is_mode = kind == acl::Kind::Access && bytes.len() == MODE_ACL_BYTES;
     (!is_mode).then_some(bytes)
 }
 
@@ -42,12 +37,13 @@ pub(super) fn value<'a>(
     wanted: &[u8],
     accounts: &Accounts,
 ) -> Option<Cow<'a, [u8]>> {
-    let keyword = ACLS.iter().find(|&&(_, shown)| shown == wanted);
-    if let Some(&(keyword, _)) = keyword {
-        let (_, text) = xattrs.find(|&(name, _)| name == keyword)?;
-        return kept_acl(keyword, text, accounts).map(Cow::Owned);
+    if let Some(kind) = acl::Kind::of(wanted) {
+        // A pax keyword is no attribute's name.
+        let is_attribute = wanted == kind.attribute().as_bytes();
+        let acl = is_attribute.then(|| kept_acl(xattrs, kind, accounts));
+        return acl.flatten().map(Cow::Owned);
     }
-    if is_acl(wanted) || !can_be_asked_for(wanted) {
+    if !can_be_asked_for(wanted) {
         return None;
     }
     xattrs
@@ -55,24 +51,48 @@ pub(super) fn value<'a>(
         .map(|(_, value)| Cow::Borrowed(value))
 }
 
-/// All names of an entry's `xattrs`, each ended by a zero byte, as listxattr(2) returns them. An
-/// ACL that cannot be told in numbers is left out, and so is a name that cannot be asked for.
+/// All names of an entry's `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
+///
+/// An unreadable ACL is left out, and so is a name that cannot be asked for. `lists_trusted` is called
+/// if there are names of `trusted.*`, and says whether the caller sees these.
 pub(super) fn names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
+    lists_trusted: impl FnOnce() -> bool,
 ) -> Vec<u8> {
+    let lists_trusted = LazyCell::new(lists_trusted);
+    let (acls, plain): (Vec<_>, Vec<_>) =
+        xattrs.partition(|&(name, _)| acl::Kind::of(name).is_some());
+    let kinds = acl::Kind::ALL.into_iter();
+    let kept = kinds.filter(|&kind| kept_acl(acls.iter().copied(), kind, accounts).is_some());
+    let plain = plain.into_iter().map(|(name, _)| name);
+    let listed = plain.filter(|name| can_be_asked_for(name));
+    let listed = listed.filter(|name| !name.starts_with(TRUSTED) || *lists_trusted);
     let mut names = Vec::new();
-    for (name, value) in xattrs {
-        let shown = match ACLS.iter().find(|&&(keyword, _)| keyword == name) {
-            Some(_) if kept_acl(name, value, accounts).is_none() => continue,
-            Some(&(_, shown)) => shown,
-            None if !can_be_asked_for(name) => continue,
-            None => name,
-        };
-        names.extend_from_slice(shown);
+    for name in listed.chain(kept.map(|kind| kind.attribute().as_bytes())) {
+        names.extend_from_slice(name);
         names.push(0);
     }
     names
+}
+
+/// How many entries of ACLs in `index` name users or groups that this user namespace does not map.
+pub fn unmapped_acl_entries(index: &Index) -> usize {
+    if !index
+        .xattr_names()
+        .any(|name| acl::Kind::of(name).is_some())
+    {
+        return 0;
+    }
+    let accounts = Accounts::of_this_machine();
+    let inos = (Ino::ROOT.0..=index.last_ino().0).map(Ino);
+    let entries = inos.filter_map(|ino| index.entry(ino));
+    let unmapped = |entry: Entry<'_>| {
+        let found = acl::Kind::ALL.map(|kind| acl::find(entry.xattrs(), kind, &accounts));
+        let acls = found.into_iter().filter_map(|found| found.ok().flatten());
+        acls.map(|acl| acl.unmapped).sum::<usize>()
+    };
+    entries.map(unmapped).sum()
 }
 
 fn can_be_asked_for(name: &[u8]) -> bool {
@@ -93,12 +113,13 @@ mod tests {
     const ACL: &[u8] = b"user::rw-,user:1000:r--,group::r--,mask::r--,other::---";
 
     fn xattrs() -> impl Iterator<Item = (&'static [u8], &'static [u8])> {
-        let pairs: [(&[u8], &[u8]); 5] = [
+        let pairs: [(&[u8], &[u8]); 6] = [
             (b"user.comment", b"hello"),
             (b"SCHILY.acl.access", ACL),
             (b"SCHILY.acl.default", b"user:nobody-knows-me:r--"),
             (b"user.\0odd", b"x"),
             (b"security.selinux", b"label\0"),
+            (b"trusted.note", b"secret"),
         ];
         pairs.into_iter()
     }
@@ -125,17 +146,40 @@ mod tests {
     #[test]
     fn an_access_acl_that_says_no_more_than_the_mode_is_not_shown() {
         let text: &[u8] = b"user::rwx,group::r-x,other::r-x";
-        let xattrs = || [(ACCESS, text), (b"SCHILY.acl.default", text)].into_iter();
+        let xattrs = || {
+            acl::Kind::ALL
+                .map(|kind| (kind.keyword(), text))
+                .into_iter()
+        };
         let accounts = Accounts::default();
-        assert_eq!(names(xattrs(), &accounts), b"system.posix_acl_default\0");
+        let listed = names(xattrs(), &accounts, || false);
+        assert_eq!(listed, b"system.posix_acl_default\0");
         assert_eq!(value(xattrs(), b"system.posix_acl_access", &accounts), None);
     }
 
     #[test]
     fn the_list_holds_exactly_what_can_be_had() {
-        assert_eq!(
-            names(xattrs(), &Accounts::default()),
-            b"user.comment\0system.posix_acl_access\0security.selinux\0"
+        let listed = |lists_trusted| names(xattrs(), &Accounts::default(), || lists_trusted);
+        let (plain, acl) = (
+            &b"user.comment\0security.selinux\0"[..],
+            b"system.posix_acl_access\0",
         );
+        assert_eq!(listed(false), [plain, acl].concat());
+        assert_eq!(listed(true), [plain, b"trusted.note\0", acl].concat());
+    }
+
+    #[test]
+    fn acl_in_both_forms_is_listed_once() {
+        let bytes = get(b"system.posix_acl_access").expect("convertible");
+        let both = || {
+            let stored = (acl::Kind::Access.attribute().as_bytes(), &*bytes);
+            [(acl::Kind::Access.keyword(), ACL), stored].into_iter()
+        };
+        let accounts = Accounts::default();
+        let listed = names(both(), &accounts, || false);
+        assert_eq!(listed, b"system.posix_acl_access\0");
+        let stored = both().skip(1);
+        let found = value(stored, b"system.posix_acl_access", &accounts);
+        assert_eq!(found.as_deref(), Some(&*bytes));
     }
 }

@@ -9,7 +9,6 @@ use rustix::fs::{UTIME_OMIT, chmodat};
 use rustix::io::Errno;
 
 use super::context::Context;
-use super::policy::{ACCESS_ACL, DEFAULT_ACL, Xattr, xattr};
 use super::problem::{Trouble, While};
 use super::root::Directory;
 use crate::base::acl;
@@ -122,7 +121,7 @@ impl Xattrs<'_> {
     /// Sets all but ACLs.
     pub(super) fn set_plain(self, subject: Subject<'_>) {
         for (name, value) in self.selected() {
-            if let Xattr::Plain(name, value) = xattr(name, value, &self.context.policy.names)
+            if acl::Kind::of(name).is_none()
                 && let Err(errno) = subject.set_xattr(name, value)
             {
                 self.warn(name, errno);
@@ -132,18 +131,28 @@ impl Xattrs<'_> {
 
     /// Sets the ACLs; to be called when the mode is final.
     pub(super) fn set_acls(self, subject: Subject<'_>) {
-        for (name, value) in self.selected() {
-            match xattr(name, value, &self.context.policy.names) {
-                Xattr::Plain(..) => {}
-                Xattr::Acl(kernel_name, bytes) => {
-                    if let Err(errno) = subject.set_xattr(kernel_name.as_bytes(), &bytes) {
-                        self.warn(kernel_name.as_bytes(), errno);
+        for kind in acl::Kind::ALL {
+            match acl::find(self.selected(), kind, &self.context.policy.names) {
+                Ok(None) => {}
+                Ok(Some(acl)) => {
+                    let name = kind.attribute().as_bytes();
+                    if let Err(errno) = subject.set_xattr(name, &acl.bytes) {
+                        self.warn(name, errno);
+                    }
+                    if acl.unmapped > 0 {
+                        self.context.problems.warn(&format!(
+                            "{}: {} entries of the ACL {} name users or groups that this user \
+                             namespace does not map, left out",
+                            self.path,
+                            acl.unmapped,
+                            kind.attribute()
+                        ));
                     }
                 }
-                Xattr::Unreadable(keyword) => self.context.problems.warn(&format!(
+                Err(acl::Unreadable) => self.context.problems.warn(&format!(
                     "{}: the ACL {} is malformed or names someone unknown here, left out",
                     self.path,
-                    keyword.escape_ascii()
+                    kind.attribute()
                 )),
             }
         }
@@ -152,7 +161,7 @@ impl Xattrs<'_> {
     /// Takes away the ACLs that a new entry inherited from its directory; to be called before the
     /// mode is set, which they would distort.
     pub(super) fn drop_inherited(self, subject: Subject<'_>) {
-        for name in [ACCESS_ACL, DEFAULT_ACL] {
+        for name in acl::Kind::ALL.map(acl::Kind::attribute) {
             match subject.remove_xattr(name) {
                 // Removing a default ACL from what is not a directory is refused, and needless.
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
@@ -186,7 +195,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         value.truncate(len);
         Ok::<_, Errno>(value)
     };
-    for inherited in [ACCESS_ACL, DEFAULT_ACL] {
+    for inherited in acl::Kind::ALL.map(acl::Kind::attribute) {
         if value(from, inherited.as_bytes()).is_err() && value(to, inherited.as_bytes()).is_ok() {
             rustix::fs::fremovexattr(to, inherited)?;
         }
@@ -214,7 +223,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
 /// such an ACL.
 pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; XATTR_BYTES];
-    let len = rustix::fs::fgetxattr(directory, DEFAULT_ACL, &mut *value).ok()?;
+    let len = rustix::fs::fgetxattr(directory, acl::Kind::Default.attribute(), &mut *value).ok()?;
     value.truncate(len);
     acl::mode_of_xattr(&value)
 }

@@ -1,7 +1,7 @@
 //! What a new file may carry over from the archive: owner and mode, by GNU tar's rules. Pure.
 
 use crate::base::accounts::Accounts;
-use crate::base::acl::{self, Names};
+use crate::base::acl::Names;
 use crate::base::xattrs::XattrFilter;
 use crate::tar::Member;
 
@@ -89,42 +89,9 @@ pub(super) struct FirstMode {
     pub(super) again: bool,
 }
 
-/// An extended attribute as the kernel takes it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Xattr<'a> {
-    /// To be set under this name.
-    Plain(&'a [u8], &'a [u8]),
-    /// An ACL, which may change the mode and so comes after it.
-    Acl(&'static str, Vec<u8>),
-    /// An ACL's text that makes no sense here: malformed, or with unknown names.
-    Unreadable(&'a [u8]),
-}
-
-/// What the archive calls an ACL and what Linux calls it.
-const ACLS: [(&[u8], &str); 2] = [
-    (b"SCHILY.acl.access", ACCESS_ACL),
-    (b"SCHILY.acl.default", DEFAULT_ACL),
-];
-/// Linux's name of a file's ACL.
-pub(super) const ACCESS_ACL: &str = "system.posix_acl_access";
-/// Linux's name of the ACL that new entries of a directory inherit.
-pub(super) const DEFAULT_ACL: &str = "system.posix_acl_default";
-
-/// A member's attribute in the kernel's terms.
-pub(super) fn xattr<'a>(name: &'a [u8], value: &'a [u8], names: &impl Names) -> Xattr<'a> {
-    match ACLS.iter().find(|(keyword, _)| *keyword == name) {
-        None => Xattr::Plain(name, value),
-        Some((_, kernel_name)) => match acl::xattr_from_text(value, names) {
-            Some(bytes) => Xattr::Acl(kernel_name, bytes),
-            None => Xattr::Unreadable(name),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::acl::NoNames;
     use crate::materialize::testing::member;
     use crate::tar::Kind;
 
@@ -184,22 +151,5 @@ mod tests {
             "user attributes need a writable file"
         );
         assert_eq!(policy.first_mode(0o4755, true, false).mode, 0o700);
-    }
-
-    #[test]
-    fn acls_become_the_kernels() {
-        let text = b"user::rw-,group::r--,other::r--";
-        assert!(matches!(
-            xattr(b"SCHILY.acl.access", text, &NoNames),
-            Xattr::Acl(ACCESS_ACL, _)
-        ));
-        assert_eq!(
-            xattr(b"SCHILY.acl.default", b"?", &NoNames),
-            Xattr::Unreadable(b"SCHILY.acl.default")
-        );
-        assert_eq!(
-            xattr(b"user.a", b"b", &NoNames),
-            Xattr::Plain(b"user.a", b"b")
-        );
     }
 }

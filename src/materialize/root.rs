@@ -14,9 +14,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-use super::policy::DEFAULT_ACL;
 use super::problem::{Trouble, While};
 use super::writers::Writers;
+use crate::base::acl;
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
 
@@ -460,7 +460,7 @@ fn open_directory(parent: &Directory, name: &[u8]) -> Result<OwnedFd, Errno> {
 
 /// Whether what is made in this directory inherits an ACL.
 fn has_default_acl(fd: &OwnedFd) -> bool {
-    rustix::fs::fgetxattr_query(fd, DEFAULT_ACL).is_ok()
+    rustix::fs::fgetxattr_query(fd, acl::Kind::Default.attribute()).is_ok()
 }
 
 fn directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {

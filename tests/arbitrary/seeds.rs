@@ -301,6 +301,22 @@ pub(crate) fn texts() -> Vec<Vec<u8>> {
     ];
     let mut seeds: Vec<_> = texts.map(|text| text.as_bytes().to_vec()).into();
     seeds.push(pax_records(&[("path", "x")]));
+    let entries = [
+        (1, 6, u32::MAX),
+        (2, 6, 1000),
+        (4, 4, u32::MAX),
+        (16, 6, u32::MAX),
+        (32, 0, u32::MAX),
+    ];
+    let entries =
+        entries.map(|(tag, permissions, id)| u64::from(id) << 32 | permissions << 16 | tag);
+    seeds.push(
+        [
+            &b"\x02\0\0\0"[..],
+            entries.map(u64::to_le_bytes).as_flattened(),
+        ]
+        .concat(),
+    );
     seeds.push(b"\x50\x2a\x4d\x18\x04\0\0\0aaaa\x04\x22\x4d\x18".to_vec());
     seeds.push(b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff".to_vec());
     seeds

@@ -385,6 +385,7 @@ fn an_archive_without_extended_attributes_says_so_for_good() {
     let mut buffer = [0; 16];
     let refused = getxattr(mounted.path("file"), "user.comment", &mut buffer[..]);
     assert_eq!(refused, Err(Errno::OPNOTSUPP));
+    assert_eq!(listxattr(mounted.path("file"), &mut buffer[..]), Ok(0));
 }
 
 #[test]

@@ -173,6 +173,35 @@ fn whoever_unmounts_it_or_dies_nothing_is_left() {
     assert_eq!(said, "in use\none\nended\n");
 }
 
+/// Empty listings would make a process believe that its files were removed.
+#[test]
+fn process_in_a_killed_mount_sees_errors_and_no_empty_directories() {
+    let said = says(
+        r#"
+        use_it() {
+            tarfs mount --writable "${@:2}" a.tar mnt
+            mkdir mnt/new; echo new >mnt/new/f; rm mnt/dir/b; echo x >mnt/dir/x
+            exec 5<mnt/new 6<mnt/dir 7<mnt/dir/sub 8<mnt; pid=$(pid)
+            $1
+            for _ in $(seq 200); do grep -q "$PWD/mnt" /proc/self/mountinfo || break; sleep 0.02; done
+            sleep 0.5
+            for directory in 5 6 7 8; do
+                listed=$(ls /proc/$$/fd/$directory/ 2>&1) && test -z "$listed" && echo "$directory is empty"
+            done
+            cat /proc/$$/fd/5/f; cat /proc/$$/fd/7/c 2>&1 | sed 's/.*: //'
+            test $(ls tmp | wc -l) = 1; exec 5<&- 6<&- 7<&- 8<&-; gone
+        }
+        kill_it() { kill -KILL $pid; }
+        unmount_it() { tarfs umount --lazy mnt; }
+        use_it kill_it; use_it unmount_it
+        # No process can go on with it.
+        use_it 'eval mv a.tar b.tar; kill_it; sleep 3; mv b.tar a.tar' --restart --restart-timeout 1
+        rm -r run cache; mkdir run cache; for_users; as_user bash -euc "$(declare -f); use_it kill_it"
+        "#,
+    );
+    assert_eq!(said, "new\nTransport endpoint is not connected\n".repeat(4));
+}
+
 #[test]
 fn another_process_goes_on_with_it_where_that_can_be() {
     let said = says(

@@ -35,7 +35,7 @@ use super::settings::{self, Role};
 use super::{privileges, telemetry, undo, writable};
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
-use crate::fs::{Cover, LOWER, Namespace, Orphan, Site};
+use crate::fs::{Cover, LOWER, Namespace, Orphan, Site, SuperblockWatch};
 use front::Front;
 pub(super) use front::follow;
 use wire::{Packet, Place, State};
@@ -148,9 +148,9 @@ impl Keeper {
         self.tell(&Packet::Mounted(site.into()), Some(device));
     }
 
-    /// Tells it what lies over that.
-    pub(super) fn covered(&self, site: &Site) {
-        self.tell(&Packet::Covered(site.into()), None);
+    /// Tells it what lies over that, and how to see its end.
+    pub(super) fn covered(&self, site: &Site, watch: Option<&SuperblockWatch>) {
+        self.tell(&Packet::Covered(site.into()), watch.map(AsFd::as_fd));
     }
 
     /// Tells it of a directory that goes with the mount.
@@ -283,6 +283,7 @@ pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exit
         estate: None,
         state: None,
         scratch: None,
+        overlay: Overlay::None,
         front: None,
         out_of_reach: Duration::ZERO,
     };
@@ -307,7 +308,7 @@ pub(super) fn lead(args: &MountArgs, inherited: Inherited) -> anyhow::Result<Exi
     telemetry::serve();
     let directory = std::env::current_dir();
     std::env::set_current_dir("/")?;
-    let ward = Ward::of(child, ours, None, Some(Rc::new(front)));
+    let ward = Ward::of(child, ours, (None, Overlay::None), Some(Rc::new(front)));
     Ok(keep(args, ward, directory.ok().as_deref()))
 }
 
@@ -357,8 +358,21 @@ fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode 
             }
         }
         estate.clear();
+        // Its connection ends, and so do requests that wait for an answer.
+        drop(estate);
         return ward.end(directory, &args.mountpoint);
     }
+}
+
+/// An overlay that writes to the scratch directory.
+#[derive(Clone)]
+enum Overlay {
+    /// There is none yet.
+    None,
+    /// Its end cannot be seen.
+    Unwatched,
+    /// Its end can be seen.
+    Watched(Rc<SuperblockWatch>),
 }
 
 /// A process that serves a mount.
@@ -375,6 +389,8 @@ struct Ward {
     state: Option<State>,
     /// A directory that goes with the mount.
     scratch: Option<PathBuf>,
+    /// What may use that directory.
+    overlay: Overlay,
     /// Who waits in the foreground, if somebody does.
     front: Option<Rc<Front>>,
     /// How long of its life it could not reach the source, if it has yet to answer.
@@ -386,7 +402,7 @@ impl Ward {
     fn of(
         child: Child,
         socket: OwnedFd,
-        scratch: Option<PathBuf>,
+        (scratch, overlay): (Option<PathBuf>, Overlay),
         front: Option<Rc<Front>>,
     ) -> Self {
         Self {
@@ -398,6 +414,7 @@ impl Ward {
             estate: None,
             state: None,
             scratch,
+            overlay,
             front,
             out_of_reach: Duration::ZERO,
         }
@@ -421,7 +438,22 @@ impl Ward {
             if let Some(directory) = directory {
                 crate::fs::clear_cover(&directory.join(mountpoint), &lower);
             }
-            writable::remove_scratch(scratch);
+            if self.is_unused(scratch) {
+                writable::remove_scratch(scratch);
+            } else {
+                let scratch = scratch.display();
+                tracing::error!(%scratch, "this directory stays, because the mount may be in use");
+            }
+        }
+    }
+
+    /// Waits until no process uses the overlay over `scratch`: it would see empty directories. False if
+    /// that is not known, or would keep the foreground waiting.
+    fn is_unused(&self, scratch: &Path) -> bool {
+        match &self.overlay {
+            Overlay::None => true,
+            Overlay::Unwatched => !scratch.exists(),
+            Overlay::Watched(watch) => watch.wait(self.front.as_ref().map(|_| LAST_BREATH)),
         }
     }
 
@@ -449,7 +481,11 @@ impl Ward {
                     device,
                 });
             }
-            Ok(Some((Packet::Covered(place), _))) => {
+            Ok(Some((Packet::Covered(place), watch))) => {
+                self.overlay = match watch {
+                    Some(watch) => Overlay::Watched(Rc::new(watch.into())),
+                    None => Overlay::Unwatched,
+                };
                 if let Some(estate) = &mut self.estate {
                     estate.below = Some(std::mem::replace(&mut estate.site, place.into()));
                 }
@@ -632,7 +668,8 @@ impl Estate {
         let bytes = scratch
             .as_ref()
             .map(|scratch| scratch.as_os_str().as_bytes().to_vec());
-        let mut ward = Ward::of(child, ours, scratch, before.front.clone());
+        let goes_with = (scratch, before.overlay.clone());
+        let mut ward = Ward::of(child, ours, goes_with, before.front.clone());
         let packet = Packet::Succeed((&self.site).into(), state.clone(), bytes);
         let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
         let told = wire::send(&ward.socket, &packet, device);

@@ -24,7 +24,8 @@ pub(super) enum Packet {
     Mounted(Place),
     /// From a mount: it answers.
     Ready(State),
-    /// From a mount: a writable tree lies over it, and it lives and ends with that.
+    /// From a mount: a writable tree lies over it, and it lives and ends with that. With a watch for its
+    /// end, if what is written goes with it.
     Covered(Place),
     /// From a mount: this directory goes with it.
     Scratch(Vec<u8>),

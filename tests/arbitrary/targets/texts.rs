@@ -1,7 +1,7 @@
 //! Small texts that archives, machines and people give: names, ACLs, accounts, URLs, first bytes.
 
 use tarfs::base::accounts::Accounts;
-use tarfs::base::acl::{NoNames, xattr_from_text};
+use tarfs::base::acl::{Kind, NoNames, find, xattr_from_text};
 use tarfs::base::path::ArchivePath;
 use tarfs::codec::{Detected, detect};
 use tarfs::list::escape;
@@ -56,5 +56,15 @@ fn acl(bytes: &[u8]) {
         // A header of 4 bytes and entries of 8.
         assert_eq!(attribute.len() % 8, 4);
         assert!(attribute.len() <= 4 + 8 * bytes.len());
+    }
+    // As an attribute it has the same entries, sorted, and is valid again.
+    let attribute = |bytes| [(Kind::Access.attribute().as_bytes(), bytes)].into_iter();
+    if let Ok(Some(acl)) = find(attribute(bytes), Kind::Access, &NoNames) {
+        assert_eq!(acl.bytes.len() + 8 * acl.unmapped, bytes.len());
+        let again = find(attribute(&acl.bytes), Kind::Access, &NoNames);
+        assert_eq!(
+            again.map(|again| again.map(|acl| acl.unmapped)),
+            Ok(Some(0))
+        );
     }
 }

@@ -1,0 +1,86 @@
+//! The end of a file system: of its last mount and its last user.
+//!
+//! A mount that was detached lives on for processes that have files or directories of it open. inotify(7)
+//! reports its end (`IN_UNMOUNT`), and the watch does not keep it alive.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+
+/// A watch for the end of a file system.
+#[derive(Debug)]
+pub struct SuperblockWatch(OwnedFd);
+
+impl SuperblockWatch {
+    /// Watches the file system whose root is mounted on `mountpoint`.
+    ///
+    /// # Errors
+    /// When the root is unreadable, or this user has no inotify instances left.
+    pub fn on(mountpoint: &Path) -> io::Result<Self> {
+        let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        // The end is always reported. This asks for nothing else: a root is not deleted.
+        let events = WatchFlags::DELETE_SELF | WatchFlags::ONLYDIR;
+        inotify::add_watch(&watch, mountpoint, events)?;
+        Ok(Self(watch))
+    }
+
+    /// Whether the file system has ended.
+    pub fn has_ended(&self) -> bool {
+        self.wait(Some(Duration::ZERO))
+    }
+
+    /// Waits until the file system has ended, for `timeout` at most if there is one; false if it has not.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        loop {
+            let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+            match poll(&mut polled, timeout.as_ref()) {
+                Err(Errno::INTR) => {}
+                polled => return polled == Ok(1),
+            }
+        }
+    }
+}
+
+impl From<OwnedFd> for SuperblockWatch {
+    fn from(watch: OwnedFd) -> Self {
+        Self(watch)
+    }
+}
+
+impl AsFd for SuperblockWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{Mode, OFlags, open};
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+    use super::*;
+
+    #[test]
+    fn file_system_ends_with_its_last_user() {
+        let place = tempfile::tempdir().expect("a directory");
+        let flags = MountFlags::empty();
+        mount("none", place.path(), "tmpfs", flags, None).expect("root runs the tests");
+        let watch = SuperblockWatch::on(place.path()).expect("readable");
+        let user = open(
+            place.path(),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        unmount(place.path(), UnmountFlags::DETACH).expect("mounted");
+        assert!(!watch.has_ended());
+        drop(user);
+        assert!(watch.wait(Some(Duration::from_secs(10))));
+        assert!(watch.has_ended());
+    }
+}
