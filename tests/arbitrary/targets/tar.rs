@@ -25,6 +25,7 @@ pub(super) fn run(bytes: &[u8]) {
     let (plain, knobs) = Knobs::split(bytes);
     let options = Options {
         ignore_zeros: knobs.flag(0),
+        accepts_empty: false,
         limits: if knobs.flag(1) { low() } else { high() },
     };
     let found = parse(plain, plain.len().max(1), &options);
