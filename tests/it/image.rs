@@ -384,6 +384,38 @@ fn docker_layer_with_other_plain_bytes_is_refused() {
     }
 }
 
+#[test]
+fn oci_layer_with_other_plain_bytes_is_refused() {
+    let good = Archive::new().file("tool", "good").end();
+    let evil = Archive::new().file("tool", "evil").end();
+    for packing in [Packing::Plain, Packing::Gzip, Packing::Zstd] {
+        let image = Image::new("one", vec![good.clone()])
+            .packed(packing)
+            .running(json!({ "Cmd": ["/tool"] }));
+        let mut files = Files::default();
+        let manifest = files.manifest_with(&image, std::slice::from_ref(&evil));
+        files.index(&[manifest]);
+        let place = Place::new();
+        place.put("oci.tar", &files.tar());
+        files.write(&place.path().join("layout"));
+        for source in ["oci:layout", "oci-archive:oci.tar"] {
+            for words in [
+                &["ls", source][..],
+                &["verify", "-q", source],
+                &["mount", source, "mnt"],
+                &["materialize", "-q", "--atomic", source, "-C", "out"],
+                &["bundle", "-q", source, "box"],
+            ] {
+                let complaint = place.complains(words);
+                for digest in [sha256(&evil), sha256(&good)] {
+                    assert!(complaint.contains(&digest), "{words:?}: {complaint}");
+                }
+            }
+            assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+        }
+    }
+}
+
 /// The name of the document that `what` is part of.
 fn blob_with(files: &Files, what: &str) -> String {
     let is_it = |bytes: &[u8]| {
@@ -612,7 +644,8 @@ fn the_image_for_the_platform_is_taken() {
 fn what_an_image_is_and_runs_is_told() {
     let place = Place::new();
     let execution = json!({ "Entrypoint": ["/bin/app"], "Env": ["A=b"], "User": "www",
-                            "WorkingDir": "/srv" });
+                            "WorkingDir": "/srv", "Volumes": { "/data": {} },
+                            "Labels": { "maker": "me" } });
     let image = one().running(execution.clone());
     for source in kept(&place, &image) {
         let told: Value =
@@ -637,6 +670,8 @@ fn what_an_image_is_and_runs_is_told() {
             "user          www",
             "A=b",
             "/srv",
+            "volume        /data",
+            "label         maker=me",
         ] {
             assert!(words.contains(part), "{words}");
         }
