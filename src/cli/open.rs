@@ -394,6 +394,7 @@ pub(super) fn open_options(
         index_memory: MemoryLimit::new(args.index_memory.0),
         rescans_unproven: false,
         logs_problems: false,
+        layer: None,
         spooling,
     }
 }

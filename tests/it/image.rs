@@ -416,6 +416,93 @@ fn oci_layer_with_other_plain_bytes_is_refused() {
     }
 }
 
+#[test]
+fn empty_layers_and_images_without_layers_are_trees() {
+    let empty = Vec::new();
+    for packing in [Packing::Plain, Packing::Gzip] {
+        let layers = vec![empty.clone(), two().layers[0].clone(), empty.clone()];
+        let runs = json!({ "Cmd": ["true"] });
+        let some = Image::new("some", layers).packed(packing);
+        let none = Image::new("none", Vec::new()).packed(packing);
+        for (image, expected) in [(some, "d\nd/gone\nlow\n"), (none, "")] {
+            let place = Place::new();
+            let image = image.running(runs.clone());
+            for (number, source) in kept(&place, &image).iter().enumerate() {
+                assert_eq!(place.says(&["ls", "-R", source]), expected, "{source}");
+                place.says(&["bundle", "-q", source, &format!("box-{number}")]);
+                let out = format!("out/{number}");
+                fs::create_dir(place.path().join(&out)).expect("made");
+                place.says(&["materialize", "-q", source, "-C", &out]);
+                place.says(&["mount", source, "mnt"]);
+                let names = |name: &str| all_in(&place.path().join(name));
+                let found = [
+                    names("mnt"),
+                    names(&out),
+                    names(&format!("box-{number}/rootfs")),
+                ];
+                place.says(&["umount", "mnt"]);
+                let count = if expected.is_empty() { 0 } else { 2 };
+                assert!(
+                    found.iter().all(|names| names.len() == count),
+                    "{source}: {found:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn implied_directories_of_an_image_have_one_time_everywhere() {
+    let at = |name: &str, mtime| Header::new(name, b'0').mtime(mtime);
+    let bottom = Archive::new()
+        .add(at("a/b/c", 1_000), "")
+        .add(at("a/d", 2_000), "");
+    let top = Archive::new().add(at("e/f", 3_000), "");
+    let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
+    let place = Place::new();
+    place.put("oci.tar", &image::oci(&[image]).tar());
+    let source = "oci-archive:oci.tar";
+    place.says(&["materialize", "-q", source, "-C", "out"]);
+    place.says(&["bundle", "-q", source, "box"]);
+    place.says(&["mount", source, "mnt"]);
+    let times = |root: &str| {
+        [".", "a", "a/b", "e"].map(|name| {
+            let path = place.path().join(root).join(name);
+            fs::metadata(path).expect("there").mtime()
+        })
+    };
+    let found = [times("mnt"), times("out"), times("box/rootfs")];
+    place.says(&["umount", "mnt"]);
+    assert_eq!(found, [[1_000, 1_000, 1_000, 3_000]; 3]);
+}
+
+#[test]
+fn interrupted_run_leaves_no_unplaced_files() {
+    let place = Place::new();
+    let image = Image::new("one", vec![Archive::new().file("big", vec![7; HUGE]).end()]);
+    place.put(
+        "oci.tar",
+        &image::oci(&[image.packed(Packing::Plain)]).tar(),
+    );
+    let mut child = Command::new(PROGRAM)
+        .current_dir(place.path())
+        .args(["materialize", "-q", "oci-archive:oci.tar", "-C", "out"])
+        .env("TARFS_CACHE_DIR", place.path().join("cache"))
+        .spawn()
+        .expect("started");
+    let out = place.path().join("out");
+    while fs::read_dir(&out).expect("there").count() == 0 {
+        assert!(child.try_wait().expect("a child").is_none(), "too fast");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::TERM).expect("alive");
+    let status = child.wait().expect("a child");
+    if status.signal().is_some() {
+        assert_eq!(all_in(&out), Vec::<String>::new());
+    }
+}
+
 /// The name of the document that `what` is part of.
 fn blob_with(files: &Files, what: &str) -> String {
     let is_it = |bytes: &[u8]| {

@@ -183,6 +183,7 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
         max_problems: 3,
         max_reported_problems: 0,
         keeps_replaced,
+        whiteouts: None,
     });
     for what in found {
         if let Found::Member(member) = what {
