@@ -429,6 +429,7 @@ fn empty_layers_and_images_without_layers_are_trees() {
             let image = image.running(runs.clone());
             for (number, source) in kept(&place, &image).iter().enumerate() {
                 assert_eq!(place.says(&["ls", "-R", source]), expected, "{source}");
+                place.says(&["verify", "-q", source]);
                 place.says(&["bundle", "-q", source, &format!("box-{number}")]);
                 let out = format!("out/{number}");
                 fs::create_dir(place.path().join(&out)).expect("made");
@@ -449,6 +450,60 @@ fn empty_layers_and_images_without_layers_are_trees() {
             }
         }
     }
+}
+
+#[test]
+fn entries_left_out_of_an_image_are_named_by_every_verb() {
+    let bottom = Archive::new().file("f", "below").file("f/x", "lost");
+    let top = Archive::new()
+        .hard_link("h", "nowhere")
+        .file("../up", "lost");
+    let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
+    let place = Place::new();
+    place.put("oci.tar", &image::oci(&[image]).tar());
+    let source = "oci-archive:oci.tar";
+    let names = |text: &str| {
+        for told in [
+            "f/x: layer 1: something on the way is not a directory",
+            "h: layer 2: the target of the hard link is missing",
+            "up: layer 2: the name contains '..'",
+        ] {
+            assert!(text.contains(told), "{told}: {text}");
+        }
+    };
+    names(&place.complains(&["ls", source]));
+    names(&place.complains(&["materialize", "-q", source, "-C", "out"]));
+    names(&place.complains(&["bundle", "-q", source, "box"]));
+    let output = place.run(&["mount", source, "mnt"]);
+    assert!(output.status.success(), "{}", told(&output));
+    let status = place.says(&["status", "mnt"]);
+    place.says(&["umount", "mnt"]);
+    names(&told(&output));
+    names(&status);
+
+    let output = place.run(&["verify", "-q", source]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.matches(": not good\n").count(), 2, "{text}");
+    let complaints = told(&output);
+    for what in [
+        "f/x: something on the way is not a directory",
+        "h: the target of the hard link is missing",
+        "up: the name contains '..'",
+    ] {
+        assert!(complaints.contains(what), "{what}: {complaints}");
+    }
+    let output = place.run(&["verify", "-q", "--json", source]);
+    let reports: Vec<Value> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let counts = reports.iter().map(|report| {
+        let problems = report["problems"].as_array().map(Vec::len);
+        (report["is_good"].clone(), problems)
+    });
+    let expected = [(json!(false), Some(1)), (json!(false), Some(2))];
+    assert_eq!(counts.collect::<Vec<_>>(), expected);
 }
 
 #[test]
