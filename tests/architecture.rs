@@ -49,7 +49,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "stack",
-        imports: &["base", "source", "codec", "tar", "index", "archive"],
+        imports: &["base", "source", "codec", "index", "archive"],
     },
     // `tar` for its records: an entry's time and device, a member as it is written.
     Layer {

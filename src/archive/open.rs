@@ -25,7 +25,7 @@ use crate::cache::{Shelf, Spool, SpoolOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, InUse, Store};
-use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin};
+use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin, Whiteouts};
 use crate::source::{Access, Source};
 use crate::tar;
 
@@ -48,6 +48,8 @@ pub struct OpenOptions {
     pub logs_problems: bool,
     /// What to do with bytes that cost more to make again than to read back from disk.
     pub spooling: Spooling,
+    /// How the archive says what of the layers below it is gone, if it is a layer.
+    pub layer: Option<Whiteouts>,
 }
 
 /// Damaged members of an archive that are logged; all are counted.
@@ -243,11 +245,16 @@ pub(super) struct Opening {
 pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
+    let layer = match options.layer {
+        None => "",
+        Some(Whiteouts::Oci) => " layer=oci",
+        Some(Whiteouts::Overlay | Whiteouts::Keep) => " layer=other",
+    };
     Locator {
         canonical: source.locator().to_owned(),
         fingerprint: source.fingerprint().to_string(),
         options: format!(
-            "compression={} ignore-zeros={} allow-truncated={}",
+            "compression={} ignore-zeros={} allow-truncated={}{layer}",
             compression.as_deref().unwrap_or("auto"),
             scan.tar.ignore_zeros,
             scan.allow_truncated,
@@ -404,6 +411,7 @@ impl Opening {
         let spooler = kept.map(|spool| Spooler::new(spool, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
+            whiteouts: self.options.layer,
             max_entries: self.max_numbers(),
             max_reported_problems: if self.options.logs_problems {
                 MAX_LOGGED_PROBLEMS

@@ -412,10 +412,14 @@ fn open_stream(
         .map_or(Packed(0), |(_, seek_point)| seek_point.packed);
     let source_len = source.fingerprint().len;
     let chunks = fetch::Stream::start(network, Arc::clone(source), start, fetch);
+    let is_empty = options.tar.accepts_empty && source_len == Some(0);
+    let given = options
+        .compression
+        .or(is_empty.then_some(Compression::None));
     let decode = decode::Options {
         compression: resume
             .as_ref()
-            .map_or(options.compression, |(compression, _)| Some(*compression)),
+            .map_or(given, |(compression, _)| Some(*compression)),
         resume: resume.map(|(_, seek_point)| seek_point),
         context: Context {
             pool: plain,

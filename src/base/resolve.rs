@@ -23,6 +23,12 @@ pub trait Tree {
     /// The root.
     fn root(&self) -> Self::Directory;
 
+    /// Whether links that lead outside lead inside, as after chroot(2): an absolute target starts at the
+    /// root, and nothing climbs above it.
+    fn is_chroot(&self) -> bool {
+        false
+    }
+
     /// What `name` is in `parent`, without following it.
     ///
     /// # Errors
@@ -148,7 +154,7 @@ impl<D: Clone> Way<D> {
             match name.as_slice() {
                 b"" | b"." => continue,
                 b".." => {
-                    if self.below.pop().is_none() {
+                    if self.below.pop().is_none() && !tree.is_chroot() {
                         return Err(ResolveError::Refused(Refusal::Outside));
                     }
                     continue;
@@ -169,7 +175,10 @@ impl<D: Clone> Way<D> {
                         return Err(ResolveError::Refused(Refusal::TooManyLinks));
                     }
                     if target.first() == Some(&b'/') {
-                        return Err(ResolveError::Refused(Refusal::Outside));
+                        if !tree.is_chroot() {
+                            return Err(ResolveError::Refused(Refusal::Outside));
+                        }
+                        self.below.clear();
                     }
                     pending.extend(target.split(|&byte| byte == b'/').rev().map(<[u8]>::to_vec));
                 }
@@ -188,7 +197,10 @@ mod tests {
 
     /// Paths from the root, each a directory, a link, or something else.
     #[derive(Default)]
-    struct Toy(BTreeMap<String, Step<String>>);
+    struct Toy {
+        steps: BTreeMap<String, Step<String>>,
+        is_chroot: bool,
+    }
 
     impl Toy {
         fn with(entries: &[(&str, Option<&str>)]) -> Self {
@@ -199,7 +211,7 @@ mod tests {
                     Some(target) => Step::Link(target.as_bytes().to_vec()),
                     None => Step::Directory((*path).to_owned()),
                 };
-                toy.0.insert((*path).to_owned(), step);
+                toy.steps.insert((*path).to_owned(), step);
             }
             toy
         }
@@ -221,14 +233,19 @@ mod tests {
             String::new()
         }
 
+        fn is_chroot(&self) -> bool {
+            self.is_chroot
+        }
+
         fn step(&mut self, parent: &String, name: &[u8]) -> Result<Step<String>, Infallible> {
             let path = format!("{parent}/{}", String::from_utf8_lossy(name));
-            Ok(self.0.get(&path).cloned().unwrap_or(Step::Missing))
+            Ok(self.steps.get(&path).cloned().unwrap_or(Step::Missing))
         }
 
         fn imply(&mut self, parent: &String, name: &[u8]) -> Result<String, Infallible> {
             let path = format!("{parent}/{}", String::from_utf8_lossy(name));
-            self.0.insert(path.clone(), Step::Directory(path.clone()));
+            self.steps
+                .insert(path.clone(), Step::Directory(path.clone()));
             Ok(path)
         }
     }
@@ -260,6 +277,18 @@ mod tests {
         let mut toy = Toy::with(&[("/a", Some("../b")), ("/c", Some("/etc"))]);
         assert_eq!(toy.lead("a/x"), Err(Refusal::Outside));
         assert_eq!(toy.lead("c/x"), Err(Refusal::Outside));
+    }
+
+    #[test]
+    fn links_that_lead_outside_start_at_the_root_after_chroot() {
+        let mut toy = Toy::with(&[
+            ("/a", None),
+            ("/a/b", Some("../../../c")),
+            ("/d", Some("/a/b/e")),
+        ]);
+        toy.is_chroot = true;
+        assert_eq!(toy.lead("a/b/x"), Ok("/c/x".to_owned()));
+        assert_eq!(toy.lead("d/x"), Ok("/c/e/x".to_owned()));
     }
 
     #[test]

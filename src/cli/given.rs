@@ -106,6 +106,7 @@ impl Outer {
             index_memory: MemoryLimit::new(args.index_memory.0),
             rescans_unproven: false,
             logs_problems: false,
+            layer: None,
             // Of a plain one nothing is read but by ranges of its source.
             spooling: if is_plain {
                 Spooling::TreeOnly

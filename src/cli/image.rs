@@ -140,6 +140,12 @@ fn in_words(image: &Image) -> String {
     line("user", execution.user.clone());
     line("directory", execution.working_dir.clone());
     line("stop signal", execution.stop_signal.clone());
+    for volume in &execution.volumes {
+        line("volume", volume.clone());
+    }
+    for (name, value) in &execution.labels {
+        line("label", format!("{name}={value}"));
+    }
     let lines = lines.iter().map(|(name, value)| {
         // The image's words, and no orders to the terminal.
         format!("{name:13} {}", harmless(value))
@@ -210,7 +216,8 @@ mod tests {
 
     #[test]
     fn an_image_gives_no_orders_to_the_terminal() {
-        let config = r#"{"config":{"Cmd":["a b","c'd","","\u001b[2J"],"Env":["A=\u0007"]}}"#;
+        let config = r#"{"config":{"Cmd":["a b","c'd","","\u001b[2J"],"Env":["A=\u0007"],
+            "Volumes":{"/v\u001b":{}},"Labels":{"l\u001b":"\u001b"}}}"#;
         let told = in_words(&image(config));
         assert!(
             told.contains(r"command       'a b' 'c'\''d' '' '\u{1b}[2J'"),

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::ensure;
+use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
@@ -16,8 +17,9 @@ use super::mount::{MountArgs, Opened};
 use super::open::{self, Opening};
 use super::prefetch;
 use super::telling::OfStack;
+use crate::archive::scan::Digest;
 use crate::base::stats::Stats;
-use crate::source;
+use crate::source::{self, Memory};
 use crate::stack::{self, Layer, Stack};
 
 /// Layers of one tree; an image may have as many by itself.
@@ -132,10 +134,12 @@ pub(super) fn sources(
         "{} layers are more than the {MAX_LAYERS} that one tree can have",
         opened.len()
     );
-    ensure!(
-        !opened.is_empty(),
-        "the image has no layers, and so no files"
-    );
+    if opened.is_empty() {
+        // An image without layers is an empty tree, as one with an empty layer is.
+        let source = Arc::new(Memory::new("an image without layers", Bytes::new()));
+        let digest = Digest::Ignore;
+        opened.push(Layer { source, digest });
+    }
     Ok(opened)
 }
 

@@ -1,8 +1,8 @@
 //! `tarfs materialize`: write an archive's tree to disk.
 
-use std::ffi::OsString;
-use std::fs;
-use std::io::{IsTerminal, Write, stdout};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
@@ -26,6 +26,7 @@ use crate::base::extent::Plain;
 use crate::base::path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
+use crate::index::MemoryLimit;
 use crate::list::escape;
 use crate::materialize::{
     self, Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
@@ -187,10 +188,11 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         &network,
         &stats,
     )?;
-    let (bottom, above) = layers.split_first().context("there is always SOURCE")?;
-    let source = &bottom.source;
+    let source = &layers.first().context("there is always SOURCE")?.source;
     let mut opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
     opening.scan.memory = args.layers.memory(&args.source);
+    opening.layer = whiteouts;
+    opening.scan.tar.accepts_empty = is_stack;
     if let Some(size) = args.max_size {
         opening.scan.tar.limits.size = size.0;
     }
@@ -221,7 +223,7 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         network: &network,
         stats: &stats,
         source,
-        above,
+        layers: &layers,
         whiteouts,
         reporter: Arc::new(Terminal {
             entries: args.verbose || args.dry_run,
@@ -404,6 +406,7 @@ impl MaterializeArgs {
             writers: self.writers,
             sync: self.sync,
             max_entries: self.source.max_entries.unwrap_or(u64::MAX),
+            index_memory: MemoryLimit::new(self.source.index_memory.0),
             reporter: Some(reporter),
         }
     }
@@ -417,8 +420,8 @@ struct Run<'a> {
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
     source: &'a Arc<dyn Source>,
-    /// What is laid over it.
-    above: &'a [Layer],
+    /// It and what is laid over it.
+    layers: &'a [Layer],
     /// How layers are read, if they are layers.
     whiteouts: Option<Whiteouts>,
     opening: &'a OpenOptions,
@@ -432,7 +435,14 @@ impl Run<'_> {
         let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
         let stats = Arc::clone(self.stats);
         let place = self.args.directory().display().to_string();
-        let _undo = Undo::on_signals(move || tell_interrupted(&stats, &place, HOW_TO_RESUME))?;
+        let layers_in = self.whiteouts.map(|_| self.args.directory().to_owned());
+        let _undo = Undo::on_signals(move || {
+            if let Some(directory) = layers_in {
+                // The process ends in any case.
+                drop(remove_unplaced(&directory));
+            }
+            tell_interrupted(&stats, &place, HOW_TO_RESUME);
+        })?;
         let (complete, finished) = self.write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);
         self.tell_written(&summary);
@@ -480,19 +490,17 @@ impl Run<'_> {
     /// Writes the layers one over the other; whether nothing went wrong with them.
     fn write_layers(&self, sink: &mut Materializer, whiteouts: Whiteouts) -> anyhow::Result<bool> {
         let mut left_bytes = self.args.max_size.map(|size| size.0);
-        sink.begin_layer(whiteouts);
-        let mut complete = self.write_layer(sink, self.source, &self.scan_options, &mut left_bytes);
-        for layer in self.above {
-            if !complete {
-                break;
-            }
+        sink.begin_layers(whiteouts);
+        for layer in self.layers {
             let mut options = self.opening.scan.clone();
             options.sha256 = layer.digest;
             options.saved = Saved::find(&*layer.source, self.opening)?;
-            sink.begin_layer(whiteouts);
-            complete = self.write_layer(sink, &layer.source, &options, &mut left_bytes);
+            sink.begin_layer();
+            if !self.write_layer(sink, &layer.source, &options, &mut left_bytes) {
+                return Ok(false);
+            }
         }
-        Ok(complete)
+        Ok(true)
     }
 
     /// Writes one layer over those before; of what --max-size allows `left_bytes` are left.
@@ -671,8 +679,7 @@ impl Run<'_> {
         options: &scan::Options,
         sink: &mut S,
     ) -> Result<scan::Summary, ScanError<S::Error>> {
-        let lens = self.above.iter().map(|layer| &layer.source);
-        let lens = std::iter::once(self.source).chain(lens);
+        let lens = self.layers.iter().map(|layer| &layer.source);
         let task = Task {
             verb: "materializing",
             total_bytes: lens.map(|source| source.fingerprint().len).sum(),
@@ -703,6 +710,12 @@ fn report_of<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanErr
             false
         }
     }
+}
+
+/// Removes the files of layers that are not in their places yet.
+fn remove_unplaced(directory: &Path) -> io::Result<()> {
+    let directory = File::open(directory)?;
+    materialize::remove(&directory, OsStr::new(materialize::UNPLACED_FILES))
 }
 
 /// Layers say what of `directory` is to go; that must be theirs.

@@ -93,6 +93,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         compression: args.compression,
         tar: tar::Options {
             ignore_zeros: args.ignore_zeros,
+            accepts_empty: false,
             limits: tar::Limits {
                 entries: args.max_entries.unwrap_or(u64::MAX),
                 kept_bytes: tar::Limits::kept_bytes_with(args.memory.0),
@@ -393,6 +394,7 @@ pub(super) fn open_options(
         index_memory: MemoryLimit::new(args.index_memory.0),
         rescans_unproven: false,
         logs_problems: false,
+        layer: None,
         spooling,
     }
 }

@@ -1,11 +1,13 @@
 //! `tarfs verify`: read an archive from front to end, and say whether it is good.
 
+use std::convert::Infallible;
 use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
@@ -14,12 +16,15 @@ use super::given::{self, Outer};
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
 use super::{headers, open, privileges};
-use crate::archive::scan::{self, Digest, ScanError};
+use crate::archive::scan::{self, Digest, ScanError, Sink};
 use crate::archive::{Check, Error};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
-use crate::index::{Index, MemoryLimit, store};
+use crate::codec::Compression;
+use crate::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
 use crate::source::Source;
+use crate::stack::{Whiteouts, merge};
+use crate::tar::Member;
 
 /// Arguments of `tarfs verify`.
 #[derive(clap::Args, Debug)]
@@ -77,36 +82,153 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     privileges::guard(&args.source, &none);
     let headers = headers::all(&args.source.headers)?;
     let layers = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;
-    let mut is_good = true;
+    let is_image = given::reference(&args.source).is_some();
+    let mut tree = is_image.then(|| Layers {
+        indexes: Vec::new(),
+        limit,
+    });
+    let mut reports = Vec::new();
     for layer in layers {
         let stats = Arc::new(Stats::default());
-        let report = verify(args, &layer.source, index.take(), &network, &stats);
-        tell(&report, args.json)?;
-        is_good &= report.is_good;
+        let index = index.take();
+        reports.push(verify(
+            args,
+            &layer.source,
+            index,
+            tree.as_mut(),
+            &network,
+            &stats,
+        ));
     }
-    Ok(if is_good {
+    if let Some(tree) = &tree {
+        tree.add_problems(&mut reports);
+    }
+    for report in &mut reports {
+        report.is_good = report.problems.is_empty();
+        tell(report, args.json)?;
+    }
+    Ok(if reports.iter().all(|report| report.is_good) {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(output::FAILURE)
     })
 }
 
-/// What is found in the archive at `source`, and by `index` if one is given.
+/// The layers of an image, which are verified one after the other.
+#[derive(Debug)]
+struct Layers {
+    /// Those that were read to their ends, from the bottom.
+    indexes: Vec<Index>,
+    /// What all of them may have of memory.
+    limit: MemoryLimit,
+}
+
+impl Layers {
+    /// The index of the next layer.
+    fn builder(&self) -> Builder {
+        let builder = Builder::new(index::Options {
+            whiteouts: Some(Whiteouts::Oci),
+            ..index::Options::default()
+        });
+        builder.with_memory_limit(&self.limit)
+    }
+
+    /// Adds what of each layer is not in the image's tree.
+    fn add_problems(&self, reports: &mut [Report]) {
+        let indexes: Vec<_> = self.indexes.iter().collect();
+        let merged = match merge(&indexes, Whiteouts::Oci) {
+            Ok(merged) => merged,
+            Err(error) => {
+                let last = reports.last_mut();
+                return last.map_or((), |last| last.problems.push(error.to_string()));
+            }
+        };
+        for (layer, problem) in &merged.problems {
+            if let Some(report) = reports.get_mut(*layer) {
+                report.problems.push(problem.to_string());
+            }
+        }
+        let named = merged.problems.len() as u64;
+        let more = merged.index.problem_count().saturating_sub(named);
+        if more > 0
+            && let Some(last) = reports.last_mut()
+        {
+            let text = format!("{more} more members of the image are not in its tree");
+            last.problems.push(text);
+        }
+    }
+}
+
+/// A check of an archive that indexes it if it is a layer.
+#[derive(Debug)]
+struct Checked {
+    check: Check,
+    layer: Option<Builder>,
+}
+
+impl Sink for Checked {
+    type Error = TooMuchMemory;
+
+    fn begin(&mut self, compression: Compression) {
+        self.check.begin(compression);
+    }
+
+    fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
+        if let Some(builder) = &mut self.layer {
+            // A member that is refused is among the index's problems.
+            builder.member(&member).ok();
+            builder.check_memory()?;
+        }
+        self.check.member(member).unwrap_or_else(never);
+        Ok(())
+    }
+
+    fn payload(&mut self, bytes: Bytes) -> Result<(), TooMuchMemory> {
+        self.check.payload(bytes).unwrap_or_else(never);
+        Ok(())
+    }
+
+    fn member_end(&mut self, cut: bool) -> Result<(), TooMuchMemory> {
+        self.check.member_end(cut).unwrap_or_else(never);
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.check.warning(text);
+    }
+
+    fn span_piece(&mut self, bytes: &Bytes) {
+        self.check.span_piece(bytes);
+    }
+}
+
+fn never(error: Infallible) {
+    match error {}
+}
+
+/// What is found in the archive at `source`, and by `index` if one is given; of a layer also the index of
+/// what was read is added to `layers`.
 fn verify(
     args: &VerifyArgs,
     source: &Arc<dyn Source>,
     index: Option<Index>,
+    layers: Option<&mut Layers>,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> Report {
     let plain_digest = source.fingerprint().plain_sha256();
-    let options = scan::Options {
+    let mut options = scan::Options {
         sha256: Digest::Take,
         plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Take),
         spans: index.is_some(),
         ..open::scan_options(&args.source)
     };
-    let mut check = index.map_or_else(Check::new, |index| Check::against(Arc::new(index)));
+    options.tar.accepts_empty = layers.is_some();
+    let check = index.map_or_else(Check::new, |index| Check::against(Arc::new(index)));
+    let mut checked = Checked {
+        check,
+        layer: layers.as_ref().map(|layers| layers.builder()),
+    };
     let scanned = {
         let task = Task {
             verb: "verifying",
@@ -114,8 +236,9 @@ fn verify(
             stats: Arc::clone(stats),
         };
         let _progress = Progress::start(task, args.quiet);
-        scan::scan(source, &options, network.handle(), stats, &mut check)
+        scan::scan(source, &options, network.handle(), stats, &mut checked)
     };
+    let Checked { check, layer } = checked;
     let mut report = Report {
         source: source.location().to_owned(),
         is_good: false,
@@ -157,8 +280,14 @@ fn verify(
             }
             sha256.map(|sha256| *sha256)
         }
-        Err(ScanError::Sink(never)) => match never {},
+        Err(ScanError::Sink(error)) => {
+            report.problems.push(error.to_string());
+            None
+        }
     };
+    if let (Some(layers), Some(builder)) = (layers, layer) {
+        layers.indexes.push(builder.finish(Origin::default()));
+    }
     // What is expected of an image is expected of its manifest, and that of its layer.
     let asked = match open::scan_options(&args.source).sha256 {
         Digest::Expect(digest) => Some(digest),
@@ -168,7 +297,6 @@ fn verify(
     let problem = expected.and_then(|expected| digest_problem(expected, sha256));
     report.problems.extend(problem);
     report.sha256 = sha256.map(|digest| digest.to_string());
-    report.is_good = report.problems.is_empty();
     report
 }
 

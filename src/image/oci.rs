@@ -89,13 +89,15 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
         let what = format!("it speaks of {told} layers, and there are {count}");
         return Err(layout.error(&manifest.config.path(), Cause::Malformed(what)));
     }
+    let diff_ids = config.diff_ids.clone();
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
         let name = super::layer_name(layout, number, count, Some(layer.digest));
         let (path, digest) = (layer.path(), Some(layer.digest));
-        // The manifest's digest binds the packed bytes, and so what they decompress to.
+        // Of a layer that is not packed both are one.
+        let plain = diff_ids.get(number).copied();
         let digests = Digests {
             packed: digest,
-            plain: None,
+            plain: plain.filter(|_| plain != digest),
         };
         Ok(Layer {
             source: layout.layer(&path, &name, digests, Some(layer.size))?,

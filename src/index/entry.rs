@@ -51,13 +51,21 @@ pub(super) struct Record {
     /// Type and permissions; 0 for a number without an entry.
     pub(super) mode: U16,
     pub(super) reserved: U16,
-    /// [`Record::IMPLIED`], or 0.
+    /// [`Record::IMPLIED`] and [`Record::UNSEEN`].
     pub(super) flags: U32,
 }
 
 impl Record {
     /// A directory that only paths below it speak of.
     pub(super) const IMPLIED: u32 = 1;
+
+    /// A directory of a layer that only whiteouts below it speak of: it does not exist there.
+    pub(super) const UNSEEN: u32 = 2;
+
+    /// Whether only whiteouts below the directory speak of it.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.flags.get() & Self::UNSEEN != 0
+    }
 
     /// The type bits.
     pub(super) fn kind(&self) -> u16 {
@@ -176,14 +184,12 @@ pub(super) struct PieceRow {
     pub(super) len: U64,
 }
 
-/// The record of a directory that is not there: it is none.
-pub(super) const NOWHERE: u32 = 0;
-
-/// A hard link to what is not in the archive; or the name of a member that is refused, without a target.
+/// What a layer says of the layers below it: a hard link whose target the layer does not hold; without a
+/// target a whiteout; without a name either, an opaque directory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Unresolved {
-    /// Its name in its directory.
+    /// The name of the link, or the name that is removed.
     pub(super) name: Name,
     /// Where the path of its target lies in the arena.
     pub(super) target_offset: U64,

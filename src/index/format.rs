@@ -16,7 +16,7 @@ use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";

@@ -51,8 +51,10 @@ pub struct Plan<'a> {
     pub directories: Vec<Surface>,
     /// All its names, none twice in a directory. Of several for one entry the first one is its path.
     pub names: Vec<Named<'a>>,
-    /// Members of any layer that are not in it.
-    pub problems: u64,
+    /// Entries of the layers that nothing could be made of, and the first of them.
+    pub problem_count: u64,
+    /// See [`Self::problem_count`]; each with its layer, counted from 0.
+    pub problems: Vec<(usize, Problem)>,
 }
 
 /// A merged tree, and where its entries come from.
@@ -61,6 +63,9 @@ pub struct Merged {
     /// The tree. Its plain stream is those of the layers, one behind the other; no decoding can
     /// start anywhere in it.
     pub index: Arc<Index>,
+    /// The first members that are damaged or not in the tree, each with its layer, counted from 0. The index
+    /// has the same.
+    pub problems: Vec<(usize, Problem)>,
     /// For each number of an entry, 0 included, where its content is.
     places: Vec<Place>,
     /// For each layer, for each number there, the one in the merged tree; 0 when nothing is seen.
@@ -154,8 +159,14 @@ pub fn merge(
     let mut arrays = merging.arrays;
     tree::sort(&mut arrays);
     arrays.shrink();
-    let totals = Totals::of(&arrays, plan.problems);
-    let problems = damages(&indexes);
+    let counts = indexes.iter().map(|index| index.problem_count());
+    let problem_count = counts.fold(plan.problem_count, u64::saturating_add);
+    let totals = Totals::of(&arrays, problem_count);
+    let problems = problems(&indexes, plan);
+    let of_layers = problems.iter().map(|(layer, problem)| Problem {
+        what: format!("layer {}: {}", layer + 1, problem.what),
+        ..problem.clone()
+    });
     let index = Index {
         arrays,
         names: None,
@@ -168,27 +179,24 @@ pub fn merge(
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         totals,
-        problems,
+        problems: of_layers.collect(),
         charge: MemoryLimit::none().charge(),
     };
     Ok(Merged {
         index: Arc::new(index),
+        problems,
         places,
         numbers,
     })
 }
 
-/// The first damaged members of the layers, as far as they are damaged for the merged tree, too: a member
-/// that its layer refuses may mean an entry of a layer below.
-fn damages(layers: &[&Index]) -> Vec<Problem> {
-    let problems = layers.iter().enumerate().flat_map(|(number, layer)| {
-        let own = layer.problems().iter();
-        let own = own.filter(|problem| problem.path.is_none());
-        own.map(move |problem| Problem {
-            what: format!("layer {}: {}", number + 1, problem.what),
-            ..problem.clone()
-        })
+/// The first members that are damaged or not in the merged tree.
+fn problems(layers: &[&Index], plan: &Plan<'_>) -> Vec<(usize, Problem)> {
+    let own = layers.iter().enumerate().flat_map(|(number, layer)| {
+        let problems = layer.problems().iter();
+        problems.map(move |problem| (number, problem.clone()))
     });
+    let problems = own.chain(plan.problems.iter().cloned());
     problems.take(Options::default().max_problems).collect()
 }
 

@@ -20,6 +20,7 @@ mod problem;
 pub(crate) mod sample;
 pub mod store;
 mod tree;
+mod whiteouts;
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -49,6 +50,7 @@ pub use memory::{MemoryLimit, TooMuchMemory};
 pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
 pub use problem::Problem;
 pub use store::Store;
+pub use whiteouts::{Meaning, Whiteouts};
 
 /// How often hard links that came before their targets are looked at in the end, first and last in turn:
 /// each time at least one more of those finds its own that wait for each other, usually all do.
@@ -191,7 +193,7 @@ pub struct Child<'a> {
     pub number: u32,
 }
 
-/// A hard link to what is not in the archive.
+/// A hard link of a layer to what the layer did not hold when the link came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnresolvedLink<'a> {
     /// The directory it would lie in.
@@ -202,13 +204,13 @@ pub struct UnresolvedLink<'a> {
     pub target: &'a [u8],
 }
 
-/// The name of a member that the archive itself refuses.
+/// What a layer removes of the layers below it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RefusedName<'a> {
-    /// The directory it would lie in, if there is one.
-    pub parent: Option<Ino>,
-    /// Its name there.
-    pub name: &'a [u8],
+pub struct Whiteout<'a> {
+    /// In this directory,
+    pub parent: Ino,
+    /// what has this name; everything, when there is none.
+    pub name: Option<&'a [u8]>,
 }
 
 /// Plain bytes between neighbouring seek points: the unit of decoding, caching and verifying.
@@ -357,8 +359,8 @@ impl Index {
         self.totals.stored_bytes
     }
 
-    /// Hard links whose targets the archive does not hold, in its order: a layer may mean what lies
-    /// below it. None of them is an entry; each is counted as a problem.
+    /// Hard links of a layer to what it did not hold when they came, in its order: they mean what lies below
+    /// it, or what the layer holds in the end. None of them is an entry.
     pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
         let rows = self.arrays.unresolved.iter();
         rows.filter_map(|row| {
@@ -376,19 +378,20 @@ impl Index {
         })
     }
 
-    /// Members that the archive itself refuses, in its order: hard links to what cannot be their target,
-    /// and whatever would lie in what is no directory. To a layer their names alone may mean something.
-    /// Each is counted as a problem.
-    pub fn refused_names(&self) -> impl Iterator<Item = RefusedName<'_>> {
+    /// What a layer removes of the layers below it.
+    pub fn whiteouts(&self) -> impl Iterator<Item = Whiteout<'_>> {
         let rows = self.arrays.unresolved.iter();
         rows.filter(|row| row.target_len.get() == 0)
             .filter_map(|row| {
                 let name = self.arrays.arena.name(row.name)?;
-                // It may have become something else.
-                let record = self.arrays.record(row.parent.get());
-                let parent = record.filter(|record| record.is_directory());
-                let parent = parent.map(|_| Ino(row.parent.get()));
-                arrays::is_plain(name).then_some(RefusedName { parent, name })
+                let parent = row.parent.get();
+                // Something may have replaced it.
+                let is_directory = self.arrays.record(parent)?.is_directory();
+                let is_name = name.is_empty() || arrays::is_plain(name);
+                (is_directory && is_name).then_some(Whiteout {
+                    parent: Ino(parent),
+                    name: (!name.is_empty()).then_some(name),
+                })
             })
     }
 
@@ -597,6 +600,11 @@ impl<'a> Entry<'a> {
     /// Whether it is a directory that only the paths of what lies in it speak of.
     pub fn is_implied(&self) -> bool {
         self.record.is_directory() && self.record.flags.get() & Record::IMPLIED != 0
+    }
+
+    /// Whether it is a directory of a layer that only whiteouts below it speak of: the layer has none there.
+    pub fn is_unseen(&self) -> bool {
+        self.record.is_unseen()
     }
 
     /// Time of last modification.

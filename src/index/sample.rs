@@ -1,6 +1,6 @@
 //! Members and trees for tests, of this layer and of those above.
 
-use super::{Builder, Index, Options, Origin};
+use super::{Builder, Index, Options, Origin, Whiteouts};
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};
 
@@ -38,7 +38,23 @@ pub(crate) fn hard_link(name: &str, target: &str) -> Member {
 
 /// The index of these members.
 pub(crate) fn index(members: &[Member]) -> Index {
-    let mut builder = Builder::new(Options::default());
+    built(members, Options::default())
+}
+
+/// The index of a layer of these members.
+pub(crate) fn layer(members: &[Member], whiteouts: Whiteouts) -> Index {
+    let whiteouts = Some(whiteouts);
+    built(
+        members,
+        Options {
+            whiteouts,
+            ..Options::default()
+        },
+    )
+}
+
+fn built(members: &[Member], options: Options) -> Index {
+    let mut builder = Builder::new(options);
     for member in members {
         // What is refused is among the index's problems.
         builder.member(member).ok();

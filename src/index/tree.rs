@@ -9,7 +9,7 @@ use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
 use super::blocks::MIN_BLOCK_LEN;
-use super::builder::{Options, Refused};
+use super::builder::{MAX_NAME, Options, Refused};
 use super::change::Changes;
 use super::entry::{Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
 use super::{Index, MemoryLimit, Origin, Totals, names};
@@ -19,15 +19,14 @@ use crate::base::resolve::{self, Step};
 /// The root's record.
 pub(super) const ROOT: u32 = 1;
 
-/// Bytes that one name may have: what Linux allows.
-const MAX_NAME: usize = 255;
-
 #[derive(Debug)]
 pub(super) struct Tree {
     /// The index so far.
     pub(super) index: Index,
     /// How many records there may be.
     max_records: u32,
+    /// Whether it is a layer's: there anything replaces a directory, full or not.
+    is_layer: bool,
     /// What is not as it was.
     pub(super) changes: Changes,
 }
@@ -109,6 +108,7 @@ impl Tree {
         Self {
             index,
             max_records: options.max_entries,
+            is_layer: options.whiteouts.is_some(),
             changes: Changes::new(options.keeps_replaced),
         }
     }
@@ -216,13 +216,13 @@ impl Tree {
 
     fn check_replaceable(&self, number: u32) -> Result<(), Refused> {
         let record = self.record(self.dirent(number).ino.get());
-        if record.is_directory() && record.children.get() > 0 {
+        if record.is_directory() && record.children.get() > 0 && !self.is_layer {
             return Err(Refused::NotEmpty);
         }
         Ok(())
     }
 
-    /// Forgets what dirent `number` names, which is no directory or an empty one.
+    /// Forgets what dirent `number` names. [`Self::prune`] forgets what is in it.
     fn vacate(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
         self.changes.note(ino.get());
@@ -269,6 +269,33 @@ impl Tree {
         Ok(ino)
     }
 
+    /// Forgets what is in directories that were replaced.
+    pub(super) fn prune(&mut self) {
+        let count = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
+        // A directory's number is higher than that of the directory it is in, and it never moves.
+        for ino in ROOT + 1..count {
+            let record = self.record(ino);
+            if record.is_directory() {
+                let parent = self.dirent(record.dirent.get()).parent.get();
+                if !self.record(parent).is_directory() {
+                    self.bury(ino);
+                }
+            }
+        }
+        for number in 0..self.index.arrays.dirents.len() {
+            let number = u32::try_from(number).unwrap_or(NONE);
+            let Dirent { ino, parent, .. } = *self.dirent(number);
+            if ino.get() == 0 || self.record(parent.get()).is_directory() {
+                continue;
+            }
+            // A directory is gone by now.
+            if self.record(ino.get()).mode.get() != 0 {
+                self.vacate(number);
+            }
+            self.dirent_mut(number).ino = 0.into();
+        }
+    }
+
     /// Whether there can be another dirent with this name.
     fn check_name(&self, name: &[u8]) -> Result<(), Refused> {
         if name.len() > MAX_NAME {
@@ -312,6 +339,21 @@ impl Tree {
             .saturating_add(u32::from(is_directory))
             .into();
         number
+    }
+
+    /// What `name` in directory `parent` of a layer is to whiteouts below it: a directory, made when nothing
+    /// is there. `None` when it is something else, which replaces what lower layers have.
+    pub(super) fn whiteout_directory(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        unseen: Record,
+    ) -> Result<Option<u32>, Refused> {
+        let Some(number) = self.find(parent, name) else {
+            return self.add(parent, name, unseen).map(Some);
+        };
+        let ino = self.dirent(number).ino.get();
+        Ok(self.record(ino).is_directory().then_some(ino))
     }
 
     /// Whether `ino` is a hard link whose target has not come yet.
@@ -438,13 +480,60 @@ impl resolve::Tree for Growing<'_> {
         ROOT
     }
 
+    fn is_chroot(&self) -> bool {
+        self.tree.is_layer
+    }
+
     fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Refused> {
-        let number = self.tree.find(*parent, name);
-        Ok(number.map_or(Step::Missing, |number| self.tree.step(number)))
+        let Some(number) = self.tree.find(*parent, name) else {
+            return Ok(Step::Missing);
+        };
+        let mtime = self.implied.mtime();
+        let record = self.tree.record_mut(self.tree.dirent(number).ino.get());
+        if record.is_unseen() {
+            record.flags = Record::IMPLIED.into();
+            record.set_mtime(mtime);
+        }
+        Ok(self.tree.step(number))
     }
 
     fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, Refused> {
         self.tree.add(*parent, name, self.implied)
+    }
+}
+
+/// The tree of a layer as the way to a hard link's target: makes nothing. What is missing may be in a layer
+/// below, and is `None`.
+pub(super) struct Incomplete<'a>(pub(super) &'a Tree);
+
+impl resolve::Tree for Incomplete<'_> {
+    type Directory = Option<u32>;
+    type Error = std::convert::Infallible;
+
+    fn root(&self) -> Option<u32> {
+        Some(ROOT)
+    }
+
+    fn is_chroot(&self) -> bool {
+        true
+    }
+
+    fn step(
+        &mut self,
+        parent: &Option<u32>,
+        name: &[u8],
+    ) -> Result<Step<Option<u32>>, Self::Error> {
+        let number = parent.and_then(|parent| self.0.find(parent, name));
+        Ok(match number.map(|number| self.0.step(number)) {
+            None => Step::Missing,
+            Some(Step::Directory(ino)) => Step::Directory(Some(ino)),
+            Some(Step::Link(target)) => Step::Link(target),
+            Some(Step::Other | Step::Missing) => Step::Other,
+        })
+    }
+
+    fn imply(&mut self, _parent: &Option<u32>, _name: &[u8]) -> Result<Option<u32>, Self::Error> {
+        Ok(None)
     }
 }
 

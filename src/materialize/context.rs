@@ -13,7 +13,6 @@ use super::file::Job;
 use super::journal::Journal;
 use super::policy::Policy;
 use super::problem::{Error, Problems, Trouble};
-use super::removal;
 use super::root::{Directory, Identity, status};
 use super::unwritable::Unwritable;
 use crate::base::path::ArchivePath;
@@ -37,22 +36,8 @@ pub(super) struct Context {
     pub(super) replacements: Arc<AtomicUsize>,
     pub(super) claims: Claims,
     pub(super) promises: Promises,
-    /// Where layers are written one over the other: directories of lower ones that are gone.
-    pub(super) removed: OnceLock<Mutex<HashSet<Identity>>>,
     /// The destination directory, if nothing can be made in it.
     pub(super) unwritable: OnceLock<Unwritable>,
-}
-
-/// Removes the directory `name` and all that is in it.
-fn remove_tree(
-    directory: &Directory,
-    name: &[u8],
-    removed: &Mutex<HashSet<Identity>>,
-) -> Result<(), Errno> {
-    removal::remove_noting(directory, name, &mut |identity| {
-        let mut removed = removed.lock().unwrap_or_else(PoisonError::into_inner);
-        removed.insert(identity);
-    })
 }
 
 /// Entries that a run makes, those included that only paths speak of.
@@ -162,7 +147,6 @@ impl Context {
             replacements: Arc::clone(&self.replacements),
             claims: Claims::new(self.claims.most),
             promises: Promises::default(),
-            removed: OnceLock::new(),
             unwritable: OnceLock::new(),
         }
     }
@@ -215,41 +199,6 @@ impl Context {
         Err(Errno::EXIST)
     }
 
-    /// Says that what is in the way of members is from lower layers, and goes.
-    pub(super) fn lay(&self) {
-        self.removed.get_or_init(Mutex::default);
-    }
-
-    /// Whether layers are written one over the other.
-    pub(super) fn is_laying(&self) -> bool {
-        self.removed.get().is_some()
-    }
-
-    /// Removes whatever is at `name`, of lower layers.
-    ///
-    /// # Errors
-    /// When that cannot be done.
-    pub(super) fn take_away(&self, directory: &Directory, name: &[u8]) -> Result<(), Errno> {
-        self.remove(directory, name, &mut || ())
-    }
-
-    /// Says that a directory is not what lower layers said it is.
-    pub(super) fn forget(&self, directory: Identity) {
-        if let Some(removed) = self.removed.get() {
-            let mut removed = removed.lock().unwrap_or_else(PoisonError::into_inner);
-            removed.insert(directory);
-        }
-    }
-
-    /// Directories of lower layers that are gone since the last time.
-    pub(super) fn take_removed(&self) -> HashSet<Identity> {
-        let removed = self.removed.get().map(|removed| {
-            let mut removed = removed.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *removed)
-        });
-        removed.unwrap_or_default()
-    }
-
     /// Removes whatever is at `name`, if it is not a directory with something in it.
     fn remove(
         &self,
@@ -266,11 +215,7 @@ impl Context {
                 FileType::Directory => {
                     settle();
                     self.replacements.fetch_add(1, Ordering::Release);
-                    match self.removed.get() {
-                        // Whatever is in it is from below.
-                        Some(removed) => remove_tree(directory, name, removed),
-                        None => rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR),
-                    }
+                    rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
                 }
                 FileType::Symlink => {
                     self.replacements.fetch_add(1, Ordering::Release);

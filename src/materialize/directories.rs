@@ -37,6 +37,8 @@ pub(super) struct Pending {
     owner: Option<(u32, u32)>,
     mtime: Timestamp,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// No member speaks of it: it gets its time, and keeps all else.
+    is_implied: bool,
 }
 
 /// How a pending directory was not found.
@@ -62,15 +64,13 @@ impl Directories {
         member: Member,
         policy: &Policy,
     ) {
-        self.0.push(Pending {
-            path,
-            identity,
-            new,
-            mode: policy.mode(&member),
-            owner: policy.owner(&member),
-            mtime: member.mtime,
-            xattrs: member.xattrs,
-        });
+        self.0
+            .push(Pending::new(path, identity, new, member, policy));
+    }
+
+    /// Remembers that a directory is to get the time `mtime`, unless a member speaks of it.
+    pub(super) fn add_implied(&mut self, path: ArchivePath, identity: Identity, mtime: Timestamp) {
+        self.0.push(Pending::implied(path, identity, mtime));
     }
 
     /// The one remembered last.
@@ -81,20 +81,6 @@ impl Directories {
     /// Those that an earlier run remembered.
     pub(super) fn earlier(pending: Vec<Pending>) -> Self {
         Self(pending)
-    }
-
-    /// How many are remembered.
-    pub(super) fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Of the first `count` drops those that `gone` are.
-    pub(super) fn forget(&mut self, count: usize, gone: &HashSet<Identity>) {
-        let mut number = 0;
-        self.0.retain(|pending| {
-            number += 1;
-            number > count || !gone.contains(&pending.identity)
-        });
     }
 
     /// Sets it all, what lies deeper first; of several members for one directory the last counts.
@@ -113,10 +99,11 @@ impl Directories {
         // In reverse order of bytes what is below a directory comes before it.
         pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
         for mut pending in pending {
-            // What layers are written into was empty.
-            pending.new = context.is_laying() || made.contains(&pending.identity);
+            pending.new = made.contains(&pending.identity);
             match pending.restore(root, writers, context) {
                 Ok(()) => {}
+                // Something has taken its place, or it is somebody else's.
+                Err(_) if pending.is_implied => {}
                 Err(Lost::Replaced) => context.problems.warn(&format!(
                     "{}: the directory was replaced before it got its attributes, left as it is",
                     pending.path
@@ -128,6 +115,39 @@ impl Directories {
 }
 
 impl Pending {
+    pub(super) fn new(
+        path: ArchivePath,
+        identity: Identity,
+        new: bool,
+        member: Member,
+        policy: &Policy,
+    ) -> Self {
+        Self {
+            path,
+            identity,
+            new,
+            mode: policy.mode(&member),
+            owner: policy.owner(&member),
+            mtime: member.mtime,
+            xattrs: member.xattrs,
+            is_implied: false,
+        }
+    }
+
+    /// A directory that only paths speak of.
+    pub(super) fn implied(path: ArchivePath, identity: Identity, mtime: Timestamp) -> Self {
+        Self {
+            path,
+            identity,
+            new: false,
+            mode: 0,
+            owner: None,
+            mtime,
+            xattrs: Vec::new(),
+            is_implied: true,
+        }
+    }
+
     /// Where it is, and which one.
     pub(super) fn place(&self) -> (&ArchivePath, Identity) {
         (&self.path, self.identity)
@@ -140,6 +160,7 @@ impl Pending {
             fields.number(number);
         }
         fields.number(self.new.into());
+        fields.number(self.is_implied.into());
         fields.number(self.mode.into());
         let owner = self
             .owner
@@ -164,6 +185,7 @@ impl Pending {
             path: fields.path()?,
             identity: Identity::from_numbers([fields.number()?, fields.number()?]),
             new: fields.number()? != 0,
+            is_implied: fields.number()? != 0,
             mode: small(fields.number()?)?,
             owner: {
                 let is_some = fields.number()? != 0;
@@ -191,10 +213,12 @@ impl Pending {
         writers: &mut Writers,
         context: &Context,
     ) -> Result<(), Lost> {
+        if self.path.is_root() && self.is_implied {
+            let top = root.top();
+            return Ok(Subject::Open(top.as_fd()).set_mtime(self.mtime)?);
+        }
         if self.path.is_root() {
-            let top = root.top().clone();
-            let stat = rustix::fs::fstat(&top).while_trying_to(LOOK)?;
-            return Ok(self.apply(&top, &stat, context)?);
+            return Ok(self.apply_to(root.top(), context)?);
         }
         let name = name_of(&self.path);
         let parent = match root.directory(parent_of(&self.path), Missing::Fail, writers) {
@@ -208,7 +232,7 @@ impl Pending {
         if !is_directory || Identity::of(&stat) != self.identity {
             return Err(Lost::Replaced);
         }
-        if self.lacks_only_its_time(&stat, &parent, context) {
+        if self.is_implied || self.lacks_only_its_time(&stat, &parent, context) {
             // Nothing to open it for.
             return Ok(Subject::named(&parent, name).set_mtime(self.mtime)?);
         }
@@ -233,6 +257,12 @@ impl Pending {
     fn new_owner(&self, stat: &Stat) -> Option<(u32, u32)> {
         self.owner
             .filter(|&owner| owner != (stat.st_uid, stat.st_gid))
+    }
+
+    /// Sets it on `directory`, which is it.
+    pub(super) fn apply_to(&self, directory: &Directory, context: &Context) -> Result<(), Trouble> {
+        let stat = rustix::fs::fstat(directory).while_trying_to(LOOK)?;
+        self.apply(directory, &stat, context)
     }
 
     fn apply(&self, directory: &Directory, stat: &Stat, context: &Context) -> Result<(), Trouble> {

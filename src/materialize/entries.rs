@@ -105,7 +105,7 @@ impl Materializer {
     }
 
     fn make_symlink(&mut self, job: &Job, target: &[u8]) -> Result<Made<()>, Trouble> {
-        let (directory, name) = (&job.directory, name_of(&job.path));
+        let (directory, name) = (&job.directory, job.name());
         let made = self
             .context
             .make(
@@ -128,7 +128,7 @@ impl Materializer {
         device: Device,
         action: &'static str,
     ) -> Result<Made<()>, Trouble> {
-        let (directory, name) = (&job.directory, name_of(&job.path));
+        let (directory, name) = (&job.directory, job.name());
         let mode = self.context.policy.mode(&job.member);
         let first = self
             .context
@@ -160,7 +160,7 @@ impl Materializer {
 
     /// Gives a new link or special file its owner, mode, attributes and time.
     fn dress(&self, job: &Job, chmod: Option<u32>) -> Result<(), Trouble> {
-        let subject = Subject::named(&job.directory, name_of(&job.path));
+        let subject = Subject::named(&job.directory, job.name());
         let xattrs = Xattrs {
             list: &job.member.xattrs,
             path: &job.path,
@@ -196,10 +196,7 @@ impl Materializer {
                 self.root.remember(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
                 let policy: &Policy = &self.context.policy;
-                let place = job
-                    .directory
-                    .place_of(name_of(&job.path))
-                    .unwrap_or(job.path);
+                let place = job.directory.place_of(job.name()).unwrap_or(job.path);
                 self.directories
                     .add(place, identity, new, *job.member, policy);
                 self.journal_directory(&job.directory);
@@ -210,9 +207,12 @@ impl Materializer {
     }
 
     /// The directory and whether it is new; `None` when something else keeps its place.
-    fn try_make_directory(&mut self, job: &Job) -> Result<Option<(Directory, bool)>, Trouble> {
+    pub(super) fn try_make_directory(
+        &mut self,
+        job: &Job,
+    ) -> Result<Option<(Directory, bool)>, Trouble> {
         const OPEN: &str = "open the directory";
-        let (parent, name) = (&job.directory, name_of(&job.path));
+        let (parent, name) = (&job.directory, job.name());
         let mode = Mode::from_raw_mode(self.first_directory_mode(job));
         let make = || rustix::fs::mkdirat(parent, name, mode);
         let new = match make() {
@@ -373,26 +373,6 @@ impl Materializer {
         }
     }
 
-    /// Makes the link `path` to `target`, which is there.
-    pub(super) fn make_settled_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
-        let late = LateLink {
-            path: path.clone(),
-            target: target.clone(),
-        };
-        let top = self.root.top().clone();
-        let parent = parent_of(path);
-        let directory = self
-            .root
-            .directory(parent, Missing::Make, &mut self.writers);
-        let made = match directory {
-            Ok(directory) => self.try_make_link(&directory, path, target),
-            Err(error) => Err(error.into()),
-        };
-        if let Err(failure) = made {
-            self.report_link(path, &top, late.target, failure);
-        }
-    }
-
     /// Makes the links that were put off, the last first: a link that comes before its target
     /// often is a chain's first.
     pub(super) fn make_late_links(&mut self) {
@@ -412,7 +392,6 @@ impl Materializer {
             let top = self.root.top().clone();
             self.report_link(&link.path, &top, link.target, LinkFailure::NoTarget);
         }
-        // A layer that follows has names of its own.
         self.context.promises.clear();
     }
 

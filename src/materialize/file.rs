@@ -16,11 +16,21 @@ use crate::tar::{Member, Segment};
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) directory: Directory,
-    /// Where the archive puts it; the last component is its name in `directory`.
+    /// Where the archive puts it; the last component is its name in `directory`, unless `name` says
+    /// another one.
     pub(super) path: ArchivePath,
+    /// Its name in `directory`, if that is another one.
+    pub(super) name: Option<Vec<u8>>,
     pub(super) member: Box<Member>,
     /// How many members came before it.
     pub(super) number: u64,
+}
+
+impl Job {
+    /// Its name in its directory.
+    pub(super) fn name(&self) -> &[u8] {
+        self.name.as_deref().unwrap_or_else(|| name_of(&self.path))
+    }
 }
 
 /// A file being written.
@@ -76,7 +86,7 @@ impl OpenFile {
         let first = policy.first_mode(mode, !ours, !job.member.xattrs.is_empty());
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let name = name_of(&job.path);
+        let name = job.name();
         let made = context.make(directory, name, settle, || {
             rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(first.mode))
         });

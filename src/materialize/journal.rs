@@ -268,12 +268,14 @@ impl Journal {
         self.add(Kind::Entry, &fields);
     }
 
-    /// Member `number` is a directory in `parent` that gets its attributes at the end.
-    pub(super) fn directory(&self, number: u64, parent: &Directory, pending: &Pending) {
+    /// Member `number` is a directory in `parent` that gets its attributes at the end. Without `parent` its
+    /// path leads through directories alone.
+    pub(super) fn directory(&self, number: u64, parent: Option<&Directory>, pending: &Pending) {
         let mut fields = Fields::default();
         fields.number(number);
         let (path, _) = pending.place();
-        fields.bytes(self.place(parent, path).as_bytes());
+        let place = parent.map_or_else(|| path.clone(), |parent| self.place(parent, path));
+        fields.bytes(place.as_bytes());
         pending.put(&mut fields);
         self.add(Kind::Directory, &fields);
     }

@@ -59,10 +59,12 @@ use crate::base::accounts::Accounts;
 use crate::base::path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
-use crate::tar::{Kind, Member};
+use crate::index::MemoryLimit;
+use crate::tar::{Kind, Member, Timestamp};
 
 pub use self::background::{Background, Progress, Read, Running, State};
 pub use self::contents::Contents;
+pub use self::laying::UNPLACED_FILES;
 pub use self::plan::{Selection, Wanted};
 pub use self::problem::{Cause, Error, Problem, Reporter};
 pub use self::rehearsal::Rehearsal;
@@ -123,6 +125,8 @@ pub struct Options {
     /// Entries that may be made, directories included that only paths speak of; one more ends the
     /// run.
     pub max_entries: u64,
+    /// What the indexes of layers may have of memory.
+    pub index_memory: MemoryLimit,
     /// Hears of entries and problems as they happen.
     pub reporter: Option<Arc<dyn Reporter>>,
 }
@@ -141,6 +145,7 @@ impl Options {
             writers: None,
             sync: false,
             max_entries: u64::MAX,
+            index_memory: MemoryLimit::default(),
             reporter: None,
         }
     }
@@ -176,8 +181,12 @@ pub struct Materializer {
     told_prefixes: Vec<Vec<u8>>,
     /// Of a run that is to be taken up again.
     keeping: Option<Keeping>,
-    /// Of layers that are written one over the other.
+    /// Whether nothing was in the destination, and no member has come.
+    was_empty: bool,
+    /// Of layers.
     laying: Option<Laying>,
+    /// What their indexes may have of memory.
+    index_memory: MemoryLimit,
 }
 
 /// What the next piece of payload belongs to.
@@ -210,6 +219,7 @@ impl Materializer {
         }
         Ok(Self {
             sync,
+            was_empty: is_empty_directory(destination),
             ..materializer
         })
     }
@@ -225,6 +235,7 @@ impl Materializer {
         let materializer = Self::start(root, problems, options, stats)?;
         Ok(Self {
             root_mode: Some(mode),
+            was_empty: true,
             ..materializer
         })
     }
@@ -244,7 +255,6 @@ impl Materializer {
             claims: Claims::new(options.max_entries),
             promises: Promises::default(),
             journal: OnceLock::new(),
-            removed: OnceLock::new(),
             unwritable: OnceLock::new(),
         });
         let count = options
@@ -264,7 +274,9 @@ impl Materializer {
             links: Links::default(),
             told_prefixes: Vec::new(),
             keeping: None,
+            was_empty: false,
             laying: None,
+            index_memory: options.index_memory,
         })
     }
 
@@ -287,6 +299,8 @@ impl Materializer {
             return self.suspend();
         }
         self.come_to_end();
+        let laying = self.laying.take();
+        let layers = laying.and_then(|laying| self.place_layers(laying));
         self.make_late_links();
         if self.must_be_taken_up() {
             return self.suspend();
@@ -297,6 +311,9 @@ impl Materializer {
             if let Err(trouble) = root.chmod(mode) {
                 self.context.problems.add(&ArchivePath::root(), trouble);
             }
+        }
+        if let Some(merged) = layers {
+            self.finish_root(&merged.index);
         }
         self.directories
             .restore(&mut self.root, &mut self.writers, &self.context);
@@ -352,6 +369,7 @@ impl Materializer {
         let parent = self
             .root
             .directory(parent_of(&path), Missing::Make, &mut self.writers);
+        self.keep_times_of_implied(member.mtime);
         let directory = match parent {
             Ok(directory) => directory,
             Err(error) => {
@@ -362,6 +380,7 @@ impl Materializer {
         let job = Job {
             directory,
             path,
+            name: None,
             member: Box::new(member),
             number: self.number(),
         };
@@ -375,6 +394,25 @@ impl Materializer {
         }
         if let Some(inode) = shared {
             self.leave_place(inode);
+        }
+    }
+
+    /// Has directories that were made for the way to a member get its time in the end, as in an index.
+    fn keep_times_of_implied(&mut self, mtime: Timestamp) {
+        for implied in self.root.take_implied() {
+            self.directories
+                .add_implied(implied.path, implied.identity, mtime);
+            self.journal_implied();
+        }
+    }
+
+    /// Has a destination that was empty get the time of the first member in the end, as in an index.
+    fn keep_time_of_root(&mut self, mtime: Timestamp) {
+        if std::mem::replace(&mut self.was_empty, false) {
+            let identity = self.root.top().identity();
+            self.directories
+                .add_implied(ArchivePath::root(), identity, mtime);
+            self.journal_implied();
         }
     }
 
@@ -439,6 +477,7 @@ impl Sink for Materializer {
         if !self.come_to_member() {
             return Ok(());
         }
+        self.keep_time_of_root(member.mtime);
         match self.selection.take(&mut member) {
             Ok(Some(placed)) => self.begin(member, placed),
             Ok(None) => {}

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::base::path::ArchivePath;
 use crate::base::resolve::Refusal;
-use crate::index::Refused;
+use crate::index::TooMuchMemory;
 
 /// Problems kept for the summary; further ones are counted and told to the [`Reporter`] only.
 const KEPT_PROBLEMS: usize = 100;
@@ -68,19 +68,9 @@ pub enum Cause {
     /// A hard link whose target lost all its components, or has none.
     #[error("cannot link: nothing is left of the target's name")]
     EmptyTarget,
-    /// There is no place for the member in the layer's own tree.
+    /// It is not in the tree that the layers make.
     #[error("{0}")]
-    Unplaced(Refused),
-    /// A layer holds one path as a directory and as something else.
-    #[error(
-        "the layer holds it as something else, too: what lower layers have in the directory is missing"
-    )]
-    TwoKinds,
-    /// What it is lies somewhere else in the layers below.
-    #[error(
-        "what it is lies elsewhere in the layers below: redirects and metacopies are not followed"
-    )]
-    Elsewhere,
+    LeftOut(String),
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file, what is there was kept")]
     Cut,
@@ -176,6 +166,9 @@ pub enum Error {
         #[source]
         errno: Errno,
     },
+    /// The indexes of layers need more memory than is allowed.
+    #[error(transparent)]
+    TooMuchMemory(#[from] TooMuchMemory),
     /// The run was ended from outside.
     #[error("interrupted")]
     Interrupted,
@@ -299,7 +292,7 @@ impl Error {
                 Some("name a directory in a directory that is yours, or do without --resume")
             }
             Self::Sync { .. } => Some("look at the disk, and write it again"),
-            Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
+            Self::TooMuchMemory(_) | Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }
     }
 }
@@ -393,8 +386,8 @@ impl Problems {
         }
     }
 
-    /// Counts what an earlier run has told of.
-    pub(super) fn add_earlier(&self, count: u64) {
+    /// Counts problems that are told elsewhere.
+    pub(super) fn count_more(&self, count: u64) {
         self.count.fetch_add(count, Ordering::Relaxed);
     }
 

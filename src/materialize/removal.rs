@@ -17,36 +17,13 @@ const ALL_FOR_THE_OWNER: u32 = 0o700;
 /// When something cannot be removed; what was removed until then is gone. "Not empty" and "busy"
 /// may pass: someone still writes there.
 pub(super) fn remove(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
-    remove_with(parent, name, None)
-}
-
-/// As [`remove`], and `gone` hears of every directory that is about to go.
-///
-/// # Errors
-/// As [`remove`].
-pub(super) fn remove_noting(
-    parent: impl AsFd,
-    name: &[u8],
-    gone: &mut dyn FnMut(Identity),
-) -> Result<(), Errno> {
-    remove_with(parent, name, Some(gone))
-}
-
-fn remove_with(
-    parent: impl AsFd,
-    name: &[u8],
-    mut note: Option<&mut dyn FnMut(Identity)>,
-) -> Result<(), Errno> {
     let Some(mut here) = enter(&parent, name)? else {
         return Ok(());
     };
-    if let Some(note) = &mut note {
-        note(identity(&here)?);
-    }
     // The directories above `here`, and the name of the next one in each.
     let mut above: Vec<(Identity, Vec<u8>)> = Vec::new();
     loop {
-        if let Some(full) = clear(&here, &mut note)? {
+        if let Some(full) = clear(&here)? {
             let below = enter(&here, &full)?;
             if let Some(below) = below {
                 above.push((identity(&here)?, full));
@@ -66,10 +43,7 @@ fn remove_with(
 }
 
 /// Removes files and empty directories; the name of the first directory with something in it.
-fn clear(
-    directory: &OwnedFd,
-    note: &mut Option<&mut dyn FnMut(Identity)>,
-) -> Result<Option<Vec<u8>>, Errno> {
+fn clear(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -81,11 +55,6 @@ fn clear(
             removed = gone(rustix::fs::unlinkat(directory, name, AtFlags::empty()));
         }
         if removed == Err(Errno::ISDIR) {
-            if let Some(note) = note
-                && let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
-            {
-                note(Identity::of(&stat));
-            }
             removed = gone(rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR));
         }
         match removed {

@@ -172,7 +172,7 @@ impl Materializer {
 
     fn take_up(&mut self, past: Past) {
         self.context.claims.add_earlier(past.claims);
-        self.context.problems.add_earlier(past.errors);
+        self.context.problems.count_more(past.errors);
         if past.errors > 0 {
             self.context.problems.warn(&format!(
                 "{} entries were missing or incomplete when the run was interrupted",
@@ -433,7 +433,17 @@ impl Materializer {
         {
             keeping
                 .journal()
-                .directory(keeping.number(), parent, pending);
+                .directory(keeping.number(), Some(parent), pending);
+        }
+    }
+
+    /// Notes in the journal that the directory remembered last gets its time at the end. Who makes the member
+    /// once more finds the directory, so this counts in any case.
+    pub(super) fn journal_implied(&self) {
+        if let Some(keeping) = &self.keeping
+            && let Some(pending) = self.directories.last()
+        {
+            keeping.journal().directory(0, None, pending);
         }
     }
 

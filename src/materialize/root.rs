@@ -129,6 +129,17 @@ impl AsFd for Directory {
     }
 }
 
+/// A directory that was made because the path of a member leads through it.
+#[derive(Debug)]
+pub(super) struct Implied {
+    /// It leads through directories alone.
+    pub(super) path: ArchivePath,
+    pub(super) identity: Identity,
+}
+
+/// Bytes of paths of implied directories that are kept. A member of few bytes can imply very many.
+const MAX_IMPLIED_BYTES: usize = 64 << 20;
+
 /// The destination directory and those below it that are open.
 #[derive(Debug)]
 pub(super) struct Root {
@@ -141,10 +152,11 @@ pub(super) struct Root {
     open_limit: usize,
     /// How many links and directories had been replaced when the cache was last true.
     seen_replacements: usize,
-    /// Whether what is on the way and no directory makes room for one.
-    replaces: bool,
     /// Whether a path has led through links.
     has_followed: bool,
+    /// Those that were made since somebody asked.
+    implied: Vec<Implied>,
+    implied_bytes: usize,
 }
 
 impl Root {
@@ -178,8 +190,9 @@ impl Root {
                 .unwrap_or(usize::MAX)
                 .clamp(32, 4096),
             seen_replacements: 0,
-            replaces: false,
             has_followed: false,
+            implied: Vec::new(),
+            implied_bytes: 0,
         })
     }
 
@@ -244,16 +257,23 @@ impl Root {
         }
     }
 
-    /// From now on directories are made wherever there is something else on the way. Paths then lead
-    /// through directories alone.
-    pub(super) fn replace_on_the_way(&mut self) {
-        self.replaces = true;
-    }
-
     /// Forgets which directories are open.
     pub(super) fn clear(&mut self) {
         self.cache = Cache::default();
         self.last = None;
+    }
+
+    /// The directories that were made since the last call because paths lead through them. Of very many the
+    /// last are missing.
+    pub(super) fn take_implied(&mut self) -> Vec<Implied> {
+        std::mem::take(&mut self.implied)
+    }
+
+    fn note_implied(&mut self, path: ArchivePath, identity: Identity) {
+        self.implied_bytes = self.implied_bytes.saturating_add(path.as_bytes().len());
+        if self.implied_bytes <= MAX_IMPLIED_BYTES {
+            self.implied.push(Implied { path, identity });
+        }
     }
 
     /// Walks down from the deepest directory that is open, and from the root as soon as there is
@@ -274,10 +294,13 @@ impl Root {
                 .map_err(ResolveError::Tree)?;
             here = match step {
                 Step::Directory(directory) => directory,
-                Step::Missing => self
-                    .way(missing, writers)
-                    .imply(&here, name)
-                    .map_err(ResolveError::Tree)?,
+                Step::Missing => {
+                    let made = self.way(missing, writers).imply(&here, name);
+                    let made = made.map_err(ResolveError::Tree)?;
+                    let above = path.get(..depth + name.len()).unwrap_or_default();
+                    self.note_implied(ArchivePath::sanitize(above).path, made.identity());
+                    made
+                }
                 Step::Other => {
                     return Err(ResolveError::Refused(resolve::Refusal::NotADirectory));
                 }
@@ -299,7 +322,18 @@ impl Root {
     ) -> Result<Directory, ResolveError<Trouble>> {
         self.has_followed = true;
         let components = path.split(|&byte| byte == b'/');
-        let (directory, place) = resolve::place(&mut self.way(missing, writers), components)?;
+        let mut way = self.way(missing, writers);
+        let found = resolve::place(&mut way, components);
+        let made = std::mem::take(&mut way.made);
+        let (directory, place) = found?;
+        let mut above = place.clone();
+        // Behind the first one that was made everything was, so they are the last ones of the way.
+        for identity in made.into_iter().rev() {
+            let Some((parent, _)) = above.split_last() else {
+                break;
+            };
+            self.note_implied(std::mem::replace(&mut above, parent), identity);
+        }
         // It was just opened for this, unless it is the destination itself.
         if !place.is_root() {
             drop(directory.0.behind_links.set(place));
@@ -325,6 +359,7 @@ impl Root {
             root: self,
             missing,
             writers,
+            made: Vec::new(),
         }
     }
 
@@ -392,6 +427,8 @@ struct Way<'a> {
     root: &'a mut Root,
     missing: Missing,
     writers: &'a mut Writers,
+    /// The directories that were made.
+    made: Vec<Identity>,
 }
 
 impl Way<'_> {
@@ -422,12 +459,6 @@ impl Tree for Way<'_> {
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             Err(errno) => return Err(errno).while_trying_to("open a directory on the way"),
         }
-        if self.root.replaces && self.missing == Missing::Make {
-            self.writers.replaced();
-            rustix::fs::unlinkat(parent, name, AtFlags::empty())
-                .while_trying_to("make room for a directory on the way")?;
-            return Ok(Step::Missing);
-        }
         match rustix::fs::readlinkat(parent, name, Vec::new()) {
             Ok(target) => Ok(Step::Link(target.into_bytes())),
             Err(Errno::INVAL) => Ok(Step::Other),
@@ -445,7 +476,9 @@ impl Tree for Way<'_> {
         let permissions = Mode::from_raw_mode(0o777);
         rustix::fs::mkdirat(parent, name, permissions).while_trying_to(ACTION)?;
         let made = self.root.open_new(parent, name, self.writers);
-        made.while_trying_to("open a parent directory")
+        let made = made.while_trying_to("open a parent directory")?;
+        self.made.push(made.identity());
+        Ok(made)
     }
 }
 

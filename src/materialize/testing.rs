@@ -16,7 +16,6 @@ use crate::tar::{Kind, Member};
 pub(super) fn context() -> Context {
     Context {
         journal: std::sync::OnceLock::new(),
-        removed: std::sync::OnceLock::new(),
         unwritable: std::sync::OnceLock::new(),
         policy: Policy::default(),
         existing: Existing::default(),

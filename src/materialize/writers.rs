@@ -16,7 +16,7 @@ use bytes::Bytes;
 
 use super::context::{Claims, Context, Promises};
 use super::file::{Job, OpenFile};
-use super::root::{Identity, name_of};
+use super::root::Identity;
 use crate::base::task::Thread;
 
 /// Items that wait in one queue: enough that a directory of many files does not starve the other
@@ -252,7 +252,7 @@ impl Writers {
             self.in_flight.retain(|_, ticket| is_in_flight(ticket));
         }
         let directory = job.directory.identity();
-        let key = self.hasher.hash_one((directory, name_of(&job.path)));
+        let key = self.hasher.hash_one((directory, job.name()));
         let namesake = self.in_flight.get(&key).copied().filter(is_in_flight);
         self.current = match namesake {
             Some(ticket) => ticket.shard,
@@ -545,6 +545,7 @@ mod tests {
         let root = Root::open(&std::env::temp_dir()).expect("a directory");
         let job = move |name: &[u8]| Job {
             directory: root.top().clone(),
+            name: None,
             path: ArchivePath::sanitize(name).path,
             number: 0,
             member: Box::new(testing::file(name, b"").0),

@@ -3,36 +3,46 @@
 //! A directory over a directory: the names of both, and the attributes of the upper one, unless only
 //! paths speak of it. Anything else replaces what lies below it. What a layer says to be gone is gone
 //! from the layers below it, and never from itself.
+//!
+//! A mount, a listing and `materialize` take the tree from here.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 
-use super::links::{self, Unsettled};
-use super::whiteouts::{Meaning, Whiteouts};
 use crate::base::path::ArchivePath;
-use crate::base::resolve::{self, ResolveError, Step};
+use crate::base::resolve::{self, Step};
 use crate::codec::Compression;
 use crate::index::{
-    self, Entry, Index, Ino, Kind, Locator, Merged, Named, Origin, Place, Plan, Surface, TooLarge,
+    self, Builder, Entry, Index, Ino, Kind, Locator, Merged, Named, Options, Origin, Place, Plan,
+    Problem, Refused, Surface, TooLarge, UnresolvedLink, Whiteouts,
 };
 
-/// The tree that `layers` make, from the bottom.
+/// Links in a chain of links to what their layer holds in the end; in a longer one those in front find
+/// nothing.
+const MAX_CHAIN: usize = 64;
+
+/// The tree that `layers` make, from the bottom; without layers it is empty.
 ///
 /// # Errors
 /// When it has more entries than a tree can have.
 pub fn merge(layers: &[&Index], whiteouts: Whiteouts) -> Result<Merged, TooLarge> {
+    if layers.is_empty() {
+        let empty = Builder::new(Options::default()).finish(Origin::default());
+        return linked(&[&empty], whiteouts).tree();
+    }
     linked(layers, whiteouts).tree()
 }
 
 /// `layers`, with their hard links to lower ones.
 fn linked<'a>(layers: &'a [&'a Index], whiteouts: Whiteouts) -> Layers<'a> {
+    let marks = layers.iter().map(|index| marks(index, whiteouts));
     let mut stack = Layers {
         indexes: layers,
         whiteouts,
+        marks: marks.collect(),
         links: vec![HashMap::new(); layers.len()],
-        marks: Vec::with_capacity(layers.len()),
-        settled: 0,
+        missing: Vec::new(),
+        missing_count: 0,
     };
     for number in 0..layers.len() {
         stack.find_links(number);
@@ -40,18 +50,57 @@ fn linked<'a>(layers: &'a [&'a Index], whiteouts: Whiteouts) -> Layers<'a> {
     stack
 }
 
+/// What a layer removes in one directory.
+#[derive(Clone, Debug, Default)]
+struct Marks<'a> {
+    /// All that the layers below have there.
+    is_opaque: bool,
+    /// What of that has these names.
+    names: HashSet<&'a [u8]>,
+}
+
+/// What a layer removes of those below it, by its own directories.
+fn marks(index: &Index, whiteouts: Whiteouts) -> HashMap<Ino, Marks<'_>> {
+    let mut marks: HashMap<Ino, Marks<'_>> = HashMap::new();
+    for whiteout in index.whiteouts() {
+        let marks = marks.entry(whiteout.parent).or_default();
+        match whiteout.name {
+            Some(name) => drop(marks.names.insert(name)),
+            None => marks.is_opaque = true,
+        }
+    }
+    if whiteouts != Whiteouts::Overlay {
+        return marks;
+    }
+    for ino in (Ino::ROOT.0..=index.last_ino().0).map(Ino) {
+        let Some(directory) = index.entry(ino) else {
+            continue;
+        };
+        if whiteouts.is_opaque(&directory) {
+            marks.entry(ino).or_default().is_opaque = true;
+        }
+        for child in index.children(ino, 0) {
+            let entry = index.entry(child.ino);
+            if entry.is_some_and(|entry| whiteouts.is_whiteout(&entry)) {
+                marks.entry(ino).or_default().names.insert(child.name);
+            }
+        }
+    }
+    marks
+}
+
 /// Names that hard links to lower layers are, by the directory of the layer they lie in.
 type Links<'a> = HashMap<Ino, BTreeMap<&'a [u8], Place>>;
 
-/// Layers, and what their hard links to lower ones have turned out to name: by directory.
+/// Layers, what they remove, and what their hard links to lower ones have turned out to name.
 struct Layers<'a> {
     indexes: &'a [&'a Index],
     whiteouts: Whiteouts,
+    marks: Vec<HashMap<Ino, Marks<'a>>>,
     links: Vec<Links<'a>>,
-    /// What hard links say to be gone from below their layers, by directory.
-    marks: Vec<HashMap<Ino, HashSet<Meaning<'a>>>>,
-    /// How many links have found their targets, or want none.
-    settled: u64,
+    /// The first links whose targets are nowhere.
+    missing: Vec<(usize, Problem)>,
+    missing_count: u64,
 }
 
 /// What a name stands for: one entry, or directories from the bottom; nothing if it is not seen.
@@ -62,9 +111,12 @@ impl<'a> Layers<'a> {
     fn tree(&self) -> Result<Merged, TooLarge> {
         let mut laying = Laying {
             layers: self,
-            plan: Plan::default(),
+            plan: Plan {
+                problem_count: self.missing_count,
+                problems: self.missing.clone(),
+                ..Plan::default()
+            },
             pending: Vec::new(),
-            left_out: Cell::new(0),
         };
         laying.run()?;
         let hides = |name: &[u8]| self.whiteouts.hides_xattr(name);
@@ -95,9 +147,13 @@ impl<'a> Layers<'a> {
     /// Lays `place` over what `parts` are.
     fn lay(&self, parts: &mut Parts, place: Place) {
         let below = parts.last();
-        let joins =
-            self.is_directory(place) && below.is_some_and(|&below| self.is_directory(below));
-        if !joins {
+        let is_over_directory = below.is_some_and(|&below| self.is_directory(below));
+        let entry = self.entry(place);
+        if entry.is_some_and(|entry| entry.is_unseen()) && !is_over_directory {
+            // It says what is gone from a directory that is not there.
+            return;
+        }
+        if !(is_over_directory && self.is_directory(place)) {
             parts.clear();
         }
         parts.push(place);
@@ -111,17 +167,11 @@ impl<'a> Layers<'a> {
                 continue;
             };
             let marks = self.marks_in(part);
-            let is_marked = marks.is_some_and(|marks| {
-                marks.contains(&Meaning::Opaque) || marks.contains(&Meaning::Hides(name))
-            });
-            if is_marked || self.whiteouts.hides(index, part.ino, name) {
+            if marks.is_some_and(|marks| marks.is_opaque || marks.names.contains(name)) {
                 named.clear();
             }
             let entry = index.lookup(part.ino, name);
-            if entry.is_some_and(|entry| self.is_hidden(index, name, &entry)) {
-                named.clear();
-            }
-            if let Some(entry) = entry.filter(|entry| self.shows(index, name, entry)) {
+            if let Some(entry) = entry.filter(|entry| self.shows(name, entry)) {
                 let (layer, ino) = (part.layer, entry.ino());
                 self.lay(&mut named, Place { layer, ino });
             }
@@ -132,20 +182,14 @@ impl<'a> Layers<'a> {
         named
     }
 
-    /// Whether something is made of `entry`, called `name`.
-    fn shows(&self, index: &Index, name: &[u8], entry: &Entry<'_>) -> bool {
-        self.whiteouts.meaning(name, entry) == Meaning::Entry && self.can_show(index, entry)
+    /// Whether `entry`, called `name`, is one of the merged tree.
+    fn shows(&self, name: &[u8], entry: &Entry<'_>) -> bool {
+        self.is_meant(name, entry) && !self.whiteouts.leads_elsewhere(entry)
     }
 
-    /// Whether `entry`, called `name`, takes the place of what lies below, and is not shown.
-    fn is_hidden(&self, index: &Index, name: &[u8], entry: &Entry<'_>) -> bool {
-        names_hidden(index, self.whiteouts, entry)
-            && self.whiteouts.meaning(name, entry) == Meaning::Entry
-    }
-
-    /// Whether what means an entry can be one.
-    fn can_show(&self, index: &Index, entry: &Entry<'_>) -> bool {
-        !self.whiteouts.leads_elsewhere(entry) && !names_hidden(index, self.whiteouts, entry)
+    /// Whether `entry`, called `name`, is more than a way to say what is gone.
+    fn is_meant(&self, name: &[u8], entry: &Entry<'_>) -> bool {
+        !self.whiteouts.takes_name(name) && !self.whiteouts.is_whiteout(entry)
     }
 
     /// The hard links to lower layers that directory `part` holds.
@@ -153,42 +197,104 @@ impl<'a> Layers<'a> {
         self.links.get(part.layer as usize)?.get(&part.ino)
     }
 
-    /// What the hard links in directory `part` say to be gone from what lies below it.
-    fn marks_in(&self, part: Place) -> Option<&HashSet<Meaning<'a>>> {
+    /// What directory `part` says to be gone from what lies below it.
+    fn marks_in(&self, part: Place) -> Option<&Marks<'a>> {
         self.marks.get(part.layer as usize)?.get(&part.ino)
     }
 
-    /// Looks for the targets of those links of layer `number` that the layer does not hold itself, the
-    /// layers below it being done.
+    /// Looks for the targets of those links of layer `number` that the layer did not hold when they came:
+    /// in the layers below it, which are done, and then in what the layer holds in the end.
     fn find_links(&mut self, number: usize) {
-        let Some(index) = self.indexes.get(number).copied() else {
+        let (Some(index), Ok(layer)) = (self.indexes.get(number).copied(), u32::try_from(number))
+        else {
             return;
         };
-        let unsettled = Unsettled::of(index, self.whiteouts);
-        self.marks.push(unsettled.marks);
-        self.settled += unsettled.others;
-        if number == 0 {
-            // Nothing lies below it.
-            return;
-        }
-        // With this layer: a way to something below may lead through it. Its own links come last, as
-        // none leads to another one's name.
-        let mut found = Vec::new();
-        let mut way = Stacked {
+        let links: Vec<_> = index.unresolved_links().collect();
+        let mut below = Stacked {
             layers: self,
-            count: number + 1,
+            count: number,
         };
-        for (&(parent, name), end) in unsettled.names.iter().zip(links::ends(&unsettled.links)) {
-            let target = end.and_then(|end| way.find(&end));
-            found.extend(target.map(|place| (parent, name, place)));
-        }
-        self.settled += found.len() as u64;
-        if let Some(links) = self.links.get_mut(number) {
-            for (parent, name, place) in found {
-                links.entry(parent).or_default().insert(name, place);
+        let in_layer = own_targets(index, &links);
+        let targets = links.iter().map(|link| {
+            let target = ArchivePath::sanitize(link.target).path;
+            below.find(&target)
+        });
+        let targets: Vec<_> = targets.collect();
+        for (start, link) in links.iter().enumerate() {
+            let mut at = start;
+            let mut found = None;
+            for _ in 0..MAX_CHAIN {
+                found = targets.get(at).copied().flatten();
+                match in_layer.get(at) {
+                    _ if found.is_some() => break,
+                    Some(&Own::Entry(ino)) => {
+                        found = Some(Place { layer, ino });
+                        break;
+                    }
+                    Some(&Own::Link(next)) => at = next,
+                    Some(Own::Nothing) | None => break,
+                }
+            }
+            match (found, self.links.get_mut(number)) {
+                (Some(place), Some(links)) => {
+                    let links = links.entry(link.parent).or_default();
+                    links.insert(link.name, place);
+                }
+                _ => self.miss(index, number, link),
             }
         }
     }
+
+    /// Notes that the target of `link` is nowhere.
+    fn miss(&mut self, index: &Index, number: usize, link: &UnresolvedLink<'_>) {
+        let mut path = index.path(link.parent).unwrap_or_default();
+        path.push(link.name);
+        if path
+            .components()
+            .any(|name| self.whiteouts.takes_name(name))
+        {
+            return;
+        }
+        self.missing_count += 1;
+        if self.missing.len() < Options::default().max_problems {
+            let problem = Problem {
+                path: Some(path),
+                offset: None,
+                what: Refused::MissingTarget.to_string(),
+            };
+            self.missing.push((number, problem));
+        }
+    }
+}
+
+/// What the layer itself holds in the end at a hard link's target.
+#[derive(Clone, Copy, Debug)]
+enum Own {
+    Entry(Ino),
+    /// Another one of such links, by its place among them.
+    Link(usize),
+    Nothing,
+}
+
+/// What layer `index` itself holds in the end at the targets of `links`.
+fn own_targets(index: &Index, links: &[UnresolvedLink<'_>]) -> Vec<Own> {
+    let by_name: HashMap<_, _> = (links.iter().map(|link| (link.parent, link.name)))
+        .zip(0..)
+        .collect();
+    let own = |target: &ArchivePath| {
+        let (directory, name) = target.split_last()?;
+        let parent = resolve::directory(&mut Way(index), directory.components()).ok()?;
+        match index.lookup(parent, name) {
+            Some(entry) if entry.kind() == Kind::Directory => None,
+            Some(entry) => Some(Own::Entry(entry.ino())),
+            None => by_name.get(&(parent, name)).copied().map(Own::Link),
+        }
+    };
+    let targets = links.iter().map(|link| {
+        let target = ArchivePath::sanitize(link.target).path;
+        own(&target).unwrap_or(Own::Nothing)
+    });
+    targets.collect()
 }
 
 /// The lowest layers, looked at name by name: a tree of them, which is long to make, would be needed for
@@ -214,6 +320,10 @@ impl resolve::Tree for Stacked<'_, '_> {
 
     fn root(&self) -> Rc<Parts> {
         Rc::new(self.layers.roots(self.count))
+    }
+
+    fn is_chroot(&self) -> bool {
+        true
     }
 
     fn step(&mut self, parent: &Rc<Parts>, name: &[u8]) -> Result<Step<Rc<Parts>>, Missing> {
@@ -254,26 +364,18 @@ impl resolve::Tree for Way<'_> {
         Ino::ROOT
     }
 
+    fn is_chroot(&self) -> bool {
+        true
+    }
+
     fn step(&mut self, parent: &Ino, name: &[u8]) -> Result<Step<Ino>, Missing> {
-        Ok(step(self.0.lookup(*parent, name), |ino| ino))
+        let entry = self.0.lookup(*parent, name);
+        Ok(step(entry.filter(|entry| !entry.is_unseen()), |ino| ino))
     }
 
     fn imply(&mut self, _parent: &Ino, _name: &[u8]) -> Result<Ino, Missing> {
         Err(Missing)
     }
-}
-
-/// Where `path` lies in `index`: the same entry by a way through directories alone. `None` when
-/// the way ends before its last component.
-pub fn canonical(index: &Index, path: &ArchivePath) -> Option<ArchivePath> {
-    let (directory, name) = path.split_last()?;
-    let parent = match resolve::directory(&mut Way(index), directory.components()) {
-        Ok(parent) => parent,
-        Err(ResolveError::Refused(_) | ResolveError::Tree(Missing)) => return None,
-    };
-    let mut canonical = index.path(parent)?;
-    canonical.push(name);
-    Some(canonical)
 }
 
 /// What the whole is known by: it is the same as long as the layers are, and in the same order.
@@ -303,24 +405,14 @@ struct Laying<'a, 'l> {
     /// Directories whose names are still to come: their numbers in the plan, and which directories
     /// of the layers they are, from the bottom.
     pending: Vec<(u32, Vec<Place>)>,
-    /// Entries that nothing can be made of.
-    left_out: Cell<u64>,
 }
 
 impl<'a> Laying<'a, '_> {
     fn run(&mut self) -> Result<(), TooLarge> {
-        let indexes = self.layers.indexes;
-        let problems = indexes.iter().map(|index| index.problem_count());
-        let problems = problems.fold(0, u64::saturating_add);
-        self.plan.problems = problems.saturating_sub(self.layers.settled);
-        self.directory(self.layers.roots(indexes.len()))?;
+        self.directory(self.layers.roots(self.layers.indexes.len()))?;
         while let Some((directory, parts)) = self.pending.pop() {
-            match parts.as_slice() {
-                [only] => self.names_of_one(directory, *only)?,
-                _ => self.names_of_many(directory, &parts)?,
-            }
+            self.names(directory, &parts)?;
         }
-        self.plan.problems = self.plan.problems.saturating_add(self.left_out.get());
         Ok(())
     }
 
@@ -357,34 +449,26 @@ impl<'a> Laying<'a, '_> {
         Ok(())
     }
 
-    /// The names of a directory that one layer alone has: as they are.
-    fn names_of_one(&mut self, directory: u32, part: Place) -> Result<(), TooLarge> {
-        let mut names = Vec::new();
-        self.entries(part, |name, place| names.push((name, place)));
-        self.links(part, |name, place| names.push((name, place)));
-        for (name, place) in names {
-            self.name(directory, name, vec![place])?;
-        }
-        Ok(())
-    }
-
-    /// The names of a directory that several layers have.
-    fn names_of_many(&mut self, directory: u32, parts: &[Place]) -> Result<(), TooLarge> {
+    /// The names of a directory that consists of `parts`.
+    fn names(&mut self, directory: u32, parts: &[Place]) -> Result<(), TooLarge> {
         let mut names: Vec<(&'a [u8], Parts)> = Vec::new();
         let mut numbers: HashMap<&'a [u8], usize> = HashMap::new();
         for &part in parts {
             // First, so that it concerns what lies below alone, wherever it stands.
-            self.hidden(part, |hidden| match hidden {
-                Some(name) => {
-                    let number = numbers.get(name).copied();
-                    let hidden = number.and_then(|number| names.get_mut(number));
-                    if let Some((_, parts)) = hidden {
+            if let Some(marks) = self.layers.marks_in(part) {
+                if marks.is_opaque {
+                    for (_, parts) in &mut names {
                         parts.clear();
                     }
                 }
-                None => names.iter_mut().for_each(|(_, parts)| parts.clear()),
-            });
-            let mut put = |name: &'a [u8], place: Place| {
+                for &name in &marks.names {
+                    let number = numbers.get(name).copied();
+                    if let Some((_, parts)) = number.and_then(|number| names.get_mut(number)) {
+                        parts.clear();
+                    }
+                }
+            }
+            for (name, place) in self.entries(part) {
                 let number = *numbers.entry(name).or_insert_with(|| {
                     names.push((name, Vec::new()));
                     names.len() - 1
@@ -392,9 +476,7 @@ impl<'a> Laying<'a, '_> {
                 if let Some((_, parts)) = names.get_mut(number) {
                     self.layers.lay(parts, place);
                 }
-            };
-            self.entries(part, &mut put);
-            self.links(part, &mut put);
+            }
         }
         for (name, parts) in names {
             self.name(directory, name, parts)?;
@@ -402,71 +484,47 @@ impl<'a> Laying<'a, '_> {
         Ok(())
     }
 
-    /// Calls `hides` with what `part` says to be gone from what lies below it, `None` for all.
-    fn hidden(&self, part: Place, mut hides: impl FnMut(Option<&'a [u8]>)) {
+    /// What of directory `part` is an entry, and the hard links to lower layers that it holds.
+    fn entries(&mut self, part: Place) -> Vec<(&'a [u8], Place)> {
+        let mut entries = Vec::new();
         let Some(index) = self.layers.index(part.layer) else {
-            return;
+            return entries;
         };
-        let whiteouts = self.layers.whiteouts;
-        let directory = index.entry(part.ino);
-        if directory.is_some_and(|directory| whiteouts.is_opaque(&directory)) {
-            hides(None);
-        }
-        let marks = self.layers.marks_in(part).into_iter().flatten();
-        let mut say = |meaning: Meaning<'a>| match meaning {
-            Meaning::Entry => {}
-            Meaning::Hides(name) => hides(Some(name)),
-            Meaning::Opaque => hides(None),
-        };
-        marks.for_each(|&meaning| say(meaning));
         for child in index.children(part.ino, 0) {
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
-            if self.layers.is_hidden(index, child.name, &entry) {
-                say(Meaning::Hides(child.name));
-            }
-            say(whiteouts.meaning(child.name, &entry));
-        }
-    }
-
-    /// Calls `put` with what of directory `part` is an entry.
-    fn entries(&self, part: Place, mut put: impl FnMut(&'a [u8], Place)) {
-        let Some(index) = self.layers.index(part.layer) else {
-            return;
-        };
-        let whiteouts = self.layers.whiteouts;
-        for child in index.children(part.ino, 0) {
-            let Some(entry) = index.entry(child.ino) else {
-                continue;
-            };
-            if whiteouts.meaning(child.name, &entry) != Meaning::Entry {
+            if !self.layers.is_meant(child.name, &entry) {
                 continue;
             }
-            if self.layers.can_show(index, &entry) {
+            if self.layers.shows(child.name, &entry) {
                 let (layer, ino) = (part.layer, child.ino);
-                put(child.name, Place { layer, ino });
+                entries.push((child.name, Place { layer, ino }));
             } else {
-                self.left_out.set(self.left_out.get() + 1);
+                self.leave_out(index, part, child.name);
             }
         }
+        let links = self.layers.links_in(part).into_iter().flatten();
+        entries.extend(links.map(|(&name, &place)| (name, place)));
+        entries
     }
 
-    /// Calls `put` with the hard links to lower layers that directory `part` holds.
-    fn links(&self, part: Place, mut put: impl FnMut(&'a [u8], Place)) {
-        for (&name, &place) in self.layers.links_in(part).into_iter().flatten() {
-            put(name, place);
+    /// Notes that nothing is made of `name` in directory `part`.
+    fn leave_out(&mut self, index: &Index, part: Place, name: &[u8]) {
+        const ELSEWHERE: &str = "what it is lies elsewhere in the layers below: redirects and \
+                                 metacopies are not followed";
+        self.plan.problem_count += 1;
+        if self.plan.problems.len() < Options::default().max_problems {
+            let mut path = index.path(part.ino).unwrap_or_default();
+            path.push(name);
+            let problem = Problem {
+                path: Some(path),
+                offset: None,
+                what: ELSEWHERE.to_owned(),
+            };
+            self.plan.problems.push((part.layer as usize, problem));
         }
     }
-}
-
-/// Whether `entry` is a further name of what lies where nothing is shown.
-pub fn names_hidden(index: &Index, whiteouts: Whiteouts, entry: &Entry<'_>) -> bool {
-    if entry.kind() == Kind::Directory || entry.link_count() < 2 || whiteouts != Whiteouts::Oci {
-        return false;
-    }
-    let path = index.path(entry.ino());
-    path.is_some_and(|path| path.components().any(|name| whiteouts.takes_name(name)))
 }
 
 #[cfg(test)]
@@ -474,7 +532,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::index::sample::{directory, file, hard_link, index, member, symlink};
+    use crate::index::sample::{directory, file, hard_link, layer, member, symlink};
     use crate::tar::{self, Device, Member};
 
     /// Few, so that they meet.
@@ -510,7 +568,7 @@ mod tests {
                 &[Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep][..]
             ),
         ) {
-            let layers: Vec<_> = layers.iter().map(|members| index(members)).collect();
+            let layers: Vec<_> = layers.iter().map(|members| layer(members, whiteouts)).collect();
             let indexes: Vec<_> = layers.iter().collect();
             let stack = linked(&indexes, whiteouts);
             let whole = stack.tree().expect("small");

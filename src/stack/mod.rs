@@ -3,11 +3,9 @@
 //! Each layer keeps its own index and its own bytes; what they make together is worked out when they
 //! are opened, from their indexes alone. Everything above sees one index like any other.
 
-mod links;
 mod merge;
 mod open;
 mod pages;
-mod whiteouts;
 
 use std::sync::Arc;
 
@@ -17,10 +15,9 @@ use crate::archive::{Archive, PageCache, ReadError, Wanted};
 use crate::index::{Index, Ino, Merged};
 use pages::LayerPages;
 
-pub use links::{Link, Unsettled, ends};
-pub use merge::{canonical, merge, names_hidden};
+pub use crate::index::Whiteouts;
+pub use merge::merge;
 pub use open::{Layer, StackError};
-pub use whiteouts::{Meaning, Whiteouts};
 
 /// Archives that are one tree together. All of each is known.
 #[derive(Debug)]

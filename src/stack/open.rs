@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
 
+use super::Stack;
 use super::merge::merge;
-use super::{Stack, Whiteouts};
 use crate::archive::scan::{self, Digest};
 use crate::archive::{Archive, Error, OpenError, OpenOptions, Share};
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::codec;
-use crate::index::{Index, MemoryLimit, TooLarge, TooMuchMemory};
+use crate::index::{Index, MemoryLimit, TooLarge, TooMuchMemory, Whiteouts};
 use crate::source::Source;
 
 /// A layer that is to be opened.
@@ -74,6 +74,7 @@ impl Stack {
             share,
             network: network.clone(),
             stats: Arc::clone(stats),
+            whiteouts,
             queue: Mutex::new(Queue {
                 next: 0,
                 opened: layers.iter().map(|_| None).collect(),
@@ -125,6 +126,7 @@ struct Opener {
     share: Share,
     network: Handle,
     stats: Arc<Stats>,
+    whiteouts: Whiteouts,
     queue: Mutex<Queue>,
 }
 
@@ -205,6 +207,8 @@ impl Opener {
     ) -> Result<Archive, OpenError> {
         let mut options = options.clone();
         options.scan.sha256 = layer.digest;
+        options.layer = Some(self.whiteouts);
+        options.scan.tar.accepts_empty = true;
         let share = (&self.share, *number);
         let source = Arc::clone(&layer.source);
         Archive::open_layer(source, &options, share, &self.network, &self.stats)

@@ -20,6 +20,8 @@ use crate::base::tar_checksum;
 pub struct Options {
     /// Zero records do not end the archive (`--ignore-zeros`).
     pub ignore_zeros: bool,
+    /// A stream of no bytes is an archive of no members, as a layer of an image may be one.
+    pub accepts_empty: bool,
     /// What a hostile archive may cost.
     pub limits: Limits,
 }
@@ -758,11 +760,15 @@ impl Parser {
         if self.last == Last::Zero {
             let zero = Plain(self.offset.saturating_sub(RECORD));
             self.warn(zero, "a lone zero record ends the archive".to_owned());
-        } else if !self.is_tar {
+        } else if !self.is_tar && !self.is_accepted_as_empty() {
             return Err(error(Plain(0), Cause::NotTar));
         }
         self.state = State::Ended;
         Ok(())
+    }
+
+    fn is_accepted_as_empty(&self) -> bool {
+        self.options.accepts_empty && self.offset == 0 && self.partial.is_empty()
     }
 
     fn warn(&mut self, offset: Plain, text: String) {

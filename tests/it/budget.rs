@@ -371,6 +371,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         index_memory: tarfs::index::MemoryLimit::default(),
         rescans_unproven: false,
         logs_problems: false,
+        layer: None,
         spooling: Spooling::ToDisk {
             limit_bytes: Some(1 << 30),
         },

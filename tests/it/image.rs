@@ -384,6 +384,180 @@ fn docker_layer_with_other_plain_bytes_is_refused() {
     }
 }
 
+#[test]
+fn oci_layer_with_other_plain_bytes_is_refused() {
+    let good = Archive::new().file("tool", "good").end();
+    let evil = Archive::new().file("tool", "evil").end();
+    for packing in [Packing::Plain, Packing::Gzip, Packing::Zstd] {
+        let image = Image::new("one", vec![good.clone()])
+            .packed(packing)
+            .running(json!({ "Cmd": ["/tool"] }));
+        let mut files = Files::default();
+        let manifest = files.manifest_with(&image, std::slice::from_ref(&evil));
+        files.index(&[manifest]);
+        let place = Place::new();
+        place.put("oci.tar", &files.tar());
+        files.write(&place.path().join("layout"));
+        for source in ["oci:layout", "oci-archive:oci.tar"] {
+            for words in [
+                &["ls", source][..],
+                &["verify", "-q", source],
+                &["mount", source, "mnt"],
+                &["materialize", "-q", "--atomic", source, "-C", "out"],
+                &["bundle", "-q", source, "box"],
+            ] {
+                let complaint = place.complains(words);
+                for digest in [sha256(&evil), sha256(&good)] {
+                    assert!(complaint.contains(&digest), "{words:?}: {complaint}");
+                }
+            }
+            assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+        }
+    }
+}
+
+#[test]
+fn empty_layers_and_images_without_layers_are_trees() {
+    let empty = Vec::new();
+    for packing in [Packing::Plain, Packing::Gzip] {
+        let layers = vec![empty.clone(), two().layers[0].clone(), empty.clone()];
+        let runs = json!({ "Cmd": ["true"] });
+        let some = Image::new("some", layers).packed(packing);
+        let none = Image::new("none", Vec::new()).packed(packing);
+        for (image, expected) in [(some, "d\nd/gone\nlow\n"), (none, "")] {
+            let place = Place::new();
+            let image = image.running(runs.clone());
+            for (number, source) in kept(&place, &image).iter().enumerate() {
+                assert_eq!(place.says(&["ls", "-R", source]), expected, "{source}");
+                place.says(&["verify", "-q", source]);
+                place.says(&["bundle", "-q", source, &format!("box-{number}")]);
+                let out = format!("out/{number}");
+                fs::create_dir(place.path().join(&out)).expect("made");
+                place.says(&["materialize", "-q", source, "-C", &out]);
+                place.says(&["mount", source, "mnt"]);
+                let names = |name: &str| all_in(&place.path().join(name));
+                let found = [
+                    names("mnt"),
+                    names(&out),
+                    names(&format!("box-{number}/rootfs")),
+                ];
+                place.says(&["umount", "mnt"]);
+                let count = if expected.is_empty() { 0 } else { 2 };
+                assert!(
+                    found.iter().all(|names| names.len() == count),
+                    "{source}: {found:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn entries_left_out_of_an_image_are_named_by_every_verb() {
+    let bottom = Archive::new().file("f", "below").file("f/x", "lost");
+    let top = Archive::new()
+        .hard_link("h", "nowhere")
+        .file("../up", "lost");
+    let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
+    let place = Place::new();
+    place.put("oci.tar", &image::oci(&[image]).tar());
+    let source = "oci-archive:oci.tar";
+    let names = |text: &str| {
+        for told in [
+            "f/x: layer 1: something on the way is not a directory",
+            "h: layer 2: the target of the hard link is missing",
+            "up: layer 2: the name contains '..'",
+        ] {
+            assert!(text.contains(told), "{told}: {text}");
+        }
+    };
+    names(&place.complains(&["ls", source]));
+    names(&place.complains(&["materialize", "-q", source, "-C", "out"]));
+    names(&place.complains(&["bundle", "-q", source, "box"]));
+    let output = place.run(&["mount", source, "mnt"]);
+    assert!(output.status.success(), "{}", told(&output));
+    let status = place.says(&["status", "mnt"]);
+    place.says(&["umount", "mnt"]);
+    names(&told(&output));
+    names(&status);
+
+    let output = place.run(&["verify", "-q", source]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(text.matches(": not good\n").count(), 2, "{text}");
+    let complaints = told(&output);
+    for what in [
+        "f/x: something on the way is not a directory",
+        "h: the target of the hard link is missing",
+        "up: the name contains '..'",
+    ] {
+        assert!(complaints.contains(what), "{what}: {complaints}");
+    }
+    let output = place.run(&["verify", "-q", "--json", source]);
+    let reports: Vec<Value> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let counts = reports.iter().map(|report| {
+        let problems = report["problems"].as_array().map(Vec::len);
+        (report["is_good"].clone(), problems)
+    });
+    let expected = [(json!(false), Some(1)), (json!(false), Some(2))];
+    assert_eq!(counts.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn implied_directories_of_an_image_have_one_time_everywhere() {
+    let at = |name: &str, mtime| Header::new(name, b'0').mtime(mtime);
+    let bottom = Archive::new()
+        .add(at("a/b/c", 1_000), "")
+        .add(at("a/d", 2_000), "");
+    let top = Archive::new().add(at("e/f", 3_000), "");
+    let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
+    let place = Place::new();
+    place.put("oci.tar", &image::oci(&[image]).tar());
+    let source = "oci-archive:oci.tar";
+    place.says(&["materialize", "-q", source, "-C", "out"]);
+    place.says(&["bundle", "-q", source, "box"]);
+    place.says(&["mount", source, "mnt"]);
+    let times = |root: &str| {
+        [".", "a", "a/b", "e"].map(|name| {
+            let path = place.path().join(root).join(name);
+            fs::metadata(path).expect("there").mtime()
+        })
+    };
+    let found = [times("mnt"), times("out"), times("box/rootfs")];
+    place.says(&["umount", "mnt"]);
+    assert_eq!(found, [[1_000, 1_000, 1_000, 3_000]; 3]);
+}
+
+#[test]
+fn interrupted_run_leaves_no_unplaced_files() {
+    let place = Place::new();
+    let image = Image::new("one", vec![Archive::new().file("big", vec![7; HUGE]).end()]);
+    place.put(
+        "oci.tar",
+        &image::oci(&[image.packed(Packing::Plain)]).tar(),
+    );
+    let mut child = Command::new(PROGRAM)
+        .current_dir(place.path())
+        .args(["materialize", "-q", "oci-archive:oci.tar", "-C", "out"])
+        .env("TARFS_CACHE_DIR", place.path().join("cache"))
+        .spawn()
+        .expect("started");
+    let out = place.path().join("out");
+    while fs::read_dir(&out).expect("there").count() == 0 {
+        assert!(child.try_wait().expect("a child").is_none(), "too fast");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::TERM).expect("alive");
+    let status = child.wait().expect("a child");
+    if status.signal().is_some() {
+        assert_eq!(all_in(&out), Vec::<String>::new());
+    }
+}
+
 /// The name of the document that `what` is part of.
 fn blob_with(files: &Files, what: &str) -> String {
     let is_it = |bytes: &[u8]| {
@@ -612,7 +786,8 @@ fn the_image_for_the_platform_is_taken() {
 fn what_an_image_is_and_runs_is_told() {
     let place = Place::new();
     let execution = json!({ "Entrypoint": ["/bin/app"], "Env": ["A=b"], "User": "www",
-                            "WorkingDir": "/srv" });
+                            "WorkingDir": "/srv", "Volumes": { "/data": {} },
+                            "Labels": { "maker": "me" } });
     let image = one().running(execution.clone());
     for source in kept(&place, &image) {
         let told: Value =
@@ -637,6 +812,8 @@ fn what_an_image_is_and_runs_is_told() {
             "user          www",
             "A=b",
             "/srv",
+            "volume        /data",
+            "label         maker=me",
         ] {
             assert!(words.contains(part), "{words}");
         }

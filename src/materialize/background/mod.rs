@@ -30,7 +30,9 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 use self::bits::Bits;
 use self::ledger::{Ledger, Record};
 use self::place::{Place, errno, is_file};
-use self::plan::{Name, Plan, member, placed};
+use self::plan::{Name, Plan, placed};
+
+pub(super) use self::plan::member as member_of;
 use self::stop::Stop;
 use super::attributes::Subject;
 use super::context::Context;
@@ -387,7 +389,7 @@ impl Background {
         };
         let root = work.index.entry(work.root);
         if let Some(root) = root.filter(|root| !plan::is_implied(*root)) {
-            placer.begin(member(root), placed(ArchivePath::root()));
+            placer.begin(member_of(root), placed(ArchivePath::root()));
         }
         for &ino in &work.plan.directories {
             if self.stop.is_set() {
@@ -395,7 +397,7 @@ impl Background {
             }
             let path = work.plan.directory(&work.index, ino);
             if let (Some(entry), Some(path)) = (work.index.entry(ino), path) {
-                placer.begin(member(entry), placed(path.clone()));
+                placer.begin(member_of(entry), placed(path.clone()));
                 placer.let_us_in(&path);
             } else {
                 self.fail(Some(CONTRADICTION.to_owned()));
@@ -535,7 +537,7 @@ impl Background {
         }
         // Since the system was started anew only the content itself is good enough.
         let is_same = entry.kind() == Kind::File
-            && member(entry).sparse.is_none()
+            && member_of(entry).sparse.is_none()
             && self.hash(&found) == Some(record.hash);
         let stat = fstat(&found).ok().filter(|stat| record.fits(stat));
         let Some(stat) = stat.filter(|_| is_same) else {
@@ -597,7 +599,7 @@ impl Background {
             let (file, hash) = self.write(work, entry, path)?;
             (Some(file), hash)
         } else {
-            work.place(member(entry), path)?;
+            work.place(member_of(entry), path)?;
             (None, 0)
         };
         for other in more {
@@ -605,7 +607,7 @@ impl Background {
             let link = tar::Member {
                 kind: link,
                 xattrs: Vec::new(),
-                ..member(entry)
+                ..member_of(entry)
             };
             work.place(link, other)?;
         }
@@ -637,7 +639,8 @@ impl Background {
             number: 0,
             directory: directory.clone(),
             path: path.clone(),
-            member: Box::new(member(entry)),
+            name: None,
+            member: Box::new(member_of(entry)),
         };
         let file = OpenFile::create(job, &work.context, || ()).ok_or(Failure::Noted)?;
         let mut unfinished = Unfinished {

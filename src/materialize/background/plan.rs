@@ -141,7 +141,7 @@ fn first_span(index: &Index, ino: Ino) -> Option<u32> {
 }
 
 /// The member that would have made `entry`.
-pub(super) fn member(entry: Entry<'_>) -> Member {
+pub(in super::super) fn member(entry: Entry<'_>) -> Member {
     let kind = match entry.kind() {
         Kind::File => tar::Kind::File,
         Kind::Directory => tar::Kind::Directory,

@@ -57,12 +57,9 @@ fn lay(index: &Index) {
     for link in index.unresolved_links().take(MAX_LOOKED_AT) {
         assert!(index.entry(link.parent).is_some(), "a link in no directory");
     }
-    for refused in index.refused_names().take(MAX_LOOKED_AT) {
-        let is_there = |parent| index.entry(parent).is_some();
-        assert!(
-            refused.parent.is_none_or(is_there),
-            "a name in no directory"
-        );
+    for whiteout in index.whiteouts().take(MAX_LOOKED_AT) {
+        let is_there = index.entry(whiteout.parent).is_some();
+        assert!(is_there, "a whiteout in no directory");
     }
     for whiteouts in [Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep] {
         if let Ok(merged) = merge(&[index, index], whiteouts) {

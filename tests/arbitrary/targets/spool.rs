@@ -264,6 +264,7 @@ impl Place {
             index_memory: tarfs::index::MemoryLimit::default(),
             rescans_unproven: false,
             logs_problems: false,
+            layer: None,
             spooling: Spooling::ToDisk {
                 limit_bytes: Some(disk_bytes),
             },

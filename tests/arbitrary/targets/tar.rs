@@ -25,6 +25,7 @@ pub(super) fn run(bytes: &[u8]) {
     let (plain, knobs) = Knobs::split(bytes);
     let options = Options {
         ignore_zeros: knobs.flag(0),
+        accepts_empty: false,
         limits: if knobs.flag(1) { low() } else { high() },
     };
     let found = parse(plain, plain.len().max(1), &options);
@@ -182,6 +183,7 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
         max_problems: 3,
         max_reported_problems: 0,
         keeps_replaced,
+        whiteouts: None,
     });
     for what in found {
         if let Found::Member(member) = what {

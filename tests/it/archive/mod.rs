@@ -100,6 +100,7 @@ impl Lab {
             index_memory: tarfs::index::MemoryLimit::default(),
             rescans_unproven: false,
             logs_problems: false,
+            layer: None,
             // A limit, as what the disk has left is nothing a test may depend on.
             spooling: Spooling::ToDisk {
                 limit_bytes: Some(1 << 30),

@@ -247,6 +247,7 @@ fn options() -> OpenOptions {
         cache_dir: None,
         rescans_unproven: false,
         logs_problems: false,
+        layer: None,
         index_file: None,
         index_memory: tarfs::index::MemoryLimit::default(),
         spooling: Spooling::Refused,

@@ -123,13 +123,18 @@ impl Files {
 
     /// The descriptor of `image`'s manifest, which is put here with all that it names.
     pub(crate) fn manifest(&mut self, image: &Image) -> Value {
+        self.manifest_with(image, &image.layers)
+    }
+
+    /// As [`Self::manifest`], and the plain archives of the layers are `contents`, whatever the
+    /// configuration says.
+    pub(crate) fn manifest_with(&mut self, image: &Image, contents: &[Vec<u8>]) -> Value {
         let suffix = match image.packing {
             Packing::Plain => "",
             Packing::Zstd => "+zstd",
             _ => "+gzip",
         };
-        let layers: Vec<_> = image
-            .layers
+        let layers: Vec<_> = contents
             .iter()
             .map(|layer| self.blob(&format!("{LAYER}{suffix}"), packed(image.packing, layer)))
             .collect();

@@ -1,6 +1,6 @@
-//! What an entry of a layer says about the layers below it; pure.
+//! How layers say what of the layers below them is gone; pure.
 
-use crate::index::{Entry, Index, Ino, Kind};
+use super::{Entry, Kind};
 use crate::tar::Device;
 
 /// What names begin with by which layers of images say what is gone.
@@ -38,18 +38,14 @@ pub enum Meaning<'a> {
 }
 
 impl Whiteouts {
-    /// What `entry`, called `name`, means.
-    pub fn meaning<'a>(self, name: &'a [u8], entry: &Entry<'_>) -> Meaning<'a> {
+    /// Whether `entry` is no entry, but says that nothing of its name is to be seen.
+    pub fn is_whiteout(self, entry: &Entry<'_>) -> bool {
         const NONE: Device = Device { major: 0, minor: 0 };
-        match self {
-            Self::Oci => self.meaning_of_name(name),
-            Self::Overlay if entry.kind() == Kind::CharDevice(NONE) => Meaning::Hides(name),
-            Self::Overlay if is_marked_whiteout(entry) => Meaning::Hides(name),
-            Self::Overlay | Self::Keep => Meaning::Entry,
-        }
+        let is_device = || entry.kind() == Kind::CharDevice(NONE);
+        self == Self::Overlay && (is_device() || is_marked_whiteout(entry))
     }
 
-    /// What `name` means of which nothing else is known.
+    /// What a member means by its `name`.
     pub fn meaning_of_name(self, name: &[u8]) -> Meaning<'_> {
         match self {
             Self::Oci if name == OPAQUE => Meaning::Opaque,
@@ -57,24 +53,6 @@ impl Whiteouts {
                 .strip_prefix(PREFIX)
                 .map_or(Meaning::Entry, Meaning::Hides),
             Self::Overlay | Self::Keep => Meaning::Entry,
-        }
-    }
-
-    /// Whether directory `ino` of a layer says by one of its entries that `name` of lower layers is not
-    /// to be seen in it.
-    pub fn hides(self, index: &Index, ino: Ino, name: &[u8]) -> bool {
-        let means = |called: &[u8], meaning: Meaning<'_>| {
-            let entry = index.lookup(ino, called);
-            entry.is_some_and(|entry| self.meaning(called, &entry) == meaning)
-        };
-        let is_marked = || index.entry(ino).is_some_and(|entry| self.is_opaque(&entry));
-        match self {
-            Self::Oci => {
-                means(OPAQUE, Meaning::Opaque)
-                    || means(&[PREFIX, name].concat(), Meaning::Hides(name))
-            }
-            Self::Overlay => is_marked() || means(name, Meaning::Hides(name)),
-            Self::Keep => false,
         }
     }
 
@@ -128,10 +106,6 @@ mod tests {
 
     #[test]
     fn names_hide_names_and_a_marker_hides_all() {
-        let index = index(&[file("x", 0..1)]);
-        let entry = index.find(&ArchivePath::sanitize(b"x").path).unwrap();
-        let meaning =
-            |whiteouts: Whiteouts, name: &'static str| whiteouts.meaning(name.as_bytes(), &entry);
         for (name, expected) in [
             ("x", Meaning::Entry),
             (".wh", Meaning::Entry),
@@ -143,9 +117,10 @@ mod tests {
             (".wh..wh.x", Meaning::Hides(b".wh.x")),
             (".wh..wh..opq", Meaning::Opaque),
         ] {
-            assert_eq!(meaning(Whiteouts::Oci, name), expected, "{name}");
-            assert_eq!(meaning(Whiteouts::Keep, name), Meaning::Entry, "{name}");
-            assert_eq!(meaning(Whiteouts::Overlay, name), Meaning::Entry, "{name}");
+            let meaning = |whiteouts: Whiteouts| whiteouts.meaning_of_name(name.as_bytes());
+            assert_eq!(meaning(Whiteouts::Oci), expected, "{name}");
+            assert_eq!(meaning(Whiteouts::Keep), Meaning::Entry, "{name}");
+            assert_eq!(meaning(Whiteouts::Overlay), Meaning::Entry, "{name}");
         }
     }
 
@@ -176,10 +151,10 @@ mod tests {
             index.find(&path).unwrap()
         };
         let overlay = Whiteouts::Overlay;
-        let meaning = |name: &'static str| overlay.meaning(name.as_bytes(), &entry(name));
-        assert_eq!(meaning("gone"), Meaning::Hides(b"gone"));
-        assert_eq!(meaning("null"), Meaning::Entry);
-        assert_eq!(meaning("erased"), Meaning::Hides(b"erased"));
+        for (name, is_whiteout) in [("gone", true), ("null", false), ("erased", true)] {
+            assert_eq!(overlay.is_whiteout(&entry(name)), is_whiteout, "{name}");
+            assert!(!Whiteouts::Oci.is_whiteout(&entry(name)));
+        }
         for (name, is_opaque) in [("trusted", true), ("user", true), ("other", false)] {
             assert_eq!(overlay.is_opaque(&entry(name)), is_opaque, "{name}");
             assert!(!Whiteouts::Oci.is_opaque(&entry(name)));
