@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use tarfs::archive::{Archive, Prefetch};
@@ -159,6 +161,35 @@ fn damage(path: &Path, seed: u64) {
         file.read_exact_at(&mut byte, offset).expect("read");
         byte[0] ^= 1 << noise.below(8);
         file.write_all_at(&byte, offset).expect("written");
+    }
+}
+
+#[test]
+fn disk_cache_that_changes_while_readers_compare_is_never_served() {
+    const ROUNDS: u64 = 4;
+    for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4] {
+        let (lab, tree) = (Lab::new(), tree());
+        let archive = read_once(&lab, &tree, packing);
+        let (spool, readers) = (lab.the_cached("spool"), AtomicUsize::new(3));
+        let damages = thread::scope(|scope| {
+            for reader in 0..3 {
+                let (archive, tree, readers) = (&archive, &tree, &readers);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        assert_short_reads(archive, tree, reader * ROUNDS + round);
+                    }
+                    readers.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+            let mut damages = 0;
+            while readers.load(Ordering::SeqCst) > 0 && damages < 10_000 {
+                damage(&spool, damages);
+                damages += 1;
+            }
+            damages
+        });
+        assert!(damages > 10, "{packing:?}: {damages}");
+        assert!(archive.stats().spool_damaged_spans.get() > 0, "{packing:?}");
     }
 }
 
