@@ -633,11 +633,13 @@ fn full_disk_is_logged_as_an_error_and_shown_in_status() {
         if output.status.success() {
             let status = place.wait_for_state("stopped");
             assert!(notes(&status).contains("no space left"), "{status}");
-            let read_log = || fs::read_to_string(place.path(&log)).expect("a log");
+            // As long as the command has not returned, errors are told on the terminal.
+            let told = told(&output);
+            let read_log = || fs::read_to_string(place.path(&log)).expect("a log") + &told;
             // A thread of its own writes the log.
-            wait::until("an error in the log", || read_log().contains(" ERROR "));
+            wait::until("an error in the log", || read_log().contains("ERROR "));
             let log = read_log();
-            let line = log.lines().find(|line| line.contains(" ERROR "));
+            let line = log.lines().find(|line| line.contains("ERROR "));
             let line = line.expect("an error");
             assert!(line.contains("no space left"), "{log}");
             assert!(line.contains(&copy), "{log}");
