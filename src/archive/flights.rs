@@ -94,7 +94,7 @@ impl<E: FlightError, K: FlightKey> Flights<E, K> {
     /// waited for another one that failed shares its error, or makes the bytes in turn.
     ///
     /// # Errors
-    /// What `make` fails with, here or in the thread that this one waited for.
+    /// The error of `make`, called by this thread or by the one that it waited for.
     pub(super) fn get(
         &self,
         span: K,

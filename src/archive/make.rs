@@ -69,8 +69,10 @@ impl Reader {
                 }
             };
             let span = self.known_span(number).ok();
-            let kept = span.filter(|span| found.is_some() || !self.decodes_faster(span));
-            if let Some(bytes) = kept.and_then(|span| self.unspool(&span)) {
+            // Prefetch of all spans makes none that is on disk.
+            let is_read = |span: &&Span| found.is_some() || !self.decodes_faster(span);
+            let kept = span.as_ref().filter(is_read);
+            if let Some(bytes) = kept.and_then(|span| self.unspool(span)) {
                 count(found);
                 // Who works for no reader leaves memory to them.
                 if found.is_none() {
@@ -84,7 +86,6 @@ impl Reader {
                 continue;
             }
             // An index file may claim any length.
-            let span = self.known_span(number).ok();
             let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
                 continue;
             };

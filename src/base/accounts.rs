@@ -21,8 +21,8 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// What `/etc/passwd` and `/etc/group` say, and the ids of this process's user namespace; a file that
-    /// cannot be read names no one.
+    /// The names in `/etc/passwd` and `/etc/group`, and the ids of this process's user namespace; a file that
+    /// cannot be read has no names.
     pub fn of_this_machine() -> Self {
         let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
         Self {
@@ -40,9 +40,7 @@ impl Accounts {
             ..Self::default()
         }
     }
-}
 
-impl Accounts {
     /// A name of the user `number`.
     pub fn user_name(&self, number: u32) -> Option<&[u8]> {
         let mut users = self.users.iter();

@@ -119,7 +119,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
 struct Layers {
     /// Those that were read to their ends, from the bottom.
     indexes: Vec<Index>,
-    /// What all of them may have of memory.
+    /// The memory that all indexes together may take.
     limit: MemoryLimit,
 }
 

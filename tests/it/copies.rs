@@ -18,10 +18,7 @@ mounts() { grep -c " $PWD/" /proc/self/mountinfo || true; }
 
 #[track_caller]
 fn says(script: &str) -> String {
-    let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let program = env!("CARGO_BIN_EXE_tarfs");
-    let script = format!("program={program}\n{PRELUDE}{script}");
-    namespace::said(&namespace::run("bash", &script, place.path()))
+    namespace::said(&namespace::run_program(PRELUDE, script))
 }
 
 #[test]

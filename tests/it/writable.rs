@@ -35,10 +35,7 @@ for_users() {
 "#;
 
 fn run(script: &str) -> Output {
-    let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let program = env!("CARGO_BIN_EXE_tarfs");
-    let script = format!("program={program}\n{PRELUDE}{script}");
-    namespace::run("bash", &script, place.path())
+    namespace::run_program(PRELUDE, script)
 }
 
 #[track_caller]

@@ -21,10 +21,7 @@ as_user() { setpriv --reuid="$1" --regid="$2" --clear-groups sh -c "$3" 2>/dev/n
 
 #[track_caller]
 fn says(script: &str) -> String {
-    let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let program = env!("CARGO_BIN_EXE_tarfs");
-    let script = format!("program={program}\n{PRELUDE}{script}");
-    namespace::said(&namespace::run("bash", &script, place.path()))
+    namespace::said(&namespace::run_program(PRELUDE, script))
 }
 
 #[test]

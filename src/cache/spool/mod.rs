@@ -179,14 +179,11 @@ impl Spool {
 
     /// As [`Spool::keep`] for a span that was skipped before: it is not remembered as skipped again.
     pub fn keep_skipped(&self, extent: Extent<Plain>, bytes: Bytes, patience: Patience) {
-        let item = Item::new(extent, bytes);
-        self.push(
-            Item {
-                is_retry: true,
-                ..item
-            },
-            patience,
-        );
+        let item = Item {
+            is_retry: true,
+            ..Item::new(extent, bytes)
+        };
+        self.push(item, patience);
     }
 
     /// As [`Spool::keep`] for a span that was wanted: those that were wanted longest ago make

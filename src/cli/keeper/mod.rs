@@ -389,7 +389,7 @@ struct Ward {
     state: Option<State>,
     /// A directory that goes with the mount.
     scratch: Option<PathBuf>,
-    /// What may use that directory.
+    /// The overlay that may use that directory.
     overlay: Overlay,
     /// Who waits in the foreground, if somebody does.
     front: Option<Rc<Front>>,

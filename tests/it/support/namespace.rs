@@ -32,6 +32,15 @@ pub(crate) fn run(shell: &str, script: &str, directory: &Path) -> Output {
         .expect("util-linux")
 }
 
+/// Runs `prelude` and then `script` by bash as [`run`] does, in a new directory on a disk. `$program` is the
+/// program.
+pub(crate) fn run_program(prelude: &str, script: &str) -> Output {
+    let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let program = env!("CARGO_BIN_EXE_tarfs");
+    let script = format!("program={program}\n{prelude}{script}");
+    run("bash", &script, place.path())
+}
+
 /// What a script that ended well has said.
 #[track_caller]
 pub(crate) fn said(output: &Output) -> String {
