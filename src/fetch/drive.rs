@@ -262,6 +262,7 @@ impl Driver {
             read,
             waited,
             in_flight: self.requests.len(),
+            is_cheap: self.flights.values().all(|flight| flight.is_cheap()),
         }
     }
 

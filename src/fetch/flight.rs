@@ -5,6 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+use super::pace::CHEAP;
 use crate::base::buffer::{Buffer, Pool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
@@ -62,6 +63,14 @@ impl Flight {
 
     pub(super) fn watch(&self) -> &Watch {
         &self.watch
+    }
+
+    /// Whether its content has been coming for at least [`CHEAP`] times as long as the answer cost.
+    pub(super) fn is_cheap(&self) -> bool {
+        let (Some(latency), Some(cost)) = (self.watch.latency(), self.watch.cost()) else {
+            return false;
+        };
+        self.began.elapsed().saturating_sub(latency) >= cost * CHEAP
     }
 
     /// Asks for what is still missing a second time, if there is memory for it.

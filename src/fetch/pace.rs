@@ -80,7 +80,7 @@ const CROWDED_ANSWER: Duration = Duration::from_millis(20);
 
 /// Answers that suffice for twice as many requests, where each cost at most a quarter of the time of its bytes.
 const FEWEST_CHEAP: usize = 2;
-const CHEAP: u32 = 4;
+pub(super) const CHEAP: u32 = 4;
 
 /// Answers by which is judged whether costs rise with offsets; one fewer is reason enough to wait and see.
 const RISING: usize = 5;
@@ -116,7 +116,8 @@ const LONGEST_REST: u32 = 64;
 /// twice as much as their bytes, and one of them brings its bytes twice as fast as all together do, one
 /// request that is read as a stream is tried. It is tried at once where costs rise with offsets, because each
 /// request sent meanwhile costs more than all before. So there is also no doubling, once there are answers,
-/// before as many came as there are requests, or two that cost little.
+/// before as many came as there are requests, or two that cost little, or before the content of all that are
+/// under way has been coming for four times as long as their answers cost.
 ///
 /// A chunk's bytes should take eight times as long to come as a request to be answered, and at
 /// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
@@ -168,6 +169,9 @@ pub(super) struct Moment {
     pub(super) waited: Duration,
     /// Requests that are under way.
     pub(super) in_flight: usize,
+    /// Whether the content of each of them has been coming for at least [`CHEAP`] times as long as its answer
+    /// cost.
+    pub(super) is_cheap: bool,
 }
 
 /// A chunk that came.
@@ -372,6 +376,7 @@ impl Pace {
             && !self.suffice(self.requests, moment);
         // Where nothing came yet, many must be on their way before it does.
         let is_proven = self.link.speeds.is_empty()
+            || moment.is_cheap
             || self.came >= FEWEST_CHEAP && self.link.is_cheap()
             || self.came >= self.requests
                 && !self.link.is_last_costly()
@@ -824,7 +829,18 @@ mod tests {
                 read: self.read,
                 waited: ms(self.waited),
                 in_flight: self.in_flight(),
+                is_cheap: self.is_cheap(),
             }
+        }
+
+        fn is_cheap(&self) -> bool {
+            let mut flying = self.requests.iter().filter(|it| it.is_in_flight());
+            flying.all(|request| {
+                let cost = request.answered
+                    - request.began
+                    - self.world.round_trip.min(request.answered - request.began);
+                request.received > 0 && self.now - request.answered >= cost * u64::from(CHEAP)
+            })
         }
 
         /// Requests that may be in flight, trials apart.
@@ -1093,6 +1109,7 @@ mod tests {
                 received: now * 10_000,
                 read: now * 10_000,
                 in_flight: 2,
+                is_cheap: false,
             };
             pace.landed(
                 moment,
@@ -1127,7 +1144,7 @@ mod tests {
         };
         let (transfer, longer) = world.run();
         assert_eq!(transfer.settled(), 16);
-        assert!(transfer.grown <= 100, "after {} ms", transfer.grown);
+        assert!(transfer.grown <= 30, "after {} ms", transfer.grown);
         assert!(longer <= 10, "{longer} %");
     }
 
