@@ -5,11 +5,12 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::MountFlags;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -28,6 +29,8 @@ const HELPER: &str = "fuse-overlayfs";
 const HELPER_TYPE: &str = "fuse.fuse-overlayfs";
 /// Where the helper is looked for: in `PATH` it might be anybody's, and a service may not have one.
 const HELPER_PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
+/// Starts a program in a new user namespace; of util-linux 2.36 or later.
+const UNSHARE: &str = "/usr/bin/unshare";
 
 /// What holds what is written to a mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -208,7 +211,10 @@ fn escaped(path: &Path, special: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The helper goes into the background by itself once it answers.
+/// Starts the helper for an overlay on `mountpoint`.
+///
+/// # Errors
+/// When it does not mount.
 fn by_helper(
     helper: &Path,
     lower: &Path,
@@ -216,48 +222,108 @@ fn by_helper(
     mountpoint: &Path,
     options: &MountOptions,
 ) -> Result<(), MountError> {
-    let refused = |message: String| MountError::Cover {
-        cause: io::Error::other(message),
-        has_helper: true,
-    };
+    let layers = helper_layers(lower, upper, options);
+    if !may_mount() {
+        match helper_with_capabilities(helper, &layers, mountpoint, options) {
+            Err(MountError::Cover { cause, .. }) => tracing::warn!(
+                %cause,
+                "{HELPER} runs without a user namespace: it cannot make directories without write \
+                 permission, as dpkg does"
+            ),
+            done => return done,
+        }
+    }
+    let options = [layers.as_slice(), helper_flags(options).as_bytes()].join(&b',');
+    let mut command = Command::new(helper);
+    command.arg("-o").arg(OsStr::from_bytes(&options));
+    run_helper(command.arg(mountpoint))
+}
+
+/// As [`by_helper`], in a user namespace, where the helper has all capabilities over the user's files.
+///
+/// It marks a new directory by an extended attribute, which a directory without write permission takes only
+/// from a process with `CAP_DAC_OVERRIDE`. In a user namespace it cannot mount by fusermount3, so it inherits
+/// the device of a mount that this process makes.
+fn helper_with_capabilities(
+    helper: &Path,
+    layers: &[u8],
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<(), MountError> {
+    let name = format!("fsname={HELPER},subtype={HELPER}");
+    let access = "default_permissions,noatime";
+    let words = format!("{},{access},{name}", helper_flags(options));
+    let device = device::mount_with_helper(mountpoint, &words)?;
+    fcntl_setfd(&device, FdFlags::empty()).map_err(|errno| MountError::System(errno.into()))?;
+    let mut command = Command::new(UNSHARE);
+    command
+        .args(["--user", "--map-current-user", "--keep-caps", "--"])
+        .arg(helper)
+        .arg("-o")
+        .arg(OsStr::from_bytes(layers))
+        .arg(format!("/dev/fd/{}", device.as_raw_fd()));
+    run_helper(&mut command).inspect_err(|_| {
+        if let Err(error) = device::unmount(HELPER_TYPE, mountpoint, None, true) {
+            tracing::warn!(%error, "cannot unmount");
+        }
+    })
+}
+
+/// The helper's words for its directories, and for owners.
+fn helper_layers(lower: &Path, upper: &Upper, options: &MountOptions) -> Vec<u8> {
     let mut words = b"lowerdir=".to_vec();
     words.extend(escaped(lower, b":,\\"));
     words.extend(b",upperdir=");
     words.extend(escaped(&upper.upper, b",\\"));
     words.extend(b",workdir=");
     words.extend(escaped(&upper.work, b",\\"));
-    let flags = [
-        (options.read_only == Some(true), "ro"),
-        (options.noexec, "noexec"),
-        (options.nosymfollow, "nosymfollow"),
-        (!options.suid, "nosuid"),
-        (!options.dev, "nodev"),
-        (options.allow_other, "allow_other"),
-    ];
     if !may_mount() && options.ownership == Ownership::default() {
         // Who may write to nothing of the archive's owners would have a writable tree in vain, and
         // cannot give anything to them either.
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         words.extend(format!(",squash_to_uid={user},squash_to_gid={group}").into_bytes());
     }
-    for (_, word) in flags.iter().filter(|(wanted, _)| *wanted) {
-        words.push(b',');
-        words.extend(word.as_bytes());
-    }
-    let output = Command::new(helper)
-        .arg("-o")
-        .arg(OsStr::from_bytes(&words))
-        .arg(mountpoint)
+    words
+}
+
+/// The options of a mount of the helper's.
+fn helper_flags(options: &MountOptions) -> String {
+    let is_read_only = options.read_only == Some(true);
+    let flags = [
+        (is_read_only, "ro"),
+        (!is_read_only, "rw"),
+        (options.noexec, "noexec"),
+        (options.nosymfollow, "nosymfollow"),
+        (!options.suid, "nosuid"),
+        (!options.dev, "nodev"),
+        (options.allow_other, "allow_other"),
+    ];
+    let wanted = flags.iter().filter(|(wanted, _)| *wanted);
+    let words: Vec<_> = wanted.map(|(_, word)| *word).collect();
+    words.join(",")
+}
+
+/// Runs the helper until it answers; then it goes into the background by itself.
+fn run_helper(command: &mut Command) -> Result<(), MountError> {
+    let refused = |message: String| MountError::Cover {
+        cause: io::Error::other(message),
+        has_helper: true,
+    };
+    let output = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .output()
-        .map_err(|error| refused(format!("cannot start {}: {error}", helper.display())))?;
+        .map_err(|error| {
+            let program = Path::new(command.get_program()).display();
+            refused(format!("cannot start {program}: {error}"))
+        })?;
     if output.status.success() {
         return Ok(());
     }
     let complaint = String::from_utf8_lossy(&output.stderr);
-    let complaint = complaint.trim().lines().next_back().unwrap_or("no reason");
+    let complaint = complaint.trim().lines().next_back();
+    let complaint = complaint.map_or_else(|| output.status.to_string(), str::to_owned);
     Err(refused(format!("{HELPER}: {complaint}")))
 }
 

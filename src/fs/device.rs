@@ -402,7 +402,8 @@ fn mount_by_path(
     source: &str,
     options: &MountOptions,
 ) -> Result<OwnedFd, MountError> {
-    let mount_with_helper = || mount_with_helper(&mountpoint.path()?, source, options);
+    let mount_with_helper =
+        || mount_with_helper(&mountpoint.path()?, &helper_options(source, options));
     let path = mountpoint.by_descriptor();
     match open() {
         Ok(device) => match mount_directly(&device, &path, source, options) {
@@ -463,11 +464,7 @@ fn flags(options: &MountOptions) -> MountFlags {
 }
 
 /// The helper mounts, and sends the device over a socket that it inherits.
-fn mount_with_helper(
-    mountpoint: &Path,
-    source: &str,
-    options: &MountOptions,
-) -> Result<OwnedFd, MountError> {
+pub(super) fn mount_with_helper(mountpoint: &Path, options: &str) -> Result<OwnedFd, MountError> {
     let system = |errno: Errno| MountError::System(errno.into());
     // Without close-on-exec, or the helper would not inherit its end.
     let (ours, theirs) = socketpair(
@@ -480,7 +477,7 @@ fn mount_with_helper(
     fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(system)?;
     let helper = Command::new(HELPER)
         .arg("-o")
-        .arg(helper_options(source, options))
+        .arg(options)
         .arg("--")
         .arg(mountpoint)
         .env(HELPER_SOCKET, theirs.as_raw_fd().to_string())

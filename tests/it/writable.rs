@@ -301,11 +301,50 @@ fn an_ordinary_user_writes_by_fuse_overlayfs() {
         use_it; as_user fusermount3 -u mnt; gone
         use_it; kill -KILL $(as_user tarfs status --json mnt | sed 's/.*"pid":\([0-9]*\).*/\1/'); gone
         use_it
-        helper=$(pgrep -u 65534 -f "fuse-overlayfs.*$PWD/mnt"); kill -KILL $helper; gone
+        helper=$(pgrep -u 65534 -f "^/usr/bin/fuse-overlayfs.*$PWD/tmp"); kill -KILL $helper; gone
         "#,
     );
     let used = "one\nmore\nsub\n";
     assert_eq!(said, format!("{used}1\n{used}{used}{used}"));
+}
+
+/// dpkg makes directories with mode 0 and gives them their mode later.
+#[test]
+fn ordinary_user_makes_directories_of_any_mode() {
+    let said = says(
+        r#"
+        for_users
+        as_user tarfs mount --writable a.tar mnt 2>&1
+        as_user sh -euc '
+            for mode in 0 300 555 700; do mkdir -m $mode mnt/$mode; stat -c "%a %u" mnt/$mode; done
+            chmod 755 mnt/0; mkdir -m 0 mnt/0/inner; mv mnt/0/inner mnt/0/moved; chmod 500 mnt/0/moved
+            chmod 0 mnt/dir; chmod 700 mnt/dir; rm mnt/dir/b; rmdir mnt/300; echo x >mnt/700/x; chmod 0 mnt/700'
+        as_user tarfs umount mnt; gone
+        # With the modes that were set; the user removes what no mode lets in.
+        as_user tarfs mount --writable --upper cache/changes a.tar mnt 2>&1
+        as_user mkdir -m 0 mnt/closed; as_user tarfs umount mnt; stat -c %a cache/changes/upper/closed
+        as_user tarfs mount --writable --upper cache/changes a.tar mnt 2>&1
+        as_user stat -c %a mnt/closed; as_user rmdir mnt/closed; as_user tarfs umount mnt
+        "#,
+    );
+    let uid = 65534;
+    let made = format!("0 {uid}\n300 {uid}\n555 {uid}\n700 {uid}\n");
+    assert_eq!(said, format!("{made}0\n0\n"));
+}
+
+#[test]
+fn ordinary_user_without_user_namespaces_is_warned_of_directory_modes() {
+    let said = says(
+        r"
+        for_users
+        mount --bind /bin/false /usr/bin/unshare
+        as_user tarfs mount --writable a.tar mnt 2>&1 | grep -c 'cannot make directories without write permission'
+        as_user mkdir -m 555 mnt/x 2>&1 | sed 's/.*: //'; as_user mkdir -m 755 mnt/y; as_user rmdir mnt/y
+        as_user tarfs status mnt | grep -c 'by fuse-overlayfs'
+        as_user tarfs umount mnt; gone
+        ",
+    );
+    assert_eq!(said, "1\nPermission denied\n1\n");
 }
 
 #[test]
@@ -317,6 +356,7 @@ fn in_a_user_namespace_the_kernel_does_it() {
             tarfs mount --writable a.tar mnt
             grep -c "mnt rw.* overlay .*userxattr" /proc/self/mountinfo
             echo more >>mnt/a; rm mnt/dir/sub/c; mkdir mnt/new; cat mnt/a; ls mnt/dir
+            mkdir -m 0 mnt/closed; rmdir mnt/closed
             tarfs umount mnt'
         gone
         "#,

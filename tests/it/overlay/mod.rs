@@ -151,3 +151,15 @@ fn an_idmapped_mount_shifts_owners_and_who_may_read() {
                    100007:100008 merged.i/mode\n100007:100008 up.i/upper/mode\n7:8 mnt/mode\n";
     assert_eq!(says(script), shifted);
 }
+
+/// The guide on containers says so, because overlayfs cannot be idmapped.
+#[test]
+fn writable_mount_cannot_be_idmapped() {
+    let script = r#"
+        mkdir idmapped
+        "$tarfs" mount --writable a.tar mnt
+        python3 "$idmap" mnt idmapped 2>&1 || echo refused
+        "$tarfs" umount mnt
+    "#;
+    assert_eq!(says(script), "mount_setattr: Invalid argument\nrefused\n");
+}
