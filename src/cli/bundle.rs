@@ -93,6 +93,8 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let new = Arc::new(New::in_directory(directory));
     let undone = Arc::clone(&new);
     let undo = Undo::on_signals(move || undone.remove())?;
+    new.make_rootfs()
+        .with_context(|| format!("cannot write to {}", directory.display()))?;
     let writing = MaterializeArgs::whole(
         pinned,
         args.place.clone(),
@@ -179,6 +181,13 @@ impl New {
             rootfs: beside(ROOTFS),
             config: beside(CONFIG),
         }
+    }
+
+    /// Makes the directory of the new tree, with the mode that the root of a container has unless the image
+    /// has another one.
+    fn make_rootfs(&self) -> io::Result<()> {
+        fs::create_dir(&self.rootfs)?;
+        fs::set_permissions(&self.rootfs, Permissions::from_mode(0o755))
     }
 
     fn write_config(&self, text: &str) -> io::Result<()> {

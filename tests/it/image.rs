@@ -1,7 +1,7 @@
 //! Container images as sources: found in archives and directories, verified, mounted, and run.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -1064,6 +1064,96 @@ fn volumes_that_lead_to_system_directories_are_left_out() {
     assert_eq!(destinations, ["/nowhere/proc/x", "/plain", "/srv/data"]);
 }
 
+/// Makes a bundle `box` of `i.tar` as [`USER`] with this umask; what it says on the terminal.
+#[track_caller]
+fn bundle_as_user(place: &Place, umask: &str) -> String {
+    program::copy_to(&place.path().join("tarfs"));
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
+    chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
+    let script = format!("umask {umask} && exec ./tarfs bundle -q oci-archive:i.tar box");
+    let made = Command::new("env")
+        .args(AS_USER)
+        .args(["sh", "-c", &script])
+        .current_dir(place.path())
+        .output()
+        .expect("setpriv is installed");
+    assert!(made.status.success(), "{}", told(&made));
+    told(&made)
+}
+
+#[test]
+fn bundle_of_a_user_has_empty_files_for_devices() {
+    let place = Place::new();
+    let device = |name: &str, kind: u8| Header::new(name, kind).mode(0o640).device(1, 3);
+    let lower = Archive::new()
+        .add(device("dev/null", b'3'), "")
+        .hard_link("dev/other", "dev/null");
+    let upper = Archive::new().add(device("disk", b'4'), "").fifo("fifo");
+    let image = Image::new("one", vec![lower.end(), upper.end()]).running(json!({ "Cmd": ["x"] }));
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let said = bundle_as_user(&place, "027");
+    assert!(
+        said.contains("box/rootfs: device nodes written as empty files") && said.contains(": 2\n"),
+        "{said}"
+    );
+    let status = |name: &str| {
+        let status = fs::symlink_metadata(place.path().join("box/rootfs").join(name));
+        status.expect("written")
+    };
+    for name in ["dev/null", "dev/other", "disk"] {
+        let file = status(name);
+        assert!(file.is_file(), "{name}: {:?}", file.file_type());
+        let seen = (file.len(), file.mode() & 0o7777, file.mtime());
+        assert_eq!(seen, (0, 0o640, 1_000_000_000), "{name}");
+    }
+    assert_eq!(status("dev/null").ino(), status("dev/other").ino());
+    assert!(status("fifo").file_type().is_fifo());
+
+    // Root makes them.
+    place.says(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+    assert!(status("dev/null").file_type().is_char_device());
+    assert!(status("disk").file_type().is_block_device());
+}
+
+#[test]
+fn bundle_of_a_user_keeps_modes_under_a_umask() {
+    let place = Place::new();
+    let modes = [
+        ("tmp", b'5', 0o1777_u32),
+        ("group", b'5', 0o2775),
+        ("tool", b'0', 0o6755),
+        ("open", b'0', 0o666),
+        ("pipe", b'6', 0o622),
+        ("shut", b'5', 0o555),
+    ];
+    let mut archive = Archive::new().file("implied/file", "");
+    for (name, kind, mode) in modes {
+        archive = archive.add(Header::new(name, kind).mode(mode.into()), "");
+    }
+    let root = Archive::new().add(Header::new("./", b'5').mode(0o555), "");
+    for (layers, root_mode) in [
+        (vec![archive.clone().end()], 0o755),
+        (vec![root.end(), archive.end()], 0o555),
+    ] {
+        let image = Image::new("one", layers).running(json!({ "Cmd": ["x"] }));
+        place.put("i.tar", &image::oci(&[image]).tar());
+        for umask in ["027", "077", "000"] {
+            bundle_as_user(&place, umask);
+            let rootfs = place.path().join("box/rootfs");
+            let mode = |name: &str| {
+                let status = fs::symlink_metadata(rootfs.join(name)).expect("written");
+                status.mode() & 0o7777
+            };
+            for (name, _, expected) in modes {
+                assert_eq!(mode(name), expected, "{name} under umask {umask}");
+            }
+            assert_eq!(mode("implied"), 0o755, "under umask {umask}");
+            assert_eq!(mode(""), root_mode, "under umask {umask}");
+            fs::remove_dir_all(place.path().join("box")).expect("removed");
+        }
+    }
+}
+
 #[test]
 fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let place = Place::new();
@@ -1071,17 +1161,7 @@ fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    program::copy_to(&place.path().join("tarfs"));
-    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
-    chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
-    let words = ["./tarfs", "bundle", "-q", "oci-archive:i.tar", "box"];
-    let made = Command::new(AS_USER[0])
-        .args(AS_USER.get(1..).expect("more words"))
-        .args(words)
-        .current_dir(place.path())
-        .output()
-        .expect("setpriv is installed");
-    assert!(made.status.success(), "{}", told(&made));
+    bundle_as_user(&place, "022");
     for runtime in ["crun", "runc"] {
         let said = contained(&place, AS_USER, runtime, "box");
         let said: Vec<&str> = said.split_whitespace().collect();
