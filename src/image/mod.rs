@@ -31,7 +31,7 @@ pub use error::{Cause, Error};
 pub use layout::Layout;
 pub use platform::{NotAPlatform, Platform};
 pub use reference::{Reference, Transport};
-pub use runtime::{Bundle, bundle, hides_system_directory};
+pub use runtime::{Bundle, VOLUMES, bundle, hides_system_directory, volume_directory};
 pub use users::User;
 
 /// An image, found and verified but for the bytes of its layers.

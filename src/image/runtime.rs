@@ -6,7 +6,7 @@
 //! a terminal, and TERM, only where one is wanted; HOME is set; the machine is called like the bundle; and
 //! nothing is said of limits (`rlimits`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -58,6 +58,9 @@ const READONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
+/// The directory of a bundle that holds the contents of volumes.
+pub const VOLUMES: &str = "volumes";
+
 /// The longest name of a machine.
 const MAX_HOSTNAME_LEN: usize = 63;
 
@@ -72,6 +75,8 @@ pub struct Bundle {
     pub name: String,
     /// Whether it has a terminal.
     pub terminal: bool,
+    /// The image's volumes, as paths without links, each after those that contain it.
+    pub volumes: Vec<String>,
     /// Who starts it, if that is not root: the user and the group whom root in it is then.
     pub rootless: Option<(u32, u32)>,
 }
@@ -108,7 +113,7 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
         },
         "root": { "path": "rootfs", "readonly": false },
         "hostname": hostname(execution, &bundle.name),
-        "mounts": mounts(execution, bundle.rootless.is_some()),
+        "mounts": mounts(&bundle.volumes, bundle.rootless.is_some()),
         "linux": linux(bundle.rootless),
     });
     let annotations = annotations(config);
@@ -158,50 +163,20 @@ fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
 
 /// The runtime wants an absolute one.
 fn cwd(execution: &Execution) -> String {
-    absolute(&execution.working_dir)
-}
-
-fn absolute(path: &str) -> String {
-    format!("/{}", path.trim_start_matches('/'))
+    format!("/{}", execution.working_dir.trim_start_matches('/'))
 }
 
 /// What the runtime mounts there itself, and no volume may hide.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Where volumes are to be, each below those before it or beside them. None is the root itself, or
-/// hides what the runtime mounts at or below the [system's directories](SYSTEM_DIRECTORIES).
-fn volumes(wanted: &BTreeSet<String>) -> BTreeSet<String> {
-    let paths = wanted.iter().map(|path| clean(path));
-    paths
-        .filter(|path| path != "/" && !is_of_the_system(path))
-        .collect()
-}
-
-/// Whether a volume at `path`, which leads through no link, would hide what the runtime mounts at or below
-/// `/proc`, `/sys` and `/dev`. A bundle does not have such volumes.
+/// Whether a volume at `path`, which is absolute and leads through no link, would hide what the runtime mounts
+/// at or below `/proc`, `/sys` and `/dev`. A bundle does not have such volumes.
 pub fn hides_system_directory(path: &str) -> bool {
-    is_of_the_system(&clean(path))
-}
-
-/// The absolute path that `path` means, by its text alone.
-fn clean(path: &str) -> String {
-    let mut parts = Vec::new();
-    for part in path.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            part => parts.push(part),
-        }
-    }
-    absolute(&parts.join("/"))
-}
-
-/// Whether `path` is one of the system's directories, or below it.
-fn is_of_the_system(path: &str) -> bool {
-    SYSTEM_DIRECTORIES.iter().any(|directory| {
+    let is_at_or_below = |directory: &&str| {
         let rest = path.strip_prefix(directory);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    })
+    };
+    path == "/" || SYSTEM_DIRECTORIES.iter().any(is_at_or_below)
 }
 
 fn hostname(execution: &Execution, name: &str) -> String {
@@ -252,7 +227,13 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn mounts(execution: &Execution, is_rootless: bool) -> Value {
+/// The directory of the volume `number` of [`Bundle::volumes`], relative to the bundle. It is outside of the
+/// tree: a container could replace a directory in it by a link, and the runtime of the next one would follow.
+pub fn volume_directory(number: usize) -> String {
+    format!("{VOLUMES}/{number}")
+}
+
+fn mounts(volumes: &[String], is_rootless: bool) -> Value {
     let sys = if is_rootless {
         // Of another network it cannot be mounted anew.
         json!({ "destination": "/sys", "type": "none", "source": "/sys",
@@ -288,10 +269,9 @@ fn mounts(execution: &Execution, is_rootless: bool) -> Value {
                             "options": ["nosuid", "noexec", "nodev", "relatime", "ro"] }),
         );
     }
-    // As umoci has them: empty, and gone with the container.
-    let volumes = volumes(&execution.volumes).into_iter().map(|path| {
-        json!({ "destination": path, "type": "tmpfs", "source": "none",
-                "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
+    let volumes = volumes.iter().enumerate().map(|(number, path)| {
+        json!({ "destination": path, "type": "none", "source": volume_directory(number),
+                "options": ["bind", "rw", "nosuid", "nodev"] })
     });
     mounts.extend(volumes);
     Value::Array(mounts)
@@ -339,6 +319,7 @@ mod tests {
             args: Vec::new(),
             name: "the_bundle".to_owned(),
             terminal: false,
+            volumes: Vec::new(),
             rootless: None,
         }
     }
@@ -426,20 +407,22 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_no_part_of_the_tree() {
-        let config = r#"{"config":{"Cmd":["c"],"Volumes":
-            {"/data":{},"/srv/x/y":{},"srv/x":{},"":{},"/":{},"/data/..":{},"/./data/":{}}}}"#;
+    fn volumes_are_mounted_from_directories_outside_of_the_tree() {
         for rootless in [None, Some((1000, 1000))] {
-            let bundle = Bundle { rootless, ..root() };
-            let mounts = made(config, &bundle)["mounts"].clone();
+            let volumes = vec!["/data".to_owned(), "/data/x".to_owned()];
+            let bundle = Bundle {
+                rootless,
+                volumes: volumes.clone(),
+                ..root()
+            };
+            let mounts = made(r#"{"config":{"Cmd":["c"]}}"#, &bundle)["mounts"].clone();
             let mounts = mounts.as_array().expect("a list");
-            let volumes: Vec<_> = mounts.iter().rev().take(4).rev().collect();
-            assert_ne!(volumes[0]["source"], "none", "it is none of them");
-            for (volume, path) in volumes[1..].iter().zip(["/data", "/srv/x", "/srv/x/y"]) {
+            let mounted = mounts.iter().skip(mounts.len() - 2);
+            for (number, (mount, path)) in mounted.zip(volumes).enumerate() {
                 assert_eq!(
-                    **volume,
-                    json!({ "destination": path, "type": "tmpfs", "source": "none",
-                            "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
+                    *mount,
+                    json!({ "destination": path, "type": "none", "source": format!("volumes/{number}"),
+                            "options": ["bind", "rw", "nosuid", "nodev"] })
                 );
             }
         }
@@ -452,17 +435,19 @@ mod tests {
 
     #[test]
     fn volumes_never_hide_system_directories() {
-        let config = r#"{"config":{"Cmd":["c"],"Volumes":{"/proc":{},"/sys/fs/cgroup":{},"dev/":{},
-            "/a/../dev/shm":{},"//proc//1":{},"/process":{},"/devices/dev":{}}}}"#;
-        let mounts = made(config, &root())["mounts"].clone();
-        let mounts = mounts.as_array().expect("a list");
-        let volumes = mounts.iter().filter(|mount| mount["source"] == "none");
-        let volumes: Vec<_> = volumes.map(|mount| mount["destination"].clone()).collect();
-        assert_eq!(volumes, ["/devices/dev", "/process"]);
-        let config = Config::parse(config.as_bytes()).expect("a config");
-        let wanted = config.execution.volumes.iter();
-        let refused = wanted.filter(|path| hides_system_directory(path));
-        assert_eq!(refused.count(), 5);
+        for path in [
+            "/",
+            "/proc",
+            "/proc/1",
+            "/sys/fs/cgroup",
+            "/dev",
+            "/dev/shm",
+        ] {
+            assert!(hides_system_directory(path), "{path}");
+        }
+        for path in ["/process", "/devices/dev", "/srv/proc"] {
+            assert!(!hides_system_directory(path), "{path}");
+        }
     }
 
     #[test]

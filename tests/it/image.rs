@@ -886,7 +886,9 @@ fn busybox() -> Vec<u8> {
             Header::new("home/app/", b'5').mode(0o755).owner(1234, 77),
             "",
         );
-    for name in ["sh", "id", "cat", "touch", "hostname"] {
+    for name in [
+        "sh", "id", "cat", "touch", "hostname", "stat", "grep", "true",
+    ] {
         archive = archive.symlink(&format!("bin/{name}"), "busybox");
     }
     archive.end()
@@ -1023,7 +1025,7 @@ fn volumes_that_lead_to_system_directories_are_left_out() {
     let place = Place::new();
     let volumes = json!({
         "/link/sys": {}, "/link/srv/data": {}, "/relative/x": {}, "/up/proc": {}, "/chain": {},
-        "/loop/x": {}, "/link": {}, "/dangling/x": {}, "/file/x": {}, "/plain": {},
+        "/loop/x": {}, "/link": {}, "/dangling/x": {}, "/file/x": {}, "/plain": {}, "/..": {},
     });
     let tree = Archive::new()
         .directory("srv")
@@ -1058,7 +1060,7 @@ fn volumes_that_lead_to_system_directories_are_left_out() {
     let mounts = config["mounts"].as_array().expect("a list");
     let destinations: Vec<_> = mounts
         .iter()
-        .filter(|mount| mount["source"] == "none" && mount["type"] == "tmpfs")
+        .filter(|mount| mount["type"] == "none")
         .map(|mount| mount["destination"].as_str().expect("a path"))
         .collect();
     assert_eq!(destinations, ["/nowhere/proc/x", "/plain", "/srv/data"]);
@@ -1151,6 +1153,84 @@ fn bundle_of_a_user_keeps_modes_under_a_umask() {
             assert_eq!(mode(""), root_mode, "under umask {umask}");
             fs::remove_dir_all(place.path().join("box")).expect("removed");
         }
+    }
+}
+
+/// What a container prints of the volumes of an image with [`volume_layers`].
+const LIST_VOLUMES: &str = "cd /srv; stat -c '%n %a %u:%g %F %Y' data data/* data/sub/* data/inner/* /new; \
+    cat data/sub/file; data/busybox true && echo ran; grep -c ' /srv/data\\| /new' /proc/self/mounts; \
+    echo written >data/made && cat data/made";
+
+/// A root file system with a full volume, another one in it, and one that is missing.
+fn volume_layers() -> Vec<Vec<u8>> {
+    let entry =
+        |name: &str, kind: u8, mode: u64| Header::new(name, kind).mode(mode).owner(1234, 77);
+    let program = fs::read("/bin/busybox").expect("busybox-static is installed");
+    let volume = Archive::new()
+        .add(entry("srv/data/", b'5', 0o1770), "")
+        .add(entry("srv/data/sub/", b'5', 0o2775), "")
+        .add(entry("srv/data/sub/file", b'0', 0o600), "seeded\n")
+        .add(entry("srv/data/fifo", b'6', 0o622), "")
+        .add(entry("srv/data/inner/", b'5', 0o555), "")
+        .add(entry("srv/data/inner/file", b'0', 0o444), "")
+        .add(entry("srv/data/busybox", b'0', 0o755), program);
+    vec![busybox(), volume.end()]
+}
+
+#[test]
+fn volumes_have_the_content_and_owner_of_the_image() {
+    let place = Place::new();
+    let execution = json!({
+        "Cmd": ["/bin/sh", "-c", LIST_VOLUMES],
+        "User": "app",
+        "Volumes": { "/srv/data": {}, "/srv/data/inner": {}, "/new": {} },
+    });
+    let image = Image::new("one", volume_layers()).running(execution);
+    let archive = image::oci(&[image]).tar();
+    place.put("i.tar", &archive);
+    let expected = |owner: &str, root: &str| {
+        format!(
+            "data 1770 {owner} directory 1000000000\n\
+             data/busybox 755 {owner} regular file 1000000000\n\
+             data/fifo 622 {owner} fifo 1000000000\n\
+             data/inner 555 {owner} directory 1000000000\n\
+             data/sub 2775 {owner} directory 1000000000\n\
+             data/sub/file 600 {owner} regular file 1000000000\n\
+             data/inner/file 444 {owner} regular empty file 1000000000\n\
+             /new 755 {root} directory\nseeded\nran\n3\nwritten\n"
+        )
+    };
+    // The time of a directory that the image does not have is of today.
+    let without_new_time = |said: &str| {
+        let lines = said.lines().map(|line| match line.rsplit_once(' ') {
+            Some((rest, _)) if line.starts_with("/new") => rest,
+            _ => line,
+        });
+        [lines.collect::<Vec<_>>().join("\n"), "\n".to_owned()].concat()
+    };
+    for runtime in ["crun", "runc"] {
+        place.says(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+        let said = contained(&place, &[], runtime, "box");
+        assert_eq!(
+            without_new_time(&said),
+            expected("1234:77", "0:0"),
+            "{runtime}"
+        );
+    }
+    assert_eq!(all_in(&place.path().join("box/volumes")), ["0", "1", "2"]);
+    let mount_point = place.path().join("box/rootfs/srv/data");
+    assert_eq!(all_in(&mount_point), Vec::<String>::new());
+    // An ordinary user has none of the files of runtimes that root has run.
+    let place = Place::new();
+    place.put("i.tar", &archive);
+    for runtime in ["crun", "runc"] {
+        bundle_as_user(&place, "077");
+        let said = contained(&place, AS_USER, runtime, "box");
+        assert_eq!(without_new_time(&said), expected("0:0", "0:0"), "{runtime}");
+        let made = place.path().join("box/volumes/1/made");
+        let status = fs::metadata(made).expect("in the volume");
+        assert_eq!(status.uid(), USER, "{runtime}");
+        fs::remove_dir_all(place.path().join("box")).expect("removed");
     }
 }
 

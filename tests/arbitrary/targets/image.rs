@@ -63,6 +63,7 @@ fn bundle(config: &Config) {
             args: vec!["given".to_owned()],
             name: config.execution.hostname.clone(),
             terminal: false,
+            volumes: config.execution.volumes.iter().cloned().collect(),
             rootless,
         };
         let text = image::bundle(config, &bundle).expect("there is something to run");
