@@ -18,6 +18,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
+use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
@@ -26,11 +27,14 @@ use super::{given, open, output};
 use crate::base::regular;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
-use crate::image::{self, Config, User, VOLUMES};
+use crate::image::{self, Config, Profile, User, VOLUMES};
 
 /// What a bundle consists of.
 const CONFIG: &str = "config.json";
 const ROOTFS: &str = "rootfs";
+
+/// The longest seccomp profile that is read, in bytes.
+const MAX_PROFILE_LEN: u64 = 1 << 20;
 
 /// The longest passwd(5) or group(5) that is read, in bytes.
 const MAX_ACCOUNTS_LEN: u64 = 4 << 20;
@@ -60,25 +64,133 @@ pub(super) struct BundleArgs {
     #[arg(short, long)]
     terminal: bool,
 
+    /// Grant these capabilities, separated by commas, besides the default ones; or ALL
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    cap_add: Vec<String>,
+
+    /// Do not grant these capabilities, separated by commas; or ALL
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    cap_drop: Vec<String>,
+
+    /// Filter system calls by a profile in Docker's format (seccomp=FILE), or not at all
+    /// (seccomp=unconfined)
+    #[arg(long, value_name = "OPTION", value_parser = seccomp)]
+    security_opt: Option<Seccomp>,
+
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
 }
 
+/// Which system calls are filtered.
+#[derive(Clone, Debug)]
+enum Seccomp {
+    None,
+    ByFile(PathBuf),
+}
+
+fn seccomp(option: &str) -> Result<Seccomp, String> {
+    match option.strip_prefix("seccomp=") {
+        Some("unconfined") => Ok(Seccomp::None),
+        Some(file) if !file.is_empty() => Ok(Seccomp::ByFile(file.into())),
+        _ => Err("write seccomp=FILE or seccomp=unconfined".to_owned()),
+    }
+}
+
+/// All capabilities together.
+const ALL: &str = "ALL";
+
+/// The name that runtimes know of a capability, or [`ALL`].
+fn capability(name: &str) -> Result<String, String> {
+    let upper = name.to_ascii_uppercase();
+    let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
+    if upper == ALL {
+        return Ok(upper);
+    }
+    match CapabilitySet::from_name(short) {
+        Some(_) => Ok(format!("CAP_{short}")),
+        None => Err("there is no such capability (capabilities(7) has a list)".to_owned()),
+    }
+}
+
 impl BundleArgs {
     /// What the image does not say of the bundle, with root as its user and without volumes.
-    fn runtime(&self) -> image::Bundle {
+    fn runtime(&self) -> anyhow::Result<image::Bundle> {
         let name = self.directory.file_name().unwrap_or_default();
         let (uid, gid) = (geteuid(), getegid());
-        image::Bundle {
+        Ok(image::Bundle {
             user: root(),
             args: self.args.clone(),
             name: name.to_string_lossy().into_owned(),
             terminal: self.terminal,
+            capabilities: self.capabilities(),
+            seccomp: self.seccomp()?,
             volumes: Vec::new(),
             rootless: (!uid.is_root()).then(|| (uid.as_raw(), gid.as_raw())),
+        })
+    }
+
+    fn capabilities(&self) -> Vec<String> {
+        let has_all = |names: &[String]| names.iter().any(|name| name == ALL);
+        let mut granted: BTreeSet<String> = if has_all(&self.cap_add) {
+            all_capabilities()
+        } else if has_all(&self.cap_drop) {
+            BTreeSet::new()
+        } else {
+            image::DEFAULT_CAPABILITIES.map(str::to_owned).into()
+        };
+        granted.extend(self.cap_add.iter().cloned());
+        granted.retain(|name| name != ALL && !self.cap_drop.contains(name));
+        granted.into_iter().collect()
+    }
+
+    fn seccomp(&self) -> anyhow::Result<Option<Profile>> {
+        match &self.security_opt {
+            None => Ok(Some(Profile::built_in()?)),
+            Some(Seccomp::None) => Ok(None),
+            Some(Seccomp::ByFile(file)) => {
+                let profile = read_profile(file);
+                profile
+                    .map(Some)
+                    .with_context(|| file.display().to_string())
+            }
         }
     }
+}
+
+/// The capabilities that a container started by this user can have.
+fn all_capabilities() -> BTreeSet<String> {
+    // In a new user namespace there are all that the kernel has.
+    let can_have = |capability| match capability_is_in_bounding_set(capability) {
+        Ok(is_bounded) => is_bounded || !geteuid().is_root(),
+        Err(_) => false,
+    };
+    let all = CapabilitySet::all();
+    let all = all
+        .iter_names()
+        .filter(|&(_, capability)| can_have(capability));
+    all.map(|(name, _)| format!("CAP_{name}")).collect()
+}
+
+fn read_profile(file: &Path) -> anyhow::Result<Profile> {
+    let mut text = Vec::new();
+    let file = File::open(file).context("cannot read the seccomp profile")?;
+    file.take(MAX_PROFILE_LEN + 1).read_to_end(&mut text)?;
+    ensure!(
+        text.len() as u64 <= MAX_PROFILE_LEN,
+        "a seccomp profile is not that long"
+    );
+    let profile = Profile::parse(&text, kernel_version());
+    profile.context("it is no seccomp profile")
+}
+
+/// The first two numbers of the version of this kernel.
+fn kernel_version() -> (u32, u32) {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|digits| digits.parse().ok());
+    (number().unwrap_or_default(), number().unwrap_or_default())
 }
 
 pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
@@ -90,7 +202,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         "--allow-truncated cannot be used with a bundle, which is whole or not there"
     );
     let directory = &args.directory;
-    let runtime = args.runtime();
+    let runtime = args.runtime()?;
     // Before anything is fetched for nothing.
     if !args.force {
         ensure_free(directory)?;

@@ -1,10 +1,10 @@
 //! From an image's configuration to a runtime's: what `config.json` of a bundle says; pure.
 //!
-//! As far as an image says nothing, it is like what `runc spec` writes, but for these: the capabilities are
-//! the ones with which Docker and Podman start containers, and programs may gain those that their files
-//! bring, as the entry points of many images change owners and users; the tree can be written to; there is
-//! a terminal, and TERM, only where one is wanted; HOME is set; the machine is called like the bundle; and
-//! nothing is said of limits (`rlimits`).
+//! As far as an image says nothing, it is like what `runc spec` writes, but for these: capabilities and the
+//! filter of system calls are nearly the ones with which Docker and Podman start containers, and programs may
+//! gain what their files bring, as the entry points of many images change owners and users; the tree can be
+//! written to; there is a terminal, and TERM, only where one is wanted; HOME is set; the machine is called
+//! like the bundle; and nothing is said of limits (`rlimits`).
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 use super::config::{Config, Execution};
 use super::error::Cause;
+use super::platform::Platform;
+use super::seccomp::Profile;
 use super::users::User;
 
 /// Where programs are looked for, unless the image says so.
@@ -20,16 +22,16 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 /// The terminal that Docker says there is, and `runc spec`.
 const TERM: &str = "TERM=xterm";
 
-const CAPABILITIES: [&str; 14] = [
+/// What root in a container may do: the default of Docker, Podman and containerd without `CAP_MKNOD` and
+/// `CAP_NET_RAW`, which few images need.
+pub const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
     "CAP_FSETID",
     "CAP_KILL",
-    "CAP_MKNOD",
     "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
     "CAP_SETFCAP",
     "CAP_SETGID",
     "CAP_SETPCAP",
@@ -75,6 +77,10 @@ pub struct Bundle {
     pub name: String,
     /// Whether it has a terminal.
     pub terminal: bool,
+    /// What root in it may do, and programs that bring capabilities.
+    pub capabilities: Vec<String>,
+    /// Which system calls it may make; any, if that is not said.
+    pub seccomp: Option<Profile>,
     /// The image's volumes, as paths without links, each after those that contain it.
     pub volumes: Vec<String>,
     /// Who starts it, if that is not root: the user and the group whom root in it is then.
@@ -95,7 +101,11 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
         put(&mut user_object, "additionalGids", json!(user.groups));
     }
     // Who is not root has none to begin with, and may get those that a program brings.
-    let own: &[&str] = if user.uid == 0 { &CAPABILITIES } else { &[] };
+    let own: &[String] = if user.uid == 0 {
+        &bundle.capabilities
+    } else {
+        &[]
+    };
     let mut document = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -105,7 +115,7 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
             "env": env(execution, user, bundle.terminal),
             "cwd": cwd(execution),
             "capabilities": {
-                "bounding": CAPABILITIES,
+                "bounding": bundle.capabilities,
                 "effective": own,
                 "permitted": own,
             },
@@ -116,6 +126,16 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
         "mounts": mounts(&bundle.volumes, bundle.rootless.is_some()),
         "linux": linux(bundle.rootless),
     });
+    if let Some(profile) = &bundle.seccomp {
+        let architecture = match config.platform.architecture.as_str() {
+            "" => Platform::here().architecture,
+            architecture => architecture.to_owned(),
+        };
+        let filter = profile.filter(&architecture, &bundle.capabilities);
+        if let Some(linux) = document.get_mut("linux") {
+            put(linux, "seccomp", filter);
+        }
+    }
     let annotations = annotations(config);
     if !annotations.is_empty() {
         put(&mut document, "annotations", json!(annotations));
@@ -319,6 +339,8 @@ mod tests {
             args: Vec::new(),
             name: "the_bundle".to_owned(),
             terminal: false,
+            capabilities: DEFAULT_CAPABILITIES.map(str::to_owned).to_vec(),
+            seccomp: None,
             volumes: Vec::new(),
             rootless: None,
         }
@@ -346,7 +368,10 @@ mod tests {
             process["user"],
             json!({ "uid": 0, "gid": 0, "additionalGids": [6] })
         );
-        assert_eq!(process["capabilities"]["effective"], json!(CAPABILITIES));
+        assert_eq!(
+            process["capabilities"]["effective"],
+            json!(DEFAULT_CAPABILITIES)
+        );
         assert_eq!(
             document["root"],
             json!({ "path": "rootfs", "readonly": false })
@@ -458,7 +483,7 @@ mod tests {
         let capabilities = &document["process"]["capabilities"];
         assert_eq!(capabilities["effective"], json!([]));
         assert_eq!(capabilities["permitted"], json!([]));
-        assert_eq!(capabilities["bounding"], json!(CAPABILITIES));
+        assert_eq!(capabilities["bounding"], json!(DEFAULT_CAPABILITIES));
     }
 
     #[test]

@@ -1234,6 +1234,145 @@ fn volumes_have_the_content_and_owner_of_the_image() {
     }
 }
 
+/// Prints what the kernel answers to system calls. By bad pointers and lengths each fails with another
+/// error than EPERM (1) where no filter refuses it before.
+const SYSTEM_CALLS: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define TRY(name, ...) printf(name " %d\n", syscall(__VA_ARGS__) < 0 ? errno : 0)
+int main(void) {
+    TRY("mount", SYS_mount, 1, 1, 1, 0, 1);
+    TRY("unshare", SYS_unshare, 1);
+    TRY("keyctl", SYS_keyctl, 0, -3, 0);
+    TRY("bpf", SYS_bpf, 0, 1, 1 << 20);
+    TRY("clone", SYS_clone, CLONE_NEWUSER | CLONE_SIGHAND, 0, 0, 0, 0);
+    TRY("clone3", SYS_clone3, 1, 0);
+    TRY("open_tree", SYS_open_tree, -1, 1, 0);
+    TRY("userfaultfd", SYS_userfaultfd, -1);
+    TRY("vsock", SYS_socket, 40, 0, 0);
+    TRY("alg", SYS_socket, 38, 0, 0);
+    TRY("personality", SYS_personality, 0x0400000);
+    TRY("new", 10000);
+    TRY("unix", SYS_socket, 1, 1, 0);
+    TRY("netlink", SYS_socket, 16, 3, 0);
+    TRY("ptrace", SYS_ptrace, -1, 0, 0, 0);
+    TRY("openat2", SYS_openat2, -1, 1, 1, 24);
+    TRY("chroot", SYS_chroot, "/");
+}"#;
+
+#[test]
+fn bundle_refuses_system_calls_as_docker_does() {
+    let place = Place::new();
+    place.put("calls.c", SYSTEM_CALLS.as_bytes());
+    let compiled = Command::new("cc")
+        .args(["-static", "-o", "calls", "calls.c"])
+        .current_dir(place.path())
+        .status();
+    assert!(compiled.expect("gcc is installed").success());
+    let program = fs::read(place.path().join("calls")).expect("compiled");
+    let calls = Archive::new().add(Header::new("bin/calls", b'0').mode(0o755), program);
+    let script = "grep -E 'Cap(Eff|Bnd)|NoNew|Seccomp:' /proc/self/status; calls";
+    let execution = json!({ "Cmd": ["/bin/sh", "-c", script] });
+    let image = Image::new("one", vec![busybox(), calls.end()]).running(execution);
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let runs = |flags: &[&str]| {
+        let words = ["bundle", "-q", "--force", "oci-archive:i.tar", "box"];
+        place.says(&[&words[..], flags].concat());
+        let said = ["crun", "runc"].map(|runtime| contained(&place, &[], runtime, "box"));
+        assert_eq!(said[0], said[1], "{flags:?}");
+        let [said, _] = said;
+        let words: Vec<_> = said.split_whitespace().map(str::to_owned).collect();
+        words.join(" ")
+    };
+    let status = |capabilities: &str, seccomp: u8| {
+        format!("CapEff: {capabilities} CapBnd: {capabilities} NoNewPrivs: 0 Seccomp: {seccomp}")
+    };
+    let allowed = "unix 0 netlink 0 ptrace 3 openat2 14 chroot";
+    // EPERM, and ENOSYS for those that programs do without.
+    let said = runs(&[]);
+    let refused = "mount 1 unshare 1 keyctl 1 bpf 1 clone 38 clone3 38 open_tree 1 userfaultfd 1 vsock 1 \
+                   alg 1 personality 38 new 38";
+    let expected = format!("{} {refused} {allowed} 0", status("00000000a00405fb", 2));
+    assert_eq!(said, expected);
+
+    let said = runs(&["--cap-add=sys_admin,CAP_MKNOD", "--cap-drop", "SYS_CHROOT"]);
+    let administers = "mount 14 unshare 22 keyctl 1 bpf 7 clone 22 clone3 22 open_tree 14 userfaultfd 1 \
+                       vsock 1 alg 1 personality 38 new 38";
+    let expected = format!(
+        "{} {administers} {allowed} 1",
+        status("00000000a82005fb", 2)
+    );
+    assert_eq!(said, expected);
+
+    let own = fs::read_to_string("/proc/self/status").expect("of this process");
+    let bounding = own.lines().find_map(|line| line.strip_prefix("CapBnd:\t"));
+    let said = runs(&["--cap-add=ALL"]);
+    let all = status(bounding.expect("a set"), 2);
+    assert!(said.starts_with(&all), "{said}");
+
+    // Nothing is refused, or what the file says.
+    let said = runs(&[
+        "--security-opt=seccomp=unconfined",
+        "--cap-drop=ALL",
+        "--cap-add=CHOWN",
+    ]);
+    assert!(said.starts_with(&status("0000000000000001", 0)), "{said}");
+    assert!(said.contains("unshare 22 keyctl 0"), "{said}");
+    let profile = json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "archMap": [{ "architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"] }],
+        "syscalls": [
+            { "names": ["keyctl"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95, "args": null },
+            { "name": "unshare", "action": "SCMP_ACT_ERRNO", "errnoRet": 95,
+              "excludes": { "caps": ["CAP_CHOWN"] } },
+            { "names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95,
+              "includes": { "minKernel": "99.0" } },
+        ],
+    });
+    place.put("own.json", profile.to_string().as_bytes());
+    let said = runs(&["--security-opt", "seccomp=own.json"]);
+    assert!(said.contains("unshare 22 keyctl 95 bpf 7 "), "{said}");
+}
+
+#[test]
+fn capabilities_and_profiles_that_are_none_are_refused() {
+    let place = Place::new();
+    let image = one();
+    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("list", b"[]");
+    place.put(
+        "odd",
+        br#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":[],"includes":{"x":1}}]}"#,
+    );
+    for (flag, status, complaint) in [
+        ("--cap-add=CHOWN,NO_SUCH", 64, "'NO_SUCH'"),
+        ("--cap-drop=all,x", 64, "'x'"),
+        ("--security-opt=label=disable", 64, "seccomp=unconfined"),
+        ("--security-opt=seccomp=missing", 2, "missing"),
+        ("--security-opt=seccomp=list", 2, "list: "),
+        ("--security-opt=seccomp=odd", 2, "odd: "),
+        ("--security-opt=seccomp=/dev/zero", 2, "/dev/zero: "),
+    ] {
+        let output = place.run(&["bundle", "-q", flag, "oci-archive:i.tar", "box"]);
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{flag}: {}",
+            told(&output)
+        );
+        assert!(
+            told(&output).contains(complaint),
+            "{flag}: {}",
+            told(&output)
+        );
+        assert!(!place.path().join("box").exists(), "{flag}");
+    }
+}
+
 #[test]
 fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let place = Place::new();
