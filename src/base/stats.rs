@@ -200,6 +200,8 @@ stats! {
     written_bytes,
     /// Entries written by materialize.
     written_entries,
+    /// Device nodes of an image that bundle wrote as empty files, because the user may not create them.
+    written_device_placeholders,
     /// File systems brought to disk by materialize, because it was asked to.
     synced_file_systems,
     /// Panics, each of which is a fault of this program and is told in its log.

@@ -6,15 +6,19 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat, renameat_with};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, openat,
+    renameat_with, utimensat,
+};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
+use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
@@ -23,11 +27,14 @@ use super::{given, open, output};
 use crate::base::regular;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
-use crate::image::{self, Config, User};
+use crate::image::{self, Config, Profile, User, VOLUMES};
 
 /// What a bundle consists of.
 const CONFIG: &str = "config.json";
 const ROOTFS: &str = "rootfs";
+
+/// The longest seccomp profile that is read, in bytes.
+const MAX_PROFILE_LEN: u64 = 1 << 20;
 
 /// The longest passwd(5) or group(5) that is read, in bytes.
 const MAX_ACCOUNTS_LEN: u64 = 4 << 20;
@@ -57,9 +64,133 @@ pub(super) struct BundleArgs {
     #[arg(short, long)]
     terminal: bool,
 
+    /// Grant these capabilities, separated by commas, besides the default ones; or ALL
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    cap_add: Vec<String>,
+
+    /// Do not grant these capabilities, separated by commas; or ALL
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    cap_drop: Vec<String>,
+
+    /// Filter system calls by a profile in Docker's format (seccomp=FILE), or not at all
+    /// (seccomp=unconfined)
+    #[arg(long, value_name = "OPTION", value_parser = seccomp)]
+    security_opt: Option<Seccomp>,
+
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
+}
+
+/// Which system calls are filtered.
+#[derive(Clone, Debug)]
+enum Seccomp {
+    None,
+    ByFile(PathBuf),
+}
+
+fn seccomp(option: &str) -> Result<Seccomp, String> {
+    match option.strip_prefix("seccomp=") {
+        Some("unconfined") => Ok(Seccomp::None),
+        Some(file) if !file.is_empty() => Ok(Seccomp::ByFile(file.into())),
+        _ => Err("write seccomp=FILE or seccomp=unconfined".to_owned()),
+    }
+}
+
+/// All capabilities together.
+const ALL: &str = "ALL";
+
+/// The name that runtimes know of a capability, or [`ALL`].
+fn capability(name: &str) -> Result<String, String> {
+    let upper = name.to_ascii_uppercase();
+    let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
+    if upper == ALL {
+        return Ok(upper);
+    }
+    match CapabilitySet::from_name(short) {
+        Some(_) => Ok(format!("CAP_{short}")),
+        None => Err("there is no such capability (capabilities(7) has a list)".to_owned()),
+    }
+}
+
+impl BundleArgs {
+    /// What the image does not say of the bundle, with root as its user and without volumes.
+    fn runtime(&self) -> anyhow::Result<image::Bundle> {
+        let name = self.directory.file_name().unwrap_or_default();
+        let (uid, gid) = (geteuid(), getegid());
+        Ok(image::Bundle {
+            user: root(),
+            args: self.args.clone(),
+            name: name.to_string_lossy().into_owned(),
+            terminal: self.terminal,
+            capabilities: self.capabilities(),
+            seccomp: self.seccomp()?,
+            volumes: Vec::new(),
+            rootless: (!uid.is_root()).then(|| (uid.as_raw(), gid.as_raw())),
+        })
+    }
+
+    fn capabilities(&self) -> Vec<String> {
+        let has_all = |names: &[String]| names.iter().any(|name| name == ALL);
+        let mut granted: BTreeSet<String> = if has_all(&self.cap_add) {
+            all_capabilities()
+        } else if has_all(&self.cap_drop) {
+            BTreeSet::new()
+        } else {
+            image::DEFAULT_CAPABILITIES.map(str::to_owned).into()
+        };
+        granted.extend(self.cap_add.iter().cloned());
+        granted.retain(|name| name != ALL && !self.cap_drop.contains(name));
+        granted.into_iter().collect()
+    }
+
+    fn seccomp(&self) -> anyhow::Result<Option<Profile>> {
+        match &self.security_opt {
+            None => Ok(Some(Profile::built_in()?)),
+            Some(Seccomp::None) => Ok(None),
+            Some(Seccomp::ByFile(file)) => {
+                let profile = read_profile(file);
+                profile
+                    .map(Some)
+                    .with_context(|| file.display().to_string())
+            }
+        }
+    }
+}
+
+/// The capabilities that a container started by this user can have.
+fn all_capabilities() -> BTreeSet<String> {
+    // In a new user namespace there are all that the kernel has.
+    let can_have = |capability| match capability_is_in_bounding_set(capability) {
+        Ok(is_bounded) => is_bounded || !geteuid().is_root(),
+        Err(_) => false,
+    };
+    let all = CapabilitySet::all();
+    let all = all
+        .iter_names()
+        .filter(|&(_, capability)| can_have(capability));
+    all.map(|(name, _)| format!("CAP_{name}")).collect()
+}
+
+fn read_profile(file: &Path) -> anyhow::Result<Profile> {
+    let mut text = Vec::new();
+    let file = File::open(file).context("cannot read the seccomp profile")?;
+    file.take(MAX_PROFILE_LEN + 1).read_to_end(&mut text)?;
+    ensure!(
+        text.len() as u64 <= MAX_PROFILE_LEN,
+        "a seccomp profile is not that long"
+    );
+    let profile = Profile::parse(&text, kernel_version());
+    profile.context("it is no seccomp profile")
+}
+
+/// The first two numbers of the version of this kernel.
+fn kernel_version() -> (u32, u32) {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let mut number = || numbers.next().and_then(|digits| digits.parse().ok());
+    (number().unwrap_or_default(), number().unwrap_or_default())
 }
 
 pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
@@ -71,6 +202,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         "--allow-truncated cannot be used with a bundle, which is whole or not there"
     );
     let directory = &args.directory;
+    let runtime = args.runtime()?;
     // Before anything is fetched for nothing.
     if !args.force {
         ensure_free(directory)?;
@@ -82,7 +214,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         given::image(&reference, &args.source, &outer, &network, &stats)?
     };
     // Fails now if the configuration cannot be made, before anything is written.
-    runtime_config(args, &image.config, root())?;
+    image::bundle(&image.config, &runtime)?;
     let made = make_directory(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
     let pinned = SourceArgs {
@@ -93,6 +225,8 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let new = Arc::new(New::in_directory(directory));
     let undone = Arc::clone(&new);
     let undo = Undo::on_signals(move || undone.remove())?;
+    new.make_rootfs()
+        .with_context(|| format!("cannot write to {}", directory.display()))?;
     let writing = MaterializeArgs::whole(
         pinned,
         args.place.clone(),
@@ -107,9 +241,15 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     // All of it or nothing.
     let _held = undo.hold();
     let user = user(&new.rootfs, &image.config)?;
-    let mut config = image.config;
-    config.execution.volumes = usable_volumes(&new.rootfs, &config.execution.volumes);
-    let text = runtime_config(args, &config, user)?;
+    let volumes = usable_volumes(&new.rootfs, &image.config.execution.volumes);
+    let moved = new.move_volumes(&volumes);
+    moved.with_context(|| format!("cannot write to {}", directory.display()))?;
+    let runtime = image::Bundle {
+        user,
+        volumes,
+        ..runtime
+    };
+    let text = image::bundle(&image.config, &runtime)?;
     let written = new.write_config(&text);
     written.with_context(|| format!("cannot write {}", new.config.display()))?;
     let put = new.put(args.force);
@@ -123,14 +263,15 @@ fn ensure_free(directory: &Path) -> anyhow::Result<()> {
     if fs::symlink_metadata(directory.join(CONFIG)).is_ok() {
         bail!("{name}: there is a bundle already (replace it with --force)");
     }
-    let rootfs = directory.join(ROOTFS);
-    if let Ok(status) = fs::symlink_metadata(&rootfs) {
-        let is_empty = || Ok::<_, io::Error>(fs::read_dir(&rootfs)?.next().is_none());
-        ensure!(
-            status.is_dir() && is_empty()?,
-            "{}: is there already and not empty (replace it with --force)",
-            rootfs.display()
-        );
+    for tree in [ROOTFS, VOLUMES].map(|name| directory.join(name)) {
+        if let Ok(status) = fs::symlink_metadata(&tree) {
+            let is_empty = || Ok::<_, io::Error>(fs::read_dir(&tree)?.next().is_none());
+            ensure!(
+                status.is_dir() && is_empty()?,
+                "{}: is there already and not empty (replace it with --force)",
+                tree.display()
+            );
+        }
     }
     Ok(())
 }
@@ -167,6 +308,8 @@ fn warn_of_open(directory: &Path) -> io::Result<()> {
 struct New {
     directory: PathBuf,
     rootfs: PathBuf,
+    /// Not there for an image without volumes.
+    volumes: PathBuf,
     config: PathBuf,
 }
 
@@ -177,8 +320,37 @@ impl New {
         Self {
             directory: directory.to_owned(),
             rootfs: beside(ROOTFS),
+            volumes: beside(VOLUMES),
             config: beside(CONFIG),
         }
+    }
+
+    /// Makes the directory of the new tree, with the mode that the root of a container has unless the image
+    /// has another one.
+    fn make_rootfs(&self) -> io::Result<()> {
+        fs::create_dir(&self.rootfs)?;
+        fs::set_permissions(&self.rootfs, Permissions::from_mode(0o755))
+    }
+
+    /// Moves the directories of `volumes` out of the tree, each to [`image::volume_directory`]; makes those that
+    /// the tree does not have.
+    fn move_volumes(&self, volumes: &[String]) -> io::Result<()> {
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        DirBuilder::new().mode(0o700).create(&self.volumes)?;
+        // The innermost first, out of those around them.
+        for (number, path) in volumes.iter().enumerate().rev() {
+            let source = self.rootfs.join(path.trim_start_matches('/'));
+            let volume = self.volumes.join(number.to_string());
+            if is_there(fs::symlink_metadata(&source))? {
+                move_directory(&source, &volume)?;
+            } else {
+                fs::create_dir(&volume)?;
+                fs::set_permissions(&volume, Permissions::from_mode(0o755))?;
+            }
+        }
+        Ok(())
     }
 
     fn write_config(&self, text: &str) -> io::Result<()> {
@@ -207,49 +379,56 @@ impl New {
         }
         // By now that of the old tree, if there is any. The bundle is there even if something is mounted
         // in it, which is told in the end.
-        drop(self.remove_rootfs());
+        drop(self.remove_tree(&self.volumes));
+        drop(self.remove_tree(&self.rootfs));
         Ok(())
     }
 
     fn put_parts(&self, config: &Path, force: bool) -> io::Result<()> {
         let rootfs = self.directory.join(ROOTFS);
-        let has_old = force && is_there(fs::symlink_metadata(&rootfs))?;
-        let swap = || {
-            if has_old {
-                exchange(&self.rootfs, &rootfs)
+        let volumes = self.directory.join(VOLUMES);
+        let swap = |new: &Path, place: &Path| {
+            if force {
+                exchange(new, place)
             } else {
-                fs::rename(&self.rootfs, &rootfs)
+                rename_if_there(new, place)
             }
         };
-        swap()?;
-        fs::rename(&self.config, config).inspect_err(|_| {
-            if has_old {
-                drop(exchange(&self.rootfs, &rootfs));
+        let swap_back = |new: &Path, place: &Path| {
+            drop(if force {
+                exchange(new, place)
             } else {
-                drop(fs::rename(&rootfs, &self.rootfs));
-            }
+                rename_if_there(place, new)
+            });
+        };
+        swap(&self.volumes, &volumes)?;
+        swap(&self.rootfs, &rootfs).inspect_err(|_| swap_back(&self.volumes, &volumes))?;
+        fs::rename(&self.config, config).inspect_err(|_| {
+            swap_back(&self.rootfs, &rootfs);
+            swap_back(&self.volumes, &volumes);
         })
     }
 
-    /// Removes what has the new tree's first name, if anything has.
-    fn remove_rootfs(&self) -> io::Result<()> {
-        let Ok(status) = fs::symlink_metadata(&self.rootfs) else {
+    /// Removes the tree that has one of the first names, if there is one.
+    fn remove_tree(&self, tree: &Path) -> io::Result<()> {
+        let Ok(status) = fs::symlink_metadata(tree) else {
             return Ok(());
         };
         if !status.is_dir() {
-            return fs::remove_file(&self.rootfs);
+            return fs::remove_file(tree);
         }
         let directory = File::open(&self.directory)?;
-        let name = self.rootfs.file_name().unwrap_or_default();
+        let name = tree.file_name().unwrap_or_default();
         crate::materialize::remove(&directory, name)
     }
 
     /// Removes what has not got its name.
     fn remove(&self) {
         drop(fs::remove_file(&self.config));
-        if let Err(error) = self.remove_rootfs() {
-            let left = self.rootfs.display();
-            output::complain(format_args!("cannot remove {left}: {error}"));
+        for tree in [&self.rootfs, &self.volumes] {
+            if let Err(error) = self.remove_tree(tree) {
+                output::complain(format_args!("cannot remove {}: {error}", tree.display()));
+            }
         }
     }
 }
@@ -269,8 +448,40 @@ fn without_flags(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Gives each the other's name: at once, where the file system can.
+/// Renames `from` to `to`, if there is a `from`.
+fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
+    is_there(fs::rename(from, to)).map(drop)
+}
+
+/// Moves the directory `from` to `to` and leaves an empty one. An ordinary user needs permission to write to
+/// it and to its parent, which get their modes back.
+fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
+    let parent = from.parent().unwrap_or(from);
+    let parent_status = fs::symlink_metadata(parent)?;
+    let status = fs::symlink_metadata(from)?;
+    let writable = |mode: u32| Permissions::from_mode(mode | 0o300);
+    fs::set_permissions(parent, writable(parent_status.mode()))?;
+    fs::set_permissions(from, writable(status.mode()))?;
+    fs::rename(from, to)?;
+    fs::create_dir(from)?;
+    fs::set_permissions(to, status.permissions())?;
+    fs::set_permissions(parent, parent_status.permissions())?;
+    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps {
+        last_access: time(parent_status.atime(), parent_status.atime_nsec()),
+        last_modification: time(parent_status.mtime(), parent_status.mtime_nsec()),
+    };
+    Ok(utimensat(CWD, parent, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+/// Gives each the other's name, at once where the file system can. Either may be missing.
 fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    if !is_there(fs::symlink_metadata(other))? {
+        return rename_if_there(one, other);
+    }
+    if !is_there(fs::symlink_metadata(one))? {
+        return fs::rename(other, one);
+    }
     match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
         Err(Errno::INVAL | Errno::NOSYS) => {
             let aside = one.with_added_extension("old");
@@ -300,22 +511,9 @@ fn root() -> User {
     }
 }
 
-fn runtime_config(args: &BundleArgs, config: &Config, user: User) -> anyhow::Result<String> {
-    let name = args.directory.file_name().unwrap_or_default();
-    let is_root = geteuid().is_root();
-    let bundle = image::Bundle {
-        user,
-        args: args.args.clone(),
-        name: name.to_string_lossy().into_owned(),
-        terminal: args.terminal,
-        rootless: (!is_root).then(|| (geteuid().as_raw(), getegid().as_raw())),
-    };
-    Ok(image::bundle(config, &bundle)?)
-}
-
 /// The paths without links of those `volumes` that a bundle of the tree at `rootfs` can have; prints which
-/// others are left out.
-fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> BTreeSet<String> {
+/// others are left out. Each comes after those that contain it.
+fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
     let mut usable = BTreeSet::new();
     for volume in volumes {
         let reason = match resolve_volume(rootfs, volume) {
@@ -333,7 +531,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> BTreeSet<String>
             volume.escape_default()
         ));
     }
-    usable
+    usable.into_iter().collect()
 }
 
 /// The path without links, from the root of the tree at `rootfs`, of the directory `volume` in it; `None` if

@@ -149,6 +149,10 @@ pub(super) struct MaterializeArgs {
     /// Where the tree is to go in the end, for who has it made elsewhere and knows no --atomic.
     #[arg(skip)]
     destination: Option<PathBuf>,
+
+    /// Write empty files for device nodes that this user may not create.
+    #[arg(skip)]
+    device_placeholders: bool,
 }
 
 pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
@@ -267,8 +271,9 @@ fn not_a_member(path: &Path, reason: &str) -> anyhow::Error {
 }
 
 impl MaterializeArgs {
-    /// All of `source`, which makes `directory` appear as it is: with the numbers of owners, as their
-    /// names mean nothing here. In the end it is to lie at `destination`.
+    /// All of `source`, an image for a bundle, written to `directory`, from where the caller moves it to
+    /// `destination`. Names of owners do not count, because they are those of another system. Modes are
+    /// exact also for an ordinary user.
     pub(super) fn whole(
         source: SourceArgs,
         place: CacheDirArgs,
@@ -291,7 +296,7 @@ impl MaterializeArgs {
             no_same_owner: false,
             same_owner: false,
             no_same_permissions: false,
-            same_permissions: false,
+            same_permissions: true,
             xattrs: XattrArgs::default(),
             writers: None,
             atomic: true,
@@ -304,6 +309,7 @@ impl MaterializeArgs {
             quiet,
             stats: false,
             destination: Some(destination),
+            device_placeholders: true,
         }
     }
 
@@ -398,6 +404,7 @@ impl MaterializeArgs {
                 (_, true) => Existing::Skip,
                 _ => Existing::Replace,
             },
+            device_placeholders: self.device_placeholders,
             same_owner: (defaults.same_owner || self.same_owner) && !self.no_same_owner,
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
@@ -635,6 +642,7 @@ impl Run<'_> {
         if complete && summary.errors == 0 {
             staging.commit(self.args.sync)?;
             self.tell_written(&summary);
+            self.report_device_placeholders();
             return Ok(ExitCode::SUCCESS);
         }
         let code = exit_code(complete, &summary);
@@ -650,6 +658,18 @@ impl Run<'_> {
             place.display()
         ));
         Ok(code)
+    }
+
+    fn report_device_placeholders(&self) {
+        let count = self.stats.written_device_placeholders.get();
+        if count > 0 {
+            let place = self.args.destination.as_deref();
+            output::complain(format_args!(
+                "{}: device nodes written as empty files, because this user may not create device nodes: \
+                 {count}",
+                place.unwrap_or(self.args.directory()).display()
+            ));
+        }
     }
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {

@@ -16,6 +16,7 @@ mod oci;
 mod platform;
 mod reference;
 mod runtime;
+mod seccomp;
 mod users;
 
 use std::sync::Arc;
@@ -31,7 +32,10 @@ pub use error::{Cause, Error};
 pub use layout::Layout;
 pub use platform::{NotAPlatform, Platform};
 pub use reference::{Reference, Transport};
-pub use runtime::{Bundle, bundle, hides_system_directory};
+pub use runtime::{
+    Bundle, DEFAULT_CAPABILITIES, VOLUMES, bundle, hides_system_directory, volume_directory,
+};
+pub use seccomp::Profile;
 pub use users::User;
 
 /// An image, found and verified but for the bytes of its layers.

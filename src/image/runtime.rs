@@ -1,17 +1,19 @@
 //! From an image's configuration to a runtime's: what `config.json` of a bundle says; pure.
 //!
-//! As far as an image says nothing, it is like what `runc spec` writes, but for these: the capabilities are
-//! the ones with which Docker and Podman start containers, and programs may gain those that their files
-//! bring, as the entry points of many images change owners and users; the tree can be written to; there is
-//! a terminal, and TERM, only where one is wanted; HOME is set; the machine is called like the bundle; and
-//! nothing is said of limits (`rlimits`).
+//! As far as an image says nothing, it is like what `runc spec` writes, but for these: capabilities and the
+//! filter of system calls are nearly the ones with which Docker and Podman start containers, and programs may
+//! gain what their files bring, as the entry points of many images change owners and users; the tree can be
+//! written to; there is a terminal, and TERM, only where one is wanted; HOME is set; the machine is called
+//! like the bundle; and nothing is said of limits (`rlimits`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::config::{Config, Execution};
 use super::error::Cause;
+use super::platform::Platform;
+use super::seccomp::Profile;
 use super::users::User;
 
 /// Where programs are looked for, unless the image says so.
@@ -20,16 +22,16 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 /// The terminal that Docker says there is, and `runc spec`.
 const TERM: &str = "TERM=xterm";
 
-const CAPABILITIES: [&str; 14] = [
+/// What root in a container may do: the default of Docker, Podman and containerd without `CAP_MKNOD` and
+/// `CAP_NET_RAW`, which few images need.
+pub const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
     "CAP_FSETID",
     "CAP_KILL",
-    "CAP_MKNOD",
     "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
     "CAP_SETFCAP",
     "CAP_SETGID",
     "CAP_SETPCAP",
@@ -58,6 +60,9 @@ const READONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
+/// The directory of a bundle that holds the contents of volumes.
+pub const VOLUMES: &str = "volumes";
+
 /// The longest name of a machine.
 const MAX_HOSTNAME_LEN: usize = 63;
 
@@ -72,6 +77,12 @@ pub struct Bundle {
     pub name: String,
     /// Whether it has a terminal.
     pub terminal: bool,
+    /// What root in it may do, and programs that bring capabilities.
+    pub capabilities: Vec<String>,
+    /// Which system calls it may make; any, if that is not said.
+    pub seccomp: Option<Profile>,
+    /// The image's volumes, as paths without links, each after those that contain it.
+    pub volumes: Vec<String>,
     /// Who starts it, if that is not root: the user and the group whom root in it is then.
     pub rootless: Option<(u32, u32)>,
 }
@@ -90,7 +101,11 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
         put(&mut user_object, "additionalGids", json!(user.groups));
     }
     // Who is not root has none to begin with, and may get those that a program brings.
-    let own: &[&str] = if user.uid == 0 { &CAPABILITIES } else { &[] };
+    let own: &[String] = if user.uid == 0 {
+        &bundle.capabilities
+    } else {
+        &[]
+    };
     let mut document = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -100,7 +115,7 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
             "env": env(execution, user, bundle.terminal),
             "cwd": cwd(execution),
             "capabilities": {
-                "bounding": CAPABILITIES,
+                "bounding": bundle.capabilities,
                 "effective": own,
                 "permitted": own,
             },
@@ -108,9 +123,19 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
         },
         "root": { "path": "rootfs", "readonly": false },
         "hostname": hostname(execution, &bundle.name),
-        "mounts": mounts(execution, bundle.rootless.is_some()),
+        "mounts": mounts(&bundle.volumes, bundle.rootless.is_some()),
         "linux": linux(bundle.rootless),
     });
+    if let Some(profile) = &bundle.seccomp {
+        let architecture = match config.platform.architecture.as_str() {
+            "" => Platform::here().architecture,
+            architecture => architecture.to_owned(),
+        };
+        let filter = profile.filter(&architecture, &bundle.capabilities);
+        if let Some(linux) = document.get_mut("linux") {
+            put(linux, "seccomp", filter);
+        }
+    }
     let annotations = annotations(config);
     if !annotations.is_empty() {
         put(&mut document, "annotations", json!(annotations));
@@ -158,50 +183,20 @@ fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
 
 /// The runtime wants an absolute one.
 fn cwd(execution: &Execution) -> String {
-    absolute(&execution.working_dir)
-}
-
-fn absolute(path: &str) -> String {
-    format!("/{}", path.trim_start_matches('/'))
+    format!("/{}", execution.working_dir.trim_start_matches('/'))
 }
 
 /// What the runtime mounts there itself, and no volume may hide.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Where volumes are to be, each below those before it or beside them. None is the root itself, or
-/// hides what the runtime mounts at or below the [system's directories](SYSTEM_DIRECTORIES).
-fn volumes(wanted: &BTreeSet<String>) -> BTreeSet<String> {
-    let paths = wanted.iter().map(|path| clean(path));
-    paths
-        .filter(|path| path != "/" && !is_of_the_system(path))
-        .collect()
-}
-
-/// Whether a volume at `path`, which leads through no link, would hide what the runtime mounts at or below
-/// `/proc`, `/sys` and `/dev`. A bundle does not have such volumes.
+/// Whether a volume at `path`, which is absolute and leads through no link, would hide what the runtime mounts
+/// at or below `/proc`, `/sys` and `/dev`. A bundle does not have such volumes.
 pub fn hides_system_directory(path: &str) -> bool {
-    is_of_the_system(&clean(path))
-}
-
-/// The absolute path that `path` means, by its text alone.
-fn clean(path: &str) -> String {
-    let mut parts = Vec::new();
-    for part in path.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            part => parts.push(part),
-        }
-    }
-    absolute(&parts.join("/"))
-}
-
-/// Whether `path` is one of the system's directories, or below it.
-fn is_of_the_system(path: &str) -> bool {
-    SYSTEM_DIRECTORIES.iter().any(|directory| {
+    let is_at_or_below = |directory: &&str| {
         let rest = path.strip_prefix(directory);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    })
+    };
+    path == "/" || SYSTEM_DIRECTORIES.iter().any(is_at_or_below)
 }
 
 fn hostname(execution: &Execution, name: &str) -> String {
@@ -252,7 +247,13 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn mounts(execution: &Execution, is_rootless: bool) -> Value {
+/// The directory of the volume `number` of [`Bundle::volumes`], relative to the bundle. It is outside of the
+/// tree: a container could replace a directory in it by a link, and the runtime of the next one would follow.
+pub fn volume_directory(number: usize) -> String {
+    format!("{VOLUMES}/{number}")
+}
+
+fn mounts(volumes: &[String], is_rootless: bool) -> Value {
     let sys = if is_rootless {
         // Of another network it cannot be mounted anew.
         json!({ "destination": "/sys", "type": "none", "source": "/sys",
@@ -288,10 +289,9 @@ fn mounts(execution: &Execution, is_rootless: bool) -> Value {
                             "options": ["nosuid", "noexec", "nodev", "relatime", "ro"] }),
         );
     }
-    // As umoci has them: empty, and gone with the container.
-    let volumes = volumes(&execution.volumes).into_iter().map(|path| {
-        json!({ "destination": path, "type": "tmpfs", "source": "none",
-                "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
+    let volumes = volumes.iter().enumerate().map(|(number, path)| {
+        json!({ "destination": path, "type": "none", "source": volume_directory(number),
+                "options": ["bind", "rw", "nosuid", "nodev"] })
     });
     mounts.extend(volumes);
     Value::Array(mounts)
@@ -339,6 +339,9 @@ mod tests {
             args: Vec::new(),
             name: "the_bundle".to_owned(),
             terminal: false,
+            capabilities: DEFAULT_CAPABILITIES.map(str::to_owned).to_vec(),
+            seccomp: None,
+            volumes: Vec::new(),
             rootless: None,
         }
     }
@@ -365,7 +368,10 @@ mod tests {
             process["user"],
             json!({ "uid": 0, "gid": 0, "additionalGids": [6] })
         );
-        assert_eq!(process["capabilities"]["effective"], json!(CAPABILITIES));
+        assert_eq!(
+            process["capabilities"]["effective"],
+            json!(DEFAULT_CAPABILITIES)
+        );
         assert_eq!(
             document["root"],
             json!({ "path": "rootfs", "readonly": false })
@@ -426,20 +432,22 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_no_part_of_the_tree() {
-        let config = r#"{"config":{"Cmd":["c"],"Volumes":
-            {"/data":{},"/srv/x/y":{},"srv/x":{},"":{},"/":{},"/data/..":{},"/./data/":{}}}}"#;
+    fn volumes_are_mounted_from_directories_outside_of_the_tree() {
         for rootless in [None, Some((1000, 1000))] {
-            let bundle = Bundle { rootless, ..root() };
-            let mounts = made(config, &bundle)["mounts"].clone();
+            let volumes = vec!["/data".to_owned(), "/data/x".to_owned()];
+            let bundle = Bundle {
+                rootless,
+                volumes: volumes.clone(),
+                ..root()
+            };
+            let mounts = made(r#"{"config":{"Cmd":["c"]}}"#, &bundle)["mounts"].clone();
             let mounts = mounts.as_array().expect("a list");
-            let volumes: Vec<_> = mounts.iter().rev().take(4).rev().collect();
-            assert_ne!(volumes[0]["source"], "none", "it is none of them");
-            for (volume, path) in volumes[1..].iter().zip(["/data", "/srv/x", "/srv/x/y"]) {
+            let mounted = mounts.iter().skip(mounts.len() - 2);
+            for (number, (mount, path)) in mounted.zip(volumes).enumerate() {
                 assert_eq!(
-                    **volume,
-                    json!({ "destination": path, "type": "tmpfs", "source": "none",
-                            "options": ["rw", "nosuid", "nodev", "noexec", "relatime"] })
+                    *mount,
+                    json!({ "destination": path, "type": "none", "source": format!("volumes/{number}"),
+                            "options": ["bind", "rw", "nosuid", "nodev"] })
                 );
             }
         }
@@ -452,17 +460,19 @@ mod tests {
 
     #[test]
     fn volumes_never_hide_system_directories() {
-        let config = r#"{"config":{"Cmd":["c"],"Volumes":{"/proc":{},"/sys/fs/cgroup":{},"dev/":{},
-            "/a/../dev/shm":{},"//proc//1":{},"/process":{},"/devices/dev":{}}}}"#;
-        let mounts = made(config, &root())["mounts"].clone();
-        let mounts = mounts.as_array().expect("a list");
-        let volumes = mounts.iter().filter(|mount| mount["source"] == "none");
-        let volumes: Vec<_> = volumes.map(|mount| mount["destination"].clone()).collect();
-        assert_eq!(volumes, ["/devices/dev", "/process"]);
-        let config = Config::parse(config.as_bytes()).expect("a config");
-        let wanted = config.execution.volumes.iter();
-        let refused = wanted.filter(|path| hides_system_directory(path));
-        assert_eq!(refused.count(), 5);
+        for path in [
+            "/",
+            "/proc",
+            "/proc/1",
+            "/sys/fs/cgroup",
+            "/dev",
+            "/dev/shm",
+        ] {
+            assert!(hides_system_directory(path), "{path}");
+        }
+        for path in ["/process", "/devices/dev", "/srv/proc"] {
+            assert!(!hides_system_directory(path), "{path}");
+        }
     }
 
     #[test]
@@ -473,7 +483,7 @@ mod tests {
         let capabilities = &document["process"]["capabilities"];
         assert_eq!(capabilities["effective"], json!([]));
         assert_eq!(capabilities["permitted"], json!([]));
-        assert_eq!(capabilities["bounding"], json!(CAPABILITIES));
+        assert_eq!(capabilities["bounding"], json!(DEFAULT_CAPABILITIES));
     }
 
     #[test]

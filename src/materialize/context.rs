@@ -28,6 +28,7 @@ const ATTEMPTS: usize = 3;
 pub(super) struct Context {
     pub(super) policy: Policy,
     pub(super) existing: Existing,
+    pub(super) device_placeholders: bool,
     pub(super) stats: Arc<Stats>,
     pub(super) problems: Problems,
     /// Where it is written down what is whole, if this run is to be taken up again.
@@ -141,6 +142,7 @@ impl Context {
         Self {
             policy: self.policy.clone(),
             existing: self.existing,
+            device_placeholders: self.device_placeholders,
             stats: Arc::clone(&self.stats),
             problems: self.problems.apart(),
             journal: OnceLock::new(),

@@ -147,7 +147,14 @@ impl Materializer {
                 || self.writers.settle_all(),
                 || {
                     let mode = Mode::from_raw_mode(first.mode);
-                    rustix::fs::mknodat(directory, name, kind, mode, number)
+                    match rustix::fs::mknodat(directory, name, kind, mode, number) {
+                        Err(Errno::PERM) if self.context.device_placeholders => {
+                            rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0)?;
+                            self.context.stats.written_device_placeholders.increment();
+                            Ok(())
+                        }
+                        made => made,
+                    }
                 },
             )
             .while_trying_to(action)?;

@@ -110,6 +110,8 @@ pub struct Options {
     pub selection: Selection,
     /// What to do where something is already.
     pub existing: Existing,
+    /// Write an empty file for a device node that this process may not create.
+    pub device_placeholders: bool,
     /// Give entries the archive's owners.
     pub same_owner: bool,
     /// Give entries exactly the archive's modes, whatever the umask.
@@ -138,6 +140,7 @@ impl Options {
         Self {
             selection: Selection::default(),
             existing: Existing::default(),
+            device_placeholders: false,
             same_owner: is_root,
             same_permissions: is_root,
             numeric_owner: false,
@@ -249,6 +252,7 @@ impl Materializer {
         let context = Arc::new(Context {
             policy: policy(&options),
             existing: options.existing,
+            device_placeholders: options.device_placeholders,
             stats,
             problems,
             replacements: Arc::default(),

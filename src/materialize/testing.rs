@@ -19,6 +19,7 @@ pub(super) fn context() -> Context {
         unwritable: std::sync::OnceLock::new(),
         policy: Policy::default(),
         existing: Existing::default(),
+        device_placeholders: false,
         stats: Arc::default(),
         problems: Problems::new(None),
         replacements: Arc::default(),

@@ -277,6 +277,8 @@ pub(crate) fn images() -> Vec<Vec<u8>> {
         .map(String::into_bytes)
         .into();
     let names = [
+        r#"{"defaultAction":"A","archMap":[{"architecture":"SCMP_ARCH_ARM","subArchitectures":null}],
+            "syscalls":[{"names":["read"],"action":"A","includes":{"minKernel":"4.8","caps":["CAP_KILL"]}}]}"#,
         "oci:dir:tag",
         "oci-archive:https://user@example.org:80/a.tar?b=c:v1",
         "docker-archive:a.tar:example.org/a/b:1",

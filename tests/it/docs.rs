@@ -23,7 +23,7 @@ const VERBS: [&[&str]; 12] = [
 /// Flags of other programs, and the documents that mention them.
 const FOREIGN_FLAGS: [(&str, &[&str]); 5] = [
     ("README.md", &["--path"]),
-    ("docs/semantics.md", &["--acls", "--xattrs"]),
+    ("docs/semantics.md", &["--acls", "--rootless", "--xattrs"]),
     ("docs/guides/boot.md", &["--install", "--move", "--parents"]),
     (
         "docs/guides/containers.md",

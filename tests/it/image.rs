@@ -1,7 +1,7 @@
 //! Container images as sources: found in archives and directories, verified, mounted, and run.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -886,7 +886,9 @@ fn busybox() -> Vec<u8> {
             Header::new("home/app/", b'5').mode(0o755).owner(1234, 77),
             "",
         );
-    for name in ["sh", "id", "cat", "touch", "hostname"] {
+    for name in [
+        "sh", "id", "cat", "touch", "hostname", "stat", "grep", "true",
+    ] {
         archive = archive.symlink(&format!("bin/{name}"), "busybox");
     }
     archive.end()
@@ -1023,7 +1025,7 @@ fn volumes_that_lead_to_system_directories_are_left_out() {
     let place = Place::new();
     let volumes = json!({
         "/link/sys": {}, "/link/srv/data": {}, "/relative/x": {}, "/up/proc": {}, "/chain": {},
-        "/loop/x": {}, "/link": {}, "/dangling/x": {}, "/file/x": {}, "/plain": {},
+        "/loop/x": {}, "/link": {}, "/dangling/x": {}, "/file/x": {}, "/plain": {}, "/..": {},
     });
     let tree = Archive::new()
         .directory("srv")
@@ -1058,10 +1060,317 @@ fn volumes_that_lead_to_system_directories_are_left_out() {
     let mounts = config["mounts"].as_array().expect("a list");
     let destinations: Vec<_> = mounts
         .iter()
-        .filter(|mount| mount["source"] == "none" && mount["type"] == "tmpfs")
+        .filter(|mount| mount["type"] == "none")
         .map(|mount| mount["destination"].as_str().expect("a path"))
         .collect();
     assert_eq!(destinations, ["/nowhere/proc/x", "/plain", "/srv/data"]);
+}
+
+/// Makes a bundle `box` of `i.tar` as [`USER`] with this umask; what it says on the terminal.
+#[track_caller]
+fn bundle_as_user(place: &Place, umask: &str) -> String {
+    program::copy_to(&place.path().join("tarfs"));
+    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
+    chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
+    let script = format!("umask {umask} && exec ./tarfs bundle -q oci-archive:i.tar box");
+    let made = Command::new("env")
+        .args(AS_USER)
+        .args(["sh", "-c", &script])
+        .current_dir(place.path())
+        .output()
+        .expect("setpriv is installed");
+    assert!(made.status.success(), "{}", told(&made));
+    told(&made)
+}
+
+#[test]
+fn bundle_of_a_user_has_empty_files_for_devices() {
+    let place = Place::new();
+    let device = |name: &str, kind: u8| Header::new(name, kind).mode(0o640).device(1, 3);
+    let lower = Archive::new()
+        .add(device("dev/null", b'3'), "")
+        .hard_link("dev/other", "dev/null");
+    let upper = Archive::new().add(device("disk", b'4'), "").fifo("fifo");
+    let image = Image::new("one", vec![lower.end(), upper.end()]).running(json!({ "Cmd": ["x"] }));
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let said = bundle_as_user(&place, "027");
+    assert!(
+        said.contains("box/rootfs: device nodes written as empty files") && said.contains(": 2\n"),
+        "{said}"
+    );
+    let status = |name: &str| {
+        let status = fs::symlink_metadata(place.path().join("box/rootfs").join(name));
+        status.expect("written")
+    };
+    for name in ["dev/null", "dev/other", "disk"] {
+        let file = status(name);
+        assert!(file.is_file(), "{name}: {:?}", file.file_type());
+        let seen = (file.len(), file.mode() & 0o7777, file.mtime());
+        assert_eq!(seen, (0, 0o640, 1_000_000_000), "{name}");
+    }
+    assert_eq!(status("dev/null").ino(), status("dev/other").ino());
+    assert!(status("fifo").file_type().is_fifo());
+
+    // Root makes them.
+    place.says(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+    assert!(status("dev/null").file_type().is_char_device());
+    assert!(status("disk").file_type().is_block_device());
+}
+
+#[test]
+fn bundle_of_a_user_keeps_modes_under_a_umask() {
+    let place = Place::new();
+    let modes = [
+        ("tmp", b'5', 0o1777_u32),
+        ("group", b'5', 0o2775),
+        ("tool", b'0', 0o6755),
+        ("open", b'0', 0o666),
+        ("pipe", b'6', 0o622),
+        ("shut", b'5', 0o555),
+    ];
+    let mut archive = Archive::new().file("implied/file", "");
+    for (name, kind, mode) in modes {
+        archive = archive.add(Header::new(name, kind).mode(mode.into()), "");
+    }
+    let root = Archive::new().add(Header::new("./", b'5').mode(0o555), "");
+    for (layers, root_mode) in [
+        (vec![archive.clone().end()], 0o755),
+        (vec![root.end(), archive.end()], 0o555),
+    ] {
+        let image = Image::new("one", layers).running(json!({ "Cmd": ["x"] }));
+        place.put("i.tar", &image::oci(&[image]).tar());
+        for umask in ["027", "077", "000"] {
+            bundle_as_user(&place, umask);
+            let rootfs = place.path().join("box/rootfs");
+            let mode = |name: &str| {
+                let status = fs::symlink_metadata(rootfs.join(name)).expect("written");
+                status.mode() & 0o7777
+            };
+            for (name, _, expected) in modes {
+                assert_eq!(mode(name), expected, "{name} under umask {umask}");
+            }
+            assert_eq!(mode("implied"), 0o755, "under umask {umask}");
+            assert_eq!(mode(""), root_mode, "under umask {umask}");
+            fs::remove_dir_all(place.path().join("box")).expect("removed");
+        }
+    }
+}
+
+/// What a container prints of the volumes of an image with [`volume_layers`].
+const LIST_VOLUMES: &str = "cd /srv; stat -c '%n %a %u:%g %F %Y' data data/* data/sub/* data/inner/* /new; \
+    cat data/sub/file; data/busybox true && echo ran; grep -c ' /srv/data\\| /new' /proc/self/mounts; \
+    echo written >data/made && cat data/made";
+
+/// A root file system with a full volume, another one in it, and one that is missing.
+fn volume_layers() -> Vec<Vec<u8>> {
+    let entry =
+        |name: &str, kind: u8, mode: u64| Header::new(name, kind).mode(mode).owner(1234, 77);
+    let program = fs::read("/bin/busybox").expect("busybox-static is installed");
+    let volume = Archive::new()
+        .add(entry("srv/data/", b'5', 0o1770), "")
+        .add(entry("srv/data/sub/", b'5', 0o2775), "")
+        .add(entry("srv/data/sub/file", b'0', 0o600), "seeded\n")
+        .add(entry("srv/data/fifo", b'6', 0o622), "")
+        .add(entry("srv/data/inner/", b'5', 0o555), "")
+        .add(entry("srv/data/inner/file", b'0', 0o444), "")
+        .add(entry("srv/data/busybox", b'0', 0o755), program);
+    vec![busybox(), volume.end()]
+}
+
+#[test]
+fn volumes_have_the_content_and_owner_of_the_image() {
+    let place = Place::new();
+    let execution = json!({
+        "Cmd": ["/bin/sh", "-c", LIST_VOLUMES],
+        "User": "app",
+        "Volumes": { "/srv/data": {}, "/srv/data/inner": {}, "/new": {} },
+    });
+    let image = Image::new("one", volume_layers()).running(execution);
+    let archive = image::oci(&[image]).tar();
+    place.put("i.tar", &archive);
+    let expected = |owner: &str, root: &str| {
+        format!(
+            "data 1770 {owner} directory 1000000000\n\
+             data/busybox 755 {owner} regular file 1000000000\n\
+             data/fifo 622 {owner} fifo 1000000000\n\
+             data/inner 555 {owner} directory 1000000000\n\
+             data/sub 2775 {owner} directory 1000000000\n\
+             data/sub/file 600 {owner} regular file 1000000000\n\
+             data/inner/file 444 {owner} regular empty file 1000000000\n\
+             /new 755 {root} directory\nseeded\nran\n3\nwritten\n"
+        )
+    };
+    // The time of a directory that the image does not have is of today.
+    let without_new_time = |said: &str| {
+        let lines = said.lines().map(|line| match line.rsplit_once(' ') {
+            Some((rest, _)) if line.starts_with("/new") => rest,
+            _ => line,
+        });
+        [lines.collect::<Vec<_>>().join("\n"), "\n".to_owned()].concat()
+    };
+    for runtime in ["crun", "runc"] {
+        place.says(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+        let said = contained(&place, &[], runtime, "box");
+        assert_eq!(
+            without_new_time(&said),
+            expected("1234:77", "0:0"),
+            "{runtime}"
+        );
+    }
+    assert_eq!(all_in(&place.path().join("box/volumes")), ["0", "1", "2"]);
+    let mount_point = place.path().join("box/rootfs/srv/data");
+    assert_eq!(all_in(&mount_point), Vec::<String>::new());
+    // An ordinary user has none of the files of runtimes that root has run.
+    let place = Place::new();
+    place.put("i.tar", &archive);
+    for runtime in ["crun", "runc"] {
+        bundle_as_user(&place, "077");
+        let said = contained(&place, AS_USER, runtime, "box");
+        assert_eq!(without_new_time(&said), expected("0:0", "0:0"), "{runtime}");
+        let made = place.path().join("box/volumes/1/made");
+        let status = fs::metadata(made).expect("in the volume");
+        assert_eq!(status.uid(), USER, "{runtime}");
+        fs::remove_dir_all(place.path().join("box")).expect("removed");
+    }
+}
+
+/// Prints what the kernel answers to system calls. By bad pointers and lengths each fails with another
+/// error than EPERM (1) where no filter refuses it before.
+const SYSTEM_CALLS: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define TRY(name, ...) printf(name " %d\n", syscall(__VA_ARGS__) < 0 ? errno : 0)
+int main(void) {
+    TRY("mount", SYS_mount, 1, 1, 1, 0, 1);
+    TRY("unshare", SYS_unshare, 1);
+    TRY("keyctl", SYS_keyctl, 0, -3, 0);
+    TRY("bpf", SYS_bpf, 0, 1, 1 << 20);
+    TRY("clone", SYS_clone, CLONE_NEWUSER | CLONE_SIGHAND, 0, 0, 0, 0);
+    TRY("clone3", SYS_clone3, 1, 0);
+    TRY("open_tree", SYS_open_tree, -1, 1, 0);
+    TRY("userfaultfd", SYS_userfaultfd, -1);
+    TRY("vsock", SYS_socket, 40, 0, 0);
+    TRY("alg", SYS_socket, 38, 0, 0);
+    TRY("personality", SYS_personality, 0x0400000);
+    TRY("new", 10000);
+    TRY("unix", SYS_socket, 1, 1, 0);
+    TRY("netlink", SYS_socket, 16, 3, 0);
+    TRY("ptrace", SYS_ptrace, -1, 0, 0, 0);
+    TRY("openat2", SYS_openat2, -1, 1, 1, 24);
+    TRY("chroot", SYS_chroot, "/");
+}"#;
+
+#[test]
+fn bundle_refuses_system_calls_as_docker_does() {
+    let place = Place::new();
+    place.put("calls.c", SYSTEM_CALLS.as_bytes());
+    let compiled = Command::new("cc")
+        .args(["-static", "-o", "calls", "calls.c"])
+        .current_dir(place.path())
+        .status();
+    assert!(compiled.expect("gcc is installed").success());
+    let program = fs::read(place.path().join("calls")).expect("compiled");
+    let calls = Archive::new().add(Header::new("bin/calls", b'0').mode(0o755), program);
+    let script = "grep -E 'Cap(Eff|Bnd)|NoNew|Seccomp:' /proc/self/status; calls";
+    let execution = json!({ "Cmd": ["/bin/sh", "-c", script] });
+    let image = Image::new("one", vec![busybox(), calls.end()]).running(execution);
+    place.put("i.tar", &image::oci(&[image]).tar());
+    let runs = |flags: &[&str]| {
+        let words = ["bundle", "-q", "--force", "oci-archive:i.tar", "box"];
+        place.says(&[&words[..], flags].concat());
+        let said = ["crun", "runc"].map(|runtime| contained(&place, &[], runtime, "box"));
+        assert_eq!(said[0], said[1], "{flags:?}");
+        let [said, _] = said;
+        let words: Vec<_> = said.split_whitespace().map(str::to_owned).collect();
+        words.join(" ")
+    };
+    let status = |capabilities: &str, seccomp: u8| {
+        format!("CapEff: {capabilities} CapBnd: {capabilities} NoNewPrivs: 0 Seccomp: {seccomp}")
+    };
+    let allowed = "unix 0 netlink 0 ptrace 3 openat2 14 chroot";
+    // EPERM, and ENOSYS for those that programs do without.
+    let said = runs(&[]);
+    let refused = "mount 1 unshare 1 keyctl 1 bpf 1 clone 38 clone3 38 open_tree 1 userfaultfd 1 vsock 1 \
+                   alg 1 personality 38 new 38";
+    let expected = format!("{} {refused} {allowed} 0", status("00000000a00405fb", 2));
+    assert_eq!(said, expected);
+
+    let said = runs(&["--cap-add=sys_admin,CAP_MKNOD", "--cap-drop", "SYS_CHROOT"]);
+    let administers = "mount 14 unshare 22 keyctl 1 bpf 7 clone 22 clone3 22 open_tree 14 userfaultfd 1 \
+                       vsock 1 alg 1 personality 38 new 38";
+    let expected = format!(
+        "{} {administers} {allowed} 1",
+        status("00000000a82005fb", 2)
+    );
+    assert_eq!(said, expected);
+
+    let own = fs::read_to_string("/proc/self/status").expect("of this process");
+    let bounding = own.lines().find_map(|line| line.strip_prefix("CapBnd:\t"));
+    let said = runs(&["--cap-add=ALL"]);
+    let all = status(bounding.expect("a set"), 2);
+    assert!(said.starts_with(&all), "{said}");
+
+    // Nothing is refused, or what the file says.
+    let said = runs(&[
+        "--security-opt=seccomp=unconfined",
+        "--cap-drop=ALL",
+        "--cap-add=CHOWN",
+    ]);
+    assert!(said.starts_with(&status("0000000000000001", 0)), "{said}");
+    assert!(said.contains("unshare 22 keyctl 0"), "{said}");
+    let profile = json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "archMap": [{ "architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"] }],
+        "syscalls": [
+            { "names": ["keyctl"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95, "args": null },
+            { "name": "unshare", "action": "SCMP_ACT_ERRNO", "errnoRet": 95,
+              "excludes": { "caps": ["CAP_CHOWN"] } },
+            { "names": ["bpf"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95,
+              "includes": { "minKernel": "99.0" } },
+        ],
+    });
+    place.put("own.json", profile.to_string().as_bytes());
+    let said = runs(&["--security-opt", "seccomp=own.json"]);
+    assert!(said.contains("unshare 22 keyctl 95 bpf 7 "), "{said}");
+}
+
+#[test]
+fn capabilities_and_profiles_that_are_none_are_refused() {
+    let place = Place::new();
+    let image = one();
+    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("list", b"[]");
+    place.put(
+        "odd",
+        br#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":[],"includes":{"x":1}}]}"#,
+    );
+    for (flag, status, complaint) in [
+        ("--cap-add=CHOWN,NO_SUCH", 64, "'NO_SUCH'"),
+        ("--cap-drop=all,x", 64, "'x'"),
+        ("--security-opt=label=disable", 64, "seccomp=unconfined"),
+        ("--security-opt=seccomp=missing", 2, "missing"),
+        ("--security-opt=seccomp=list", 2, "list: "),
+        ("--security-opt=seccomp=odd", 2, "odd: "),
+        ("--security-opt=seccomp=/dev/zero", 2, "/dev/zero: "),
+    ] {
+        let output = place.run(&["bundle", "-q", flag, "oci-archive:i.tar", "box"]);
+        assert_eq!(
+            output.status.code(),
+            Some(status),
+            "{flag}: {}",
+            told(&output)
+        );
+        assert!(
+            told(&output).contains(complaint),
+            "{flag}: {}",
+            told(&output)
+        );
+        assert!(!place.path().join("box").exists(), "{flag}");
+    }
 }
 
 #[test]
@@ -1071,17 +1380,7 @@ fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    program::copy_to(&place.path().join("tarfs"));
-    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
-    chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
-    let words = ["./tarfs", "bundle", "-q", "oci-archive:i.tar", "box"];
-    let made = Command::new(AS_USER[0])
-        .args(AS_USER.get(1..).expect("more words"))
-        .args(words)
-        .current_dir(place.path())
-        .output()
-        .expect("setpriv is installed");
-    assert!(made.status.success(), "{}", told(&made));
+    bundle_as_user(&place, "022");
     for runtime in ["crun", "runc"] {
         let said = contained(&place, AS_USER, runtime, "box");
         let said: Vec<&str> = said.split_whitespace().collect();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tarfs::image::{self, Bundle, Config, Descriptor, Platform, Reference, User};
+use tarfs::image::{self, Bundle, Config, Descriptor, Platform, Profile, Reference, User};
 
 /// Layers and groups that a document may speak of.
 const MOST: usize = 1000;
@@ -23,6 +23,8 @@ pub(super) fn run(bytes: &[u8]) {
     if let Ok(config) = Config::parse(bytes) {
         bundle(&config);
     }
+    // What is wrong in it is an error.
+    drop(Profile::parse(bytes, (6, 1)));
     let text = String::from_utf8_lossy(bytes);
     names(&text);
     let half = bytes.len() / 2;
@@ -63,6 +65,9 @@ fn bundle(config: &Config) {
             args: vec!["given".to_owned()],
             name: config.execution.hostname.clone(),
             terminal: false,
+            capabilities: Vec::new(),
+            seccomp: Profile::built_in().ok(),
+            volumes: config.execution.volumes.iter().cloned().collect(),
             rootless,
         };
         let text = image::bundle(config, &bundle).expect("there is something to run");
