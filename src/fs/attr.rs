@@ -25,8 +25,13 @@ pub struct Ownership {
     pub umask: u32,
 }
 
-/// The attributes of `entry` under the number `inode`.
-pub(super) fn attributes(entry: Entry<'_>, inode: INodeNo, shown: &Ownership) -> FileAttr {
+/// The attributes of `entry`, which has this `mode`, under the number `inode`.
+pub(super) fn attributes(
+    entry: Entry<'_>,
+    mode: u32,
+    inode: INodeNo,
+    shown: &Ownership,
+) -> FileAttr {
     let time = time_of(entry.mtime());
     let kind = entry.kind();
     FileAttr {
@@ -38,7 +43,7 @@ pub(super) fn attributes(entry: Entry<'_>, inode: INodeNo, shown: &Ownership) ->
         ctime: time,
         crtime: time,
         kind: file_type(kind),
-        perm: permissions(entry.mode(), shown.umask),
+        perm: permissions(mode, shown.umask),
         nlink: entry.link_count(),
         uid: shown.uid.unwrap_or(entry.uid()),
         gid: shown.gid.unwrap_or(entry.gid()),

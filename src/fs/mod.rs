@@ -382,12 +382,14 @@ impl Tree {
 
     /// The attributes of `entry` that are shown.
     fn shown_xattrs<'a>(&self, entry: &Entry<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
-        let xattrs = entry.xattrs();
-        xattrs.filter(|(name, _)| self.xattr_filter.selects(name))
+        let (xattrs, kind) = (entry.xattrs(), entry.kind());
+        xattrs
+            .filter(move |(name, _)| xattr::is_kept(name, kind) && self.xattr_filter.selects(name))
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
-        attr::attributes(entry, self.view.inode(entry.ino()), &self.ownership)
+        let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
+        attr::attributes(entry, mode, self.view.inode(entry.ino()), &self.ownership)
     }
 
     /// Answers `caller` what `name` in `parent` is: at once, or when the scan has come to it.

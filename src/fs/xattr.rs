@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 
 use crate::base::accounts::Accounts;
 use crate::base::acl;
-use crate::index::{Entry, Index, Ino};
+use crate::index::{Entry, Index, Ino, Kind};
 
 /// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
 const MODE_ACL_BYTES: usize = 4 + 3 * 8;
@@ -13,11 +13,38 @@ const MODE_ACL_BYTES: usize = 4 + 3 * 8;
 /// Namespace that Linux lists for processes with `CAP_SYS_ADMIN` only.
 const TRUSTED: &[u8] = b"trusted.";
 
+/// Namespace that Linux keeps for files and directories only.
+const USER: &[u8] = b"user.";
+
 /// `SELinux`' label.
 pub(super) const LABEL: &[u8] = b"security.selinux";
 
 /// `XATTR_NAME_MAX`: longer names cannot be asked for.
 const NAME_MAX_BYTES: usize = 255;
+
+/// Whether Linux keeps an attribute of this name for an entry of this kind: default ACLs only for directories,
+/// no ACL for symbolic links, and `user.*` only for files and directories.
+pub(super) fn is_kept(name: &[u8], kind: Kind<'_>) -> bool {
+    match acl::Kind::of(name) {
+        Some(acl::Kind::Default) => matches!(kind, Kind::Directory),
+        Some(acl::Kind::Access) => !matches!(kind, Kind::Symlink(_)),
+        None => !name.starts_with(USER) || matches!(kind, Kind::File | Kind::Directory),
+    }
+}
+
+/// The mode of an entry with these `xattrs`: its access ACL, if it has one, says the permissions.
+pub(super) fn mode<'a>(
+    mode: u32,
+    xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    accounts: &Accounts,
+) -> u32 {
+    let acl = acl::find(xattrs, acl::Kind::Access, accounts);
+    let permissions = acl
+        .ok()
+        .flatten()
+        .and_then(|acl| acl::mode_of_xattr(&acl.bytes));
+    permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
+}
 
 /// The bytes of the ACL `kind` among `xattrs` if a file system would keep it. Linux keeps no access ACL
 /// that repeats the mode, which tar writes beside every default ACL.
@@ -155,6 +182,19 @@ mod tests {
         let listed = names(xattrs(), &accounts, || false);
         assert_eq!(listed, b"system.posix_acl_default\0");
         assert_eq!(value(xattrs(), b"system.posix_acl_access", &accounts), None);
+    }
+
+    #[test]
+    fn attributes_that_linux_does_not_keep_for_a_kind_of_entry_are_told_apart() {
+        let kinds = [Kind::File, Kind::Directory, Kind::Symlink(b"x"), Kind::Fifo];
+        let kept = |name: &[u8]| kinds.map(|kind| is_kept(name, kind));
+        assert_eq!(kept(b"user.x"), [true, true, false, false]);
+        assert_eq!(kept(b"security.capability"), [true; 4]);
+        assert_eq!(kept(b"SCHILY.acl.access"), [true, true, false, true]);
+        assert_eq!(
+            kept(b"system.posix_acl_default"),
+            [false, true, false, false]
+        );
     }
 
     #[test]

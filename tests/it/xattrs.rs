@@ -49,6 +49,22 @@ fn acl_stored_as_extended_attribute_is_shown_and_enforced() {
 }
 
 #[test]
+fn acl_that_denies_more_than_the_mode_of_its_header_is_enforced() {
+    let said = says(
+        r"
+        tar --create --acls --mode=666 -C t -f open.tar ./file
+        tarfs mount -o allow_other open.tar mnt; stat -c %a mnt/file
+        as_user 4343 4343 'cat mnt/file'
+        as_user 4444 4444 'cat mnt/file'
+        tarfs umount mnt
+        tarfs materialize -q open.tar -C out; stat -c %a out/file
+        mkdir gnu; tar --extract --acls -p -f open.tar -C gnu; stat -c %a gnu/file
+        ",
+    );
+    assert_eq!(said, "660\none\nrefused\n660\n660\n");
+}
+
+#[test]
 fn trusted_names_are_listed_with_cap_sys_admin_only() {
     let said = says(
         r"
