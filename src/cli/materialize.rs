@@ -395,7 +395,7 @@ impl MaterializeArgs {
         }
     }
 
-    fn options(&self, reporter: Arc<dyn Reporter>) -> Options {
+    fn options(&self, is_stack: bool, reporter: Arc<dyn Reporter>) -> Options {
         let defaults = Options::for_this_user();
         Options {
             selection: self.selection(),
@@ -408,7 +408,8 @@ impl MaterializeArgs {
             same_owner: (defaults.same_owner || self.same_owner) && !self.no_same_owner,
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
-            numeric_owner: self.numeric_owner,
+            // A mount shows the numbers, and the names of an image are those of its own account files.
+            numeric_owner: self.numeric_owner || is_stack,
             xattrs: self.xattrs.filter(),
             writers: self.writers,
             sync: self.sync,
@@ -437,8 +438,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    fn options(&self) -> Options {
+        let is_stack = self.whiteouts.is_some();
+        self.args.options(is_stack, Arc::clone(&self.reporter))
+    }
+
     fn to_disk(&self) -> anyhow::Result<ExitCode> {
-        let options = self.args.options(Arc::clone(&self.reporter));
+        let options = self.options();
         let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
         let stats = Arc::clone(self.stats);
         let place = self.args.directory().display().to_string();
@@ -547,7 +553,7 @@ impl Run<'_> {
             ));
             return self.to_disk();
         }
-        let options = self.args.options(Arc::clone(&self.reporter));
+        let options = self.options();
         let owner = self.owner(&options);
         let stats = Arc::clone(self.stats);
         let directory = self.args.directory();
@@ -635,7 +641,7 @@ impl Run<'_> {
     }
 
     fn build(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
-        let options = self.args.options(Arc::clone(&self.reporter));
+        let options = self.options();
         let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
         let (complete, finished) = self.write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);

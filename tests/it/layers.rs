@@ -14,6 +14,7 @@ use rustix::fs::{getxattr, major, minor};
 
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
+use crate::support::namespace;
 use crate::support::packing::Packing;
 use crate::support::program::{tarfs, told};
 use crate::support::raw::{Archive, Header, noise};
@@ -1332,4 +1333,18 @@ fn a_layer_whose_decoder_needs_more_than_its_part_has_all_of_the_memory() {
     let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
     assert_eq!(output.status.code(), Some(2), "{}", told(&output));
     assert!(told(&output).contains("--memory"), "{}", told(&output));
+}
+
+#[test]
+fn layers_belong_to_the_numbers_of_their_owners() {
+    let script = r#"
+        mkdir t mnt out; echo one >t/file
+        tar --create --owner=games:4711 --group=games:4712 -C t -f below.tar file
+        tar --create --owner=games:4711 -C t --transform s/file/other/ -f above.tar file
+        export TARFS_CACHE_DIR="$PWD/cache" XDG_RUNTIME_DIR="$PWD"
+        "$program" materialize -q --layer above.tar below.tar -C out; stat -c %u:%g out/file
+        "$program" mount --layer above.tar below.tar mnt; stat -c %u:%g mnt/file; "$program" umount mnt
+    "#;
+    let said = namespace::said(&namespace::run_program("", script));
+    assert_eq!(said, "4711:4712\n4711:4712\n");
 }
