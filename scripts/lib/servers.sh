@@ -55,7 +55,7 @@ readonly server_packages=(
     'starlette python3-starlette python3-uvicorn'
     'cherrypy python3-cherrypy3'
     'rclone rclone'
-    'webrick ruby-webrick'
+    'webrick ruby ruby-webrick'
     'php php-cli'
 )
 
