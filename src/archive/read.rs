@@ -21,7 +21,7 @@ use super::foreground::Foreground;
 use super::leash::Leash;
 use super::packed::{FirstRead, PackedBytes, Way};
 use super::windows::{LONG_READ_BYTES, Windows};
-use crate::base::buffer::{Closed, Pool};
+use crate::base::buffer::{Buffer, Closed, Pool};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::loan::Loans;
@@ -587,7 +587,7 @@ impl Reader {
             return Err(self.failed(span, Error::Interrupted));
         }
         let bytes = decoder
-            .take(self.free_list.empty(len, span.plain.start().0), len, packed)
+            .take(&self.free_list, span.plain.start(), len, packed)
             .map_err(|error| self.failed(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
@@ -788,6 +788,23 @@ pub(super) struct Resumed {
     rest: Bytes,
 }
 
+/// A piece of a decoder.
+enum Made {
+    /// With a buffer of its own.
+    Whole(Buffer),
+    /// Maybe of something longer.
+    Part(Bytes),
+}
+
+impl From<Made> for Bytes {
+    fn from(made: Made) -> Self {
+        match made {
+            Made::Whole(buffer) => buffer.freeze(),
+            Made::Part(bytes) => bytes,
+        }
+    }
+}
+
 impl Resumed {
     pub(super) fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
@@ -797,34 +814,49 @@ impl Resumed {
         }
     }
 
-    /// The next `len` plain bytes, fewer at the end of the stream, in `taken`, which is empty.
+    /// The next `len` plain bytes, which begin at `start`, fewer at the end of the stream, in memory of
+    /// `free_list`.
     fn take(
         &mut self,
-        mut taken: free_list::Memory,
+        free_list: &FreeList,
+        start: Plain,
         len: usize,
         packed: &mut PackedBytes,
     ) -> Result<Bytes, Error> {
-        while taken.len() < len {
+        let mut taken: Option<free_list::Memory> = None;
+        let mut missing = len;
+        while missing > 0 {
             if self.rest.is_empty() {
                 // Whatever is left of it keeps its buffer from the decoder.
                 self.rest = Bytes::new();
                 match self.pull(packed)? {
-                    Some(piece) => self.rest = piece,
+                    Some(Made::Whole(buffer)) if missing == len && buffer.len() == len => {
+                        match buffer.leave(start.0) {
+                            Ok(memory) => return Ok(memory.freeze()),
+                            Err(buffer) => self.rest = buffer.freeze(),
+                        }
+                    }
+                    Some(piece) => self.rest = piece.into(),
                     None => break,
                 }
             }
-            let part = self.rest.split_to(self.rest.len().min(len - taken.len()));
+            let part = self.rest.split_to(self.rest.len().min(missing));
+            missing -= part.len();
+            let taken = taken.get_or_insert_with(|| free_list.empty(len, start.0));
             taken.append(&part);
         }
-        Ok(taken.freeze())
+        Ok(taken.map_or_else(Bytes::new, free_list::Memory::freeze))
     }
 
     /// Makes the next piece; `None` at the end of the stream.
-    fn pull(&mut self, packed: &mut PackedBytes) -> Result<Option<Bytes>, Error> {
+    fn pull(&mut self, packed: &mut PackedBytes) -> Result<Option<Made>, Error> {
         loop {
             if let Some(output) = &mut self.output {
+                if let Some(whole) = output.take_whole() {
+                    return Ok(Some(Made::Whole(whole)));
+                }
                 if let Some(piece) = output.next_piece()? {
-                    return Ok(Some(piece));
+                    return Ok(Some(Made::Part(piece)));
                 }
                 self.output = None;
             }
@@ -833,7 +865,7 @@ impl Resumed {
                     Some(bytes) => self.decoder.push(bytes),
                     None => self.decoder.finish(),
                 },
-                Pull::Plain(bytes) => return Ok(Some(bytes)),
+                Pull::Plain(bytes) => return Ok(Some(Made::Part(bytes))),
                 Pull::Job(job) | Pull::Check(job) => self.output = Some(job.run()?),
                 Pull::Await(ahead) => ahead.wait(),
                 // Spans carry hashes of their own, and who reads one has no other threads.

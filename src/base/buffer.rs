@@ -12,7 +12,7 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 
-use super::free_list::{self, FreeList};
+use super::free_list::{self, ALIGNMENT, FreeList, Memory};
 use super::loan::Lender;
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -52,21 +52,18 @@ struct State {
     closed: bool,
 }
 
-/// Buffers of at least so many bytes begin at a cache line. glibc puts long ones 16 bytes behind the beginning
+/// Buffers of at least so many bytes begin at a page. glibc puts long ones 16 bytes behind the beginning
 /// of a page, and copying a page of the page cache there takes six times as long on AMD Zen processors
 /// (glibc bug 30994).
 const ALIGNED_BYTES: usize = 128 << 10;
 
-/// Bytes of a cache line.
-const CACHE_LINE: usize = 64;
-
 /// How long a buffer in `memory` may be.
 fn room(memory: &Vec<u8>) -> usize {
     let capacity = memory.capacity();
-    if capacity < ALIGNED_BYTES + CACHE_LINE {
+    if capacity < ALIGNED_BYTES + ALIGNMENT {
         return capacity;
     }
-    capacity - CACHE_LINE
+    capacity - ALIGNMENT
 }
 
 /// Where a buffer in `memory` begins.
@@ -74,7 +71,7 @@ fn start(memory: &Vec<u8>) -> usize {
     if room(memory) == memory.capacity() {
         return 0;
     }
-    memory.as_ptr().addr().wrapping_neg() % CACHE_LINE
+    memory.as_ptr().addr().wrapping_neg() % ALIGNMENT
 }
 
 /// Error of a pool or of loans that were closed: no caller needs the memory any more.
@@ -324,7 +321,7 @@ impl Shared {
                 if len < ALIGNED_BYTES {
                     len
                 } else {
-                    len + CACHE_LINE
+                    len + ALIGNMENT
                 }
             ];
         };
@@ -445,6 +442,24 @@ impl Buffer {
         self.bytes.truncate(self.start.saturating_add(len));
     }
 
+    /// The memory without the pool, for someone else to count: if it comes from a [`FreeList`], is not much
+    /// longer than its bytes, and begins at an address that is `phase` more than a multiple of
+    /// [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// The buffer, when it must stay.
+    pub fn leave(mut self, phase: u64) -> Result<Memory, Self> {
+        let Some(home) = self.shared.home.clone() else {
+            return Err(self);
+        };
+        let is_in_phase =
+            self.as_ptr().addr() as u64 % ALIGNMENT as u64 == phase % ALIGNMENT as u64;
+        if !is_in_phase || !free_list::is_apt(&self.bytes, self.len()) {
+            return Err(self);
+        }
+        Ok(home.adopt(std::mem::take(&mut self.bytes), self.start))
+    }
+
     /// Ends writing: the bytes become shareable, and go back to the pool with the last slice.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
@@ -501,7 +516,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_buffers_begin_at_a_cache_line() {
+    fn long_buffers_begin_at_a_page() {
         let pools = [
             Pool::new(1 << 30),
             Pool::reusing(1 << 30, FreeList::new(1 << 30)),
@@ -509,14 +524,44 @@ mod tests {
         for pool in pools {
             for len in [ALIGNED_BYTES, 300_000, 200_000, 1 << 20] {
                 let mut buffer = pool.take(len).expect("open");
-                assert_eq!(
-                    (buffer.len(), buffer.as_ptr().addr() % CACHE_LINE),
-                    (len, 0)
-                );
+                assert_eq!((buffer.len(), buffer.as_ptr().addr() % ALIGNMENT), (len, 0));
                 buffer.truncate(len - 1);
                 assert_eq!(buffer.len(), len - 1);
             }
         }
+    }
+
+    #[test]
+    fn memory_that_leaves_counts_no_more_and_goes_home_in_the_end() {
+        let home = FreeList::new(1 << 30);
+        let pool = Pool::reusing(1 << 20, home.clone());
+        let mut buffer = pool.take(1 << 20).expect("open");
+        buffer.fill(7);
+        buffer.truncate((1 << 20) - 5);
+        let buffer = buffer.leave(1).expect_err("another phase");
+        let bytes = buffer.leave(8192).expect("at a page").freeze();
+        assert_eq!(pool.taken(), 0);
+        assert_eq!(bytes.len(), (1 << 20) - 5);
+        assert!(bytes.iter().all(|&byte| byte == 7));
+        assert!(home.take_out(1 << 20).is_none());
+        drop(bytes);
+        assert!(home.take_out(1 << 20).is_some());
+    }
+
+    #[test]
+    fn memory_that_is_too_long_for_its_bytes_or_of_no_list_stays() {
+        let mut buffer = Pool::reusing(1 << 20, FreeList::new(1 << 30))
+            .take(1 << 20)
+            .expect("open");
+        buffer.truncate(1 << 19);
+        assert!(buffer.leave(0).is_err());
+        assert!(
+            Pool::new(1 << 20)
+                .take(1 << 20)
+                .expect("open")
+                .leave(0)
+                .is_err()
+        );
     }
 
     #[test]

@@ -67,6 +67,16 @@ impl FreeList {
         memory
     }
 
+    /// The bytes of `memory` from `start` on, to go to this list in the end.
+    pub(super) fn adopt(&self, memory: Vec<u8>, start: usize) -> Memory {
+        Memory {
+            start,
+            len: memory.len().saturating_sub(start),
+            bytes: memory,
+            home: self.clone(),
+        }
+    }
+
     /// Bytes at rest at this moment.
     #[cfg(test)]
     fn resting_bytes(&self) -> u64 {
@@ -129,6 +139,11 @@ pub(super) fn fresh(len: usize) -> Vec<u8> {
 /// What `len` bytes take wherever they begin.
 fn capacity(len: usize) -> usize {
     len.saturating_add(ALIGNMENT)
+}
+
+/// Whether `memory` is not too long for `len` bytes.
+pub(super) fn is_apt(memory: &Vec<u8>, len: usize) -> bool {
+    memory.capacity() <= longest_for(len)
 }
 
 /// The longest memory that is not too long for `len` bytes.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::buffer::{Closed, Pool};
+use crate::base::buffer::{Buffer, Closed, Pool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::loan::{BorrowError, Loan, Loans};
 use crate::base::ticket::Ticket;
@@ -177,6 +177,8 @@ trait Rest: Send {
 /// A job has room for as many bytes as a frame or block of its format usually makes. If there are more,
 /// the output keeps the decoder, and makes the rest of the bytes when its consumer asks for them.
 pub struct Output {
+    /// The first piece, if it has a buffer of its own.
+    whole: Option<Buffer>,
     pieces: VecDeque<Bytes>,
     rest: Option<Box<dyn Rest>>,
 }
@@ -185,6 +187,7 @@ impl Output {
     /// Output that begins with `first` and goes on with what `rest` makes.
     fn with_rest(first: Bytes, rest: impl Rest + 'static) -> Self {
         Self {
+            whole: None,
             pieces: VecDeque::from([first]),
             rest: Some(Box::new(rest)),
         }
@@ -197,6 +200,9 @@ impl Output {
     /// # Errors
     /// As [`Decoder::pull`]. Nothing follows an error.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
+        if let Some(whole) = self.take_whole().filter(|whole| !whole.is_empty()) {
+            return Ok(Some(whole.freeze()));
+        }
         while let Some(piece) = self.pieces.pop_front() {
             if !piece.is_empty() {
                 return Ok(Some(piece));
@@ -210,6 +216,11 @@ impl Output {
             self.rest = None;
         }
         made
+    }
+
+    /// The next piece, if it has a buffer of its own.
+    pub fn take_whole(&mut self) -> Option<Buffer> {
+        self.whole.take()
     }
 
     /// All pieces as one, for who has memory for them.
@@ -228,7 +239,18 @@ impl Output {
 impl From<Vec<Bytes>> for Output {
     fn from(pieces: Vec<Bytes>) -> Self {
         Self {
+            whole: None,
             pieces: pieces.into(),
+            rest: None,
+        }
+    }
+}
+
+impl From<Buffer> for Output {
+    fn from(whole: Buffer) -> Self {
+        Self {
+            whole: Some(whole),
+            pieces: VecDeque::new(),
             rest: None,
         }
     }

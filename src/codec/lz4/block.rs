@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
 use lz4_flex::block;
 use xxhash_rust::xxh32::Xxh32;
 
@@ -118,7 +117,7 @@ pub(super) fn decode_group(
     blocks: &[Block],
     max_len: usize,
     mut buffer: Buffer,
-) -> Result<Bytes, Error> {
+) -> Result<Buffer, Error> {
     let mut filled = 0;
     for block in blocks {
         block.verify()?;
@@ -126,7 +125,8 @@ pub(super) fn decode_group(
         let len = room.len().min(max_len);
         filled += block.decode(room.get_mut(..len).unwrap_or_default(), 0)?;
     }
-    Ok(buffer.freeze().slice(..filled))
+    buffer.truncate(filled);
+    Ok(buffer)
 }
 
 /// How many plain bytes the packed block `bytes` makes, found without making them; `None` when

@@ -472,13 +472,13 @@ impl Group {
         if let Some(tally) = &tally {
             tally.open();
         }
-        Ok(Some(Pull::Job(Job::new(move || {
+        Ok(Some(Pull::Job(Job::with_output(move || {
             let plain = decode_group(&blocks, max_len, buffer)?;
             if let Some(tally) = tally {
                 let counted = tally.close(plain.len() as u64);
                 counted.map_err(|cause| error::<Frames>(first, cause))?;
             }
-            Ok(plain)
+            Ok(plain.into())
         }))))
     }
 }
