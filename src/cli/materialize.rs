@@ -395,7 +395,7 @@ impl MaterializeArgs {
         }
     }
 
-    fn options(&self, is_stack: bool, reporter: Arc<dyn Reporter>) -> Options {
+    fn options(&self, reporter: Arc<dyn Reporter>) -> Options {
         let defaults = Options::for_this_user();
         Options {
             selection: self.selection(),
@@ -408,8 +408,7 @@ impl MaterializeArgs {
             same_owner: (defaults.same_owner || self.same_owner) && !self.no_same_owner,
             same_permissions: (defaults.same_permissions || self.same_permissions)
                 && !self.no_same_permissions,
-            // A mount shows the numbers, and the names of an image are those of its own account files.
-            numeric_owner: self.numeric_owner || is_stack,
+            numeric_owner: self.numeric_owner,
             xattrs: self.xattrs.filter(),
             writers: self.writers,
             sync: self.sync,
@@ -439,8 +438,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn options(&self) -> Options {
-        let is_stack = self.whiteouts.is_some();
-        self.args.options(is_stack, Arc::clone(&self.reporter))
+        self.args.options(Arc::clone(&self.reporter))
     }
 
     fn to_disk(&self) -> anyhow::Result<ExitCode> {

@@ -37,6 +37,7 @@ pub(super) struct Context {
     pub(super) replacements: Arc<AtomicUsize>,
     pub(super) claims: Claims,
     pub(super) promises: Promises,
+    pub(super) unmade: Unmade,
     /// The destination directory, if nothing can be made in it.
     pub(super) unwritable: OnceLock<Unwritable>,
 }
@@ -127,6 +128,27 @@ impl Promises {
     }
 }
 
+/// The unplaced files of layers that could not be made, by their names: that is told already when they
+/// are missing in the end.
+#[derive(Debug, Default)]
+pub(super) struct Unmade(Mutex<HashSet<Vec<u8>>>);
+
+impl Unmade {
+    fn names(&self) -> MutexGuard<'_, HashSet<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds `name`.
+    pub(super) fn add(&self, name: &[u8]) {
+        self.names().insert(name.to_vec());
+    }
+
+    /// Whether `name` was added.
+    pub(super) fn has(&self, name: &[u8]) -> bool {
+        self.names().contains(name)
+    }
+}
+
 /// What became of a name.
 #[derive(Debug)]
 pub(super) enum Made<T> {
@@ -149,6 +171,7 @@ impl Context {
             replacements: Arc::clone(&self.replacements),
             claims: Claims::new(self.claims.most),
             promises: Promises::default(),
+            unmade: Unmade::default(),
             unwritable: OnceLock::new(),
         }
     }
@@ -249,6 +272,14 @@ impl Context {
         } else if !self.is_unwritable(path, trouble) {
             self.problems.add(path, trouble);
         }
+    }
+
+    /// As [`Context::fail`], of the entry that `job` is for.
+    pub(super) fn fail_job(&self, job: &Job, trouble: Trouble, missing_bytes: u64) {
+        if let Some(name) = &job.name {
+            self.unmade.add(name);
+        }
+        self.fail(&job.path, &job.directory, trouble, missing_bytes);
     }
 
     /// Whether `trouble` with the entry at `path` comes of a destination that cannot be written to.

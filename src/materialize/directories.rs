@@ -68,9 +68,9 @@ impl Directories {
             .push(Pending::new(path, identity, new, member, policy));
     }
 
-    /// Remembers that a directory is to get the time `mtime`, unless a member speaks of it.
-    pub(super) fn add_implied(&mut self, path: ArchivePath, identity: Identity, mtime: Timestamp) {
-        self.0.push(Pending::implied(path, identity, mtime));
+    /// Remembers that a directory is to get the time 0, unless a member speaks of it.
+    pub(super) fn add_implied(&mut self, path: ArchivePath, identity: Identity) {
+        self.0.push(Pending::implied(path, identity));
     }
 
     /// The one remembered last.
@@ -135,14 +135,14 @@ impl Pending {
     }
 
     /// A directory that only paths speak of.
-    pub(super) fn implied(path: ArchivePath, identity: Identity, mtime: Timestamp) -> Self {
+    pub(super) fn implied(path: ArchivePath, identity: Identity) -> Self {
         Self {
             path,
             identity,
             new: false,
             mode: 0,
             owner: None,
-            mtime,
+            mtime: Timestamp::default(),
             xattrs: Vec::new(),
             is_implied: true,
         }

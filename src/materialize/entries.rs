@@ -100,7 +100,7 @@ impl Materializer {
                 self.journal_entry(&job);
             }
             Ok(Made::Kept) => {}
-            Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+            Err(trouble) => self.context.fail_job(&job, trouble, 0),
         }
     }
 

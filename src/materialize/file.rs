@@ -66,7 +66,7 @@ impl OpenFile {
             Ok(Made::Kept) => None,
             Err(trouble) => {
                 let missing_bytes = job.member.payload.len();
-                context.fail(&job.path, &job.directory, trouble, missing_bytes);
+                context.fail_job(&job, trouble, missing_bytes);
                 None
             }
         }

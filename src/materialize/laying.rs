@@ -20,7 +20,9 @@ use super::problem::{Cause, Error, Trouble, While};
 use super::root::{Directory, Identity};
 use super::{CLAIM, Current, Materializer, removal};
 use crate::base::path::ArchivePath;
-use crate::index::{Builder, Entry, Index, Ino, Kind, Merged, Options, Origin, Placed, Refused};
+use crate::index::{
+    Builder, Entry, Index, Ino, Kind, Merged, Options, Origin, Place, Placed, Refused,
+};
 use crate::stack::{Whiteouts, merge};
 use crate::tar::Member;
 
@@ -108,7 +110,7 @@ impl Materializer {
     }
 
     /// As [`Sink::member`](crate::archive::scan::Sink::member), of a layer.
-    pub(super) fn lay(&mut self, member: Member) {
+    pub(super) fn lay(&mut self, mut member: Member) {
         let Some(laying) = &mut self.laying else {
             return;
         };
@@ -116,6 +118,9 @@ impl Materializer {
             return;
         };
         let name = ArchivePath::sanitize(&member.name);
+        // A mount shows the numbers, and the names of an image are those of its own account files.
+        member.user.clear();
+        member.group.clear();
         let placed = builder.member(&member);
         if let Err(error) = builder.check_memory() {
             return self.context.problems.stop(error.into());
@@ -143,9 +148,14 @@ impl Materializer {
 
     /// Has the file `member`, at `path` of the layer, written under the number of its entry.
     fn write_unplaced(&mut self, ino: Ino, mut member: Member, path: ArchivePath) {
+        let name = self
+            .laying
+            .as_ref()
+            .map(|laying| file_name(laying.indexes.len(), ino));
         let directory = match self.unplaced_directory(ino) {
             Ok(directory) => directory,
             Err(trouble) => {
+                name.iter().for_each(|name| self.context.unmade.add(name));
                 let top = self.root.top();
                 let missing_bytes = member.payload.len();
                 return self.context.fail(&path, top, trouble, missing_bytes);
@@ -160,7 +170,7 @@ impl Materializer {
         self.current = Current::Waiting(Job {
             directory,
             path,
-            name: Some(file_name(ino)),
+            name,
             member: Box::new(member),
             number: 0,
         });
@@ -405,10 +415,13 @@ impl Materializer {
         if !is_file && entry.link_count() < 2 {
             return self.make_entry(job);
         }
-        let placed = self.try_place_entry(placing, &job, entry);
-        match placed {
-            // It is told already why it was not written.
-            Err(trouble) if trouble.errno == Errno::NOENT => {}
+        let Some(origin) = placing.merged.place(entry.ino()) else {
+            return;
+        };
+        let name = file_name(origin.layer as usize, origin.ino);
+        match self.try_place_entry(placing, &job, entry, origin) {
+            Err(Trouble { errno, .. })
+                if errno == Errno::NOENT && self.context.unmade.has(&name) => {}
             Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
             // The file was counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
@@ -421,12 +434,10 @@ impl Materializer {
         placing: &mut Placing<'_>,
         job: &Job,
         entry: Entry<'_>,
+        origin: Place,
     ) -> Result<(), Trouble> {
-        let Some(origin) = placing.merged.place(entry.ino()) else {
-            return Ok(());
-        };
-        let name = file_name(origin.ino);
         let layer = origin.layer as usize;
+        let name = file_name(layer, origin.ino);
         let from = self.open_unplaced_directory(placing, &directory_name(layer, origin.ino))?;
         let (to, to_name) = (&job.directory, job.name());
         if entry.link_count() < 2 {
@@ -500,9 +511,9 @@ fn directory_name(layer: usize, ino: Ino) -> Vec<u8> {
     format!("{layer}-{}", ino.0 / NUMBERS_PER_DIRECTORY).into_bytes()
 }
 
-/// The name of the file of entry `ino`.
-fn file_name(ino: Ino) -> Vec<u8> {
-    ino.0.to_string().into_bytes()
+/// The name of the file of entry `ino` of a layer; no other layer has one of this name.
+fn file_name(layer: usize, ino: Ino) -> Vec<u8> {
+    format!("{layer}-{}", ino.0).into_bytes()
 }
 
 #[cfg(test)]
@@ -519,13 +530,19 @@ mod tests {
     use crate::materialize::testing::{feed, member};
     use crate::tar::{self, Timestamp};
 
-    /// What a path is: its kind and what tells it from others, its time, and how many names it has.
-    type Shown = BTreeMap<String, (String, i64, u64)>;
+    /// What a path is: its kind and what tells it from others, its time, its owner and group, and how many
+    /// names it has.
+    type Shown = BTreeMap<String, (String, i64, (u32, u32), u64)>;
 
     fn in_index(index: &Index) -> Shown {
         let mut shown = Shown::new();
         let root = index.entry(Ino::ROOT).expect("there");
-        shown.insert(String::new(), ("d".to_owned(), root.mtime().seconds, 0));
+        let owner = (
+            rustix::process::getuid().as_raw(),
+            rustix::process::getgid().as_raw(),
+        );
+        let time = root.mtime().seconds;
+        shown.insert(String::new(), ("d".to_owned(), time, owner, 0));
         let mut pending = vec![(String::new(), Ino::ROOT)];
         while let Some((path, ino)) = pending.pop() {
             for child in index.children(ino, 0) {
@@ -542,7 +559,8 @@ mod tests {
                 if entry.kind() == Kind::Directory {
                     pending.push((path.clone(), child.ino));
                 }
-                shown.insert(path, (what, entry.mtime().seconds, links));
+                let owner = (entry.uid(), entry.gid());
+                shown.insert(path, (what, entry.mtime().seconds, owner, links));
             }
         }
         shown
@@ -552,7 +570,8 @@ mod tests {
     fn on_disk(root: &Path) -> Shown {
         let mut shown = Shown::new();
         let stat = fs::metadata(root).expect("there");
-        shown.insert(String::new(), ("d".to_owned(), stat.mtime(), 0));
+        let owner = (stat.uid(), stat.gid());
+        shown.insert(String::new(), ("d".to_owned(), stat.mtime(), owner, 0));
         let mut pending = vec![(String::new(), root.to_owned())];
         while let Some((above, directory)) = pending.pop() {
             for entry in fs::read_dir(directory).expect("listed") {
@@ -572,7 +591,8 @@ mod tests {
                 } else {
                     (format!("f {}", stat.len()), stat.nlink())
                 };
-                shown.insert(path, (what, stat.mtime(), links));
+                let owner = (stat.uid(), stat.gid());
+                shown.insert(path, (what, stat.mtime(), owner, links));
             }
         }
         shown
@@ -624,7 +644,20 @@ mod tests {
         let mut count = 0;
         let mut one = |step: &Step| {
             count += 1;
+            let is_root = rustix::process::geteuid().is_root();
+            let owner = |number| {
+                if is_root {
+                    number
+                } else {
+                    rustix::process::getuid().as_raw()
+                }
+            };
             let plain = |name: &str, kind| Member {
+                uid: owner(count % 3),
+                gid: owner(count % 2),
+                // Somebody else's name, which counts for nothing.
+                user: b"daemon".to_vec(),
+                group: b"daemon".to_vec(),
                 mtime: Timestamp {
                     seconds: i64::from(count),
                     nanoseconds: 0,
@@ -734,6 +767,56 @@ mod tests {
             summary.problems
         );
         Ok(())
+    }
+
+    /// The files `a` and `b` as one layer, with the destination `meddled` with in between and after both.
+    fn meddled(meddle: impl Fn(&Path, usize)) -> (Vec<String>, Shown) {
+        let place = tempfile::tempdir().expect("a directory");
+        let unplaced = place.path().join(UNPLACED_FILES);
+        let mut options = crate::materialize::Options::for_this_user();
+        options.writers = Some(1);
+        let mut materializer =
+            Materializer::new(place.path(), options, std::sync::Arc::default()).expect("opened");
+        materializer.begin_layers(Whiteouts::Oci);
+        materializer.begin_layer();
+        for (count, name) in [b"a", b"b"].into_iter().enumerate() {
+            feed(
+                &mut materializer,
+                [crate::materialize::testing::file(name, b"content")],
+            );
+            materializer.writers.settle_all();
+            meddle(&unplaced, count);
+        }
+        materializer.end_layer().expect("nothing fatal");
+        let summary = materializer.finish().expect("nothing fatal");
+        let told = summary.problems.iter().map(|problem| problem.to_string());
+        (told.collect(), on_disk(place.path()))
+    }
+
+    #[test]
+    fn a_file_that_somebody_removes_before_it_is_in_its_place_is_told() {
+        let (told, shown) = meddled(|unplaced, count| {
+            if count == 1 {
+                fs::remove_file(unplaced.join("0-0/0-2")).expect("removed");
+            }
+        });
+        assert_eq!(
+            told,
+            ["a: cannot move the file to its place: No such file or directory (os error 2)"]
+        );
+        assert_eq!(shown.keys().collect::<Vec<_>>(), ["", "/b"]);
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_made_is_told_once() {
+        let (told, _) = meddled(|unplaced, count| {
+            if count == 0 {
+                fs::remove_dir_all(unplaced.join("0-0")).expect("removed");
+            }
+        });
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].starts_with("b: cannot create the file"), "{told:?}");
+        assert!(told[1].starts_with("a: cannot move the file"), "{told:?}");
     }
 
     proptest! {

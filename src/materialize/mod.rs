@@ -41,7 +41,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 
 use self::attributes::Subject;
-use self::context::{Claims, Context, Promises};
+use self::context::{Claims, Context, Promises, Unmade};
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
@@ -60,7 +60,7 @@ use crate::base::path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::index::MemoryLimit;
-use crate::tar::{Kind, Member, Timestamp};
+use crate::tar::{Kind, Member};
 
 pub use self::background::{Background, Progress, Read, Running, State};
 pub use self::contents::Contents;
@@ -258,6 +258,7 @@ impl Materializer {
             replacements: Arc::default(),
             claims: Claims::new(options.max_entries),
             promises: Promises::default(),
+            unmade: Unmade::default(),
             journal: OnceLock::new(),
             unwritable: OnceLock::new(),
         });
@@ -373,7 +374,7 @@ impl Materializer {
         let parent = self
             .root
             .directory(parent_of(&path), Missing::Make, &mut self.writers);
-        self.keep_times_of_implied(member.mtime);
+        self.keep_times_of_implied();
         let directory = match parent {
             Ok(directory) => directory,
             Err(error) => {
@@ -401,21 +402,19 @@ impl Materializer {
         }
     }
 
-    /// Has directories that were made for the way to a member get its time in the end, as in an index.
-    fn keep_times_of_implied(&mut self, mtime: Timestamp) {
+    /// Has directories that were made for the way to a member get the time 0 in the end, as in an index.
+    fn keep_times_of_implied(&mut self) {
         for implied in self.root.take_implied() {
-            self.directories
-                .add_implied(implied.path, implied.identity, mtime);
+            self.directories.add_implied(implied.path, implied.identity);
             self.journal_implied();
         }
     }
 
-    /// Has a destination that was empty get the time of the first member in the end, as in an index.
-    fn keep_time_of_root(&mut self, mtime: Timestamp) {
+    /// Has a destination that was empty get the time 0 in the end, as in an index.
+    fn keep_time_of_root(&mut self) {
         if std::mem::replace(&mut self.was_empty, false) {
             let identity = self.root.top().identity();
-            self.directories
-                .add_implied(ArchivePath::root(), identity, mtime);
+            self.directories.add_implied(ArchivePath::root(), identity);
             self.journal_implied();
         }
     }
@@ -481,7 +480,7 @@ impl Sink for Materializer {
         if !self.come_to_member() {
             return Ok(());
         }
-        self.keep_time_of_root(member.mtime);
+        self.keep_time_of_root();
         match self.selection.take(&mut member) {
             Ok(Some(placed)) => self.begin(member, placed),
             Ok(None) => {}
