@@ -30,7 +30,7 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, Refusal, ResolveError};
 use crate::codec::{Compression, SeekPoint};
-use crate::tar::{Kind, Member, Segment, Timestamp};
+use crate::tar::{Kind, Member, Segment};
 
 /// Bytes that a name may have: what Linux allows.
 pub(super) const MAX_NAME: usize = 255;
@@ -159,15 +159,13 @@ pub struct Builder {
     charge: Charge,
     /// Problems that [`take_problems`](Self::take_problems) has not handed out.
     unreported: Vec<Problem>,
-    /// Whether any member has been placed.
-    begun: bool,
 }
 
 impl Builder {
     /// A builder of an empty tree: a root, mode 0755, owned by 0:0.
     pub fn new(options: Options) -> Self {
         Self {
-            tree: Tree::new(implied(Timestamp::default()), options),
+            tree: Tree::new(implied(), options),
             options,
             owners: HashTable::new(),
             attribute_sets: HashTable::new(),
@@ -175,7 +173,6 @@ impl Builder {
             forward: Vec::new(),
             charge: MemoryLimit::none().charge(),
             unreported: Vec::new(),
-            begun: false,
         }
     }
 
@@ -215,10 +212,6 @@ impl Builder {
     /// When it has none. That is noted as a problem, concerns this member only, and leaves what
     /// was in its place.
     pub fn member(&mut self, member: &Member) -> Result<Placed, Refused> {
-        if !mem::replace(&mut self.begun, true) {
-            self.tree.record_mut(ROOT).set_mtime(member.mtime);
-            self.tree.changes.note(ROOT);
-        }
         let name = ArchivePath::sanitize(&member.name);
         // An old way to say "directory", which GNU tar honours.
         let says_directory = name.trailing_slash && member.kind == Kind::File;
@@ -357,7 +350,7 @@ impl Builder {
         check_len(path)?;
         let mut growing = Growing {
             tree: &mut self.tree,
-            implied: implied(member.mtime),
+            implied: implied(),
         };
         let parent = resolve::directory(&mut growing, directory.components())?;
         if let Kind::HardLink(target) = kind {
@@ -432,7 +425,7 @@ impl Builder {
         for component in directory.components() {
             let unseen = Record {
                 flags: (Record::IMPLIED | Record::UNSEEN).into(),
-                ..implied(Timestamp::default())
+                ..implied()
             };
             match self.tree.whiteout_directory(ino, component, unseen)? {
                 Some(directory) => ino = directory,
@@ -481,14 +474,25 @@ impl Builder {
             }
             return self.place_forward(parent, name, target);
         };
+        self.give_name(parent, name, existing, ino)?;
+        Ok(Placed::Link(Ino(ino)))
+    }
+
+    /// Gives entry `ino` the name `name` in `parent`, which is `existing` now.
+    fn give_name(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        existing: Option<u32>,
+        ino: u32,
+    ) -> Result<(), Refused> {
         match existing {
             // A directory's own name, too.
-            Some(number) if self.tree.dirent(number).ino.get() == ino => {}
-            _ if self.tree.record(ino).is_directory() => return Err(Refused::LinkToDirectory),
-            Some(number) => self.tree.relink(number, ino)?,
-            None => self.tree.link(parent, name, ino)?,
+            Some(number) if self.tree.dirent(number).ino.get() == ino => Ok(()),
+            _ if self.tree.record(ino).is_directory() => Err(Refused::LinkToDirectory),
+            Some(number) => self.tree.relink(number, ino),
+            None => self.tree.link(parent, name, ino),
         }
-        Ok(Placed::Link(Ino(ino)))
     }
 
     /// A name for what lies at `target` in the layer so far. If nothing does it is a name for what the layers
@@ -522,13 +526,7 @@ impl Builder {
             names::push(&mut self.forward, ino);
             return Ok(Placed::Forward);
         };
-        match existing {
-            // A directory's own name, too.
-            Some(number) if self.tree.dirent(number).ino.get() == ino => {}
-            _ if self.tree.record(ino).is_directory() => return Err(Refused::LinkToDirectory),
-            Some(number) => self.tree.relink(number, ino)?,
-            None => self.tree.link(parent, name, ino)?,
-        }
+        self.give_name(parent, name, existing, ino)?;
         if self.tree.is_forward(ino) {
             return Ok(Placed::Forward);
         }
@@ -850,17 +848,16 @@ impl Builder {
 }
 
 /// A directory that only the paths below it speak of. GNU tar would give it the time of
-/// extraction and what the umask leaves of 0777; here it must look the same every time.
-fn implied(mtime: Timestamp) -> Record {
-    let mut record = Record {
+/// extraction and what the umask leaves of 0777; here it must look the same every time, in whatever order
+/// the members come: no time is 0, as in reproducible archives.
+fn implied() -> Record {
+    Record {
         mode: (DIRECTORY | 0o755).into(),
         links: 2.into(),
         dirent: NONE.into(),
         flags: Record::IMPLIED.into(),
         ..Record::default()
-    };
-    record.set_mtime(mtime);
-    record
+    }
 }
 
 fn check_len(path: &ArchivePath) -> Result<(), Refused> {
@@ -901,6 +898,7 @@ mod tests {
 
     use super::super::sample::{directory, file, hard_link, index, layer, member, symlink};
     use super::*;
+    use crate::tar::Timestamp;
 
     /// Every name of the tree: path, type letter, mode, number of links, size.
     fn listing(index: &Index) -> Vec<String> {
@@ -957,7 +955,7 @@ mod tests {
             listing(&index),
             ["a d 755 3 0", "a/b d 755 2 0", "a/b/c f 644 1 3"]
         );
-        assert_eq!(index.entry(Ino(2)).unwrap().mtime().seconds, 7);
+        assert_eq!(index.entry(Ino(2)).unwrap().mtime(), Timestamp::default());
         assert_eq!(index.path(Ino(4)).unwrap().to_string(), "a/b/c");
         assert_eq!(index.entry(Ino(4)).unwrap().parent(), Ino(3));
     }
@@ -995,8 +993,7 @@ mod tests {
             builder.take_changes()
         };
         let (d, f) = (Ino(2), Ino(3));
-        // The first member gives the root its time.
-        assert_eq!(changes(directory("d", 0o755)), [Ino::ROOT]);
+        assert_eq!(changes(directory("d", 0o755)), []);
         assert_eq!(changes(file("d/f", 0..1)), []);
         assert_eq!(changes(hard_link("d/g", "d/f")), [f]);
         assert_eq!(changes(directory("d", 0o700)), [d]);
@@ -1356,7 +1353,7 @@ mod tests {
             } = root.mtime();
             (root.mode(), seconds, nanoseconds)
         };
-        assert_eq!(root(&index(&members[..2])), (0o755, 7, 5));
+        assert_eq!(root(&index(&members[..2])), (0o755, 0, 0));
         let index = index(&members);
         assert_eq!(root(&index), (0o700, 9, 5));
         assert_eq!(

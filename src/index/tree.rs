@@ -488,11 +488,9 @@ impl resolve::Tree for Growing<'_> {
         let Some(number) = self.tree.find(*parent, name) else {
             return Ok(Step::Missing);
         };
-        let mtime = self.implied.mtime();
         let record = self.tree.record_mut(self.tree.dirent(number).ino.get());
         if record.is_unseen() {
             record.flags = Record::IMPLIED.into();
-            record.set_mtime(mtime);
         }
         Ok(self.tree.step(number))
     }

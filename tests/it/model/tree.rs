@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::member::{Attributes, Member, Time, What, joined};
+use super::member::{Attributes, Member, What, joined};
 use super::seen::{Sight, Sum, Thing, sum};
 
 /// The content of a file.
@@ -68,12 +68,12 @@ enum Kind {
 struct Lost;
 
 /// What a directory is that only paths speak of.
-fn implied(mtime: Time) -> Node {
+fn implied() -> Node {
     let attributes = Attributes {
         mode: 0o755,
         uid: 0,
         gid: 0,
-        mtime,
+        mtime: (0, 0),
         xattrs: BTreeMap::new(),
     };
     Node {
@@ -86,7 +86,7 @@ fn implied(mtime: Time) -> Node {
 impl Default for Tree {
     fn default() -> Self {
         Self {
-            nodes: vec![implied((0, 0))],
+            nodes: vec![implied()],
             lost: 0,
         }
     }
@@ -147,7 +147,7 @@ impl Tree {
             self.update(ROOT, member);
             return Ok(());
         };
-        let parent = self.walk(way, member.attributes.mtime)?;
+        let parent = self.walk(way)?;
         let old = self.children(parent)?.get(name).copied();
         let new = match &member.what {
             What::Directory => {
@@ -227,7 +227,7 @@ impl Tree {
 
     /// The directory that `way` leads to, through symbolic links as long as they stay below the root;
     /// made where nothing is.
-    fn walk(&mut self, way: &[Vec<u8>], mtime: Time) -> Result<usize, Lost> {
+    fn walk(&mut self, way: &[Vec<u8>]) -> Result<usize, Lost> {
         let mut stack = vec![ROOT];
         let mut links = 0;
         for name in way {
@@ -244,7 +244,7 @@ impl Tree {
                     _ => {}
                 }
                 let Some(&next) = self.children(here)?.get(&name) else {
-                    self.nodes.push(implied(mtime));
+                    self.nodes.push(implied());
                     let made = self.nodes.len() - 1;
                     self.put(here, &name, made)?;
                     stack.push(made);
