@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::{Layers, Parts};
+use super::{Layers, Parts, roots};
 use crate::base::path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
 use crate::index::{Charge, Kind, MemoryLimit, Place, TooMuchMemory, UnresolvedLink};
@@ -161,7 +161,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         work: &'r mut Work,
         charge: Charge,
     ) -> Self {
-        Self::new(layers, None, layers.roots(0..number), work, charge)
+        Self::new(layers, None, roots(0..number), work, charge)
     }
 
     /// One for layer `number` alone, and its `links`.
@@ -172,7 +172,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         work: &'r mut Work,
         charge: Charge,
     ) -> Self {
-        let root = layers.roots(number..number + 1);
+        let root = roots(number..number + 1);
         Self::new(layers, Some(links), root, work, charge)
     }
 

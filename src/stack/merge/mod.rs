@@ -88,6 +88,12 @@ fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) ->
     rows.get(..end).unwrap_or_default()
 }
 
+/// What the root of `layers` consists of.
+fn roots(layers: Range<u32>) -> Parts {
+    let ino = Ino::ROOT;
+    layers.map(|layer| Place { layer, ino }).collect()
+}
+
 /// Layers, what they remove, and what their hard links to lower ones have turned out to name.
 struct Layers<'a> {
     indexes: &'a [&'a Index],
@@ -179,12 +185,6 @@ impl<'a> Layers<'a> {
     fn is_directory(&self, place: Place) -> bool {
         let kind = self.entry(place).map(|entry| entry.kind());
         kind == Some(Kind::Directory)
-    }
-
-    /// What the root of `layers` consists of.
-    fn roots(&self, layers: Range<u32>) -> Parts {
-        let ino = Ino::ROOT;
-        layers.map(|layer| Place { layer, ino }).collect()
     }
 
     /// Applies `action` of layer `layer` to `parts`, what `name` stands for so far; `false` when nothing
@@ -359,13 +359,13 @@ impl<'a> Layers<'a> {
 const TOO_MUCH_WORK: &str = "the target of the hard link is not looked up: the links of the layers lead \
                              through too many directories";
 
+/// Actions on names of one directory of a layer.
+type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
+
 /// What directories of layers do to their names, in the order of the names; for one name in the order in
 /// which it applies.
 struct ActionsByName<'a, 's> {
-    streams: Vec<(
-        Place,
-        Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>,
-    )>,
+    streams: Vec<(Place, Actions<'a, 's>)>,
     /// The next one of each stream: the name, the number of the stream, the action.
     next: BinaryHeap<Reverse<(&'a [u8], usize, LayerAction)>>,
 }
@@ -429,7 +429,7 @@ struct Planner<'a, 'l> {
 impl<'a> Planner<'a, '_> {
     fn run(&mut self) -> Result<(), MergeError> {
         let count = u32::try_from(self.layers.indexes.len()).map_err(|_| MergeError::TooLarge)?;
-        self.directory(&self.layers.roots(0..count))?;
+        self.directory(&roots(0..count))?;
         while let Some(&(directory, _)) = self.pending.last() {
             let other = |&(pending, _): &(u32, Place)| pending != directory;
             let start = self
@@ -590,7 +590,7 @@ mod tests {
 
     fn problems(merged: &Merged) -> Vec<String> {
         let problems = merged.index.problems().iter();
-        problems.map(|problem| problem.to_string()).collect()
+        problems.map(ToString::to_string).collect()
     }
 
     #[test]
@@ -726,6 +726,7 @@ mod tests {
 
     #[test]
     fn merge_counts_its_memory_and_stops_at_the_limit() {
+        const LIMIT: usize = 16 << 20;
         let files: Vec<_> = (0..5000)
             .map(|number| file(&format!("d/{number}"), 0..1))
             .collect();
@@ -749,7 +750,6 @@ mod tests {
             // Nothing is left counted.
             assert_eq!(memory_limit.charge().add(limit), Ok(()));
         }
-        const LIMIT: usize = 16 << 20;
         let limit = MemoryLimit::new(LIMIT as u64);
         let merged = merge(&limit).expect("enough");
         assert_eq!(limit.charge().add(LIMIT - bytes), Ok(()));
