@@ -14,7 +14,7 @@ use super::telemetry;
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::fs::{MountError, UnmountError};
-use crate::index::Index;
+use crate::index::{Index, MergeError};
 use crate::stack::StackError;
 use crate::{archive, image, materialize, source};
 
@@ -77,7 +77,9 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
         Some(StackError::TooManyEntries { .. }) => {
             return Some(Cow::from(archive::MORE_ENTRIES));
         }
-        Some(StackError::TooMuchMemory(_)) => return Some(Cow::from(archive::MORE_INDEX)),
+        Some(StackError::Merge(MergeError::TooMuchMemory(_))) => {
+            return Some(Cow::from(archive::MORE_INDEX));
+        }
         _ => {}
     }
     if let Some(error) = error.downcast_ref::<MountError>() {

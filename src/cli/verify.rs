@@ -136,7 +136,7 @@ impl Layers {
     /// Adds what of each layer is not in the image's tree.
     fn add_problems(&self, reports: &mut [Report]) {
         let indexes: Vec<_> = self.indexes.iter().collect();
-        let merged = match merge(&indexes, Whiteouts::Oci) {
+        let merged = match merge(&indexes, Whiteouts::Oci, &self.limit) {
             Ok(merged) => merged,
             Err(error) => {
                 let last = reports.last_mut();

@@ -1,9 +1,9 @@
-//! The limit on the memory of indexes.
+//! The limit on the memory of indexes, and of what is needed to merge them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A limit on the memory of all indexes that share it. Clones share it.
+/// A limit on the memory of all indexes and merges that share it. Clones share it.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit {
     bytes: u64,
@@ -33,8 +33,8 @@ impl MemoryLimit {
         self.bytes
     }
 
-    /// Nothing so far of an index that shares the limit.
-    pub(super) fn charge(&self) -> Charge {
+    /// A count, zero so far, of memory that shares the limit.
+    pub fn charge(&self) -> Charge {
         Charge {
             limit: self.clone(),
             bytes: 0,
@@ -56,17 +56,53 @@ pub struct TooMuchMemory {
     pub limit: u64,
 }
 
-/// The memory of one index, counted against the limit while this lives.
+/// The memory of one index or merge, counted against the limit while this lives.
 #[derive(Debug)]
-pub(super) struct Charge {
+pub struct Charge {
     limit: MemoryLimit,
     bytes: u64,
 }
 
 impl Charge {
-    /// The index has `bytes` now.
+    /// Counts `bytes` more, which the caller is about to allocate.
+    ///
+    /// # Errors
+    /// When they are more than the limit allows.
+    pub fn add(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
+        self.change(self.bytes.saturating_add(bytes as u64))
+    }
+
+    /// Makes room for exactly `more` rows, and counts it before it is allocated.
+    ///
+    /// # Errors
+    /// When it is more than the limit allows.
+    pub fn reserve<T>(&mut self, rows: &mut Vec<T>, more: usize) -> Result<(), TooMuchMemory> {
+        let room = rows.capacity() - rows.len();
+        let added = more.saturating_sub(room);
+        self.add(added.saturating_mul(size_of::<T>()))?;
+        rows.reserve_exact(more);
+        Ok(())
+    }
+
+    /// Appends `row`. The memory by which `rows` grow is counted before it is allocated.
+    ///
+    /// # Errors
+    /// When it is more than the limit allows.
+    pub fn push<T>(&mut self, rows: &mut Vec<T>, row: T) -> Result<(), TooMuchMemory> {
+        if rows.len() == rows.capacity() {
+            // By a quarter, as the arrays of an index.
+            self.reserve(rows, (rows.len() / 4).max(64))?;
+        }
+        rows.push(row);
+        Ok(())
+    }
+
+    /// Sets the count to `bytes`.
     pub(super) fn set(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
-        let bytes = bytes as u64;
+        self.change(bytes as u64)
+    }
+
+    fn change(&mut self, bytes: u64) -> Result<(), TooMuchMemory> {
         let used = &self.limit.used;
         let others = if bytes >= self.bytes {
             used.fetch_add(bytes - self.bytes, Ordering::Relaxed)
@@ -105,6 +141,18 @@ mod tests {
         drop(one);
         assert_eq!(other.set(100), Ok(()));
         drop(other);
+        assert_eq!(limit.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn rows_beyond_the_limit_are_not_allocated() {
+        let limit = MemoryLimit::new(1000);
+        let mut charge = limit.charge();
+        let mut rows: Vec<u64> = Vec::new();
+        let refused = (0..1000).find_map(|row| charge.push(&mut rows, row).err());
+        assert_eq!(refused, Some(TooMuchMemory { limit: 1000 }));
+        assert!(rows.capacity() * 8 <= 1000, "{}", rows.capacity());
+        drop(charge);
         assert_eq!(limit.used.load(Ordering::Relaxed), 0);
     }
 }

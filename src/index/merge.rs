@@ -12,7 +12,10 @@ use super::blocks::MIN_BLOCK_LEN;
 use super::entry::{
     DIRECTORY, Dirent, Extra, FILE, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, Xattr,
 };
-use super::{Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, Totals, names, tree};
+use super::memory::Charge;
+use super::{
+    Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, Totals, names, tree,
+};
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.
@@ -72,10 +75,16 @@ pub struct Merged {
     numbers: Vec<Vec<u32>>,
 }
 
-/// There are more entries, or more that belongs to them, than numbers.
+/// Why layers cannot be merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the layers together have more entries than one tree can have")]
-pub struct TooLarge;
+pub enum MergeError {
+    /// There are more entries, or more that belongs to them, than numbers.
+    #[error("the layers together have more entries than one tree can have")]
+    TooLarge,
+    /// The merge needs more memory than is allowed.
+    #[error(transparent)]
+    TooMuchMemory(#[from] TooMuchMemory),
+}
 
 impl Merged {
     /// Which entry of which layer `ino` is; of a directory the lowest.
@@ -93,26 +102,35 @@ impl Merged {
 
     /// What this holds on to besides the index, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        let numbers = self.numbers.iter().map(names::capacity_bytes);
-        numbers.sum::<usize>() + names::capacity_bytes(&self.places)
+        table_bytes(&self.numbers, &self.places)
     }
 }
 
+/// The bytes of the tables of [`Merged`].
+fn table_bytes(numbers: &[Vec<u32>], places: &Vec<Place>) -> usize {
+    let numbers = numbers.iter().map(names::capacity_bytes);
+    numbers.sum::<usize>() + names::capacity_bytes(places)
+}
+
 /// Makes one index of `layers`, from the bottom, as `plan` says. Attributes whose names `hides` are
-/// left out. `origin` is what it is to be known by; its plain bytes are set here.
+/// left out. `origin` is what it is to be known by; its plain bytes are set here. The memory of the
+/// index and of its tables counts against `limit` while the index lives.
 ///
 /// Numbers are given in the order of the layers, and of the entries in each: they depend on
 /// nothing but the indexes.
 ///
 /// # Errors
-/// When it does not fit into an index.
+/// When it does not fit into an index, or into the limit.
 pub fn merge(
     layers: &[&Index],
     plan: &Plan<'_>,
     hides: impl Fn(&[u8]) -> bool,
     origin: Origin,
-) -> Result<Merged, TooLarge> {
-    let (numbers, places) = number(layers, plan)?;
+    limit: &MemoryLimit,
+) -> Result<Merged, MergeError> {
+    let mut charge = limit.charge();
+    let (numbers, places) = number(layers, plan, &mut charge)?;
+    let table_bytes = table_bytes(&numbers, &places);
     let mut plain_bytes = 0_u64;
     let indexes = layers.to_vec();
     let mut layers: Vec<_> = layers
@@ -128,19 +146,27 @@ pub fn merge(
             }
         })
         .collect();
+    let mut arrays = Arrays {
+        owners: vec![Name::default()],
+        extras: vec![Extra::default()],
+        ..Arrays::default()
+    };
+    charge.reserve(&mut arrays.records, places.len())?;
+    charge.reserve(&mut arrays.dirents, plan.names.len())?;
+    let spans = indexes.iter().map(|index| index.arrays.spans.len());
+    charge.reserve(&mut arrays.spans, spans.sum())?;
+    let mut attributes: Vec<Place> = Vec::new();
+    charge.reserve(&mut attributes, places.len())?;
+    attributes.extend_from_slice(&places);
+    let attribute_bytes = names::capacity_bytes(&attributes);
     let mut merging = Merging {
-        arrays: Arrays {
-            records: Vec::with_capacity(places.len()),
-            dirents: Vec::with_capacity(plan.names.len()),
-            owners: vec![Name::default()],
-            extras: vec![Extra::default()],
-            ..Arrays::default()
-        },
+        arrays,
         owners: HashMap::new(),
         hides: &hides,
+        charge,
+        other_bytes: table_bytes + attribute_bytes,
     };
     merging.arrays.records.push(Record::default());
-    let mut attributes: Vec<Place> = places.clone();
     for directory in &plan.directories {
         let number = number_of(&numbers, directory.place) as usize;
         if let Some(place) = attributes.get_mut(number) {
@@ -148,15 +174,25 @@ pub fn merge(
         }
     }
     for place in attributes.get(1..).unwrap_or_default() {
-        let layer = layers.get_mut(place.layer as usize).ok_or(TooLarge)?;
+        let layer = layers.get_mut(place.layer as usize);
+        let layer = layer.ok_or(MergeError::TooLarge)?;
         let record = merging.record(layer, place.ino)?;
         merging.arrays.records.push(record);
+        merging.check_memory()?;
     }
-    merging.link(plan, &numbers);
+    drop(attributes);
+    merging.other_bytes -= attribute_bytes;
+    merging.link(plan, &numbers)?;
     for layer in &layers {
         merging.spans(layer);
     }
-    let mut arrays = merging.arrays;
+    let Merging {
+        mut arrays,
+        mut charge,
+        ..
+    } = merging;
+    // The order of the names.
+    charge.add(arrays.dirents.len() * size_of::<u32>())?;
     tree::sort(&mut arrays);
     arrays.shrink();
     let counts = indexes.iter().map(|index| index.problem_count());
@@ -167,7 +203,7 @@ pub fn merge(
         what: format!("layer {}: {}", layer + 1, problem.what),
         ..problem.clone()
     });
-    let index = Index {
+    let mut index = Index {
         arrays,
         names: None,
         replaced: None,
@@ -180,8 +216,10 @@ pub fn merge(
         digested: Packed(0),
         totals,
         problems: of_layers.collect(),
-        charge: MemoryLimit::none().charge(),
+        charge,
     };
+    let index_bytes = index.memory_bytes();
+    index.charge.set(index_bytes + table_bytes)?;
     Ok(Merged {
         index: Arc::new(index),
         problems,
@@ -201,15 +239,23 @@ fn problems(layers: &[&Index], plan: &Plan<'_>) -> Vec<(usize, Problem)> {
 }
 
 /// Gives a number to whatever `plan` names: for each layer by its numbers, and back.
-fn number(layers: &[&Index], plan: &Plan<'_>) -> Result<(Vec<Vec<u32>>, Vec<Place>), TooLarge> {
+fn number(
+    layers: &[&Index],
+    plan: &Plan<'_>,
+    charge: &mut Charge,
+) -> Result<(Vec<Vec<u32>>, Vec<Place>), MergeError> {
     let nobody = Place {
         layer: 0,
         ino: Ino(0),
     };
-    let mut numbers: Vec<Vec<u32>> = layers
-        .iter()
-        .map(|index| vec![0; index.arrays.records.len()])
-        .collect();
+    let mut numbers: Vec<Vec<u32>> = Vec::new();
+    for index in layers {
+        let count = index.arrays.records.len();
+        let mut unseen = Vec::new();
+        charge.reserve(&mut unseen, count)?;
+        unseen.resize(count, 0);
+        numbers.push(unseen);
+    }
     let directories = plan.directories.iter().map(|directory| directory.place);
     for place in directories.chain(plan.names.iter().map(|named| named.target)) {
         let numbers = numbers.get_mut(place.layer as usize);
@@ -217,14 +263,17 @@ fn number(layers: &[&Index], plan: &Plan<'_>) -> Result<(Vec<Vec<u32>>, Vec<Plac
             *number = 1;
         }
     }
-    let mut places = vec![nobody];
+    let seen = numbers.iter().flatten().filter(|&&number| number != 0);
+    let mut places = Vec::new();
+    charge.reserve(&mut places, 1 + seen.count())?;
+    places.push(nobody);
     for (layer, numbers) in (0_u32..).zip(&mut numbers) {
         for (ino, number) in (0_u32..).zip(numbers.iter_mut()) {
             if *number == 0 {
                 continue;
             }
             let next = u32::try_from(places.len()).ok().filter(|&next| next < NONE);
-            *number = next.ok_or(TooLarge)?;
+            *number = next.ok_or(MergeError::TooLarge)?;
             places.push(Place {
                 layer,
                 ino: Ino(ino),
@@ -232,7 +281,7 @@ fn number(layers: &[&Index], plan: &Plan<'_>) -> Result<(Vec<Vec<u32>>, Vec<Plac
         }
     }
     if u32::try_from(plan.names.len()).is_err() {
-        return Err(TooLarge);
+        return Err(MergeError::TooLarge);
     }
     Ok((numbers, places))
 }
@@ -259,13 +308,26 @@ struct Merging<'a, 'h> {
     arrays: Arrays,
     owners: HashMap<&'a [u8], u16>,
     hides: &'h dyn Fn(&[u8]) -> bool,
+    charge: Charge,
+    /// The memory of the merge besides the arrays.
+    other_bytes: usize,
 }
 
+/// Bytes that an entry of [`Layer::extras`] or [`Layer::sets`] may take while its table grows.
+const TABLE_ENTRY_BYTES: usize = 64;
+
 impl<'a> Merging<'a, '_> {
+    /// Counts the memory that the arrays have now.
+    fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
+        let bytes = self.arrays.memory_bytes() + self.other_bytes;
+        self.charge.set(bytes)
+    }
+
     /// The record of entry `ino` of `layer`, without names.
-    fn record(&mut self, layer: &mut Layer<'a>, ino: Ino) -> Result<Record, TooLarge> {
+    fn record(&mut self, layer: &mut Layer<'a>, ino: Ino) -> Result<Record, MergeError> {
         let arrays = layer.arrays;
-        let mut record = *arrays.record(ino.0).ok_or(TooLarge)?;
+        let record = arrays.record(ino.0);
+        let mut record = *record.ok_or(MergeError::TooLarge)?;
         record.user = self.owner(arrays, record.user.get()).into();
         record.group = self.owner(arrays, record.group.get()).into();
         record.extra = self.extra(layer, record.extra.get())?.into();
@@ -309,13 +371,14 @@ impl<'a> Merging<'a, '_> {
         }
     }
 
-    fn extra(&mut self, layer: &mut Layer<'a>, row: u32) -> Result<u32, TooLarge> {
+    fn extra(&mut self, layer: &mut Layer<'a>, row: u32) -> Result<u32, MergeError> {
         let Some(extra) = layer.arrays.extras.get(row as usize).filter(|_| row != 0) else {
             return Ok(0);
         };
         if let Some(&known) = layer.extras.get(&row) {
             return Ok(known);
         }
+        self.other_bytes += TABLE_ENTRY_BYTES;
         let mut extra = *extra;
         let (first, count) = self.set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
         extra.xattr = first.into();
@@ -326,9 +389,10 @@ impl<'a> Merging<'a, '_> {
             for piece in map {
                 let plain = piece.plain.get().saturating_add(layer.start).into();
                 names::push(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
+                self.check_memory()?;
             }
             // What lay outside is left out.
-            extra.piece_count = u32::try_from(map.len()).map_err(|_| TooLarge)?.into();
+            extra.piece_count = count_of(map)?.into();
         } else if count == 0 {
             layer.extras.insert(row, 0);
             return Ok(0);
@@ -346,10 +410,11 @@ impl<'a> Merging<'a, '_> {
         extra: u32,
         first: u32,
         count: u32,
-    ) -> Result<(u32, u32), TooLarge> {
+    ) -> Result<(u32, u32), MergeError> {
         if let Some(&known) = layer.sets.get(&(first, count)) {
             return Ok(known);
         }
+        self.other_bytes += TABLE_ENTRY_BYTES;
         let start = count_of(&self.arrays.xattrs)?;
         for (name, value) in layer.arrays.xattrs(extra) {
             if (self.hides)(name) {
@@ -361,6 +426,7 @@ impl<'a> Merging<'a, '_> {
                 value_len: (value.len() as u64).into(),
             };
             names::push(&mut self.arrays.xattrs, xattr);
+            self.check_memory()?;
         }
         let set = (start, count_of(&self.arrays.xattrs)? - start);
         layer.sets.insert((first, count), set);
@@ -368,7 +434,7 @@ impl<'a> Merging<'a, '_> {
     }
 
     /// Adds the names, and counts them.
-    fn link(&mut self, plan: &Plan<'_>, numbers: &[Vec<u32>]) {
+    fn link(&mut self, plan: &Plan<'_>, numbers: &[Vec<u32>]) -> Result<(), TooMuchMemory> {
         for named in &plan.names {
             let directory = plan.directories.get(named.directory as usize);
             let parent = directory.map_or(0, |directory| number_of(numbers, directory.place));
@@ -388,7 +454,9 @@ impl<'a> Merging<'a, '_> {
                 ino: ino.into(),
                 parent: parent.into(),
             });
+            self.check_memory()?;
         }
+        Ok(())
     }
 
     /// Where the spans of `layer` lie; decoding them is for the layer.
@@ -408,6 +476,6 @@ impl<'a> Merging<'a, '_> {
 }
 
 /// How many `rows` there are.
-fn count_of<T>(rows: &[T]) -> Result<u32, TooLarge> {
-    u32::try_from(rows.len()).map_err(|_| TooLarge)
+fn count_of<T>(rows: &[T]) -> Result<u32, MergeError> {
+    u32::try_from(rows.len()).map_err(|_| MergeError::TooLarge)
 }

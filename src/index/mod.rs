@@ -39,15 +39,14 @@ use arrays::Arrays;
 use entry::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, Record, SYMLINK, SpanRow,
 };
-use memory::Charge;
 use tree::NameTable;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
 pub use builder::{Builder, Options, Placed, Refused};
 pub use checksums::SpanChecksums;
 pub use locator::Locator;
-pub use memory::{MemoryLimit, TooMuchMemory};
-pub use merge::{Merged, Named, Place, Plan, Surface, TooLarge, merge};
+pub use memory::{Charge, MemoryLimit, TooMuchMemory};
+pub use merge::{MergeError, Merged, Named, Place, Plan, Surface, merge};
 pub use problem::Problem;
 pub use store::Store;
 pub use whiteouts::{Meaning, Whiteouts};

@@ -21,7 +21,7 @@ use super::root::{Directory, Identity};
 use super::{CLAIM, Current, Materializer, removal};
 use crate::base::path::ArchivePath;
 use crate::index::{
-    Builder, Entry, Index, Ino, Kind, Merged, Options, Origin, Place, Placed, Refused,
+    Builder, Entry, Index, Ino, Kind, MergeError, Merged, Options, Origin, Place, Placed, Refused,
 };
 use crate::stack::{Whiteouts, merge};
 use crate::tar::Member;
@@ -227,13 +227,19 @@ impl Materializer {
         let builder = laying.builder;
         indexes.extend(builder.map(|builder| builder.finish(Origin::default())));
         let all: Vec<&Index> = indexes.iter().collect();
-        let merged = match merge(&all, laying.whiteouts) {
+        let merged = merge(&all, laying.whiteouts, &self.index_memory);
+        let merged = merged.map_err(|error| match error {
+            MergeError::TooMuchMemory(error) => error.into(),
+            MergeError::TooLarge => {
+                let (path, limit) = (ArchivePath::root(), self.context.claims.most());
+                Error::TooManyEntries { path, limit }
+            }
+        });
+        let merged = match merged {
             _ if self.context.problems.fatal().is_some() => None,
             Ok(merged) => Some(merged),
-            Err(_) => {
-                let (path, limit) = (ArchivePath::root(), self.context.claims.most());
-                let too_many = Error::TooManyEntries { path, limit };
-                self.context.problems.stop(too_many);
+            Err(error) => {
+                self.context.problems.stop(error);
                 None
             }
         };
@@ -526,6 +532,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::index::MemoryLimit;
     use crate::materialize::Summary;
     use crate::materialize::testing::{feed, member};
     use crate::tar::{self, Timestamp};
@@ -754,7 +761,7 @@ mod tests {
             .map(|layer| indexed(layer, whiteouts))
             .collect();
         let indexes: Vec<_> = indexes.iter().collect();
-        let merged = merge(&indexes, whiteouts).expect("few");
+        let merged = merge(&indexes, whiteouts, &MemoryLimit::none()).expect("few");
         let expected = in_index(&merged.index);
         let place = tempfile::tempdir().expect("a directory");
         let summary = written(&layers, place.path(), whiteouts);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::archive::MORE_INDEX;
 use crate::base::path::ArchivePath;
 use crate::base::resolve::Refusal;
 use crate::index::TooMuchMemory;
@@ -292,7 +293,8 @@ impl Error {
                 Some("name a directory in a directory that is yours, or do without --resume")
             }
             Self::Sync { .. } => Some("look at the disk, and write it again"),
-            Self::TooMuchMemory(_) | Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
+            Self::TooMuchMemory(_) => Some(MORE_INDEX),
+            Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }
     }
 }

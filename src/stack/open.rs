@@ -11,7 +11,7 @@ use crate::archive::{Archive, Error, OpenError, OpenOptions, Share};
 use crate::base::stats::Stats;
 use crate::base::task::Thread;
 use crate::codec;
-use crate::index::{Index, MemoryLimit, TooLarge, TooMuchMemory, Whiteouts};
+use crate::index::{Index, MemoryLimit, MergeError, Whiteouts};
 use crate::source::Source;
 
 /// A layer that is to be opened.
@@ -29,9 +29,9 @@ pub enum StackError {
     /// One of them cannot be opened.
     #[error(transparent)]
     Layer(#[from] OpenError),
-    /// They have too many entries to be one tree.
+    /// They have too many entries to be one tree, or need more memory for it than is allowed.
     #[error(transparent)]
-    TooLarge(#[from] TooLarge),
+    Merge(#[from] MergeError),
     /// They have more entries than are allowed.
     #[error("the layers together have {entries} entries, and {limit} are allowed")]
     TooManyEntries {
@@ -40,9 +40,6 @@ pub enum StackError {
         /// How many are allowed.
         limit: u64,
     },
-    /// Their indexes need more memory than is allowed.
-    #[error(transparent)]
-    TooMuchMemory(#[from] TooMuchMemory),
     /// There are more layers than can be told apart.
     #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
     TooManyLayers(usize),
@@ -97,11 +94,7 @@ impl Stack {
             .filter_map(|layer| layer.complete_index())
             .collect();
         let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
-        let mut merged = merge(&indexes, whiteouts)?;
-        if let Some(index) = Arc::get_mut(&mut merged.index) {
-            index.charge_to(limit)?;
-        }
-        let merged = Arc::new(merged);
+        let merged = Arc::new(merge(&indexes, whiteouts, limit)?);
         Ok(Self { layers, merged })
     }
 }

@@ -1,7 +1,7 @@
 //! An index file: whatever it says, it is an index or an error, and no way through it is endless.
 
 use tarfs::base::extent::Plain;
-use tarfs::index::{Index, Ino, Kind, format};
+use tarfs::index::{Index, Ino, Kind, MemoryLimit, format};
 use tarfs::list::{Columns, json, walk};
 use tarfs::stack::{Whiteouts, merge};
 
@@ -54,6 +54,7 @@ fn load(bytes: &[u8]) {
 
 /// Lays the tree over itself, which makes one as well.
 fn lay(index: &Index) {
+    let limit = MemoryLimit::none();
     for link in index.unresolved_links().take(MAX_LOOKED_AT) {
         assert!(index.entry(link.parent).is_some(), "a link in no directory");
     }
@@ -62,7 +63,7 @@ fn lay(index: &Index) {
         assert!(is_there, "a whiteout in no directory");
     }
     for whiteouts in [Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep] {
-        if let Ok(merged) = merge(&[index, index], whiteouts) {
+        if let Ok(merged) = merge(&[index, index], whiteouts, &limit) {
             description(&merged.index);
         }
     }

@@ -289,6 +289,51 @@ fn index_of_long_links_stops_at_its_memory_limit() {
 }
 
 #[test]
+fn merge_of_layers_stops_at_the_memory_limit_of_the_index() {
+    let archive = (0..100_000).fold(Archive::new(), |archive, number| {
+        archive.symlink(&number.to_string(), "x")
+    });
+    let mut bomb = Bomb::new(&pack(&["gzip", "-1"], &archive.end()));
+    let limit = "--index-memory=16MiB";
+    let alone = bomb.run(&["ls", MEMORY, limit, "../../a"]);
+    assert_eq!(alone.code, 0, "{alone:?}");
+    fs::create_dir(bomb.place.path("mnt")).expect("fresh");
+    let mnt = bomb.place.path("mnt");
+    let mnt = mnt.to_str().expect("UTF-8");
+    let layer = [MEMORY, limit, "--whiteouts=oci", "../../a"];
+    for words in [&["ls"][..], &["materialize"], &["mount"]] {
+        let place = [mnt];
+        let place = if words == ["mount"] { &place[..] } else { &[] };
+        let run = bomb.run(&[words, &layer, place].concat());
+        assert_eq!(run.code, 2, "{words:?}: {run:?}");
+        assert!(run.said.contains(INDEX_REFUSAL), "{words:?}: {run:?}");
+    }
+    let left = fs::read_dir(bomb.place.root("own")).expect("there");
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn whiteouts_of_a_layer_take_the_memory_of_its_index() {
+    let whiteouts = (0..200_000).fold(Archive::new(), |archive, number| {
+        archive.file(&format!("{number}/.wh.x"), "")
+    });
+    let mut bomb = Bomb::new(&pack(&["gzip", "-1"], &whiteouts.end()));
+    fs::write(bomb.place.path("low"), Archive::new().file("x", "1").end()).expect("space");
+    let layers = [
+        MEMORY,
+        "--index-memory=32MiB",
+        "../../low",
+        "--layer=../../a",
+    ];
+    for verb in ["ls", "materialize"] {
+        let run = bomb.run(&[&[verb], &layers[..]].concat());
+        assert_eq!(run.code, 0, "{verb}: {run:?}");
+        // Both limits, and the program.
+        assert!(run.peak_bytes < (32 + 32 + 16) << 20, "{verb}: {run:?}");
+    }
+}
+
+#[test]
 fn claimed_length_makes_no_index_without_end() {
     const TOTAL: u64 = 1 << 60;
     let header = Header::new("huge", b'0').binary(124, 12, 1 << 59);

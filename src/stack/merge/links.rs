@@ -1,0 +1,327 @@
+//! The targets of hard links that a layer does not hold when the links come; pure.
+//!
+//! The layers below are walked name by name, because a tree of them for each layer with such links would
+//! take long to make. Directories and names that were found are kept. The work of a merge is bounded,
+//! because layers may have thousands of directories on each path, and symbolic links may pass them again
+//! and again.
+
+use std::collections::HashMap;
+
+use super::{Layers, Parts, roots};
+use crate::base::path::ArchivePath;
+use crate::base::resolve::{self, ResolveError, Step};
+use crate::index::{Charge, Kind, MemoryLimit, Place, TooMuchMemory, UnresolvedLink};
+
+/// Work that the targets of all hard links of a merge may share. A step to a name is 1, and as much again
+/// for each layer in which the name is looked up. All of it takes a few seconds. An image of 100 layers
+/// that has such links in 50 directories of each layer needs about a tenth of it.
+pub(super) const MAX_SHARED_WORK: u64 = 10_000_000;
+
+/// Work that each hard link may take besides. It is enough for a target in a directory that is known, so
+/// that links with simple targets are found although others have used up the rest.
+const WORK_PER_LINK: u64 = 64;
+
+/// Bytes that an entry of a table of names or paths may take besides its text.
+const TABLE_ENTRY_BYTES: usize = 192;
+
+/// The target of a hard link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Target {
+    Entry(Place),
+    /// Another hard link of the same layer, by its number in the order of directories and names.
+    Link(u32),
+    /// Nothing is there, or a directory.
+    Missing,
+    /// The search needs more work than is left.
+    TooMuchWork,
+}
+
+/// Work that is left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    shared: u64,
+    /// What the current link may take of its own.
+    link: u64,
+}
+
+impl Work {
+    pub(super) fn new(shared: u64) -> Self {
+        Self { shared, link: 0 }
+    }
+
+    /// What all links together may still take.
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> u64 {
+        self.shared
+    }
+
+    fn spend(&mut self, work: u64) -> Result<(), Failure> {
+        let own = work.min(self.link);
+        let shared = self.shared.checked_sub(work - own);
+        self.shared = shared.ok_or(Failure::TooMuchWork)?;
+        self.link -= own;
+        Ok(())
+    }
+}
+
+/// Why a walk ends early.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("the path ends early")]
+    Missing,
+    #[error("too much work")]
+    TooMuchWork,
+    #[error(transparent)]
+    TooMuchMemory(#[from] TooMuchMemory),
+}
+
+/// Finds the targets of `links` of layer `number`, which are sorted by directory and name: in the layers
+/// below it, and then in what the layer holds in the end.
+pub(super) fn find_targets(
+    layers: &Layers<'_>,
+    number: u32,
+    links: &[UnresolvedLink<'_>],
+    work: &mut Work,
+    limit: &MemoryLimit,
+) -> Result<Vec<Target>, TooMuchMemory> {
+    let mut targets = Vec::with_capacity(links.len());
+    let mut below = Resolver::below(layers, number, &mut *work, limit.charge());
+    for link in links {
+        targets.push(below.target(link.target)?);
+    }
+    drop(below);
+    let mut own = Resolver::own(layers, number, links, work, limit.charge());
+    for (target, link) in targets.iter_mut().zip(links) {
+        if *target == Target::Missing {
+            *target = own.target(link.target)?;
+        }
+    }
+    end_chains(&mut targets);
+    Ok(targets)
+}
+
+/// Gives links to links the target at the end of their chain. A chain that never ends has none.
+fn end_chains(targets: &mut [Target]) {
+    let mut passed = Vec::new();
+    for start in 0..targets.len() {
+        let mut end = Target::Missing;
+        let mut at = start;
+        while let Some(target) = targets.get_mut(at) {
+            end = *target;
+            let Target::Link(next) = end else {
+                break;
+            };
+            // A chain that comes back here ends.
+            *target = Target::Missing;
+            passed.push(at);
+            at = next as usize;
+        }
+        for at in passed.drain(..) {
+            if let Some(target) = targets.get_mut(at) {
+                *target = end;
+            }
+        }
+    }
+}
+
+/// Finds paths in the layers below one, or in one layer alone.
+pub(super) struct Resolver<'r, 'a> {
+    layers: &'r Layers<'a>,
+    /// Of one layer alone, the links that it does not hold as entries.
+    own_links: Option<&'r [UnresolvedLink<'a>]>,
+    /// The directories that were found, the root first.
+    directories: Vec<Directory>,
+    /// The numbers of directories that paths lead to.
+    paths: HashMap<ArchivePath, Option<u32>>,
+    work: &'r mut Work,
+    charge: Charge,
+}
+
+/// A directory that was found.
+struct Directory {
+    parts: Parts,
+    names: HashMap<Box<[u8]>, Found>,
+}
+
+/// What has a name.
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    /// A directory, by its number.
+    Directory(u32),
+    /// Anything else.
+    Entry(Place),
+    Nothing,
+}
+
+impl<'r, 'a> Resolver<'r, 'a> {
+    /// One for the layers below `number`.
+    pub(super) fn below(
+        layers: &'r Layers<'a>,
+        number: u32,
+        work: &'r mut Work,
+        charge: Charge,
+    ) -> Self {
+        Self::new(layers, None, roots(0..number), work, charge)
+    }
+
+    /// One for layer `number` alone, and its `links`.
+    pub(super) fn own(
+        layers: &'r Layers<'a>,
+        number: u32,
+        links: &'r [UnresolvedLink<'a>],
+        work: &'r mut Work,
+        charge: Charge,
+    ) -> Self {
+        let root = roots(number..number + 1);
+        Self::new(layers, Some(links), root, work, charge)
+    }
+
+    fn new(
+        layers: &'r Layers<'a>,
+        own_links: Option<&'r [UnresolvedLink<'a>]>,
+        root: Parts,
+        work: &'r mut Work,
+        charge: Charge,
+    ) -> Self {
+        let root = Directory {
+            parts: root,
+            names: HashMap::new(),
+        };
+        Self {
+            layers,
+            own_links,
+            directories: vec![root],
+            paths: HashMap::new(),
+            work,
+            charge,
+        }
+    }
+
+    /// What a hard link to the path `target` would be another name of.
+    pub(super) fn target(&mut self, target: &[u8]) -> Result<Target, TooMuchMemory> {
+        self.work.link = WORK_PER_LINK;
+        match self.find(target) {
+            Ok(target) => Ok(target),
+            Err(Failure::Missing) => Ok(Target::Missing),
+            Err(Failure::TooMuchWork) => Ok(Target::TooMuchWork),
+            Err(Failure::TooMuchMemory(error)) => Err(error),
+        }
+    }
+
+    fn find(&mut self, target: &[u8]) -> Result<Target, Failure> {
+        let target = ArchivePath::sanitize(target).path;
+        let (directory, name) = target.split_last().ok_or(Failure::Missing)?;
+        let directory = self.directory(directory)?;
+        match self.look_up(directory, name)?.first() {
+            Some(&place) if self.layers.is_directory(place) => Err(Failure::Missing),
+            Some(&place) => Ok(Target::Entry(place)),
+            None => self.own_link(directory, name).ok_or(Failure::Missing),
+        }
+    }
+
+    /// The link called `name` of the one layer.
+    fn own_link(&self, directory: u32, name: &[u8]) -> Option<Target> {
+        let part = self.directories.get(directory as usize)?.parts.first()?;
+        let links = self.own_links?;
+        let found = links.binary_search_by(|link| (link.parent, link.name).cmp(&(part.ino, name)));
+        Some(Target::Link(u32::try_from(found.ok()?).ok()?))
+    }
+
+    /// The number of the directory that `path` leads to.
+    fn directory(&mut self, path: ArchivePath) -> Result<u32, Failure> {
+        if let Some(&known) = self.paths.get(&path) {
+            return known.ok_or(Failure::Missing);
+        }
+        let found = match resolve::directory(self, path.components()) {
+            Ok(directory) => Some(directory),
+            Err(ResolveError::Refused(_) | ResolveError::Tree(Failure::Missing)) => None,
+            Err(ResolveError::Tree(failure)) => return Err(failure),
+        };
+        self.charge.add(path.as_bytes().len() + TABLE_ENTRY_BYTES)?;
+        self.paths.insert(path, found);
+        found.ok_or(Failure::Missing)
+    }
+
+    /// What `name` stands for in a directory.
+    fn look_up(&mut self, directory: u32, name: &[u8]) -> Result<Parts, Failure> {
+        let directory = self.directories.get(directory as usize);
+        let parts = &directory.ok_or(Failure::Missing)?.parts;
+        self.work.spend(1 + parts.len() as u64)?;
+        if self.own_links.is_none() {
+            return Ok(self.layers.named(parts, name));
+        }
+        let own = |part: &Place| {
+            let entry = self.layers.index(part.layer)?.lookup(part.ino, name)?;
+            let (layer, ino) = (part.layer, entry.ino());
+            (!entry.is_unseen()).then_some(Place { layer, ino })
+        };
+        Ok(parts.iter().filter_map(own).collect())
+    }
+
+    /// Looks `name` up in directory `parent`, and keeps what it finds.
+    fn discover(&mut self, parent: u32, name: &[u8]) -> Result<Found, Failure> {
+        let parts = self.look_up(parent, name)?;
+        let found = match parts.first() {
+            None => Found::Nothing,
+            Some(&place) if self.layers.is_directory(place) => {
+                let number = u32::try_from(self.directories.len());
+                self.charge.add(parts.capacity() * size_of::<Place>())?;
+                let directory = Directory {
+                    parts,
+                    names: HashMap::new(),
+                };
+                self.charge.push(&mut self.directories, directory)?;
+                Found::Directory(number.map_err(|_| Failure::TooMuchWork)?)
+            }
+            Some(&place) => Found::Entry(place),
+        };
+        self.charge.add(name.len() + TABLE_ENTRY_BYTES)?;
+        if let Some(parent) = self.directories.get_mut(parent as usize) {
+            parent.names.insert(name.into(), found);
+        }
+        Ok(found)
+    }
+}
+
+impl resolve::Tree for Resolver<'_, '_> {
+    /// Its number.
+    type Directory = u32;
+    type Error = Failure;
+
+    fn root(&self) -> u32 {
+        0
+    }
+
+    fn is_chroot(&self) -> bool {
+        true
+    }
+
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Failure> {
+        let directory = self.directories.get(*parent as usize);
+        let known = directory.and_then(|directory| directory.names.get(name));
+        let found = match known.copied() {
+            Some(found) => {
+                self.work.spend(1)?;
+                found
+            }
+            None => self.discover(*parent, name)?,
+        };
+        let place = match found {
+            Found::Directory(number) => return Ok(Step::Directory(number)),
+            Found::Nothing => return Ok(Step::Missing),
+            Found::Entry(place) => place,
+        };
+        let entry = self.layers.entry(place);
+        let Some(Kind::Symlink(target)) = entry.map(|entry| entry.kind()) else {
+            return Ok(Step::Other);
+        };
+        // Also components that are no steps, as `.` and `..`.
+        let components = target.split(|&byte| byte == b'/').count();
+        self.work.spend(components as u64)?;
+        Ok(Step::Link(target.to_vec()))
+    }
+
+    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, Failure> {
+        Err(Failure::Missing)
+    }
+}

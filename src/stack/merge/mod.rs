@@ -1,0 +1,811 @@
+//! The trees of layers, from the bottom, as the one tree that they make together; pure.
+//!
+//! A directory over a directory: the names of both, and the attributes of the upper one, unless only
+//! paths speak of it. Anything else replaces what lies below it. What a layer says to be gone is gone
+//! from the layers below it, and never from itself.
+//!
+//! A mount, a listing and `materialize` take the tree from here.
+
+mod links;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+use crate::base::path::ArchivePath;
+use crate::codec::Compression;
+use crate::index::{
+    self, Builder, Charge, Entry, Index, Ino, Kind, Locator, MemoryLimit, MergeError, Merged,
+    Named, Options, Origin, Place, Plan, Problem, Refused, Surface, TooMuchMemory, Whiteouts,
+};
+use links::{MAX_SHARED_WORK, Target, Work, find_targets};
+
+/// The name that stands for all names when a layer removes them.
+const ALL_NAMES: &[u8] = b"";
+
+/// The tree that `layers` make, from the bottom; without layers it is empty. The memory that this takes
+/// counts against `limit`, and that of the tree while it lives.
+///
+/// # Errors
+/// When it has more entries than a tree can have, or needs more memory than is allowed.
+pub fn merge(
+    layers: &[&Index],
+    whiteouts: Whiteouts,
+    limit: &MemoryLimit,
+) -> Result<Merged, MergeError> {
+    if layers.is_empty() {
+        let empty = Builder::new(Options::default()).finish(Origin::default());
+        return merge(&[&empty], whiteouts, limit);
+    }
+    let work = &mut Work::new(MAX_SHARED_WORK);
+    Layers::new(layers, whiteouts, limit, work)?.tree(limit)
+}
+
+/// A name that a layer removes from one of its own directories, as far as lower layers have it there.
+type Removal<'a> = (Ino, &'a [u8]);
+
+/// A hard link to a lower layer: the directory and the name in the layer, and the entry.
+type Link<'a> = (Ino, &'a [u8], Place);
+
+/// What a layer removes of those below it, in the order of directories and names.
+fn removals<'a>(
+    index: &'a Index,
+    whiteouts: Whiteouts,
+    charge: &mut Charge,
+) -> Result<Vec<Removal<'a>>, TooMuchMemory> {
+    let mut removals = Vec::new();
+    charge.reserve(&mut removals, index.whiteouts().count())?;
+    for whiteout in index.whiteouts() {
+        let name = whiteout.name.unwrap_or(ALL_NAMES);
+        charge.push(&mut removals, (whiteout.parent, name))?;
+    }
+    let inos = Ino::ROOT.0..=index.last_ino().0;
+    for ino in inos.filter(|_| whiteouts == Whiteouts::Overlay).map(Ino) {
+        let Some(directory) = index.entry(ino) else {
+            continue;
+        };
+        if whiteouts.is_opaque(&directory) {
+            charge.push(&mut removals, (ino, ALL_NAMES))?;
+        }
+        for child in index.children(ino, 0) {
+            let entry = index.entry(child.ino);
+            if entry.is_some_and(|entry| whiteouts.is_whiteout(&entry)) {
+                charge.push(&mut removals, (ino, child.name))?;
+            }
+        }
+    }
+    removals.sort_unstable();
+    removals.dedup();
+    Ok(removals)
+}
+
+/// The part of `rows`, sorted by directory, that belongs to `directory`.
+fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) -> &[T] {
+    let rows = rows.map(Vec::as_slice).unwrap_or_default();
+    let start = rows.partition_point(|row| ino(row) < directory);
+    let rows = rows.get(start..).unwrap_or_default();
+    let end = rows.partition_point(|row| ino(row) == directory);
+    rows.get(..end).unwrap_or_default()
+}
+
+/// What the root of `layers` consists of.
+fn roots(layers: Range<u32>) -> Parts {
+    let ino = Ino::ROOT;
+    layers.map(|layer| Place { layer, ino }).collect()
+}
+
+/// Layers, what they remove, and what their hard links to lower ones have turned out to name.
+struct Layers<'a> {
+    indexes: &'a [&'a Index],
+    whiteouts: Whiteouts,
+    removals: Vec<Vec<Removal<'a>>>,
+    links: Vec<Vec<Link<'a>>>,
+    /// The first links whose targets are nowhere.
+    missing: Vec<(usize, Problem)>,
+    missing_count: u64,
+    /// The memory of the removals and links.
+    charge: Charge,
+}
+
+/// What a name stands for: one entry, or directories from the bottom; nothing if it is not seen.
+type Parts = Vec<Place>;
+
+/// What a directory of a layer does to one of its names, in the order in which this applies.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum LayerAction {
+    /// It removes what the layers below have.
+    Remove,
+    /// It has this entry.
+    Entry(Ino),
+    /// It has a hard link to this entry of a lower layer.
+    Link(Place),
+}
+
+impl<'a> Layers<'a> {
+    fn new(
+        indexes: &'a [&'a Index],
+        whiteouts: Whiteouts,
+        limit: &MemoryLimit,
+        work: &mut Work,
+    ) -> Result<Self, TooMuchMemory> {
+        let mut layers = Self {
+            indexes,
+            whiteouts,
+            // There is nothing below the lowest layer.
+            removals: vec![Vec::new()],
+            links: Vec::new(),
+            missing: Vec::new(),
+            missing_count: 0,
+            charge: limit.charge(),
+        };
+        for index in indexes.iter().skip(1) {
+            let removals = removals(index, whiteouts, &mut layers.charge)?;
+            layers.removals.push(removals);
+        }
+        for (number, index) in (0..).zip(indexes) {
+            layers.find_links(number, index, limit, work)?;
+        }
+        Ok(layers)
+    }
+
+    /// The tree that they make.
+    fn tree(self, limit: &MemoryLimit) -> Result<Merged, MergeError> {
+        let mut planner = Planner {
+            layers: &self,
+            plan: Plan {
+                problem_count: self.missing_count,
+                problems: self.missing.clone(),
+                ..Plan::default()
+            },
+            pending: Vec::new(),
+            charge: limit.charge(),
+        };
+        planner.run()?;
+        // The plan is counted while it is there.
+        let Planner {
+            plan,
+            charge: _charge,
+            ..
+        } = planner;
+        let (indexes, whiteouts) = (self.indexes, self.whiteouts);
+        drop(self);
+        let hides = |name: &[u8]| whiteouts.hides_xattr(name);
+        let origin = origin(indexes, whiteouts);
+        index::merge(indexes, &plan, hides, origin, limit)
+    }
+
+    fn index(&self, layer: u32) -> Option<&'a Index> {
+        self.indexes.get(layer as usize).copied()
+    }
+
+    fn entry(&self, place: Place) -> Option<Entry<'a>> {
+        self.index(place.layer)?.entry(place.ino)
+    }
+
+    fn is_directory(&self, place: Place) -> bool {
+        let kind = self.entry(place).map(|entry| entry.kind());
+        kind == Some(Kind::Directory)
+    }
+
+    /// Applies `action` of layer `layer` to `parts`, what `name` stands for so far; `false` when nothing
+    /// can be made of it, because it leads elsewhere.
+    fn apply(&self, parts: &mut Parts, layer: u32, name: &[u8], action: LayerAction) -> bool {
+        let place = match action {
+            LayerAction::Remove => {
+                parts.clear();
+                return true;
+            }
+            LayerAction::Entry(ino) => Place { layer, ino },
+            LayerAction::Link(place) => place,
+        };
+        let Some(entry) = self.entry(place) else {
+            return true;
+        };
+        if let LayerAction::Entry(_) = action {
+            if self.whiteouts.takes_name(name) || self.whiteouts.is_whiteout(&entry) {
+                return true;
+            }
+            if self.whiteouts.leads_elsewhere(&entry) {
+                return false;
+            }
+        }
+        let below = parts.last();
+        let is_over_directory = below.is_some_and(|&below| self.is_directory(below));
+        if entry.is_unseen() && !is_over_directory {
+            // It says what is gone from a directory that is not there.
+            return true;
+        }
+        if !is_over_directory || entry.kind() != Kind::Directory {
+            parts.clear();
+        }
+        parts.push(place);
+        true
+    }
+
+    /// Those of `parts` of a directory whose names an opaque one above them does not hide.
+    fn visible<'p>(&self, parts: &'p [Place]) -> &'p [Place] {
+        let opaque = |&part: &Place| self.removes(part, ALL_NAMES);
+        let lowest = parts.iter().rposition(opaque).unwrap_or(0);
+        parts.get(lowest..).unwrap_or_default()
+    }
+
+    /// What `name` stands for in the directory that consists of `parts`.
+    fn named(&self, parts: &[Place], name: &[u8]) -> Parts {
+        let mut named = Parts::new();
+        for &part in self.visible(parts) {
+            let index = self.index(part.layer);
+            let entry = index.and_then(|index| index.lookup(part.ino, name));
+            let actions = [
+                self.removes(part, name).then_some(LayerAction::Remove),
+                entry.map(|entry| LayerAction::Entry(entry.ino())),
+                self.link(part, name).map(LayerAction::Link),
+            ];
+            for action in actions.into_iter().flatten() {
+                self.apply(&mut named, part.layer, name, action);
+            }
+        }
+        named
+    }
+
+    /// What the directories `parts` do to all their names, in the order of the names.
+    fn actions_by_name(&self, parts: &[Place]) -> ActionsByName<'a, '_> {
+        let mut actions = ActionsByName {
+            streams: Vec::new(),
+            next: BinaryHeap::new(),
+        };
+        for &part in parts {
+            let removals = self.removals_in(part).iter();
+            actions.add(part, removals.map(|&(_, name)| (name, LayerAction::Remove)));
+            let children = self.index(part.layer).into_iter();
+            let children = children.flat_map(move |index| index.children_by_name(part.ino, 0));
+            actions.add(
+                part,
+                children.map(|child| (child.name, LayerAction::Entry(child.ino))),
+            );
+            let links = self.links_in(part).iter();
+            actions.add(
+                part,
+                links.map(|&(_, name, place)| (name, LayerAction::Link(place))),
+            );
+        }
+        actions
+    }
+
+    /// What directory `part` removes from what lies below it.
+    fn removals_in(&self, part: Place) -> &[Removal<'a>] {
+        let removals = self.removals.get(part.layer as usize);
+        rows_of(removals, part.ino, |&(directory, _)| directory)
+    }
+
+    fn removes(&self, part: Place, name: &[u8]) -> bool {
+        let removals = self.removals.get(part.layer as usize);
+        removals.is_some_and(|removals| removals.binary_search(&(part.ino, name)).is_ok())
+    }
+
+    /// The hard links to lower layers that directory `part` holds.
+    fn links_in(&self, part: Place) -> &[Link<'a>] {
+        let links = self.links.get(part.layer as usize);
+        rows_of(links, part.ino, |&(directory, ..)| directory)
+    }
+
+    fn link(&self, part: Place, name: &[u8]) -> Option<Place> {
+        let links = self.links.get(part.layer as usize)?;
+        let key = |&(directory, name, _): &Link<'a>| (directory, name);
+        let number = links.binary_search_by(|link| key(link).cmp(&(part.ino, name)));
+        links.get(number.ok()?).map(|&(.., place)| place)
+    }
+
+    /// Finds the targets of those links of layer `number` that the layer did not hold when they came.
+    /// The layers below it are done.
+    fn find_links(
+        &mut self,
+        number: u32,
+        index: &'a Index,
+        limit: &MemoryLimit,
+        work: &mut Work,
+    ) -> Result<(), TooMuchMemory> {
+        let mut charge = limit.charge();
+        let mut links = Vec::new();
+        charge.reserve(&mut links, index.unresolved_links().count())?;
+        links.extend(index.unresolved_links());
+        links.sort_unstable_by_key(|link| (link.parent, link.name));
+        links.dedup_by_key(|link| (link.parent, link.name));
+        // With the numbers of the longest chain.
+        charge.add(links.len() * (size_of::<Target>() + size_of::<usize>()))?;
+        let targets = find_targets(self, number, &links, work, limit)?;
+        let mut found = Vec::new();
+        self.charge.reserve(&mut found, links.len())?;
+        // Links of a directory come one after the other.
+        let mut directory = (Ino(0), ArchivePath::root());
+        for (link, target) in links.iter().zip(targets) {
+            if let Target::Entry(place) = target {
+                found.push((link.parent, link.name, place));
+                continue;
+            }
+            if directory.0 != link.parent {
+                directory = (link.parent, index.path(link.parent).unwrap_or_default());
+            }
+            self.miss(number, &directory.1, link.name, target);
+        }
+        self.links.push(found);
+        Ok(())
+    }
+
+    /// Notes that no target was found of the link `name` in `directory` of layer `number`.
+    fn miss(&mut self, number: u32, directory: &ArchivePath, name: &[u8], target: Target) {
+        let mut names = directory.components().chain([name]);
+        if names.any(|name| self.whiteouts.takes_name(name)) {
+            return;
+        }
+        self.missing_count += 1;
+        if self.missing.len() < Options::default().max_problems {
+            let mut path = directory.clone();
+            path.push(name);
+            let what = match target {
+                Target::TooMuchWork => TOO_MUCH_WORK.to_owned(),
+                _ => Refused::MissingTarget.to_string(),
+            };
+            let problem = Problem {
+                path: Some(path),
+                offset: None,
+                what,
+            };
+            self.missing.push((number as usize, problem));
+        }
+    }
+}
+
+/// The problem of a link whose target is not found with the work that is allowed.
+const TOO_MUCH_WORK: &str = "the target of the hard link is not looked up: the links of the layers lead \
+                             through too many directories";
+
+/// Actions on names of one directory of a layer.
+type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
+
+/// What directories of layers do to their names, in the order of the names; for one name in the order in
+/// which it applies.
+struct ActionsByName<'a, 's> {
+    streams: Vec<(Place, Actions<'a, 's>)>,
+    /// The next one of each stream: the name, the number of the stream, the action.
+    next: BinaryHeap<Reverse<(&'a [u8], usize, LayerAction)>>,
+}
+
+impl<'a, 's> ActionsByName<'a, 's> {
+    /// Adds `actions` of directory `part` in the order of their names, above those added before.
+    fn add(&mut self, part: Place, actions: impl Iterator<Item = (&'a [u8], LayerAction)> + 's) {
+        let mut actions = Box::new(actions);
+        if let Some((name, action)) = actions.next() {
+            self.next.push(Reverse((name, self.streams.len(), action)));
+            self.streams.push((part, actions));
+        }
+    }
+}
+
+impl<'a> Iterator for ActionsByName<'a, '_> {
+    type Item = (&'a [u8], Place, LayerAction);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let Reverse((name, number, action)) = self.next.pop()?;
+        let (part, actions) = self.streams.get_mut(number)?;
+        // In a damaged index a name may come again.
+        if let Some((name, action)) = actions.find(|&(next, _)| next > name) {
+            self.next.push(Reverse((name, number, action)));
+        }
+        Some((name, *part, action))
+    }
+}
+
+/// What the whole is known by: it is the same as long as the layers are, and in the same order.
+fn origin(layers: &[&Index], whiteouts: Whiteouts) -> Origin {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(format!("{whiteouts:?}").as_bytes());
+    let mut packed_bytes = 0_u64;
+    for origin in layers.iter().map(|index| index.origin()) {
+        packed_bytes = packed_bytes.saturating_add(origin.packed_bytes);
+        hasher.update(&origin.content_id);
+        hasher.update(origin.locator.file_name().as_bytes());
+    }
+    Origin {
+        locator: Locator::default(),
+        content_id: *hasher.finalize().as_bytes(),
+        sha256: None,
+        compression: Compression::None,
+        packed_bytes,
+        plain_bytes: 0,
+    }
+}
+
+/// Makes the plan of the merged tree.
+struct Planner<'a, 'l> {
+    layers: &'l Layers<'a>,
+    plan: Plan<'a>,
+    /// The parts of directories whose names are still to come, each with the directory's number in the
+    /// plan; from the bottom.
+    pending: Vec<(u32, Place)>,
+    /// The memory of the plan and the pending directories.
+    charge: Charge,
+}
+
+impl<'a> Planner<'a, '_> {
+    fn run(&mut self) -> Result<(), MergeError> {
+        let count = u32::try_from(self.layers.indexes.len()).map_err(|_| MergeError::TooLarge)?;
+        self.directory(&roots(0..count))?;
+        while let Some(&(directory, _)) = self.pending.last() {
+            let other = |&(pending, _): &(u32, Place)| pending != directory;
+            let start = self
+                .pending
+                .iter()
+                .rposition(other)
+                .map_or(0, |last| last + 1);
+            let parts = self.pending.drain(start..).map(|(_, part)| part);
+            let parts: Parts = parts.collect();
+            self.names(directory, &parts)?;
+        }
+        Ok(())
+    }
+
+    /// Plans a directory that consists of `parts`, one at least; its place.
+    fn directory(&mut self, parts: &[Place]) -> Result<Option<Place>, MergeError> {
+        let Some(&place) = parts.first() else {
+            return Ok(None);
+        };
+        let is_spoken_of = |part: &&Place| {
+            let entry = self.layers.entry(**part);
+            entry.is_some_and(|entry| !entry.is_implied())
+        };
+        let attributes = *parts.iter().rev().find(is_spoken_of).unwrap_or(&place);
+        let number = u32::try_from(self.plan.directories.len());
+        let number = number.map_err(|_| MergeError::TooLarge)?;
+        let surface = Surface { place, attributes };
+        self.charge.push(&mut self.plan.directories, surface)?;
+        for &part in parts {
+            self.charge.push(&mut self.pending, (number, part))?;
+        }
+        Ok(Some(place))
+    }
+
+    fn name(&mut self, directory: u32, name: &'a [u8], parts: &[Place]) -> Result<(), MergeError> {
+        let target = match parts.first() {
+            Some(&first) if self.layers.is_directory(first) => self.directory(parts)?,
+            first => first.copied(),
+        };
+        if let Some(target) = target {
+            let named = Named {
+                directory,
+                name,
+                target,
+            };
+            self.charge.push(&mut self.plan.names, named)?;
+        }
+        Ok(())
+    }
+
+    /// Plans the names of a directory that consists of `parts`.
+    fn names(&mut self, directory: u32, parts: &[Place]) -> Result<(), MergeError> {
+        let layers = self.layers;
+        let mut named = Parts::new();
+        let parts = layers.visible(parts);
+        if let &[part] = parts
+            && layers.links_in(part).is_empty()
+            && let Some(index) = layers.index(part.layer)
+        {
+            for child in index.children(part.ino, 0) {
+                self.apply(&mut named, part, child.name, LayerAction::Entry(child.ino));
+                self.name(directory, child.name, &named)?;
+                named.clear();
+            }
+            return Ok(());
+        }
+        let mut actions = layers.actions_by_name(parts).peekable();
+        while let Some((name, part, action)) = actions.next() {
+            self.apply(&mut named, part, name, action);
+            if actions.peek().is_none_or(|&(next, ..)| next != name) {
+                self.name(directory, name, &named)?;
+                named.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Layers::apply`], and notes if nothing is made of `name` in directory `part`.
+    fn apply(&mut self, parts: &mut Parts, part: Place, name: &[u8], action: LayerAction) {
+        const ELSEWHERE: &str = "what it is lies elsewhere in the layers below: redirects and \
+                                 metacopies are not followed";
+        if self.layers.apply(parts, part.layer, name, action) {
+            return;
+        }
+        self.plan.problem_count += 1;
+        if self.plan.problems.len() < Options::default().max_problems {
+            let index = self.layers.index(part.layer);
+            let path = index.and_then(|index| index.path(part.ino));
+            let mut path = path.unwrap_or_default();
+            path.push(name);
+            let problem = Problem {
+                path: Some(path),
+                offset: None,
+                what: ELSEWHERE.to_owned(),
+            };
+            self.plan.problems.push((part.layer as usize, problem));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::index::sample::{directory, file, hard_link, layer, member, symlink};
+    use crate::tar::{self, Device, Member};
+    use links::Resolver;
+
+    /// Few, so that they meet.
+    const NAMES: [&str; 8] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "l/a"];
+
+    fn a_member() -> impl Strategy<Value = Member> {
+        let name = || prop::sample::select(&NAMES[..]);
+        let hidden = |name: &str| match name.rsplit_once('/') {
+            Some((parent, name)) => format!("{parent}/.wh.{name}"),
+            None => format!(".wh.{name}"),
+        };
+        let none = tar::Kind::CharDevice(Device { major: 0, minor: 0 });
+        let passed = prop::sample::select(&["d", "l"][..]);
+        let directories = prop::sample::select(&["a", "d", "d/d", "d/../b", "/d/d", ".."][..]);
+        prop_oneof![
+            3 => name().prop_map(|name| file(name, 0..1)),
+            2 => name().prop_map(|name| directory(name, 0o755)),
+            1 => name().prop_map(move |name| file(&hidden(name), 0..0)),
+            1 => name().prop_map(|name| file(&format!("{name}/.wh..wh..opq"), 0..0)),
+            1 => name().prop_map(move |name| member(name, none.clone())),
+            1 => (name(), name()).prop_map(|(name, target)| symlink(name, target)),
+            2 => (passed, directories).prop_map(|(name, target)| symlink(name, target)),
+            3 => (name(), name()).prop_map(|(name, target)| hard_link(name, target)),
+            1 => (name(), name()).prop_map(move |(name, target)| hard_link(&hidden(name), target)),
+            1 => (name(), name())
+                .prop_map(|(name, target)| hard_link(&format!("{name}/.wh..wh..opq"), target)),
+        ]
+    }
+
+    /// The layers of `members`, from the bottom.
+    fn layers(members: &[&[Member]]) -> Vec<Index> {
+        let layers = members.iter();
+        layers
+            .map(|members| layer(members, Whiteouts::Oci))
+            .collect()
+    }
+
+    /// The tree of `layers`, for which links may share `shared` of work, and how much of it they needed.
+    fn merged(layers: &[Index], shared: u64) -> (Merged, u64) {
+        let (limit, mut work) = (MemoryLimit::none(), Work::new(shared));
+        let indexes: Vec<_> = layers.iter().collect();
+        let stack = Layers::new(&indexes, Whiteouts::Oci, &limit, &mut work).expect("small");
+        let merged = stack.tree(&limit).expect("small");
+        (merged, shared - work.shared())
+    }
+
+    fn inode(merged: &Merged, path: &str) -> Option<Ino> {
+        let path = ArchivePath::sanitize(path.as_bytes()).path;
+        merged.index.find(&path).map(|entry| entry.ino())
+    }
+
+    fn problems(merged: &Merged) -> Vec<String> {
+        let problems = merged.index.problems().iter();
+        problems.map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn chain_of_links_of_any_length_finds_its_target() {
+        let chain = (0..1000).map(|number| {
+            let target = format!("l{}", number + 1);
+            hard_link(&format!("l{number}"), &target)
+        });
+        let chain: Vec<_> = chain.chain([hard_link("l1000", "a")]).collect();
+        let layers = layers(&[&[file("a", 0..1)], &chain]);
+        let (merged, _) = merged(&layers, MAX_SHARED_WORK);
+        let target = inode(&merged, "a").expect("there");
+        for number in 0..=1000 {
+            let found = inode(&merged, &format!("l{number}"));
+            assert_eq!(found, Some(target), "l{number}");
+        }
+        assert_eq!(problems(&merged), [""; 0]);
+    }
+
+    #[test]
+    fn cycle_of_links_ends_where_a_lower_layer_has_a_target() {
+        let cycle = |name: &str| {
+            let link =
+                |from: &str, to: &str| hard_link(&format!("{name}{from}"), &format!("{name}{to}"));
+            [
+                link("0", "1"),
+                link("1", "2"),
+                link("2", "0"),
+                link("3", "1"),
+            ]
+        };
+        let members = [cycle("a"), cycle("b")].concat();
+        let layers = layers(&[&[file("b2", 0..1)], &members]);
+        let (merged, _) = merged(&layers, MAX_SHARED_WORK);
+        let target = inode(&merged, "b1").expect("found");
+        // The link replaces the file that it has the name of.
+        for name in ["b0", "b1", "b2", "b3"] {
+            assert_eq!(inode(&merged, name), Some(target), "{name}");
+        }
+        let missing = ["a0", "a1", "a2", "a3"]
+            .map(|name| format!("{name}: layer 2: the target of the hard link is missing"));
+        assert_eq!(problems(&merged), missing);
+    }
+
+    /// A path of `depth` directories.
+    fn path(depth: usize) -> String {
+        vec!["d"; depth].join("/")
+    }
+
+    #[test]
+    fn directory_of_many_targets_is_walked_to_once() {
+        const LAYERS: usize = 20;
+        const DEPTH: usize = 100;
+        const LINKS: usize = 100;
+        let path = path(DEPTH);
+        let files: Vec<_> = (0..LINKS)
+            .map(|number| file(&format!("{path}/{number}"), 0..1))
+            .collect();
+        let links: Vec<_> = (0..LINKS)
+            .map(|number| hard_link(&format!("l{number}"), &format!("{path}/{number}")))
+            .collect();
+        let between = [file(&format!("{path}/x"), 0..1)];
+        let mut members = vec![&between[..]; LAYERS - 2];
+        members.insert(0, &files);
+        members.push(&links);
+        let (merged, work) = merged(&layers(&members), MAX_SHARED_WORK);
+        for number in 0..LINKS {
+            let target = inode(&merged, &format!("{path}/{number}"));
+            assert_eq!(inode(&merged, &format!("l{number}")), target);
+        }
+        // Once through all directories and layers.
+        let walk = (DEPTH * LAYERS + DEPTH) as u64;
+        assert!(work <= walk, "{work}");
+    }
+
+    #[test]
+    fn step_that_many_targets_share_is_looked_up_once() {
+        const LAYERS: usize = 20;
+        const LINKS: usize = 100;
+        // Twenty symbolic links, each through `d` twenty times and then through the next.
+        let passes = "d/../".repeat(20);
+        let mut files = vec![directory("d", 0o755)];
+        files.extend((0..20).map(|number| {
+            let target = format!("{passes}s{}", number + 1);
+            symlink(&format!("s{number}"), &target)
+        }));
+        files.push(symlink("s20", "d"));
+        files.extend((0..LINKS).map(|number| file(&format!("d/{number}/f"), 0..1)));
+        let links: Vec<_> = (0..LINKS)
+            .map(|number| hard_link(&format!("l{number}"), &format!("s0/{number}/f")))
+            .collect();
+        let between = [directory("d", 0o755)];
+        let mut members = vec![&between[..]; LAYERS - 2];
+        members.insert(0, &files);
+        members.push(&links);
+        let (merged, work) = merged(&layers(&members), MAX_SHARED_WORK);
+        for number in 0..LINKS {
+            let target = inode(&merged, &format!("d/{number}/f"));
+            assert!(target.is_some());
+            assert_eq!(inode(&merged, &format!("l{number}")), target);
+        }
+        // A symbolic link of 41 components, and twenty steps through `d`, each 1 although 20 layers have it.
+        let link = (20 * (41 + 20 + 2)) as u64;
+        assert!(work <= LINKS as u64 * link, "{work}");
+    }
+
+    #[test]
+    fn link_through_too_many_directories_is_a_problem_by_name() {
+        let deep = path(500);
+        let below = [
+            file("a", 0..1),
+            file(&format!("{deep}/f"), 0..1),
+            file("kept", 0..1),
+        ];
+        let above = [
+            hard_link("far", &format!("{deep}/f")),
+            hard_link("kept", &format!("{deep}/f")),
+            hard_link("to-far", "far"),
+            hard_link("near", "a"),
+        ];
+        let layers = layers(&[&below, &above]);
+        let (merged, _) = merged(&layers, 100);
+        assert_eq!(inode(&merged, "near"), inode(&merged, "a"));
+        assert!(inode(&merged, "kept").is_some());
+        for name in ["far", "to-far"] {
+            assert_eq!(inode(&merged, name), None, "{name}");
+        }
+        let told =
+            ["far", "kept", "to-far"].map(|name| format!("{name}: layer 2: {TOO_MUCH_WORK}"));
+        assert_eq!(problems(&merged), told);
+        assert_eq!(merged.index.problem_count(), 3);
+    }
+
+    #[test]
+    fn merge_counts_its_memory_and_stops_at_the_limit() {
+        const LIMIT: usize = 16 << 20;
+        let files: Vec<_> = (0..5000)
+            .map(|number| file(&format!("d/{number}"), 0..1))
+            .collect();
+        let links =
+            (0..5000).map(|number| hard_link(&format!("l/{number}"), &format!("d/{number}")));
+        let removals = (0..5000).map(|number| file(&format!("{number}/.wh.x"), 0..0));
+        let above: Vec<_> = links.chain(removals).collect();
+        let layers = layers(&[&files, &above]);
+        let indexes: Vec<_> = layers.iter().collect();
+        let merge = |limit: &MemoryLimit| merge(&indexes, Whiteouts::Oci, limit);
+        let whole = merge(&MemoryLimit::none()).expect("no limit");
+        let bytes = whole.index.memory_bytes() + whole.memory_bytes();
+        // Each limit lets another part of the merge fail.
+        for limit in (0..bytes).step_by(20_000) {
+            let memory_limit = MemoryLimit::new(limit as u64);
+            let refused = merge(&memory_limit).err();
+            let expected = TooMuchMemory {
+                limit: limit as u64,
+            };
+            assert_eq!(refused, Some(MergeError::TooMuchMemory(expected)));
+            // Nothing is left counted.
+            assert_eq!(memory_limit.charge().add(limit), Ok(()));
+        }
+        let limit = MemoryLimit::new(LIMIT as u64);
+        let merged = merge(&limit).expect("enough");
+        assert_eq!(limit.charge().add(LIMIT - bytes), Ok(()));
+        assert!(limit.charge().add(LIMIT - bytes + 1).is_err());
+        drop(merged);
+        assert_eq!(limit.charge().add(LIMIT), Ok(()));
+    }
+
+    #[test]
+    fn names_of_a_damaged_index_come_once() {
+        // By name `b` comes twice, and `a` behind it.
+        let names: [&[u8]; 4] = [b"b", b"a", b"b", b"c"];
+        let actions = names.map(|name| (name, LayerAction::Remove));
+        let mut by_name = ActionsByName {
+            streams: Vec::new(),
+            next: BinaryHeap::new(),
+        };
+        let part = Place {
+            layer: 0,
+            ino: Ino::ROOT,
+        };
+        by_name.add(part, actions.into_iter());
+        let names: Vec<_> = by_name.map(|(name, ..)| name).collect();
+        assert_eq!(names, [b"b", b"c"]);
+    }
+
+    proptest! {
+        /// A link finds by itself what the whole tree has where it leads.
+        #[test]
+        fn a_name_alone_is_what_it_is_in_the_whole_tree(
+            layers in prop::collection::vec(prop::collection::vec(a_member(), 0..8), 1..5),
+            whiteouts in prop::sample::select(
+                &[Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep][..]
+            ),
+        ) {
+            let layers: Vec<_> = layers.iter().map(|members| layer(members, whiteouts)).collect();
+            let indexes: Vec<_> = layers.iter().collect();
+            let limit = MemoryLimit::none();
+            let (mut work, mut whole_work) = (Work::new(u64::MAX), Work::new(u64::MAX));
+            let stack = Layers::new(&indexes, whiteouts, &limit, &mut work).expect("small");
+            let whole = merge(&indexes, whiteouts, &limit).expect("small");
+            let whole_index = [&*whole.index];
+            let whole_stack = Layers::new(&whole_index, Whiteouts::Keep, &limit, &mut whole_work);
+            let whole_stack = whole_stack.expect("small");
+            let count = u32::try_from(indexes.len()).expect("few");
+            let mut below = Resolver::below(&stack, count, &mut work, limit.charge());
+            let mut in_whole =
+                Resolver::own(&whole_stack, 0, &[], &mut whole_work, limit.charge());
+            for name in NAMES.iter().chain(&["l", "d/d/d", "a/b", "l/b", "l/d/a"]) {
+                let mut expected = in_whole.target(name.as_bytes()).expect("small");
+                if let Target::Entry(place) = &mut expected {
+                    *place = whole.place(place.ino).expect("an entry of a layer");
+                }
+                let found = below.target(name.as_bytes()).expect("small");
+                prop_assert_eq!(found, expected, "{}", name);
+            }
+        }
+    }
+}
