@@ -259,6 +259,7 @@ impl From<Buffer> for Output {
 impl fmt::Debug for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Output")
+            .field("whole", &self.whole)
             .field("pieces", &self.pieces.len())
             .field("has_rest", &self.rest.is_some())
             .finish()

@@ -155,7 +155,9 @@ impl Materializer {
         let directory = match self.unplaced_directory(ino) {
             Ok(directory) => directory,
             Err(trouble) => {
-                name.iter().for_each(|name| self.context.unmade.add(name));
+                if let Some(name) = &name {
+                    self.context.unmade.add(name);
+                }
                 let top = self.root.top();
                 let missing_bytes = member.payload.len();
                 return self.context.fail(&path, top, trouble, missing_bytes);
@@ -796,7 +798,7 @@ mod tests {
         }
         materializer.end_layer().expect("nothing fatal");
         let summary = materializer.finish().expect("nothing fatal");
-        let told = summary.problems.iter().map(|problem| problem.to_string());
+        let told = summary.problems.iter().map(ToString::to_string);
         (told.collect(), on_disk(place.path()))
     }
 

@@ -712,7 +712,10 @@ fn links_to_what_nobody_has_are_told() {
     assert_eq!(written, expected);
     assert_eq!(place.mounted(&[], seen), expected);
     for told in ["h", "i", "one", "other", "s"] {
-        let told = format!("{told}: layer 2: the target of the hard link is missing");
+        let told = format!(
+            "{told}: layer 2: the target of the hard link is missing, and all else that the layer has at \
+             its path or below it is left out"
+        );
         assert!(complaints.contains(&told), "{told}: {complaints}");
     }
     let output = place.run(&["ls", "-R"], &[]);

@@ -16,7 +16,7 @@ use crate::base::path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{
     self, Builder, Charge, Entry, Index, Ino, Kind, Locator, MemoryLimit, MergeError, Merged,
-    Named, Options, Origin, Place, Plan, Problem, Refused, Surface, TooMuchMemory, Whiteouts,
+    Named, Options, Origin, Place, Plan, Problem, Surface, TooMuchMemory, Whiteouts,
 };
 use links::{MAX_SHARED_WORK, Target, Work, find_targets};
 
@@ -343,7 +343,7 @@ impl<'a> Layers<'a> {
             path.push(name);
             let what = match target {
                 Target::TooMuchWork => TOO_MUCH_WORK.to_owned(),
-                _ => Refused::MissingTarget.to_string(),
+                _ => MISSING_TARGET.to_owned(),
             };
             let problem = Problem {
                 path: Some(path),
@@ -354,6 +354,10 @@ impl<'a> Layers<'a> {
         }
     }
 }
+
+/// The problem of a link whose target is nowhere. The link has replaced what its layer had at its path.
+const MISSING_TARGET: &str = "the target of the hard link is missing, and all else that the layer has at \
+                              its path or below it is left out";
 
 /// The problem of a link whose target is not found with the work that is allowed.
 const TOO_MUCH_WORK: &str = "the target of the hard link is not looked up: the links of the layers lead \
@@ -630,8 +634,8 @@ mod tests {
         for name in ["b0", "b1", "b2", "b3"] {
             assert_eq!(inode(&merged, name), Some(target), "{name}");
         }
-        let missing = ["a0", "a1", "a2", "a3"]
-            .map(|name| format!("{name}: layer 2: the target of the hard link is missing"));
+        let missing =
+            ["a0", "a1", "a2", "a3"].map(|name| format!("{name}: layer 2: {MISSING_TARGET}"));
         assert_eq!(problems(&merged), missing);
     }
 
