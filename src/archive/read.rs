@@ -788,19 +788,19 @@ pub(super) struct Resumed {
     rest: Bytes,
 }
 
-/// A piece of a decoder.
-enum Made {
-    /// With a buffer of its own.
-    Whole(Buffer),
-    /// Maybe of something longer.
-    Part(Bytes),
+/// The next output of a decoder.
+enum DecodedPiece {
+    /// A piece with a buffer of its own.
+    Buffer(Buffer),
+    /// Bytes that may share memory with others.
+    Shared(Bytes),
 }
 
-impl From<Made> for Bytes {
-    fn from(made: Made) -> Self {
-        match made {
-            Made::Whole(buffer) => buffer.freeze(),
-            Made::Part(bytes) => bytes,
+impl From<DecodedPiece> for Bytes {
+    fn from(piece: DecodedPiece) -> Self {
+        match piece {
+            DecodedPiece::Buffer(buffer) => buffer.freeze(),
+            DecodedPiece::Shared(bytes) => bytes,
         }
     }
 }
@@ -814,8 +814,8 @@ impl Resumed {
         }
     }
 
-    /// The next `len` plain bytes, which begin at `start`, fewer at the end of the stream, in memory of
-    /// `free_list`.
+    /// The next `len` plain bytes, which begin at `start`, in memory of `free_list`. There are fewer at the end
+    /// of the stream. A piece that is exactly these bytes is not copied.
     fn take(
         &mut self,
         free_list: &FreeList,
@@ -830,8 +830,8 @@ impl Resumed {
                 // Whatever is left of it keeps its buffer from the decoder.
                 self.rest = Bytes::new();
                 match self.pull(packed)? {
-                    Some(Made::Whole(buffer)) if missing == len && buffer.len() == len => {
-                        match buffer.leave(start.0) {
+                    Some(DecodedPiece::Buffer(buffer)) if missing == len && buffer.len() == len => {
+                        match buffer.detach(start.0) {
                             Ok(memory) => return Ok(memory.freeze()),
                             Err(buffer) => self.rest = buffer.freeze(),
                         }
@@ -849,14 +849,14 @@ impl Resumed {
     }
 
     /// Makes the next piece; `None` at the end of the stream.
-    fn pull(&mut self, packed: &mut PackedBytes) -> Result<Option<Made>, Error> {
+    fn pull(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
         loop {
             if let Some(output) = &mut self.output {
-                if let Some(whole) = output.take_whole() {
-                    return Ok(Some(Made::Whole(whole)));
+                if let Some(buffer) = output.take_buffer() {
+                    return Ok(Some(DecodedPiece::Buffer(buffer)));
                 }
                 if let Some(piece) = output.next_piece()? {
-                    return Ok(Some(Made::Part(piece)));
+                    return Ok(Some(DecodedPiece::Shared(piece)));
                 }
                 self.output = None;
             }
@@ -865,7 +865,7 @@ impl Resumed {
                     Some(bytes) => self.decoder.push(bytes),
                     None => self.decoder.finish(),
                 },
-                Pull::Plain(bytes) => return Ok(Some(Made::Part(bytes))),
+                Pull::Plain(bytes) => return Ok(Some(DecodedPiece::Shared(bytes))),
                 Pull::Job(job) | Pull::Check(job) => self.output = Some(job.run()?),
                 Pull::Await(ahead) => ahead.wait(),
                 // Spans carry hashes of their own, and who reads one has no other threads.

@@ -442,22 +442,22 @@ impl Buffer {
         self.bytes.truncate(self.start.saturating_add(len));
     }
 
-    /// The memory without the pool, for someone else to count: if it comes from a [`FreeList`], is not much
-    /// longer than its bytes, and begins at an address that is `phase` more than a multiple of
-    /// [`ALIGNMENT`].
+    /// Detaches the memory from the pool, because the caller counts it from now on. It must come from a
+    /// [`FreeList`], be hardly longer than its bytes, and begin at an address that is `phase` more than a
+    /// multiple of [`ALIGNMENT`].
     ///
     /// # Errors
-    /// The buffer, when it must stay.
-    pub fn leave(mut self, phase: u64) -> Result<Memory, Self> {
+    /// The buffer, unchanged, if the memory must stay in the pool.
+    pub fn detach(mut self, phase: u64) -> Result<Memory, Self> {
         let Some(home) = self.shared.home.clone() else {
             return Err(self);
         };
         let is_in_phase =
             self.as_ptr().addr() as u64 % ALIGNMENT as u64 == phase % ALIGNMENT as u64;
-        if !is_in_phase || !free_list::is_apt(&self.bytes, self.len()) {
+        if !is_in_phase || !free_list::wastes_little(&self.bytes, self.len()) {
             return Err(self);
         }
-        Ok(home.adopt(std::mem::take(&mut self.bytes), self.start))
+        Ok(home.memory(std::mem::take(&mut self.bytes), self.start))
     }
 
     /// Ends writing: the bytes become shareable, and go back to the pool with the last slice.
@@ -532,14 +532,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_leaves_counts_no_more_and_goes_home_in_the_end() {
+    fn detached_memory_is_not_counted_and_returns_to_its_list() {
         let home = FreeList::new(1 << 30);
         let pool = Pool::reusing(1 << 20, home.clone());
         let mut buffer = pool.take(1 << 20).expect("open");
         buffer.fill(7);
         buffer.truncate((1 << 20) - 5);
-        let buffer = buffer.leave(1).expect_err("another phase");
-        let bytes = buffer.leave(8192).expect("at a page").freeze();
+        let buffer = buffer.detach(1).expect_err("another phase");
+        let bytes = buffer.detach(8192).expect("at a page").freeze();
         assert_eq!(pool.taken(), 0);
         assert_eq!(bytes.len(), (1 << 20) - 5);
         assert!(bytes.iter().all(|&byte| byte == 7));
@@ -549,17 +549,17 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_too_long_for_its_bytes_or_of_no_list_stays() {
+    fn memory_that_is_too_long_or_of_no_list_is_not_detached() {
         let mut buffer = Pool::reusing(1 << 20, FreeList::new(1 << 30))
             .take(1 << 20)
             .expect("open");
         buffer.truncate(1 << 19);
-        assert!(buffer.leave(0).is_err());
+        assert!(buffer.detach(0).is_err());
         assert!(
             Pool::new(1 << 20)
                 .take(1 << 20)
                 .expect("open")
-                .leave(0)
+                .detach(0)
                 .is_err()
         );
     }

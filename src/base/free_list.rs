@@ -67,8 +67,8 @@ impl FreeList {
         memory
     }
 
-    /// The bytes of `memory` from `start` on, to go to this list in the end.
-    pub(super) fn adopt(&self, memory: Vec<u8>, start: usize) -> Memory {
+    /// The bytes of `memory` from `start` on. The memory returns to this list when they are dropped.
+    pub(super) fn memory(&self, memory: Vec<u8>, start: usize) -> Memory {
         Memory {
             start,
             len: memory.len().saturating_sub(start),
@@ -142,7 +142,7 @@ fn capacity(len: usize) -> usize {
 }
 
 /// Whether `memory` is not too long for `len` bytes.
-pub(super) fn is_apt(memory: &Vec<u8>, len: usize) -> bool {
+pub(super) fn wastes_little(memory: &Vec<u8>, len: usize) -> bool {
     memory.capacity() <= longest_for(len)
 }
 

@@ -178,7 +178,7 @@ trait Rest: Send {
 /// the output keeps the decoder, and makes the rest of the bytes when its consumer asks for them.
 pub struct Output {
     /// The first piece, if it has a buffer of its own.
-    whole: Option<Buffer>,
+    buffer: Option<Buffer>,
     pieces: VecDeque<Bytes>,
     rest: Option<Box<dyn Rest>>,
 }
@@ -187,7 +187,7 @@ impl Output {
     /// Output that begins with `first` and goes on with what `rest` makes.
     fn with_rest(first: Bytes, rest: impl Rest + 'static) -> Self {
         Self {
-            whole: None,
+            buffer: None,
             pieces: VecDeque::from([first]),
             rest: Some(Box::new(rest)),
         }
@@ -200,8 +200,8 @@ impl Output {
     /// # Errors
     /// As [`Decoder::pull`]. Nothing follows an error.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
-        if let Some(whole) = self.take_whole().filter(|whole| !whole.is_empty()) {
-            return Ok(Some(whole.freeze()));
+        if let Some(buffer) = self.take_buffer().filter(|buffer| !buffer.is_empty()) {
+            return Ok(Some(buffer.freeze()));
         }
         while let Some(piece) = self.pieces.pop_front() {
             if !piece.is_empty() {
@@ -219,8 +219,8 @@ impl Output {
     }
 
     /// The next piece, if it has a buffer of its own.
-    pub fn take_whole(&mut self) -> Option<Buffer> {
-        self.whole.take()
+    pub fn take_buffer(&mut self) -> Option<Buffer> {
+        self.buffer.take()
     }
 
     /// All pieces as one, for who has memory for them.
@@ -239,7 +239,7 @@ impl Output {
 impl From<Vec<Bytes>> for Output {
     fn from(pieces: Vec<Bytes>) -> Self {
         Self {
-            whole: None,
+            buffer: None,
             pieces: pieces.into(),
             rest: None,
         }
@@ -247,9 +247,9 @@ impl From<Vec<Bytes>> for Output {
 }
 
 impl From<Buffer> for Output {
-    fn from(whole: Buffer) -> Self {
+    fn from(buffer: Buffer) -> Self {
         Self {
-            whole: Some(whole),
+            buffer: Some(buffer),
             pieces: VecDeque::new(),
             rest: None,
         }
@@ -259,7 +259,7 @@ impl From<Buffer> for Output {
 impl fmt::Debug for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Output")
-            .field("whole", &self.whole)
+            .field("buffer", &self.buffer)
             .field("pieces", &self.pieces.len())
             .field("has_rest", &self.rest.is_some())
             .finish()

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_acl_of_three_entries_is_not_shown_as_the_mode_says_it() {
+    fn access_acl_of_three_entries_is_not_shown() {
         let text: &[u8] = b"user::rwx,group::r-x,other::r-x";
         let xattrs = || {
             acl::Kind::ALL

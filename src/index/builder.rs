@@ -20,7 +20,7 @@ use super::entry::{
     Record, SYMLINK, SpanRow, Unresolved, Xattr,
 };
 use super::memory::Charge;
-use super::tree::{Existing, Growing, Incomplete, ROOT, Tree, Unknown};
+use super::tree::{Existing, Growing, Incomplete, ROOT, Tree, Unknown, implied};
 use super::whiteouts::{Meaning, Whiteouts};
 use super::{
     Index, Ino, LATE_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, Totals,
@@ -165,7 +165,7 @@ impl Builder {
     /// A builder of an empty tree: a root, mode 0755, owned by 0:0.
     pub fn new(options: Options) -> Self {
         Self {
-            tree: Tree::new(implied(), options),
+            tree: Tree::new(options),
             options,
             owners: HashTable::new(),
             attribute_sets: HashTable::new(),
@@ -348,10 +348,7 @@ impl Builder {
         };
         let is_layer = self.options.whiteouts.is_some();
         check_len(path)?;
-        let mut growing = Growing {
-            tree: &mut self.tree,
-            implied: implied(),
-        };
+        let mut growing = Growing(&mut self.tree);
         let parent = resolve::directory(&mut growing, directory.components())?;
         if let Kind::HardLink(target) = kind {
             let target = ArchivePath::sanitize(target).path;
@@ -844,19 +841,6 @@ impl Builder {
             .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
         self.tree.index.totals.has_xattrs = true;
         row
-    }
-}
-
-/// A directory that only the paths below it speak of. GNU tar would give it the time of
-/// extraction and what the umask leaves of 0777; here it must look the same every time, in whatever order
-/// the members come: no time is 0, as in reproducible archives.
-fn implied() -> Record {
-    Record {
-        mode: (DIRECTORY | 0o755).into(),
-        links: 2.into(),
-        dirent: NONE.into(),
-        flags: Record::IMPLIED.into(),
-        ..Record::default()
     }
 }
 

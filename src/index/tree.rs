@@ -11,7 +11,7 @@ use super::arrays::Arrays;
 use super::blocks::MIN_BLOCK_LEN;
 use super::builder::{MAX_NAME, Options, Refused};
 use super::change::Changes;
-use super::entry::{Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
+use super::entry::{DIRECTORY, Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
 use super::{Index, MemoryLimit, Origin, Totals, names};
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, Step};
@@ -84,9 +84,9 @@ impl NameTable {
 
 impl Tree {
     /// A tree of a root and nothing else.
-    pub(super) fn new(root: Record, options: Options) -> Self {
+    pub(super) fn new(options: Options) -> Self {
         let arrays = Arrays {
-            records: vec![Record::default(), root],
+            records: vec![Record::default(), implied()],
             owners: vec![Name::default()],
             extras: vec![Extra::default()],
             ..Arrays::default()
@@ -465,12 +465,21 @@ fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
     xxh3_64_with_seed(name, seed.wrapping_add(parent))
 }
 
-/// The tree as the way to a new member: makes the directories that are missing.
-pub(super) struct Growing<'a> {
-    pub(super) tree: &'a mut Tree,
-    /// What an implied directory looks like.
-    pub(super) implied: Record,
+/// A directory that only the paths below it imply. GNU tar gives it the time of extraction and the mode that
+/// the umask leaves of 0777. Here it does not depend on the run or on the order of the members: its time is
+/// 0, as in reproducible archives.
+pub(super) fn implied() -> Record {
+    Record {
+        mode: (DIRECTORY | 0o755).into(),
+        links: 2.into(),
+        dirent: NONE.into(),
+        flags: Record::IMPLIED.into(),
+        ..Record::default()
+    }
 }
+
+/// The tree as the way to a new member: makes the directories that are missing.
+pub(super) struct Growing<'a>(pub(super) &'a mut Tree);
 
 impl resolve::Tree for Growing<'_> {
     type Directory = u32;
@@ -481,22 +490,22 @@ impl resolve::Tree for Growing<'_> {
     }
 
     fn is_chroot(&self) -> bool {
-        self.tree.is_layer
+        self.0.is_layer
     }
 
     fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Refused> {
-        let Some(number) = self.tree.find(*parent, name) else {
+        let Some(number) = self.0.find(*parent, name) else {
             return Ok(Step::Missing);
         };
-        let record = self.tree.record_mut(self.tree.dirent(number).ino.get());
+        let record = self.0.record_mut(self.0.dirent(number).ino.get());
         if record.is_unseen() {
             record.flags = Record::IMPLIED.into();
         }
-        Ok(self.tree.step(number))
+        Ok(self.0.step(number))
     }
 
     fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, Refused> {
-        self.tree.add(*parent, name, self.implied)
+        self.0.add(*parent, name, implied())
     }
 }
 

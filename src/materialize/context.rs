@@ -37,7 +37,7 @@ pub(super) struct Context {
     pub(super) replacements: Arc<AtomicUsize>,
     pub(super) claims: Claims,
     pub(super) promises: Promises,
-    pub(super) unmade: Unmade,
+    pub(super) failed_files: FailedFiles,
     /// The destination directory, if nothing can be made in it.
     pub(super) unwritable: OnceLock<Unwritable>,
 }
@@ -128,12 +128,12 @@ impl Promises {
     }
 }
 
-/// The unplaced files of layers that could not be made, by their names: that is told already when they
-/// are missing in the end.
+/// Names of unplaced files of layers that could not be created. Their errors are reported, so they are not
+/// reported again when the files are missing at the end.
 #[derive(Debug, Default)]
-pub(super) struct Unmade(Mutex<HashSet<Vec<u8>>>);
+pub(super) struct FailedFiles(Mutex<HashSet<Vec<u8>>>);
 
-impl Unmade {
+impl FailedFiles {
     fn names(&self) -> MutexGuard<'_, HashSet<Vec<u8>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,7 +171,7 @@ impl Context {
             replacements: Arc::clone(&self.replacements),
             claims: Claims::new(self.claims.most),
             promises: Promises::default(),
-            unmade: Unmade::default(),
+            failed_files: FailedFiles::default(),
             unwritable: OnceLock::new(),
         }
     }
@@ -274,10 +274,10 @@ impl Context {
         }
     }
 
-    /// As [`Context::fail`], of the entry that `job` is for.
+    /// As [`Context::fail`], for the entry of `job`.
     pub(super) fn fail_job(&self, job: &Job, trouble: Trouble, missing_bytes: u64) {
         if let Some(name) = &job.name {
-            self.unmade.add(name);
+            self.failed_files.add(name);
         }
         self.fail(&job.path, &job.directory, trouble, missing_bytes);
     }

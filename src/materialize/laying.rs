@@ -118,9 +118,10 @@ impl Materializer {
             return;
         };
         let name = ArchivePath::sanitize(&member.name);
-        // A mount shows the numbers, and the names of an image are those of its own account files.
+        // Layers belong to numbers: the names are those of the account files in the image.
         member.user.clear();
         member.group.clear();
+        let layer = laying.indexes.len();
         let placed = builder.member(&member);
         if let Err(error) = builder.check_memory() {
             return self.context.problems.stop(error.into());
@@ -138,7 +139,7 @@ impl Materializer {
             }
             (Ok(Placed::Entry(ino)), Some(Kind::File)) => {
                 self.tell_prefix(name.stripped);
-                self.write_unplaced(ino, member, name.path);
+                self.write_unplaced(ino, file_name(layer, ino), member, name.path);
             }
             (Ok(_), _) => self.tell_prefix(name.stripped),
             // It is among the problems of the index.
@@ -146,18 +147,12 @@ impl Materializer {
         }
     }
 
-    /// Has the file `member`, at `path` of the layer, written under the number of its entry.
-    fn write_unplaced(&mut self, ino: Ino, mut member: Member, path: ArchivePath) {
-        let name = self
-            .laying
-            .as_ref()
-            .map(|laying| file_name(laying.indexes.len(), ino));
+    /// Has the file `member`, at `path` of the layer, written as the unplaced file `file` of entry `ino`.
+    fn write_unplaced(&mut self, ino: Ino, file: Vec<u8>, mut member: Member, path: ArchivePath) {
         let directory = match self.unplaced_directory(ino) {
             Ok(directory) => directory,
             Err(trouble) => {
-                if let Some(name) = &name {
-                    self.context.unmade.add(name);
-                }
+                self.context.failed_files.add(&file);
                 let top = self.root.top();
                 let missing_bytes = member.payload.len();
                 return self.context.fail(&path, top, trouble, missing_bytes);
@@ -172,7 +167,7 @@ impl Materializer {
         self.current = Current::Waiting(Job {
             directory,
             path,
-            name,
+            name: Some(file),
             member: Box::new(member),
             number: 0,
         });
@@ -429,7 +424,7 @@ impl Materializer {
         let name = file_name(origin.layer as usize, origin.ino);
         match self.try_place_entry(placing, &job, entry, origin) {
             Err(Trouble { errno, .. })
-                if errno == Errno::NOENT && self.context.unmade.has(&name) => {}
+                if errno == Errno::NOENT && self.context.failed_files.has(&name) => {}
             Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
             // The file was counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
@@ -539,8 +534,7 @@ mod tests {
     use crate::materialize::testing::{feed, member};
     use crate::tar::{self, Timestamp};
 
-    /// What a path is: its kind and what tells it from others, its time, its owner and group, and how many
-    /// names it has.
+    /// Facts by path: the kind with its size or target, the time, the owner and group, the number of names.
     type Shown = BTreeMap<String, (String, i64, (u32, u32), u64)>;
 
     fn in_index(index: &Index) -> Shown {
@@ -664,7 +658,7 @@ mod tests {
             let plain = |name: &str, kind| Member {
                 uid: owner(count % 3),
                 gid: owner(count % 2),
-                // Somebody else's name, which counts for nothing.
+                // Layers belong to numbers, so these names have no effect.
                 user: b"daemon".to_vec(),
                 group: b"daemon".to_vec(),
                 mtime: Timestamp {
@@ -778,8 +772,8 @@ mod tests {
         Ok(())
     }
 
-    /// The files `a` and `b` as one layer, with the destination `meddled` with in between and after both.
-    fn meddled(meddle: impl Fn(&Path, usize)) -> (Vec<String>, Shown) {
+    /// Writes `a` and `b` as one layer, and calls `interfere` after each with the directory of unplaced files.
+    fn write_two_files(interfere: impl Fn(&Path, usize)) -> (Vec<String>, Shown) {
         let place = tempfile::tempdir().expect("a directory");
         let unplaced = place.path().join(UNPLACED_FILES);
         let mut options = crate::materialize::Options::for_this_user();
@@ -794,7 +788,7 @@ mod tests {
                 [crate::materialize::testing::file(name, b"content")],
             );
             materializer.writers.settle_all();
-            meddle(&unplaced, count);
+            interfere(&unplaced, count);
         }
         materializer.end_layer().expect("nothing fatal");
         let summary = materializer.finish().expect("nothing fatal");
@@ -803,8 +797,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_removes_before_it_is_in_its_place_is_told() {
-        let (told, shown) = meddled(|unplaced, count| {
+    fn file_removed_before_it_is_placed_is_reported() {
+        let (told, shown) = write_two_files(|unplaced, count| {
             if count == 1 {
                 fs::remove_file(unplaced.join("0-0/0-2")).expect("removed");
             }
@@ -817,8 +811,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_could_not_be_made_is_told_once() {
-        let (told, _) = meddled(|unplaced, count| {
+    fn file_that_cannot_be_created_is_reported_once() {
+        let (told, _) = write_two_files(|unplaced, count| {
             if count == 0 {
                 fs::remove_dir_all(unplaced.join("0-0")).expect("removed");
             }

@@ -41,7 +41,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 
 use self::attributes::Subject;
-use self::context::{Claims, Context, Promises, Unmade};
+use self::context::{Claims, Context, FailedFiles, Promises};
 use self::directories::Directories;
 use self::entries::Links;
 use self::file::Job;
@@ -258,7 +258,7 @@ impl Materializer {
             replacements: Arc::default(),
             claims: Claims::new(options.max_entries),
             promises: Promises::default(),
-            unmade: Unmade::default(),
+            failed_files: FailedFiles::default(),
             journal: OnceLock::new(),
             unwritable: OnceLock::new(),
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Existing;
-use super::context::{Claims, Context, Promises, Unmade};
+use super::context::{Claims, Context, FailedFiles, Promises};
 use super::policy::Policy;
 use super::problem::Problems;
 use crate::archive::scan::Sink;
@@ -25,7 +25,7 @@ pub(super) fn context() -> Context {
         replacements: Arc::default(),
         claims: Claims::new(u64::MAX),
         promises: Promises::default(),
-        unmade: Unmade::default(),
+        failed_files: FailedFiles::default(),
     }
 }
 

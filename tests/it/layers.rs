@@ -733,6 +733,23 @@ fn links_to_what_nobody_has_are_told() {
 }
 
 #[test]
+fn link_without_target_leaves_out_what_its_layer_has_there() {
+    let place = Place::of(&[
+        vec![File("d/a", "below")],
+        vec![
+            Directory("d", 0o755),
+            File("d/x", "lost"),
+            Hard("d", "nowhere"),
+        ],
+    ]);
+    let (written, complaints) = place.written(&[]);
+    assert_eq!(written.keys().collect::<Vec<_>>(), ["d", "d/a"]);
+    assert_eq!(place.mounted(&[], seen), written);
+    let told = "d: layer 2: the target of the hard link is missing, and all else";
+    assert!(complaints.contains(told), "{complaints}");
+}
+
+#[test]
 fn a_link_that_hides_is_no_link_and_lacks_nothing() {
     let above = vec![
         Hard(".wh.f", ".wh..wh.aufs"),

@@ -40,7 +40,7 @@ pub(super) enum Target {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     shared: u64,
-    /// What the current link may take of its own.
+    /// Work that is left for the current link alone.
     link: u64,
 }
 
@@ -49,7 +49,7 @@ impl Work {
         Self { shared, link: 0 }
     }
 
-    /// What all links together may still take.
+    /// Work that is left for all links together.
     #[cfg(test)]
     pub(super) fn shared(&self) -> u64 {
         self.shared
