@@ -72,6 +72,8 @@ impl Reader {
             // Prefetch of all spans makes none that is on disk.
             let is_read = |span: &&Span| found.is_some() || !self.decodes_faster(span);
             let kept = span.as_ref().filter(is_read);
+            // Before it is read, as a reader may complete the span on disk meanwhile.
+            let was_spooled = kept.is_some_and(|span| self.has_spooled(span));
             if let Some(bytes) = kept.and_then(|span| self.unspool(span)) {
                 count(found);
                 // Who works for no reader leaves memory to them.
@@ -90,8 +92,8 @@ impl Reader {
                 continue;
             };
             let missing = layout.map(|layout| {
-                // All of the span is on disk, and its hash was wrong just now.
-                let is_damaged = self.has_spooled(&span);
+                // All of the span was on disk and still is, so its hash was wrong just now.
+                let is_damaged = was_spooled && self.has_spooled(&span);
                 let missing = self.missing_windows(layout, span.plain, from, is_damaged);
                 (layout, missing)
             });
