@@ -1,10 +1,9 @@
 //! A fixed set of named threads that run work in the order it came.
 
+use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::task::Thread;
 
@@ -13,15 +12,12 @@ type Work = Box<dyn FnOnce() + Send>;
 /// Threads that share one queue. Dropping them runs what is queued, unless it was
 /// [abandoned](Self::abandon), and joins.
 ///
-/// The queue has no bound of its own, because whoever fills it is bounded: a decoder by the
-/// pieces that may lie between it and its consumer, a mount by the kernel's requests.
+/// The queue has no bound of its own, because its callers are bounded: a decoder by the pieces that
+/// may lie between it and its consumer, a mount by the kernel's requests.
 #[derive(Debug)]
 pub struct Workers {
-    // Before the threads: they end when the queue is dropped.
-    queue: Option<Sender<Work>>,
+    queue: Arc<Queue>,
     threads: Vec<Thread<()>>,
-    /// Whether what is queued is dropped instead of run.
-    abandoned: Arc<AtomicBool>,
 }
 
 impl Workers {
@@ -30,61 +26,98 @@ impl Workers {
     /// # Errors
     /// When the system has no thread left to give.
     pub fn start(name: &str, count: usize) -> io::Result<Self> {
-        let (queue, work) = channel::<Work>();
-        let work = Arc::new(Mutex::new(work));
-        let abandoned = Arc::new(AtomicBool::new(false));
-        let threads = (0..count.max(1))
-            .map(|_| {
-                let work = Arc::clone(&work);
-                let abandoned = Arc::clone(&abandoned);
-                Thread::spawn(name, move || run(&work, &abandoned))
-            })
-            .collect::<io::Result<_>>()?;
-        Ok(Self {
-            queue: Some(queue),
-            threads,
-            abandoned,
-        })
+        let mut workers = Self {
+            queue: Arc::default(),
+            threads: Vec::new(),
+        };
+        for _ in 0..count.max(1) {
+            let queue = Arc::clone(&workers.queue);
+            let thread = Thread::spawn(name, move || queue.run())?;
+            workers.threads.push(thread);
+        }
+        Ok(workers)
     }
 
     /// Queues `work`, without waiting.
     pub fn submit(&self, work: impl FnOnce() + Send + 'static) {
-        if let Some(queue) = &self.queue {
-            // Cannot fail while the threads live, and they live as long as the queue.
-            drop(queue.send(Box::new(work)));
+        let mut state = self.queue.lock();
+        if !state.is_abandoned {
+            state.work.push_back(Box::new(work));
+            drop(state);
+            self.queue.changed.notify_one();
         }
     }
 
-    /// Says that no one waits for what is queued: it is dropped, what runs already ends.
+    /// Drops what is queued, now and later; what runs already ends.
     pub fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Relaxed);
+        let mut state = self.queue.lock();
+        state.is_abandoned = true;
+        let work = std::mem::take(&mut state.work);
+        drop(state);
+        drop(work);
     }
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        drop(self.queue.take());
+        self.queue.lock().is_closed = true;
+        self.queue.changed.notify_all();
         self.threads.clear();
     }
 }
 
-fn run(work: &Mutex<Receiver<Work>>, abandoned: &AtomicBool) {
-    loop {
-        let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        match next {
-            Ok(work) if abandoned.load(Ordering::Relaxed) => drop(work),
-            // The panic was told by the hook, and what the work held was dropped; the thread
+/// Work in order of arrival, and the threads that wait for it.
+///
+/// The threads wait on a condition: behind the lock of a channel's receiver, each piece of work would
+/// wake a second thread, only to wait in its turn.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    work: VecDeque<Work>,
+    is_abandoned: bool,
+    is_closed: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs work until the queue is closed and empty.
+    fn run(&self) {
+        while let Some(work) = self.next() {
+            // The panic was logged by the hook, and what the work held was dropped; the thread
             // must live on, or the queue would fill for ever.
-            Ok(work) => drop(catch_unwind(AssertUnwindSafe(work))),
-            Err(_) => return,
+            drop(catch_unwind(AssertUnwindSafe(work)));
         }
+    }
+
+    /// Waits for the next piece of work; `None` when the queue is closed and empty.
+    fn next(&self) -> Option<Work> {
+        let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
+        let waited = self.changed.wait_while(self.lock(), is_idle);
+        waited
+            .unwrap_or_else(PoisonError::into_inner)
+            .work
+            .pop_front()
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Queue").finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
     fn a_panic_costs_no_thread() {
