@@ -338,7 +338,7 @@ impl Walker {
                 Pull::Job(job) => self.ticket(job)?,
                 Pull::Check(job) => self.send(Slot::Check(job))?,
                 Pull::Ahead(ahead) => {
-                    self.stats.decoder_shares.increment();
+                    self.stats.speculative_decodes.increment();
                     self.workers.submit(move || ahead.run());
                 }
                 Pull::Await(ahead) => ahead.wait(),

@@ -79,7 +79,7 @@ impl Reader {
                 // Who works for no reader leaves memory to them.
                 if found.is_none() {
                     self.memory.insert(self.key(number), bytes.clone());
-                    self.stats.ahead_spans.increment();
+                    self.stats.prefetched_spans.increment();
                 }
                 claim.land(bytes);
                 continue;
@@ -220,7 +220,7 @@ impl Reader {
                 None => self.spool_span(&span, &bytes, false),
             }
             self.memory.insert(self.key(span.number), bytes.clone());
-            self.stats.ahead_spans.increment();
+            self.stats.prefetched_spans.increment();
             count(made_spans);
             claim.land(bytes.clone());
             self.land_windows(span.plain, &bytes, &mut stretch.windows);

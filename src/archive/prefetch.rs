@@ -953,7 +953,10 @@ impl Maker {
                     };
                     match reader.fetch_batch(&batch) {
                         Ok(packed) => {
-                            reader.stats.ahead_packed_bytes.add(packed.len() as u64);
+                            reader
+                                .stats
+                                .prefetched_packed_bytes
+                                .add(packed.len() as u64);
                             let on_its_way = Arc::clone(&on_its_way);
                             let done = move || drop(on_its_way);
                             let made = tally.as_ref();

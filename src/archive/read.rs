@@ -226,8 +226,8 @@ impl Reader {
             self.layout()
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
         );
-        self.stats.spool_hit_spans.increment();
-        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        self.stats.disk_cache_hit_spans.increment();
+        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
@@ -452,7 +452,7 @@ impl Reader {
             return Ok(bytes);
         }
         if self.spool.is_some() {
-            self.stats.spool_miss_spans.increment();
+            self.stats.disk_cache_miss_spans.increment();
         }
         self.fetch(&span)
     }
@@ -460,7 +460,7 @@ impl Reader {
     /// As [`Reader::unspool`], for a read.
     fn find_spooled(&self, span: &Span) -> Option<Bytes> {
         let bytes = self.unspool(span)?;
-        self.stats.spool_hit_spans.increment();
+        self.stats.disk_cache_hit_spans.increment();
         Some(bytes)
     }
 
@@ -519,11 +519,11 @@ impl Reader {
         let spool = self.spool.as_ref()?;
         let bytes = spool.read(span.plain)?;
         if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
-            self.stats.spool_damaged_spans.increment();
+            self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
         spool.used(span.plain);
-        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
 

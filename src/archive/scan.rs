@@ -565,7 +565,7 @@ impl<S: Sink> Scan<'_, S> {
         }
         self.plain_len += passed;
         self.stats
-            .hopped_bytes
+            .skipped_bytes
             .add(self.plain_len.saturating_sub(asked.0));
         self.stats.scanned_packed_bytes.add(passed);
         self.run = Run::new();

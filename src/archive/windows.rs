@@ -351,12 +351,12 @@ impl Reader {
             .then(|| spool.read_part(extent, Wait::ForDisk));
         let bytes = bytes??;
         if request.blocks().mismatch(&bytes).is_some() {
-            self.stats.spool_damaged_spans.increment();
+            self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
         spool.used(extent);
-        self.stats.spool_hit_spans.increment();
-        self.stats.unspooled_bytes.add(bytes.len() as u64);
+        self.stats.disk_cache_hit_spans.increment();
+        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
 
@@ -434,7 +434,7 @@ impl Reader {
         let _busy = self.foreground.enter();
         self.stats.memory_miss_spans.increment();
         if self.spool.is_some() {
-            self.stats.spool_miss_spans.increment();
+            self.stats.disk_cache_miss_spans.increment();
         }
         let first = claims.front().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));

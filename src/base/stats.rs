@@ -106,12 +106,12 @@ stats! {
     source_requests,
     /// Requests that were repeated after a failure, or because they were cut.
     source_retries,
-    /// Requests cut, and repeated for the rest, because they crawled.
-    source_cuts,
-    /// Requests taken back and sent anew because they had no answer when later ones had been answered.
-    source_withdrawals,
-    /// Reads that went on in the answer to the request of the read before.
-    source_continuations,
+    /// Requests cut off because they were too slow, and repeated for the rest.
+    source_straggler_retries,
+    /// Requests cancelled and sent again because the server answered later requests before them.
+    source_starved_retries,
+    /// Reads that continued in the response to the request of the previous read.
+    source_reused_responses,
     /// Requests sent a second time beside the first, because someone waited for it and it was late.
     source_hedges,
     /// Times that fewer requests were sent at once because the server said to be busy.
@@ -125,20 +125,20 @@ stats! {
     /// Bytes of these that were received for a scan in the background, or for whoever reads a source from
     /// its front.
     scan_received_bytes,
-    /// Packed bytes that a scan has handed to its decoder, or passed over: how far it is.
+    /// Packed bytes that a scan has handed to its decoder, or skipped.
     scanned_packed_bytes,
-    /// Bytes of large payloads that a scan has passed over, without fetching them.
-    hopped_bytes,
+    /// Bytes of large payloads that a scan skipped without fetching them.
+    skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
     /// Pieces of plain bytes that a scan's decoder left to any thread to make.
     decoder_jobs,
-    /// Shares of a packed stream that a scan's decoder had decoded ahead, useful or not.
-    decoder_shares,
-    /// Spans decoded again after the scan, to answer reads.
+    /// Parts of a packed stream that a scan decoded ahead of its position, useful or not.
+    speculative_decodes,
+    /// Blocks decoded again after the scan, to answer reads.
     decoded_spans,
-    /// Spans that were made from the source and are not the indexed ones: fetched and made once more,
-    /// unless that was done already.
+    /// Blocks decoded from the source that do not match the index. Each is fetched once more, unless that
+    /// was done already.
     damaged_spans,
     /// Members seen by a scan.
     scanned_members,
@@ -146,48 +146,48 @@ stats! {
     indexed_scans,
     /// Scans started.
     scans,
-    /// Spans that reads found in memory.
+    /// Decoded blocks that reads found in memory.
     memory_hit_spans,
-    /// Spans that reads did not find in memory, and made.
+    /// Decoded blocks that reads did not find in memory, and made.
     memory_miss_spans,
-    /// Spans that reads did not find in memory, and waited for while another read made them.
+    /// Decoded blocks that reads did not find in memory, and waited for while another read made them.
     memory_shared_spans,
-    /// Spans that reads found in a spool, having missed them in memory.
-    spool_hit_spans,
-    /// Spans that reads did not find in the spool that there is.
-    spool_miss_spans,
+    /// Decoded blocks that reads found in the disk cache and not in memory.
+    disk_cache_hit_spans,
+    /// Decoded blocks that reads found neither in memory nor in the disk cache.
+    disk_cache_miss_spans,
     /// Reads of a local disk, for readers, of no more than the blocks in which the wanted bytes lie.
     exact_reads,
-    /// Spans made ahead of reads.
-    ahead_spans,
+    /// Blocks decoded ahead of reads.
+    prefetched_spans,
     /// Packed bytes fetched ahead of reads.
-    ahead_packed_bytes,
-    /// Spans read back from a spool that are not the indexed ones: not there, torn or damaged.
-    spool_damaged_spans,
-    /// Plain bytes written to spools.
-    spooled_bytes,
-    /// Plain bytes read back from spools.
-    unspooled_bytes,
-    /// Spans that were not written to the spool because the disk was busy.
-    spool_skipped_spans,
-    /// Bytes of the spool that were given back to make room for other spans of it.
-    spool_evicted_bytes,
+    prefetched_packed_bytes,
+    /// Decoded blocks read from the disk cache that do not match the index: lost, torn or damaged.
+    disk_cache_damaged_spans,
+    /// Decoded bytes written to the disk cache.
+    disk_cache_written_bytes,
+    /// Decoded bytes read from the disk cache.
+    disk_cache_read_bytes,
+    /// Decoded blocks not written to the disk cache because the disk was busy.
+    disk_cache_skipped_spans,
+    /// Bytes of the disk cache freed to make room for other blocks of the same archive.
+    disk_cache_evicted_bytes,
     /// Bytes handed to readers of a mount.
     served_bytes,
     /// Reads that the kernel asked a mount for.
     served_reads,
     /// Requests of the kernel that were given up because who had asked was killed.
     interrupted_requests,
-    /// Requests of the kernel that were given up because nothing came for too long.
-    late_requests,
+    /// Requests of the kernel that failed because no data arrived within the timeout.
+    timed_out_requests,
     /// Names the kernel asked for, of entries that are there.
     served_lookups,
     /// Files put into the kernel's page cache before they were read.
     pushed_files,
     /// Bytes of those files.
     pushed_bytes,
-    /// Entries whose attributes the kernel was told to ask for again, as a scan had changed them.
-    told_changes,
+    /// Inodes whose cached attributes were invalidated in the kernel because a scan changed them.
+    invalidated_inodes,
     /// Reads of a mount that were answered with an error.
     failed_reads,
     /// Opens of a mount's files that were handed to the kernel, to read a copy by itself.
@@ -240,7 +240,7 @@ mod tests {
         for name in [
             "source_requests",
             "source_retries",
-            "source_cuts",
+            "source_straggler_retries",
             "source_hedges",
             "source_slowdowns",
             "source_timeouts",
@@ -250,7 +250,7 @@ mod tests {
             "scanned_packed_bytes",
             "decoded_bytes",
             "decoder_jobs",
-            "decoder_shares",
+            "speculative_decodes",
             "decoded_spans",
             "scanned_members",
             "indexed_scans",
@@ -258,20 +258,20 @@ mod tests {
             "memory_hit_spans",
             "memory_miss_spans",
             "memory_shared_spans",
-            "spool_hit_spans",
-            "spool_miss_spans",
-            "spooled_bytes",
-            "unspooled_bytes",
-            "spool_skipped_spans",
-            "spool_evicted_bytes",
+            "disk_cache_hit_spans",
+            "disk_cache_miss_spans",
+            "disk_cache_written_bytes",
+            "disk_cache_read_bytes",
+            "disk_cache_skipped_spans",
+            "disk_cache_evicted_bytes",
             "served_bytes",
             "served_reads",
             "served_lookups",
             "pushed_files",
             "pushed_bytes",
-            "told_changes",
-            "ahead_spans",
-            "ahead_packed_bytes",
+            "invalidated_inodes",
+            "prefetched_spans",
+            "prefetched_packed_bytes",
             "failed_reads",
             "passthrough_opens",
             "served_opens",

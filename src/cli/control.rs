@@ -145,13 +145,13 @@ pub(super) struct Status {
     pub memory: MemoryUse,
     /// What of its disk decoded spans take; `None` when none are kept there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spool: Option<SpoolUse>,
+    pub disk_cache: Option<SpoolUse>,
     /// What is fetched before it is read.
     #[serde(default)]
     pub prefetch: PrefetchStatus,
     /// How far the copy on disk is, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub materialize: Option<CopyProgress>,
+    pub copy: Option<CopyProgress>,
     /// What is written to it, if it can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writable: Option<WritableUse>,
@@ -634,7 +634,7 @@ impl Status {
                 decoders_bytes: 6,
                 index_bytes: 12_345,
             },
-            spool: Some(SpoolUse {
+            disk_cache: Some(SpoolUse {
                 held_bytes: 30 << 20,
                 all_bytes: 50 << 20,
                 limit_bytes: 70 << 20,
@@ -647,7 +647,7 @@ impl Status {
                 replayed_spans: 1,
                 replay_spans: 2,
             },
-            materialize: None,
+            copy: None,
             writable: None,
             metrics: Some("http://127.0.0.1:9469/metrics".into()),
             counters: counters
@@ -655,7 +655,7 @@ impl Status {
                 .collect(),
             damaged_members: 2,
             damaged: vec!["a/c: cut".into()],
-            notes: vec!["spooled".into()],
+            notes: vec!["stored".into()],
             errors: vec![FailedRead {
                 last_unix_seconds: 1000,
                 count: 3,
@@ -857,12 +857,12 @@ mod tests {
             r#""index":{"phase":"complete","scanned_bytes":7,"of_bytes":7},"#,
             r#""resident_bytes":20971520,"memory":{"budget_bytes":134217728,"#,
             r#""spans_bytes":41943040,"reads_bytes":5,"decoders_bytes":6,"#,
-            r#""index_bytes":12345},"spool":{"held_bytes":31457280,"#,
+            r#""index_bytes":12345},"disk_cache":{"held_bytes":31457280,"#,
             r#""all_bytes":52428800,"limit_bytes":73400320},"#,
             r#""prefetch":{"what":"all","state":"running","#,
             r#""done_spans":3,"total_spans":7,"replayed_spans":1,"replay_spans":2},"#,
             r#""metrics":"http://127.0.0.1:9469/metrics","#,
-            r#""counters":{"scans":1},"damaged_members":2,"damaged":["a/c: cut"],"notes":["spooled"],"errors":["#,
+            r#""counters":{"scans":1},"damaged_members":2,"damaged":["a/c: cut"],"notes":["stored"],"errors":["#,
             r#"{"last_unix_seconds":1000,"count":3,"path":"a/b","reason":"cut"}]}"#,
         );
         assert_eq!(text, expected);

@@ -125,7 +125,7 @@ impl Copy {
     /// What is not as it could be.
     pub(super) fn notes(&self, mount: &Mount) -> Vec<String> {
         let copy = self.background.progress().note;
-        let copy = copy.map(|note| format!("materialize: {note}"));
+        let copy = copy.map(|note| format!("copy: {note}"));
         let refusal = mount.passthrough_refusal();
         let refusal = refusal.map(|why| format!("no passthrough, this process reads files: {why}"));
         copy.into_iter().chain(refusal).collect()

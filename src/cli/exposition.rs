@@ -46,7 +46,7 @@ pub(super) fn exposition(status: &Status) -> String {
         ),
         (
             "memory_spans_bytes",
-            "Decoded spans that are kept in memory.",
+            "Decoded blocks that are kept in memory.",
             memory.spans_bytes,
         ),
         (
@@ -66,7 +66,7 @@ pub(super) fn exposition(status: &Status) -> String {
         ),
         (
             "prefetch_all_spans",
-            "Spans that fetching everything has made or found.",
+            "Blocks that prefetching has decoded or found.",
             prefetch.done_spans,
         ),
         (
@@ -76,44 +76,44 @@ pub(super) fn exposition(status: &Status) -> String {
         ),
         (
             "archive_spans",
-            "Spans of the archive.",
+            "Blocks of the archive.",
             prefetch.total_spans,
         ),
         (
             "replayed_spans",
-            "Spans of the profile that were made or found.",
+            "Blocks of the profile that were decoded or found.",
             prefetch.replayed_spans,
         ),
         (
             "replay_spans",
-            "Spans of the profile.",
+            "Blocks of the profile.",
             prefetch.replay_spans,
         ),
     ] {
         page.add(name, "gauge", help, value);
     }
-    if let Some(spool) = &status.spool {
+    if let Some(disk_cache) = &status.disk_cache {
         for (name, help, value) in [
             (
-                "spool_held_bytes",
-                "Disk that decoded spans of this archive take.",
-                spool.held_bytes,
+                "disk_cache_held_bytes",
+                "Disk that the decoded data of this archive takes.",
+                disk_cache.held_bytes,
             ),
             (
-                "spool_all_bytes",
-                "Disk that decoded spans of all archives take.",
-                spool.all_bytes,
+                "disk_cache_all_bytes",
+                "Disk that the decoded data of all archives takes.",
+                disk_cache.all_bytes,
             ),
             (
-                "spool_limit_bytes",
-                "Disk that decoded spans of all archives may take.",
-                spool.limit_bytes,
+                "disk_cache_limit_bytes",
+                "Disk that the decoded data of all archives may take.",
+                disk_cache.limit_bytes,
             ),
         ] {
             page.add(name, "gauge", help, value);
         }
     }
-    if let Some(copy) = &status.materialize {
+    if let Some(copy) = &status.copy {
         page.add_copy(copy);
     }
     for meaning in Stats::MEANINGS {
@@ -157,32 +157,32 @@ impl Page {
     fn add_copy(&mut self, copy: &CopyProgress) {
         for (name, help, value) in [
             (
-                "materialized_files",
+                "copy_files",
                 "Regular files that are whole in the copy.",
                 copy.files,
             ),
             (
-                "materialized_files_expected",
+                "copy_files_expected",
                 "Regular files that the copy is to have.",
                 copy.total_files,
             ),
             (
-                "materialized_bytes",
+                "copy_bytes",
                 "Stored bytes of files that are whole in the copy.",
                 copy.bytes,
             ),
             (
-                "materialized_bytes_expected",
+                "copy_bytes_expected",
                 "Stored bytes that the copy is to have.",
                 copy.total_bytes,
             ),
             (
-                "materialize_failures",
+                "copy_failures",
                 "Entries of the copy that could not be written, or were changed.",
                 copy.failures,
             ),
             (
-                "materialize_complete",
+                "copy_complete",
                 "Whether everything is in the copy.",
                 u64::from(copy.state == "complete"),
             ),
@@ -240,10 +240,10 @@ mod tests {
             "tarfs_memory_reads_bytes{mountpoint=\"/mnt\"} 5\n",
             "tarfs_memory_decoders_bytes{mountpoint=\"/mnt\"} 6\n",
             "tarfs_memory_index_bytes{mountpoint=\"/mnt\"} 12345\n",
-            "# TYPE tarfs_spool_held_bytes gauge\n\
-             tarfs_spool_held_bytes{mountpoint=\"/mnt\"} 31457280\n",
-            "tarfs_spool_all_bytes{mountpoint=\"/mnt\"} 52428800\n",
-            "tarfs_spool_limit_bytes{mountpoint=\"/mnt\"} 73400320\n",
+            "# TYPE tarfs_disk_cache_held_bytes gauge\n\
+             tarfs_disk_cache_held_bytes{mountpoint=\"/mnt\"} 31457280\n",
+            "tarfs_disk_cache_all_bytes{mountpoint=\"/mnt\"} 52428800\n",
+            "tarfs_disk_cache_limit_bytes{mountpoint=\"/mnt\"} 73400320\n",
             "# HELP tarfs_served_bytes_total Bytes handed to readers of a mount.\n\
              # TYPE tarfs_served_bytes_total counter\n\
              tarfs_served_bytes_total{mountpoint=\"/mnt\"} 12345\n",

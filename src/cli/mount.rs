@@ -893,7 +893,7 @@ fn status(seen: &Seen<'_>) -> Status {
         index: opened.telling.index(),
         resident_bytes: resident_bytes().unwrap_or(0),
         memory: opened.telling.memory(),
-        spool: opened.telling.spool(),
+        disk_cache: opened.telling.spool(),
         prefetch: opened.telling.prefetch(),
         metrics: metrics_url.map(str::to_owned),
         counters: opened
@@ -902,7 +902,7 @@ fn status(seen: &Seen<'_>) -> Status {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
-        materialize: progress,
+        copy: progress,
         writable: writable.map(|writable| writable.status(mount)),
         damaged_members: damage.members,
         damaged: damage.named,

@@ -82,20 +82,28 @@ fn in_words(status: &Status, now: SystemTime) -> String {
     line(&mut text, "memory, resident", &bytes(status.resident_bytes));
     let memory = &status.memory;
     line(&mut text, "memory, budget", &bytes(memory.budget_bytes));
-    line(&mut text, "memory, spans", &bytes(memory.spans_bytes));
+    line(&mut text, "memory, blocks", &bytes(memory.spans_bytes));
     line(&mut text, "memory, reads", &bytes(memory.reads_bytes));
     line(&mut text, "memory, decoders", &bytes(memory.decoders_bytes));
     line(&mut text, "memory, index", &bytes(memory.index_bytes));
-    if let Some(spool) = &status.spool {
-        line(&mut text, "disk, spool", &bytes(spool.held_bytes));
-        line(&mut text, "disk, all spools", &bytes(spool.all_bytes));
-        line(&mut text, "disk, limit", &bytes(spool.limit_bytes));
+    if let Some(disk_cache) = &status.disk_cache {
+        line(
+            &mut text,
+            "disk cache, archive",
+            &bytes(disk_cache.held_bytes),
+        );
+        line(&mut text, "disk cache, all", &bytes(disk_cache.all_bytes));
+        line(
+            &mut text,
+            "disk cache, limit",
+            &bytes(disk_cache.limit_bytes),
+        );
     }
     let prefetch = &status.prefetch;
     line(&mut text, "prefetch", &prefetch.what);
     if prefetch.state != "off" {
         let (done, total) = (prefetch.done_spans, prefetch.total_spans);
-        let state = format!("{}, {done} of {total} spans", prefetch.state);
+        let state = format!("{}, {done} of {total} blocks", prefetch.state);
         line(&mut text, "prefetch, all", &state);
     }
     if prefetch.replay_spans > 0 {
@@ -103,10 +111,10 @@ fn in_words(status: &Status, now: SystemTime) -> String {
         line(
             &mut text,
             "prefetch, replay",
-            &format!("{done} of {total} spans"),
+            &format!("{done} of {total} blocks"),
         );
     }
-    if let Some(copy) = &status.materialize {
+    if let Some(copy) = &status.copy {
         let far = format!(
             "{}, {} of {} files, {} of {}, in {}",
             copy.state,
@@ -116,7 +124,7 @@ fn in_words(status: &Status, now: SystemTime) -> String {
             bytes(copy.total_bytes),
             copy.directory
         );
-        line(&mut text, "materialize", &far);
+        line(&mut text, "copy", &far);
     }
     if let Some(writable) = &status.writable {
         let until = if writable.is_temporary {
@@ -218,20 +226,20 @@ mod tests {
   index                complete
   memory, resident     20 MiB
   memory, budget       128 MiB
-  memory, spans        40 MiB
+  memory, blocks       40 MiB
   memory, reads        5 B
   memory, decoders     6 B
   memory, index        12 KiB
-  disk, spool          30 MiB
-  disk, all spools     50 MiB
-  disk, limit          70 MiB
+  disk cache, archive  30 MiB
+  disk cache, all      50 MiB
+  disk cache, limit    70 MiB
   prefetch             all
-  prefetch, all        running, 3 of 7 spans
-  prefetch, replay     1 of 2 spans
+  prefetch, all        running, 3 of 7 blocks
+  prefetch, replay     1 of 2 blocks
   scans                1
   damaged members      2
   damaged              a/c: cut
-  note                 spooled
+  note                 stored
   error                a/b: cut (5 min ago, 3 times)
 ";
         assert_eq!(text, expected);
@@ -240,7 +248,7 @@ mod tests {
     #[test]
     fn a_copy_is_told_in_a_line() {
         let status = Status {
-            materialize: Some(CopyProgress {
+            copy: Some(CopyProgress {
                 directory: "/copy".into(),
                 state: "writing".into(),
                 files: 3,
@@ -252,7 +260,7 @@ mod tests {
             ..Status::example()
         };
         let text = in_words(&status, UNIX_EPOCH);
-        let line = "\n  materialize          writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
+        let line = "\n  copy                 writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
     }
 

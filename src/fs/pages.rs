@@ -116,7 +116,7 @@ impl Pages {
         };
         // Attributes alone, not what is in the page cache. Also well if it does not know it any more.
         if notifier.inval_inode(self.view.inode(ino), -1, 0).is_ok() {
-            self.stats.told_changes.increment();
+            self.stats.invalidated_inodes.increment();
         }
     }
 

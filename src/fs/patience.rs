@@ -221,7 +221,7 @@ impl Patience {
             },
             (None, _) | (_, For::Bytes) => Came {
                 received: stats.source_read_bytes.get(),
-                done: (stats.decoded_bytes.get()).wrapping_add(stats.unspooled_bytes.get()),
+                done: (stats.decoded_bytes.get()).wrapping_add(stats.disk_cache_read_bytes.get()),
             },
         }
     }
@@ -256,7 +256,7 @@ impl Patience {
                     self.stats.interrupted_requests.increment();
                 }
             } else if is_late && waiter.refuse(Vain::Late) {
-                self.stats.late_requests.increment();
+                self.stats.timed_out_requests.increment();
             }
         }
     }
@@ -389,7 +389,7 @@ mod tests {
         assert!(!wanted());
         assert!(kept.take().is_none(), "it was given");
         look(&patience, start + TIMEOUT * 3);
-        assert_eq!(patience.stats.late_requests.get(), 1);
+        assert_eq!(patience.stats.timed_out_requests.get(), 1);
         assert!(lock(&patience.state).waiting.is_empty());
     }
 
@@ -450,7 +450,7 @@ mod tests {
             for round in 1..5 {
                 patience.stats.source_read_bytes.add(1 << 20);
                 patience.stats.decoded_bytes.add(1 << 20);
-                patience.stats.unspooled_bytes.add(1 << 20);
+                patience.stats.disk_cache_read_bytes.add(1 << 20);
                 look(&patience, start + TIMEOUT / 2 * round);
             }
             told.try_recv().ok()

@@ -139,7 +139,7 @@ impl Place {
 
     #[track_caller]
     fn wait_for_state(&self, state: &str) -> Value {
-        self.status_when(|status| text(status, "/materialize/state") == state)
+        self.status_when(|status| text(status, "/copy/state") == state)
     }
 
     fn counter(&self, name: &str) -> u64 {
@@ -272,15 +272,15 @@ fn a_copy_ends_as_materialize_would_have_written_it() {
     let mut place = Place::new(everything());
     place.mount();
     let status = place.wait_for_state("complete");
-    let files = number(&status, "/materialize/files");
+    let files = number(&status, "/copy/files");
     assert_eq!(files, 5, "hard links are one");
-    assert_eq!(number(&status, "/materialize/total_files"), files);
+    assert_eq!(number(&status, "/copy/total_files"), files);
     assert_eq!(
-        number(&status, "/materialize/bytes"),
-        number(&status, "/materialize/total_bytes")
+        number(&status, "/copy/bytes"),
+        number(&status, "/copy/total_bytes")
     );
     assert_eq!(
-        text(&status, "/materialize/directory"),
+        text(&status, "/copy/directory"),
         place.path("copy").to_string_lossy()
     );
     let mount = fs::metadata(place.mounted("z/one")).expect("there");
@@ -303,7 +303,11 @@ fn a_complete_copy_is_read_by_the_kernel_and_nothing_is_fetched() {
     place.wait_for_state("complete");
     let fetched = place.counter("source_read_bytes");
     // A busy machine may look like a slow server, which is asked once more.
-    let again = ["source_hedges", "source_cuts", "source_retries"];
+    let again = [
+        "source_hedges",
+        "source_straggler_retries",
+        "source_retries",
+    ];
     let is_sent_again = again.iter().any(|name| place.counter(name) > 0);
     let sent = place.sent_bytes();
     assert!(fetched == sent || (fetched < sent && is_sent_again));
@@ -344,11 +348,11 @@ fn metrics_tell_how_far_a_copy_is() {
     let mut page = String::new();
     stream.read_to_string(&mut page).expect("answered");
     for (name, value) in [
-        ("materialized_files", tree.files.len() as u64),
-        ("materialized_files_expected", tree.files.len() as u64),
-        ("materialized_bytes", number(&status, "/materialize/bytes")),
-        ("materialize_complete", 1),
-        ("materialize_failures", 0),
+        ("copy_files", tree.files.len() as u64),
+        ("copy_files_expected", tree.files.len() as u64),
+        ("copy_bytes", number(&status, "/copy/bytes")),
+        ("copy_complete", 1),
+        ("copy_failures", 0),
     ] {
         let line = page.lines().find_map(|line| {
             let rest = line.strip_prefix(&format!("tarfs_{name}{{"))?;
@@ -384,7 +388,7 @@ fn an_open_file_reads_the_same_before_during_and_after_its_copy() {
     assert_eq!(place.counter("served_opens"), 2);
     place.gate.open(u64::MAX);
     let mut offset = 0;
-    while text(&place.status(), "/materialize/state") != "complete" {
+    while text(&place.status(), "/copy/state") != "complete" {
         read(&early, offset % expected.len());
         offset += 4096;
     }
@@ -428,7 +432,7 @@ fn a_killed_mount_goes_on_where_it_stopped_and_believes_nothing_that_was_touched
     place.index();
     place.gate.open(tree.tar.len() as u64 / 2);
     place.mount();
-    let whole = |status: &Value| number(status, "/materialize/bytes");
+    let whole = |status: &Value| number(status, "/copy/bytes");
     place.status_when(|status| whole(status) > 20 << 20);
     let (pid, process) = place.process();
     kill_process(pid, Signal::KILL).expect("running");
@@ -454,11 +458,8 @@ fn a_killed_mount_goes_on_where_it_stopped_and_believes_nothing_that_was_touched
     let before = place.settled_bytes();
     place.mount();
     let status = place.wait_for_state("complete");
-    assert_eq!(
-        number(&status, "/materialize/files"),
-        tree.files.len() as u64
-    );
-    assert_eq!(number(&status, "/materialize/failures"), 0);
+    assert_eq!(number(&status, "/copy/files"), tree.files.len() as u64);
+    assert_eq!(number(&status, "/copy/failures"), 0);
     let fetched = place.sent_bytes() - before;
     // What was not whole, and the rest of the spans that this begins and ends in.
     assert!(
@@ -494,8 +495,8 @@ fn a_copy_that_was_changed_under_the_mount_is_not_shown() {
     symlink("/etc/passwd", &copy).expect("made");
     place.reads_as(&tree);
     let status = place.status();
-    assert_eq!(text(&status, "/materialize/state"), "incomplete");
-    assert_eq!(number(&status, "/materialize/failures"), 2);
+    assert_eq!(text(&status, "/copy/state"), "incomplete");
+    assert_eq!(number(&status, "/copy/failures"), 2);
     assert!(
         notes(&status).contains("was changed in the copy"),
         "{status}"
@@ -510,7 +511,7 @@ fn an_unmount_in_the_middle_waits_for_nobody_and_leaves_whole_files() {
     place.index();
     place.gate.open(tree.tar.len() as u64 / 2);
     place.mount();
-    place.status_when(|status| number(status, "/materialize/bytes") > 20 << 20);
+    place.status_when(|status| number(status, "/copy/bytes") > 20 << 20);
     let (_, process) = place.process();
     place.umount();
     assert_eq!(
@@ -667,11 +668,11 @@ fn a_full_disk_stops_the_copy_and_not_the_mount() {
             .count(),
         1
     );
-    assert!(number(&status, "/materialize/bytes") > 1 << 20);
+    assert!(number(&status, "/copy/bytes") > 1 << 20);
     place.reads_as(&tree);
     let status = place.status();
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
-    assert_eq!(text(&status, "/materialize/state"), "stopped");
+    assert_eq!(text(&status, "/copy/state"), "stopped");
     for (name, content) in &tree.files {
         if let Ok(read) = fs::read(place.path("small/copy").join(name)) {
             assert!(read == *content, "{name}");
@@ -720,7 +721,7 @@ fn a_part_of_the_archive_has_a_copy_of_that_part() {
     let mut place = Place::new(tree.tar.clone());
     place.mount_with("copy", &["--root", "many/of"]);
     let status = place.wait_for_state("complete");
-    assert_eq!(number(&status, "/materialize/files"), 120);
+    assert_eq!(number(&status, "/copy/files"), 120);
     place.stop_server();
     let names = fs::read_dir(place.path("copy")).expect("there");
     let names: Vec<_> = names

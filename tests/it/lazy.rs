@@ -258,7 +258,7 @@ fn who_has_a_file_open_that_is_replaced_keeps_its_bytes() {
 
     place.gate.open();
     place.list();
-    place.await_count("told_changes", 1);
+    place.await_count("invalidated_inodes", 1);
     // The name is believed for a while.
     wait::until("it is replaced", || {
         fs::read(place.path("mnt/f")).expect("readable") == new
@@ -294,7 +294,7 @@ fn what_later_members_change_is_not_believed_for_long() {
     assert_eq!(place.phase(), "scanning");
     place.gate.open();
     place.list();
-    place.await_count("told_changes", 1);
+    place.await_count("invalidated_inodes", 1);
     assert_eq!(stat("f").nlink(), 2);
     assert_eq!(stat("d/g").ino(), stat("f").ino());
     assert_eq!(xattr("with-xattr").expect("there"), b"1");
@@ -446,7 +446,7 @@ fn nobody_waits_for_a_server_that_sends_a_byte_now_and_then() {
     let filler = fs::read(place.path("mnt/filler")).expect_err("never whole");
     assert_eq!(filler.kind(), std::io::ErrorKind::TimedOut, "{filler}");
     assert_eq!(place.phase(), "scanning");
-    assert!(place.count("late_requests") >= 2);
+    assert!(place.count("timed_out_requests") >= 2);
 }
 
 /// As with a container that is frozen for a snapshot.
@@ -473,7 +473,7 @@ fn the_time_for_which_a_mount_was_stopped_is_not_a_servers_silence() {
     std::thread::sleep(Duration::from_millis(500));
     place.gate.open();
     assert_eq!(late.join().expect("in time"), b"late");
-    assert_eq!(place.count("late_requests"), 0);
+    assert_eq!(place.count("timed_out_requests"), 0);
 }
 
 #[test]

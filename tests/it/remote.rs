@@ -136,7 +136,7 @@ fn is_read_once() -> bool {
     let stats = &client.stats;
     let again = [
         &stats.source_hedges,
-        &stats.source_cuts,
+        &stats.source_straggler_retries,
         &stats.source_retries,
     ];
     if again.iter().any(|counter| counter.get() > 0) {
@@ -622,7 +622,7 @@ fn a_request_that_crawls_is_cut_and_goes_on_elsewhere() {
     assert!(read == bytes, "they differ");
     let stats = &client.stats;
     // Which may be that of another request, too, where the machine is busy.
-    let cuts = stats.source_cuts.get();
+    let cuts = stats.source_straggler_retries.get();
     assert!((1..=3).contains(&cuts), "{cuts}");
     assert_eq!(stats.source_retries.get(), cuts);
     assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
@@ -642,7 +642,7 @@ fn the_last_request_is_sent_again_when_it_takes_far_too_long() {
     assert!(read == bytes, "they differ");
     let stats = &client.stats;
     assert_eq!(stats.source_hedges.get(), 1);
-    assert_eq!(stats.source_cuts.get(), 0);
+    assert_eq!(stats.source_straggler_retries.get(), 0);
     assert_eq!(stats.source_retries.get(), 0);
     assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
     let seen = server.seen("/a");
@@ -783,7 +783,13 @@ fn serial_server_gets_one_request_at_once_from_scan_and_reads() {
     let stats = &client.stats;
     // The first one, and two that found out that the second one waits for the first.
     assert_eq!(stats.source_requests.get(), 3);
-    assert_eq!((stats.source_cuts.get(), stats.source_hedges.get()), (0, 0));
+    assert_eq!(
+        (
+            stats.source_straggler_retries.get(),
+            stats.source_hedges.get()
+        ),
+        (0, 0)
+    );
     assert_eq!(most.swap(0, Ordering::SeqCst), 2);
     let reads = client.reads(&source, &Pool::new(1 << 20));
     thread::scope(|scope| {

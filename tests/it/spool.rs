@@ -100,7 +100,7 @@ impl Place {
     }
 
     /// Bytes of disk that all spools take.
-    fn spooled_bytes(&self) -> u64 {
+    fn disk_cache_bytes(&self) -> u64 {
         let spools = self.spools();
         let metadata = spools.iter().filter_map(|path| fs::metadata(path).ok());
         metadata.map(|spool| spool.blocks() * 512).sum()
@@ -144,7 +144,7 @@ fn a_killed_mount_leaves_what_was_whole_and_nothing_wrong() {
     }
     wait::until("what was decoded is on disk", || {
         let status = place.status("a");
-        let [decoded, spooled] = ["decoded_bytes", "spooled_bytes"]
+        let [decoded, spooled] = ["decoded_bytes", "disk_cache_written_bytes"]
             .map(|name| number(&status, &format!("/counters/{name}")));
         decoded > 0 && decoded == spooled
     });
@@ -195,7 +195,7 @@ fn what_a_killed_scan_has_left_is_removed_by_the_next_one() {
     let sizes = ["--cache-size", "1GiB", "--chunk-size", "1MiB"];
     let mut command = place.command(&[&["mount", &url, "a", "--foreground"], &sizes[..]].concat());
     let mut process = command.stderr(Stdio::null()).spawn().expect("started");
-    wait::until("something is spooled", || place.spooled_bytes() > 0);
+    wait::until("something is spooled", || place.disk_cache_bytes() > 0);
     process.kill().expect("running");
     process.wait().expect("a child");
     wait::until("it is taken out", || !is_mounted(&place.path("a")));
@@ -243,7 +243,7 @@ fn mounts_share_one_directory_and_its_limit() {
                     let number = usize::try_from(noise.below(left.len() as u64));
                     let (name, content) = left.swap_remove(number.expect("small"));
                     place.assert_file(mountpoint, name, content);
-                    most.fetch_max(place.spooled_bytes(), Ordering::SeqCst);
+                    most.fetch_max(place.disk_cache_bytes(), Ordering::SeqCst);
                 }
             });
         }
@@ -254,11 +254,11 @@ fn mounts_share_one_directory_and_its_limit() {
     let statuses = mounts.map(|(_, mountpoint, _)| place.status(mountpoint));
     for status in &statuses {
         assert_eq!(number(status, "/counters/failed_reads"), 0);
-        assert_eq!(number(status, "/spool/limit_bytes"), LIMIT);
+        assert_eq!(number(status, "/disk_cache/limit_bytes"), LIMIT);
     }
     let evicted = statuses
         .iter()
-        .map(|status| number(status, "/counters/spool_evicted_bytes"));
+        .map(|status| number(status, "/counters/disk_cache_evicted_bytes"));
     assert!(evicted.sum::<u64>() > 0);
 }
 
@@ -334,5 +334,8 @@ fn a_tenth_of_the_disk_stays_free_and_reads_are_right() {
     let free = rustix::fs::statvfs(place.path("cache")).expect("mounted");
     let free = free.f_bavail * free.f_frsize;
     assert!(free >= SIZE / 10, "{free}");
-    assert!(place.spooled_bytes() > SIZE / 2, "and the others are used");
+    assert!(
+        place.disk_cache_bytes() > SIZE / 2,
+        "and the others are used"
+    );
 }

@@ -134,8 +134,9 @@ fn status_and_metrics_tell_what_a_mount_did() {
     assert!(read == *content);
 
     // Its thread may be behind.
-    let is_spooled =
-        |status: &Value| number(status, "/counters/spooled_bytes") == tree.tar.len() as u64;
+    let is_spooled = |status: &Value| {
+        number(status, "/counters/disk_cache_written_bytes") == tree.tar.len() as u64
+    };
     wait::until("all is on disk", || is_spooled(&place.status()));
     let status = place.status();
     let seen = place.server.seen(ARCHIVE);
@@ -156,8 +157,12 @@ fn status_and_metrics_tell_what_a_mount_did() {
         );
     }
     // A busy machine may look like a slow server, which is asked once more, and heard once.
-    let again = ["source_hedges", "source_cuts", "source_retries"]
-        .map(|name| number(&status, &format!("/counters/{name}")));
+    let again = [
+        "source_hedges",
+        "source_straggler_retries",
+        "source_retries",
+    ]
+    .map(|name| number(&status, &format!("/counters/{name}")));
     for (name, at_server) in [
         ("source_requests", seen.len() as u64),
         ("source_read_bytes", place.server.sent_bytes(ARCHIVE)),
@@ -175,10 +180,10 @@ fn status_and_metrics_tell_what_a_mount_did() {
     assert_eq!(number(&status, "/memory/decoders_bytes"), 0);
     assert!(number(&status, "/memory/index_bytes") >= 100 * tree.files.len() as u64);
     assert!(number(&status, "/resident_bytes") > spans);
-    let held = number(&status, "/spool/held_bytes");
+    let held = number(&status, "/disk_cache/held_bytes");
     assert!(held >= tree.tar.len() as u64, "all of it is kept: {held}");
-    assert_eq!(number(&status, "/spool/all_bytes"), held);
-    assert!(number(&status, "/spool/limit_bytes") > held);
+    assert_eq!(number(&status, "/disk_cache/all_bytes"), held);
+    assert!(number(&status, "/disk_cache/limit_bytes") > held);
 
     let mountpoint = status.get("mountpoint").and_then(Value::as_str);
     let mountpoint = mountpoint.expect("a path");
@@ -198,8 +203,8 @@ fn status_and_metrics_tell_what_a_mount_did() {
         ("tarfs_memory_budget_bytes", "/memory/budget_bytes"),
         ("tarfs_memory_spans_bytes", "/memory/spans_bytes"),
         ("tarfs_memory_index_bytes", "/memory/index_bytes"),
-        ("tarfs_spool_held_bytes", "/spool/held_bytes"),
-        ("tarfs_spool_all_bytes", "/spool/all_bytes"),
+        ("tarfs_disk_cache_held_bytes", "/disk_cache/held_bytes"),
+        ("tarfs_disk_cache_all_bytes", "/disk_cache/all_bytes"),
     ] {
         assert_eq!(
             metrics.get(name).copied(),

@@ -234,7 +234,7 @@ fn a_copy_of_an_unproven_version_counts_only_for_the_same_bytes() {
         wait::until("the copy is complete", || {
             let status = place.succeeds(&["status", "inner", "--json"]);
             let status: Value = serde_json::from_slice(&status).expect("one mount");
-            status.pointer("/materialize/state").and_then(Value::as_str) == Some("complete")
+            status.pointer("/copy/state").and_then(Value::as_str) == Some("complete")
         });
         for (name, content) in &old.files {
             assert_content(&place.path("inner").join(name), content);

@@ -403,7 +403,7 @@ impl Shared {
             file.punch(item.extent);
             return Err(error);
         }
-        self.options.stats.spooled_bytes.add(len);
+        self.options.stats.disk_cache_written_bytes.add(len);
         self.order().used(item.extent);
         Ok(())
     }
@@ -500,7 +500,7 @@ impl Shared {
             };
             freed += file.punch(oldest);
         }
-        self.options.stats.spool_evicted_bytes.add(freed);
+        self.options.stats.disk_cache_evicted_bytes.add(freed);
         freed
     }
 
@@ -509,7 +509,7 @@ impl Shared {
     fn skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
         let mut skipped = self.lock_skipped();
         for (extent, is_retry) in spans {
-            self.options.stats.spool_skipped_spans.increment();
+            self.options.stats.disk_cache_skipped_spans.increment();
             if !is_retry && skipped.len() < MAX_SKIPPED {
                 skipped.push_back(extent);
             }
@@ -637,7 +637,7 @@ mod tests {
         assert_eq!(spool.disk_use().held_bytes, 4 * SPAN);
         assert!(spool.trouble().is_some());
         assert_eq!(
-            spool.shared.options.stats.spool_evicted_bytes.get(),
+            spool.shared.options.stats.disk_cache_evicted_bytes.get(),
             2 * SPAN
         );
         drop(spool);
@@ -816,7 +816,7 @@ mod tests {
         for number in 1..9 {
             spool.keep_wanted(extent(number), bytes(number), Patience::No);
         }
-        let skipped = &spool.shared.options.stats.spool_skipped_spans;
+        let skipped = &spool.shared.options.stats.disk_cache_skipped_spans;
         while skipped.get() == 0 {
             std::thread::yield_now();
         }

@@ -251,7 +251,7 @@ impl Gate {
             state.rest = Some(rest.min(LONGEST_REST));
             state.is_serial = false;
         }
-        self.stats.source_withdrawals.increment();
+        self.stats.source_starved_retries.increment();
         Standing::Overtaken
     }
 
@@ -501,7 +501,7 @@ mod tests {
             assert!(two_later.is_ok(), "two have overtaken it");
             assert_eq!(gate.allowed(), 2, "as many as were answered");
             assert!(gate.is_narrow());
-            assert_eq!(gate.stats.source_withdrawals.get(), 1);
+            assert_eq!(gate.stats.source_starved_retries.get(), 1);
         });
     }
 

@@ -361,7 +361,7 @@ impl Http {
                     }
                 }
                 Err(Order::Cut) => {
-                    self.stats.source_cuts.increment();
+                    self.stats.source_straggler_retries.increment();
                     self.stats.source_retries.increment();
                     self.remember(self.client.original().clone());
                 }
@@ -438,7 +438,7 @@ impl Http {
         let kept = watch.sequel().and_then(|(_, kept)| kept.take(start));
         let is_continued = kept.is_some();
         let asked = if let Some(rest) = kept {
-            self.stats.source_continuations.increment();
+            self.stats.source_reused_responses.increment();
             pass.answered();
             Some(rest)
         } else {

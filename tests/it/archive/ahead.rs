@@ -17,7 +17,7 @@ fn materialized(workers: usize, memory: u64) -> (u64, u64) {
         ..scan_options()
     };
     let stats = lab.assert_materializes(&options, &tree);
-    (stats.decoder_shares.get(), stats.decoder_jobs.get())
+    (stats.speculative_decodes.get(), stats.decoder_jobs.get())
 }
 
 #[test]

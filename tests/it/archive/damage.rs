@@ -194,7 +194,7 @@ fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
     let archive = lab.open();
     assert_files(&archive, &Tree::mixed());
     let stats = archive.stats();
-    assert_eq!(stats.spool_damaged_spans.get(), 1);
+    assert_eq!(stats.disk_cache_damaged_spans.get(), 1);
     assert_eq!(stats.decoded_spans.get(), 1, "only that one");
     assert_eq!(stats.damaged_spans.get(), 0);
     // And it is whole again.
@@ -203,7 +203,10 @@ fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
     assert_files(&archive, &Tree::mixed());
     let stats = archive.stats();
     assert_eq!(
-        (stats.spool_damaged_spans.get(), stats.decoded_spans.get()),
+        (
+            stats.disk_cache_damaged_spans.get(),
+            stats.decoded_spans.get()
+        ),
         (0, 0)
     );
 }

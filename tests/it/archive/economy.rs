@@ -50,7 +50,7 @@ const TRIES: usize = 3;
 fn was_sent_again(stats: &Stats) -> bool {
     let again = [
         &stats.source_hedges,
-        &stats.source_cuts,
+        &stats.source_straggler_retries,
         &stats.source_retries,
     ];
     again.iter().any(|counter| counter.get() > 0)

@@ -78,7 +78,7 @@ fn assert_short_reads(archive: &Archive, tree: &Tree, seed: u64) -> u64 {
 
 /// Bytes that were read of the archive's disk cache.
 fn unspooled(archive: &Archive) -> u64 {
-    archive.stats().unspooled_bytes.get()
+    archive.stats().disk_cache_read_bytes.get()
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_short_read_of_a_packed_archive_on_disk_reads_little() {
         assert!(bytes <= reads * (64 << 10), "{packing:?}: {bytes} bytes");
         assert!(archive.stats().exact_reads.get() >= reads);
         assert_eq!(archive.stats().decoded_spans.get(), 0, "{packing:?}");
-        assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+        assert_eq!(archive.stats().disk_cache_damaged_spans.get(), 0);
     }
 }
 
@@ -113,7 +113,9 @@ fn spans_that_the_disk_cache_did_not_take_at_first_are_on_disk_afterwards() {
     prefetch.expect("threads");
     let stats = Arc::clone(archive.stats());
     wait::until("the archive is scanned", || archive.is_scanned());
-    wait::until("spans are skipped", || stats.spool_skipped_spans.get() > 0);
+    wait::until("spans are skipped", || {
+        stats.disk_cache_skipped_spans.get() > 0
+    });
     drop(writing);
     let plain_bytes = tree.tar.len() as u64;
     wait::until("all spans are on disk", || {
@@ -189,7 +191,10 @@ fn disk_cache_that_changes_while_readers_compare_is_never_served() {
             damages
         });
         assert!(damages > 10, "{packing:?}: {damages}");
-        assert!(archive.stats().spool_damaged_spans.get() > 0, "{packing:?}");
+        assert!(
+            archive.stats().disk_cache_damaged_spans.get() > 0,
+            "{packing:?}"
+        );
     }
 }
 
@@ -203,7 +208,10 @@ fn a_byte_of_the_disk_cache_that_changed_is_never_served() {
             damage(&lab.the_cached("spool"), seed);
         }
         assert_short_reads(&archive, &tree, 5);
-        assert!(archive.stats().spool_damaged_spans.get() > 0, "{packing:?}");
+        assert!(
+            archive.stats().disk_cache_damaged_spans.get() > 0,
+            "{packing:?}"
+        );
         assert!(archive.stats().exact_reads.get() > 0);
     }
 }
@@ -224,5 +232,5 @@ fn a_span_that_is_partly_on_disk_is_not_damaged() {
     let decoded = archive.stats().decoded_spans.get();
     assert_short_reads(&archive, &tree, 2);
     assert!(archive.stats().decoded_spans.get() > decoded);
-    assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+    assert_eq!(archive.stats().disk_cache_damaged_spans.get(), 0);
 }

@@ -36,8 +36,8 @@ fn found(archive: &Archive) -> [u64; 5] {
         &stats.memory_hit_spans,
         &stats.memory_miss_spans,
         &stats.memory_shared_spans,
-        &stats.spool_hit_spans,
-        &stats.spool_miss_spans,
+        &stats.disk_cache_hit_spans,
+        &stats.disk_cache_miss_spans,
     ]
     .map(tarfs::base::stats::Counter::get)
 }
@@ -94,7 +94,7 @@ fn a_spool_is_asked_for_what_memory_does_not_have() {
     let count = spans.len() as u64;
     assert_file(&archive, "z", b"the end");
     assert_eq!(found(&archive), [0, 0, 0, count, 0]);
-    let bytes = archive.stats().unspooled_bytes.get();
+    let bytes = archive.stats().disk_cache_read_bytes.get();
     assert!(bytes <= sum(&spans).min(32 << 10), "{bytes}");
     assert_eq!(archive.stats().decoded_bytes.get(), 0);
     assert_file(&archive, "z", b"the end");

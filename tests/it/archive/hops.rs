@@ -83,7 +83,7 @@ fn check(archive: &Archive, name: &str, file: u8, at: usize, len: usize) {
 fn large_payloads_are_passed_over_and_read_all_the_same() {
     let lab = Lab::serving(archive());
     let archive = lab.open_with(&hopping(&lab));
-    let hopped = archive.stats().hopped_bytes.get();
+    let hopped = archive.stats().skipped_bytes.get();
     let sent = lab.server.sent_bytes(PATH);
     assert!(hopped > 90 << 20, "{hopped}");
     let packed_bytes = archive.index().origin().packed_bytes;
@@ -95,7 +95,7 @@ fn large_payloads_are_passed_over_and_read_all_the_same() {
 
     let streamed = Lab::serving(self::archive());
     let whole = streamed.open();
-    assert_eq!(whole.stats().hopped_bytes.get(), 0);
+    assert_eq!(whole.stats().skipped_bytes.get(), 0);
     assert_eq!(facts(&archive.index()), facts(&whole.index()));
 
     for archive in [archive, lab.open_with(&hopping(&lab))] {
@@ -130,14 +130,14 @@ fn a_short_read_of_a_skipped_payload_fetches_a_window() {
     drop(lab.open_with(&hopping(&lab)));
     let archive = lab.open_with(&hopping(&lab));
     let before = lab.server.sent_bytes(PATH);
-    let spooled = archive.stats().spooled_bytes.get();
+    let spooled = archive.stats().disk_cache_written_bytes.get();
     for at in [20 << 20, 50 << 20, 80 << 20] {
         check(&archive, "d/huge-1", 1, at + 5000, 4096);
         // From memory, as these bytes have no digests that would verify them on disk.
         check(&archive, "d/huge-1", 1, at + 9000, 1000);
     }
     assert_eq!(lab.server.sent_bytes(PATH) - before, 3 * (128 << 10));
-    assert_eq!(archive.stats().spooled_bytes.get(), spooled);
+    assert_eq!(archive.stats().disk_cache_written_bytes.get(), spooled);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn nothing_is_passed_over_that_a_digest_is_wanted_of() {
     let digest = sha256(&packed).parse().expect("a digest");
     options.scan.sha256 = Digest::Expect(digest);
     let archive = lab.open_with(&options);
-    assert_eq!(archive.stats().hopped_bytes.get(), 0);
+    assert_eq!(archive.stats().skipped_bytes.get(), 0);
     assert_eq!(archive.index().origin().sha256, Some(digest));
 }
 
@@ -189,7 +189,7 @@ fn what_cannot_be_pinned_to_a_version_is_read_whole() {
     let lab = Lab::new();
     lab.serve(Resource::new(archive()).last_modified("Sat, 01 Jan 2022 00:00:00 GMT"));
     let archive = lab.open_with(&hopping(&lab));
-    assert_eq!(archive.stats().hopped_bytes.get(), 0);
+    assert_eq!(archive.stats().skipped_bytes.get(), 0);
     assert!(archive.index().origin().content_id != [0; 32]);
 }
 
@@ -237,7 +237,7 @@ fn raw_huge() -> Bytes {
 fn what_lies_beside_a_payload_that_is_passed_over_has_digests() {
     let lab = Lab::serving(archive());
     let archive = lab.open_with(&hopping(&lab));
-    assert!(archive.stats().hopped_bytes.get() > 0);
+    assert!(archive.stats().skipped_bytes.get() > 0);
     let known = archive.index();
     let unseen = |name: &str, at: u64| {
         let entry = known.entry(ino(&archive, name)).expect("a file");

@@ -520,7 +520,7 @@ fn nothing_is_fetched_ahead_when_nothing_may_be() {
         follow(&archive, ino(&archive, name), content);
     }
     settle(&archive);
-    assert_eq!(archive.stats().ahead_spans.get(), 0);
+    assert_eq!(archive.stats().prefetched_spans.get(), 0);
     assert_eq!(state(&archive), PrefetchState::Off);
 }
 
@@ -535,14 +535,14 @@ fn who_waits_for_the_rate_is_in_nobodys_way() {
     };
     let archive = open_with(&lab, 64 << 20, slow);
     wait::until("one request is sent", || {
-        archive.stats().ahead_packed_bytes.get() > 0
+        archive.stats().prefetched_packed_bytes.get() > 0
     });
     // It sleeps for weeks now.
     for (name, content) in &tree.files {
         let read = archive.read_here(ino(&archive, name), 0, 1 << 20);
         assert!(read.expect("readable") == *content, "{name} is wrong");
     }
-    assert_eq!(archive.stats().ahead_spans.get(), 1);
+    assert_eq!(archive.stats().prefetched_spans.get(), 1);
     assert_eq!(state(&archive), PrefetchState::Running);
     drop(archive);
 }
@@ -633,7 +633,7 @@ fn what_memory_has_no_room_for_is_fetched_once_in_the_background_and_kept_on_dis
     });
     let fetched = lab.server.sent_bytes(PATH);
     assert!((fetched - before) * 100 <= large_lz4().len() as u64 * 102);
-    assert_eq!(archive.stats().spool_skipped_spans.get(), 0);
+    assert_eq!(archive.stats().disk_cache_skipped_spans.get(), 0);
     for (name, content) in tree.files.iter().rev() {
         let read = archive.read_here(ino(&archive, name), 0, 1 << 20);
         assert!(read.expect("readable") == *content, "{name} is wrong");

@@ -37,7 +37,7 @@ fn a_stream_of_one_piece_is_spooled_and_never_fetched_again() {
         assert!(archive.index().span_count() > 1);
         assert_eq!(fetched_by_reading(&archive), 0, "{packing:?}");
         assert_random_reads(&archive, &Tree::mixed(), 100, 1);
-        assert!(archive.stats().unspooled_bytes.get() > 0);
+        assert!(archive.stats().disk_cache_read_bytes.get() > 0);
         drop(archive);
 
         let archive = lab.open_with(&options);
@@ -106,14 +106,14 @@ fn with_an_index_from_elsewhere_reads_fill_the_spool() {
     assert_eq!(stats.scans.get(), 0);
     assert!(stats.decoded_spans.get() > 0);
     drop(archive);
-    assert!(stats.spooled_bytes.get() > 0);
-    assert!(stats.spooled_bytes.get() <= stats.decoded_bytes.get());
+    assert!(stats.disk_cache_written_bytes.get() > 0);
+    assert!(stats.disk_cache_written_bytes.get() <= stats.decoded_bytes.get());
 
     let archive = lab.open_with(&options);
     assert_files_at_random(&archive, 3);
-    let missing = stats.decoded_bytes.get() - stats.spooled_bytes.get();
+    let missing = stats.decoded_bytes.get() - stats.disk_cache_written_bytes.get();
     let stats = archive.stats();
-    assert!(stats.spool_hit_spans.get() > 0);
+    assert!(stats.disk_cache_hit_spans.get() > 0);
     // Each once, and again what memory has let go meanwhile.
     assert!(missing > 0 || stats.decoded_bytes.get() == 0);
 }
@@ -138,7 +138,11 @@ fn a_local_archive_is_kept_on_disk_if_it_is_packed() {
             assert_files(&archive, &Tree::mixed());
         }
         let is_packed = packing != Packing::Plain;
-        assert_eq!(stats.spooled_bytes.get() > 0, is_packed, "{packing:?}");
+        assert_eq!(
+            stats.disk_cache_written_bytes.get() > 0,
+            is_packed,
+            "{packing:?}"
+        );
         assert_eq!(lab.cached("spool").len(), usize::from(is_packed));
     }
 }
@@ -201,7 +205,7 @@ fn a_spool_that_may_not_grow_is_noted_and_reads_are_right() {
         wait::until("it is noted", || archive.spool_trouble().is_some());
         let trouble = archive.spool_trouble().expect("just seen");
         assert!(trouble.contains("the spool is incomplete"), "{trouble}");
-        assert!(archive.stats().spooled_bytes.get() <= limit);
+        assert!(archive.stats().disk_cache_written_bytes.get() <= limit);
         assert_files(&archive, &Tree::mixed());
         drop(archive);
         let archive = lab.open_with(&options);
@@ -233,7 +237,10 @@ fn everything_from_a_server_without_ranges_is_spooled() {
         let mut options = lab.options();
         options.scan.memory = 8 << 20;
         let archive = lab.open_with(&options);
-        assert_eq!(archive.stats().spooled_bytes.get(), tree.tar.len() as u64);
+        assert_eq!(
+            archive.stats().disk_cache_written_bytes.get(),
+            tree.tar.len() as u64
+        );
         assert_files(&archive, &tree);
         drop(archive);
 

@@ -84,7 +84,7 @@ fn this_process_reads_its_own_disk_cache_without_a_validator() {
     let decoded = archive.stats().decoded_spans.get();
     assert_file(&archive, name, content);
     assert_eq!(archive.stats().decoded_spans.get(), decoded);
-    assert!(archive.stats().spool_hit_spans.get() > 0);
+    assert!(archive.stats().disk_cache_hit_spans.get() > 0);
     drop(archive);
     assert_eq!(lab.cached("spool").len(), 1, "that of the scan");
 }

@@ -126,8 +126,8 @@ fn random_reads_fetch_a_window_each() {
             .iter()
             .filter(|range| range.end - range.start == WINDOW);
         assert!(windows.count() * 10 >= ranges.len() * 8, "{ranges:?}");
-        assert_eq!(archive.stats().ahead_spans.get(), 0);
-        assert_eq!(archive.stats().ahead_packed_bytes.get(), 0);
+        assert_eq!(archive.stats().prefetched_spans.get(), 0);
+        assert_eq!(archive.stats().prefetched_packed_bytes.get(), 0);
         assert_eq!(archive.stats().decoded_spans.get(), 0);
         drop(archive);
         for spool in lab.cached("spool") {
@@ -154,7 +154,7 @@ fn a_thousand_random_reads_fetch_no_byte_twice() {
         fetched.len()
     );
     assert_disjoint(fetched);
-    assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+    assert_eq!(archive.stats().disk_cache_damaged_spans.get(), 0);
     drop(archive);
 
     // The next mount finds all of it on disk.
@@ -163,9 +163,9 @@ fn a_thousand_random_reads_fetch_no_byte_twice() {
     check_all(&archive, &tree, &reads);
     assert!(ranges(&lab, before).is_empty());
     assert!(archive.stats().exact_reads.get() >= 900);
-    let unspooled = archive.stats().unspooled_bytes.get();
+    let unspooled = archive.stats().disk_cache_read_bytes.get();
     assert!(unspooled <= 1000 * (32 << 10), "{unspooled}");
-    assert_eq!(archive.stats().spool_damaged_spans.get(), 0);
+    assert_eq!(archive.stats().disk_cache_damaged_spans.get(), 0);
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn read_ahead_fetches_what_random_reads_left_out() {
             check(&archive, &tree, offset, 128 << 10);
             settle(&archive);
         }
-        assert!(archive.stats().ahead_spans.get() > 0);
+        assert!(archive.stats().prefetched_spans.get() > 0);
         assert_disjoint(ranges(&lab, before));
         drop(archive);
         for spool in lab.cached("spool") {
@@ -455,7 +455,8 @@ fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
     for (round, mut archive) in [(0, Some(archive)), (1, None)] {
         if let Some(archive) = &archive {
             wait::until("all is written", || {
-                archive.stats().spooled_bytes.get() >= archive.stats().source_read_bytes.get() / 2
+                archive.stats().disk_cache_written_bytes.get()
+                    >= archive.stats().source_read_bytes.get() / 2
             });
         }
         let spool = File::options()
@@ -478,7 +479,10 @@ fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
         for offset in (0..FILE_BYTES as u64).step_by(128 << 10) {
             check(archive, &tree, offset, 128 << 10);
         }
-        assert!(archive.stats().spool_damaged_spans.get() > 0, "{round}");
+        assert!(
+            archive.stats().disk_cache_damaged_spans.get() > 0,
+            "{round}"
+        );
     }
 }
 
@@ -592,7 +596,7 @@ fn random_reads_of_a_remote_packed_archive_decode_a_span_once() {
     });
     let stats = archive.stats();
     let spans = u64::from(archive.index().span_count());
-    assert_eq!(stats.spool_skipped_spans.get(), 0);
+    assert_eq!(stats.disk_cache_skipped_spans.get(), 0);
     assert!(
         stats.decoded_spans.get() <= spans,
         "{}",

@@ -235,7 +235,7 @@ fn is_well_again(place: &Place) -> bool {
 /// in a spool if the server names a version, and the server is not asked for it.
 #[track_caller]
 pub(super) fn read_what_is_kept(resource: &Resource, faults: impl Faults + Clone) {
-    let places = [(false, "memory_hit_spans"), (true, "spool_hit_spans")];
+    let places = [(false, "memory_hit_spans"), (true, "disk_cache_hit_spans")];
     let counts = |&(is_spooled, _): &(bool, &str)| !is_spooled || resource.names_version();
     for (is_spooled, found) in places.into_iter().filter(counts) {
         let place = Place::new(resource);
