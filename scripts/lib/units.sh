@@ -126,10 +126,10 @@ try_failure() {
     echo "a service without a source fails"
 }
 
-# With what the unit says that they need, --materialize and --writable run as well.
+# With what the unit says that they need, --copy-to and --writable run as well.
 try_more_rights() {
     local copy='CAP_DAC_OVERRIDE CAP_CHOWN CAP_FOWNER CAP_FSETID CAP_MKNOD CAP_SETFCAP CAP_MAC_ADMIN'
-    configure_unit copy "--materialize /var/tmp/copy" "CapabilityBoundingSet=$copy
+    configure_unit copy "--copy-to /var/tmp/copy" "CapabilityBoundingSet=$copy
 DevicePolicy=auto"
     start copy
     expect_soon in_machine grep -qx hello /var/tmp/copy/file
@@ -142,7 +142,7 @@ DevicePolicy=auto"
     in_machine systemctl restart tarfs@writable
     expect changed "a writable service" in_machine cat /srv/writable/file
     in_machine systemctl stop tarfs@writable
-    echo "a service with --materialize or --writable has what it needs"
+    echo "a service with --copy-to or --writable has what it needs"
 }
 
 # The examples, and a line of fstab, which mount when somebody looks.

@@ -119,7 +119,7 @@ pub const MORE_INDEX: &str = "if that is to be expected, allow it with a larger 
 const SAVE_FIRST: &str = "it may never end; if it does, save it to a file and name that";
 
 /// What to do about an archive that is larger than the user allowed.
-const MORE_BYTES: &str = "if that is to be expected, allow it with a larger --max-size";
+const MORE_BYTES: &str = "if that is to be expected, allow it with a larger --max-unpacked-size";
 
 impl Error {
     /// What the user can do about it.

@@ -90,7 +90,7 @@ pub enum OpenError {
     /// The index file that was to be used belongs to another archive, or another version of it.
     #[error(
         "the index {path} does not belong to {location} as it is now; \
-         make a new one with `tarfs index -o`"
+         make a new one with `tarfs index --output`"
     )]
     ForeignIndex {
         /// Which file.
@@ -101,7 +101,7 @@ pub enum OpenError {
     /// The source gives its bytes once, and there is nowhere to keep them.
     #[error(
         "{location}: the server gives no byte ranges, so files can only be read from a spool; \
-         allow one (no --no-spool, enough --cache-size), or use `tarfs materialize`"
+         allow one (no --no-disk-cache, enough --cache-size), or use `tarfs materialize`"
     )]
     NoSpool {
         /// Where it is, without secrets.

@@ -185,7 +185,7 @@ pub(super) struct CacheArgs {
 
     /// Keep no decoded data on disk: what is not in memory is fetched and decoded again
     #[arg(long, help_heading = "Cache")]
-    pub no_spool: bool,
+    pub no_disk_cache: bool,
 }
 
 /// A number of bytes as people write it: `4096`, `64K`, `8MiB`, `1.5GB`.

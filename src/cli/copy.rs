@@ -1,4 +1,4 @@
-//! `tarfs mount --materialize`: the copy on disk, as the mount and its status see it.
+//! `tarfs mount --copy-to`: the copy on disk, as the mount and its status see it.
 
 use std::fs::File;
 use std::io;

@@ -23,7 +23,7 @@ pub(super) struct IndexArgs {
     cache: CacheArgs,
 
     /// Write the index to this file, for --index
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
     /// Show no progress
@@ -45,7 +45,7 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     };
     ensure!(
         args.output.is_none() || given::reference(&args.source).is_none(),
-        "each layer of an image has an index of its own (leave out -o)"
+        "each layer of an image has an index of its own (leave out --output)"
     );
     let tree = opening.open(&network, &Arc::default())?;
     if let Tree::Archive(archive) = &tree {

@@ -214,7 +214,7 @@ pub(super) fn for_mount(
         content: Arc::<Stack>::clone(&stack),
         telling: Box::new(OfStack {
             stack,
-            is_spooled: !args.cache.no_spool,
+            is_spooled: !args.cache.no_disk_cache,
         }),
         recording: None,
         stats,

@@ -119,7 +119,7 @@ pub(super) struct MaterializeArgs {
 
     /// Refuse an archive whose files, holes included, or whose unpacked stream is larger than this
     #[arg(long, value_name = "SIZE")]
-    max_size: Option<Size>,
+    max_unpacked_size: Option<Size>,
 
     /// Write down beside DIR how far the run has come, and go on from there when it was interrupted
     #[arg(long, conflicts_with_all = ["atomic", "keep_old_files", "skip_old_files", "allow_truncated",
@@ -197,7 +197,7 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
     opening.scan.memory = args.layers.memory(&args.source);
     opening.layer = whiteouts;
     opening.scan.tar.accepts_empty = is_stack;
-    if let Some(size) = args.max_size {
+    if let Some(size) = args.max_unpacked_size {
         opening.scan.tar.limits.size = size.0;
     }
     let saved = Saved::find(&**source, &opening)?;
@@ -301,7 +301,7 @@ impl MaterializeArgs {
             writers: None,
             atomic: true,
             sync: false,
-            max_size: None,
+            max_unpacked_size: None,
             resume: false,
             to_stdout: false,
             dry_run: false,
@@ -500,7 +500,7 @@ impl Run<'_> {
 
     /// Writes the layers one over the other; whether nothing went wrong with them.
     fn write_layers(&self, sink: &mut Materializer, whiteouts: Whiteouts) -> anyhow::Result<bool> {
-        let mut left_bytes = self.args.max_size.map(|size| size.0);
+        let mut left_bytes = self.args.max_unpacked_size.map(|size| size.0);
         sink.begin_layers(whiteouts);
         for layer in self.layers {
             let mut options = self.opening.scan.clone();
@@ -514,7 +514,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Writes one layer over those before; of what --max-size allows `left_bytes` are left.
+    /// Writes one layer over those before; of what --max-unpacked-size allows `left_bytes` are left.
     fn write_layer(
         &self,
         sink: &mut Materializer,

@@ -71,11 +71,8 @@ pub(super) struct MountArgs {
     /// Return only when all of the archive is known, instead of letting whoever comes early wait
     /// for the file they want; --root, --strip-components, --writable and --layer imply it, and so do
     /// images.
-    #[arg(long, overrides_with = "lazy_index")]
+    #[arg(long)]
     pub wait_index: bool,
-    /// Return as soon as the archive's first member is known (the default).
-    #[arg(long, overrides_with = "wait_index")]
-    pub lazy_index: bool,
     /// When the process that serves the mount dies, let another go on with it: what is open stays
     /// open. Otherwise the mount is taken out. In the foreground the process that was started lives on.
     #[arg(long)]
@@ -120,7 +117,7 @@ pub(super) struct MountArgs {
     /// Write the tree to DIR meanwhile, and read files from there as they become complete: by the
     /// kernel itself, where it permits that. DIR is empty at first; a later mount goes on with it.
     #[arg(long, value_name = "DIR")]
-    pub materialize: Option<PathBuf>,
+    pub copy_to: Option<PathBuf>,
     /// Mount in the mount namespace of the process PID, or that the file PATH names, as
     /// /proc/PID/ns/mnt does. MOUNTPOINT is an absolute path there; all other paths, and all programs,
     /// are those of this namespace. Needs root and Linux 5.8.
@@ -165,9 +162,9 @@ impl MountArgs {
                 "mount option `rw` asks for writing, but a mount is read-only without --writable",
             );
         }
-        if self.writable && self.restart && self.materialize.is_some() {
+        if self.writable && self.restart && self.copy_to.is_some() {
             return Some(
-                "--restart makes a mount with --materialize anew when its process dies, which cannot \
+                "--restart makes a mount with --copy-to anew when its process dies, which cannot \
                  be done with one that is --writable",
             );
         }
@@ -182,8 +179,8 @@ impl MountArgs {
                 "--restart cannot be combined with --namespace: the mount ends with its process",
             ),
             (
-                self.materialize.is_some(),
-                "--materialize cannot be combined with --namespace: mount here and bind the mount there",
+                self.copy_to.is_some(),
+                "--copy-to cannot be combined with --namespace: mount here and bind the mount there",
             ),
             (
                 !self.mountpoint.is_absolute(),
@@ -465,7 +462,7 @@ fn serve(
     }
     // Like the mountpoint, before there is long work to do.
     let metrics = args.metrics.map(Metrics::bind).transpose()?;
-    let copy = args.materialize.as_deref();
+    let copy = args.copy_to.as_deref();
     let copy = copy
         .map(|directory| Copy::open(directory, &args.mountpoint, args.xattrs.filter()))
         .transpose()?;

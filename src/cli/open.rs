@@ -221,7 +221,7 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
         // What is fetched anyway had better be fetched while the scan goes by.
         hops: args.prefetch.prefetch != Mode::All,
         // The copy holds files of an earlier scan.
-        rescans_unproven: args.materialize.is_some(),
+        rescans_unproven: args.copy_to.is_some(),
         logs_problems: true,
         quiet: !(args.foreground || args.waits() && has_terminal),
     };
@@ -273,7 +273,7 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
         original: Original::of(&archive),
         telling: Box::new(OfArchive {
             archive,
-            is_spooled: !args.cache.no_spool,
+            is_spooled: !args.cache.no_disk_cache,
             said,
         }),
         recording,
@@ -288,7 +288,7 @@ pub(super) fn name(args: &SourceArgs) -> String {
 
 /// What is to be done with decoded data.
 pub(super) fn spooling(cache: &CacheArgs) -> Spooling {
-    if cache.no_spool {
+    if cache.no_disk_cache {
         return Spooling::Refused;
     }
     Spooling::ToDisk {

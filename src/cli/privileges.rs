@@ -31,7 +31,7 @@ const RESTART: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 /// of a process with more capabilities counts as tracing it.
 const NAMESPACE: CapabilitySet = CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
 
-/// What `--materialize` needs besides: to make whatever an archive can hold, whoever owns it.
+/// What `--copy-to` needs besides: to make whatever an archive can hold, whoever owns it.
 const COPY: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::FOWNER)
@@ -69,7 +69,7 @@ fn needed(args: &MountArgs) -> CapabilitySet {
     if args.prefetch.record.is_some() {
         needed |= RECORD;
     }
-    if args.materialize.is_some() {
+    if args.copy_to.is_some() {
         needed |= COPY;
     }
     if args.writable {

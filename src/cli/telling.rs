@@ -181,8 +181,8 @@ fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
     }));
     if !is_spooled && archive.has_long_ways() {
         notes.push(
-            "parts of the stream cannot be decoded from the middle: without a spool (--no-spool) \
-             reads there decode from the start of their frame"
+            "parts of the stream cannot be decoded from the middle: without a disk cache \
+             (--no-disk-cache) reads there decode from the start of their frame"
                 .to_owned(),
         );
     }

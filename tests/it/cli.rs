@@ -421,7 +421,7 @@ fn no_secret_is_ever_told() {
         for arguments in [
             &["ls", "-l", "--header", "X-Key: geheim", &url][..],
             &["materialize", "-v", "--stats", &url, "-C", "out"],
-            &["index", &url, "-o", "index"],
+            &["index", &url, "--output", "index"],
             &["mount", "--wait-index", &url, "mnt", "--log-file", "log"],
         ] {
             let outcome = Outcome::of(place.tarfs().args(arguments).env("RUST_LOG", "debug"));
@@ -456,7 +456,7 @@ fn a_destination_that_is_of_no_use_is_told() {
         &["a.tar: cannot open", "Not a directory"],
     );
     place.fails(
-        &["index", "a.tar", "-o", "none/index"],
+        &["index", "a.tar", "--output", "none/index"],
         &["none/index", "No such file"],
     );
     // Read-only for this process and its children alone.
@@ -554,14 +554,7 @@ fn extended_attributes_are_selected_by_flags() {
         run(&["materialize", "-q", "a.tar", "--atomic", "-C", "whole"]);
         assert_eq!(attributes(&place.path("whole/file")), expected, "{flags:?}");
         // A copy that is complete early is logged to the terminal.
-        let copied = [
-            "mount",
-            "--wait-index",
-            "--materialize",
-            "copy",
-            "a.tar",
-            "mnt",
-        ];
+        let copied = ["mount", "--wait-index", "--copy-to", "copy", "a.tar", "mnt"];
         let mounted = place.run(&[&copied[..], flags].concat());
         assert_eq!(mounted.code, 0, "{}", mounted.complaints);
         assert_eq!(attributes(&place.path("mnt/file")), expected, "{flags:?}");
@@ -948,12 +941,12 @@ fn an_index_in_a_file_serves_listings_of_its_own_archive_only() {
     let place = Place::new();
     place.put("a.tar", sample());
     place.put("b.tar", Archive::new().file("b", "").end());
-    place.succeeds(&["index", "a.tar", "-o", "index"]);
+    place.succeeds(&["index", "a.tar", "--output", "index"]);
     let told = place.succeeds(&["ls", "--index", "index", "a.tar", "top/sub"]);
     assert_eq!(told.lines().len(), 2);
     place.fails(
         &["ls", "--index", "index", "b.tar"],
-        &["does not belong to b.tar", "`tarfs index -o`"],
+        &["does not belong to b.tar", "`tarfs index --output`"],
     );
     place.fails(
         &["ls", "--index", "a.tar", "b.tar"],

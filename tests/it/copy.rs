@@ -1,4 +1,4 @@
-//! `tarfs mount --materialize`: a copy on disk beside a real mount, and what is read from where.
+//! `tarfs mount --copy-to`: a copy on disk beside a real mount, and what is read from where.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -111,7 +111,7 @@ impl Place {
     }
 
     fn mount_with(&self, copy: &str, more: &[&str]) {
-        let words = ["mount", &self.url, "mnt", "--materialize", copy];
+        let words = ["mount", &self.url, "mnt", "--copy-to", copy];
         self.succeeds(&[&words, more].concat());
     }
 
@@ -537,7 +537,7 @@ fn what_is_not_its_own_copy_is_refused_and_left_alone() {
     let tree = Tree::mixed();
     let place = Place::new(tree.tar.clone());
     let refuses = |copy: &str| {
-        let told = place.refuses(&["mount", &place.url, "mnt", "--materialize", copy]);
+        let told = place.refuses(&["mount", &place.url, "mnt", "--copy-to", copy]);
         assert!(!is_mounted(&place.path("mnt")));
         told
     };
@@ -562,7 +562,7 @@ fn what_is_not_its_own_copy_is_refused_and_left_alone() {
     place.mount();
     place.wait_for_state("complete");
     fs::create_dir(place.path("mnt2")).expect("made");
-    let told = place.refuses(&["mount", &place.url, "mnt2", "--materialize", "copy"]);
+    let told = place.refuses(&["mount", &place.url, "mnt2", "--copy-to", "copy"]);
     assert!(
         told.contains("another mount keeps its copy there"),
         "{told}"
@@ -572,7 +572,7 @@ fn what_is_not_its_own_copy_is_refused_and_left_alone() {
     let other = Tree::other();
     let server = place.server.as_ref().expect("running");
     server.serve(ARCHIVE, Resource::new(other.tar.clone()).etag("\"2\""));
-    let words = ["mount", &place.url, "mnt", "--materialize", "copy"];
+    let words = ["mount", &place.url, "mnt", "--copy-to", "copy"];
     let foreign = "no copy that a mount of this archive keeps";
     let told = place.refuses(&[&words[..], &["--wait-index"]].concat());
     assert!(told.contains(foreign), "{told}");
@@ -621,15 +621,7 @@ fn full_disk_is_logged_as_an_error_and_shown_in_status() {
         let copy = format!("small{number}/copy");
         let log = format!("log{number}");
         let url = place.url.clone();
-        let words = [
-            "mount",
-            "--materialize",
-            &copy,
-            "--log-file",
-            &log,
-            &url,
-            "mnt",
-        ];
+        let words = ["mount", "--copy-to", &copy, "--log-file", &log, &url, "mnt"];
         let output = place.tarfs(&words);
         if output.status.success() {
             let status = place.wait_for_state("stopped");

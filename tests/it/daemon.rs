@@ -525,7 +525,7 @@ fn serves_whoever_reads(
     let packed = Packing::Gzip.pack(&files.end().into());
     fs::write(place.path("a.tar"), packed).expect("written");
     let mut command = place.mount_command();
-    command.args(["--wait-index", "--no-spool", "--memory=32MiB"]);
+    command.args(["--wait-index", "--no-disk-cache", "--memory=32MiB"]);
     let server = start(&mut command);
     wait::until("it answers", || place.answers());
     fill(pipe);

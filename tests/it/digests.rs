@@ -97,7 +97,7 @@ impl Place {
 
     /// The index that tarfs makes of what is served.
     fn index(&self) -> Index {
-        self.succeeds(&["index", "-q", &self.url(), "-o", "file.idx"]);
+        self.succeeds(&["index", "-q", &self.url(), "--output", "file.idx"]);
         let file = fs::read(self.directory.path().join("file.idx")).expect("written");
         format::read(file.as_slice(), file.len() as u64).expect("an index")
     }
@@ -186,7 +186,7 @@ fn a_copy_beside_a_mount_gets_no_bytes_that_were_not_scanned() {
         "mnt",
         "--expect-sha256",
         &digest,
-        "--materialize",
+        "--copy-to",
         "copy",
     ];
     place.succeeds(&copy);

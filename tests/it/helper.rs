@@ -196,7 +196,8 @@ fn fstab_mounts_once_whatever_its_source_is() {
 fn who_may_mount_by_fstab_mounts_as_they_are_and_unmounts() {
     let place = Place::new();
     let directory = place.directory.path().display();
-    let table = format!("{directory}/a.tar {directory}/mnt tarfs ro,noauto,user,no_spool 0 0\n");
+    let table =
+        format!("{directory}/a.tar {directory}/mnt tarfs ro,noauto,user,no_disk_cache 0 0\n");
     fs::write(place.path("fstab"), table).expect("written");
     let said = place.says(
         "helpers mount.tarfs
@@ -370,7 +371,7 @@ fn mount_in_a_namespace_refuses_what_it_cannot_do() {
     for complaint in [
         "--writable cannot be combined with --namespace",
         "--restart cannot be combined with --namespace",
-        "--materialize cannot be combined with --namespace",
+        "--copy-to cannot be combined with --namespace",
         "make the directory first",
         "cannot enter the mount namespace",
     ] {

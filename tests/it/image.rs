@@ -844,7 +844,7 @@ fn what_an_image_is_and_runs_is_told() {
             "{verb}: {complaint}"
         );
         if verb != "image" {
-            place.says(&["index", "-q", "-o", "a.idx", "a.tar"]);
+            place.says(&["index", "-q", "--output", "a.idx", "a.tar"]);
             let complaint = with(&["--index", "a.idx"]);
             assert!(
                 complaint.contains("--index is of one"),

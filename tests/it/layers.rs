@@ -1262,17 +1262,38 @@ fn limits_hold_for_all_layers_together() {
     let layers =
         [noise(600_000), noise(600_000)].map(|content| Archive::new().file("a", content).end());
     let large = Place::new(&layers);
-    let output = large.run(&["materialize", "-C", "out", "--max-size", "1MB"], &[]);
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-    assert!(told(&output).contains("--max-size"), "{}", told(&output));
     let output = large.run(
-        &["materialize", "-C", "out2", "--atomic", "--max-size", "1MB"],
+        &["materialize", "-C", "out", "--max-unpacked-size", "1MB"],
+        &[],
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(
+        told(&output).contains("--max-unpacked-size"),
+        "{}",
+        told(&output)
+    );
+    let output = large.run(
+        &[
+            "materialize",
+            "-C",
+            "out2",
+            "--atomic",
+            "--max-unpacked-size",
+            "1MB",
+        ],
         &[],
     );
     assert_eq!(output.status.code(), Some(2), "{}", told(&output));
     assert!(!large.path("out2").exists());
     let output = large.run(
-        &["materialize", "-C", "out2", "--atomic", "--max-size", "2MB"],
+        &[
+            "materialize",
+            "-C",
+            "out2",
+            "--atomic",
+            "--max-unpacked-size",
+            "2MB",
+        ],
         &[],
     );
     assert_eq!(output.status.code(), Some(0), "{}", told(&output));
@@ -1285,7 +1306,7 @@ fn a_status_tells_of_all_layers_and_a_copy_is_of_the_whole() {
     let place = Place::of(&layers);
     let expected = Model::of(&layers, "oci").shown();
     let copy = place.path("copy");
-    let status = place.mounted(&["--materialize", "copy"], |mnt| {
+    let status = place.mounted(&["--copy-to", "copy"], |mnt| {
         until("a copy", || {
             let output = tarfs(place.directory.path(), &["status", "mnt"]);
             let status = String::from_utf8_lossy(&output.stdout);

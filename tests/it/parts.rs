@@ -85,7 +85,7 @@ fn a_file_of_an_archive_is_an_archive_for_every_verb() {
         }
         assert_eq!(place.says(&["ls", "-R", "tar:outer!/latest"]), "d\nd/f\n");
         place.says(&["verify", "-q", source]);
-        place.says(&["index", "-q", "-o", "i", source]);
+        place.says(&["index", "-q", "--output", "i", source]);
         place.says(&["materialize", "-q", "--index", "i", "-C", "out", source]);
         assert!(place.read("out/d/f") == content());
         place.says(&["mount", source, "mnt"]);

@@ -447,7 +447,10 @@ fn limits_hold_for_all_runs_together() {
     // Of 38 members and eleven megabytes, far less is left.
     let limits = [
         (["--max-entries", "30"], "30"),
-        (["--max-size", "7MiB"], "brings the sizes of all files to"),
+        (
+            ["--max-unpacked-size", "7MiB"],
+            "brings the sizes of all files to",
+        ),
     ];
     for (limit, word) in limits {
         place.anew();

@@ -219,7 +219,7 @@ fn no_secret_is_told_or_written_by_what_succeeds_or_fails() {
     let place = Place::new();
     place.succeeds(&["materialize", &place.url("/start"), "-C", "out"]);
     place.succeeds(&["ls", &place.url("/start")]);
-    place.succeeds(&["index", &place.url("/start"), "-o", "saved"]);
+    place.succeeds(&["index", &place.url("/start"), "--output", "saved"]);
     let elsewhere = place.url("/start").replacen("/start", "/missing", 1);
     let refused = place.url("/real");
     let nobody = "http://me:hunter2-pass@127.0.0.1:1/a?sig=hunter2";
@@ -330,7 +330,7 @@ fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
         SYS_ADMIN | DAC_READ_SEARCH | DAC_OVERRIDE
     );
     drop(daemon);
-    let daemon = Daemon::start(&["--materialize", "copy"]);
+    let daemon = Daemon::start(&["--copy-to", "copy"]);
     let kept = daemon.capabilities();
     assert_eq!(kept & (SYS_ADMIN | DAC_OVERRIDE), SYS_ADMIN | DAC_OVERRIDE);
     assert_eq!(kept.count_ones(), 9, "{kept:x}");

@@ -240,7 +240,7 @@ fn a_read_that_failed_is_told_with_its_time_and_counted() {
     place.mount(&[]);
     place.succeeds(&["umount", "mnt"]);
     // With the saved index, so that nothing is in memory.
-    place.mount(&["--no-spool", "--metrics", "127.0.0.1:0"]);
+    place.mount(&["--no-disk-cache", "--metrics", "127.0.0.1:0"]);
     place.serve_version("\"2\"");
     let before = now();
     assert!(fs::read(place.path("mnt/z")).is_err());
@@ -317,7 +317,7 @@ fn a_recorded_mount_is_replayed_and_tells_so() {
     let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
     for line in [
         "\n  prefetch             all\n".to_owned(),
-        format!("\n  prefetch, all        complete, {total} of {total} spans\n"),
+        format!("\n  prefetch, all        complete, {total} of {total} blocks\n"),
         "\n  prefetch, replay     1 of 1 spans\n".to_owned(),
         "1 ranges of profile are of files that are not here\n".to_owned(),
     ] {

@@ -451,7 +451,7 @@ impl Place {
         let restarts = dice.below(2) == 0;
         let mut flags = Vec::new();
         flags.extend(restarts.then_some("--restart"));
-        flags.extend((dice.below(2) == 0).then_some("--no-spool"));
+        flags.extend((dice.below(2) == 0).then_some("--no-disk-cache"));
         if dice.below(2) == 0 {
             // Without what the rounds before have left.
             drop(fs::remove_dir_all(self.path("cache")));

@@ -172,7 +172,7 @@ fn what_was_recorded_outlives_who_recorded_it() {
 #[test]
 fn who_waits_when_the_process_is_killed_is_answered_by_the_next_one() {
     // Nothing on disk or in memory that could answer.
-    let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);
+    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.settle();
     place.kill();
     place.is_silent.store(true, Ordering::SeqCst);
@@ -231,7 +231,7 @@ fn paths_mean_the_same_to_the_next_process() {
         Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
     };
     // Gone on with on the same connection, and, as the kernel reads the copy itself, by a new mount.
-    for more in [&[][..], &["--materialize", "copy"]] {
+    for more in [&[][..], &["--copy-to", "copy"]] {
         let words = [&["mount", "--restart", "a.tar", "mnt"], more].concat();
         let output = tarfs(&words);
         assert!(output.status.success(), "{}", program::told(&output));
@@ -277,7 +277,7 @@ fn successor_serves_cached_data_while_the_source_is_unreachable() {
 
 #[test]
 fn successor_answers_uncached_reads_when_the_source_is_back() {
-    let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);
+    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.settle();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
@@ -293,7 +293,7 @@ fn successor_answers_uncached_reads_when_the_source_is_back() {
 
 #[test]
 fn successor_refuses_another_version_when_the_source_is_back() {
-    let place = Place::new(&["--restart", "--no-spool", "--prefetch", "none"]);
+    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.settle();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();

@@ -220,14 +220,7 @@ fn a_copy_of_an_unproven_version_counts_only_for_the_same_bytes() {
         ])
     });
     let url = server.url("/archive");
-    let words = [
-        "mount",
-        &url,
-        "inner",
-        "--wait-index",
-        "--materialize",
-        "copy",
-    ];
+    let words = ["mount", &url, "inner", "--wait-index", "--copy-to", "copy"];
     server.serve("/archive", Resource::new(old.tar.clone()));
     for _ in 0..2 {
         place.succeeds(&words);

@@ -138,7 +138,7 @@ fn an_index_is_held_against_its_archive() {
     let place = Place::new();
     for (packing, packed) in packings() {
         let name = place.put("a", &packed);
-        let indexed = place.run(&["index", "-q", "-o", "a.idx", &name]);
+        let indexed = place.run(&["index", "-q", "--output", "a.idx", &name]);
         assert!(indexed.status.success(), "{}", told(&indexed));
         let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
         assert!(is_good, "{packing:?}: {report}");
@@ -147,7 +147,7 @@ fn an_index_is_held_against_its_archive() {
     let large = Noise::new(1).bytes(9 << 20);
     let good = Archive::new().file("f", &large).end();
     let name = place.put("b.tar", &good);
-    let indexed = place.run(&["index", "-q", "-o", "b.idx", &name]);
+    let indexed = place.run(&["index", "-q", "--output", "b.idx", &name]);
     assert!(indexed.status.success(), "{}", told(&indexed));
     let mut other = good.clone();
     other[5 << 20] ^= 1;

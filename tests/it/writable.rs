@@ -210,7 +210,7 @@ fn another_process_goes_on_with_it_where_that_can_be() {
         tarfs status mnt | grep -c 'by overlayfs, to .*/upper, until it is unmounted'
         exec 5<&-; tarfs umount mnt; gone
         mkdir copy
-        tarfs mount --writable --restart --materialize copy a.tar mnt 2>told || echo $?
+        tarfs mount --writable --restart --copy-to copy a.tar mnt 2>told || echo $?
         grep -c 'cannot be done with one that is --writable' told; left
         "#,
     );

@@ -143,7 +143,7 @@ fn files_have_no_flags_and_chattr_works_on_a_writable_mount() {
     let said = says(
         r#"
         mkdir copy
-        for flags in '' '--materialize copy' --writable; do
+        for flags in '' '--copy-to copy' --writable; do
             tarfs mount --wait-index $flags a.tar mnt
             lsattr -d mnt/dir mnt/file | sed 's/ .*//' | tr -d -- - | tr -d '\n'
             lsattr -p -d mnt/file | sed 's/ *\([0-9]*\).*/\1/'

@@ -566,7 +566,7 @@ impl Heir {
         // The kernel keeps what it was told: of another version that looks the same it would show old
         // bytes among new ones.
         let may_adopt = state.is_strong && crate::fs::can_be_adopted(state.capabilities);
-        match args.materialize {
+        match args.copy_to {
             None if may_adopt => Self::Adopts,
             _ => Self::MountsAnew,
         }

@@ -134,7 +134,7 @@ fn a_bomb_is_listed_and_mounted_in_bounded_memory() {
         let mnt = mnt.to_str().expect("UTF-8");
         let mounted = bomb.run(&[
             "mount",
-            "--no-spool",
+            "--no-disk-cache",
             "--wait-index",
             MEMORY,
             "../../a",
@@ -168,7 +168,7 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
             "materialize",
             "--stats",
             MEMORY,
-            "--max-size=100M",
+            "--max-unpacked-size=100M",
             "../../a",
         ];
         let run = bomb.run(&words);
@@ -184,15 +184,18 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
 
 #[test]
 fn a_bomb_behind_the_end_or_in_a_member_left_out_goes_off_no_further_than_allowed() {
-    let left_out = ["--max-size=600M", "--exclude=zeros"];
-    for (start, flags) in [(ended(), &["--max-size=16M"][..]), (file(), &left_out)] {
+    let left_out = ["--max-unpacked-size=600M", "--exclude=zeros"];
+    for (start, flags) in [
+        (ended(), &["--max-unpacked-size=16M"][..]),
+        (file(), &left_out),
+    ] {
         for packed in [gzip(&start, LEN * 2), zstd(&start, LEN * 2)] {
             let mut bomb = Bomb::new(&packed);
             let words = [&["materialize", "--stats", MEMORY, "../../a"], flags].concat();
             let run = bomb.run(&words);
             assert_eq!(run.code, 2, "{run:?}");
             assert!(run.said.contains("unpacked to more than"), "{run:?}");
-            assert!(run.said.contains("--max-size"), "{run:?}");
+            assert!(run.said.contains("--max-unpacked-size"), "{run:?}");
             // No less is decoded than is allowed, and what is on its way besides.
             let allowed = if start == ended() {
                 16 << 20
@@ -229,7 +232,7 @@ fn bzip2_blocks_of_long_runs_are_read_within_the_memory() {
     fs::create_dir(bomb.place.path("mnt")).expect("fresh");
     let mnt = bomb.place.path("mnt");
     let mnt = mnt.to_str().expect("UTF-8");
-    let mounted = bomb.run(&["mount", "--no-spool", MEMORY, "../../a", mnt]);
+    let mounted = bomb.run(&["mount", "--no-disk-cache", MEMORY, "../../a", mnt]);
     assert_eq!(mounted.code, 0, "{mounted:?}");
     let root = bomb.place.root("own");
     let compared = ["cmp", &format!("{mnt}/runs"), "runs"];

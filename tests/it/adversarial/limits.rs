@@ -54,17 +54,21 @@ fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
         .file("d/e", "")
         .end();
     let place_of_all = place(&archive);
-    well(&run(&place_of_all, "materialize", &["--max-size=1001"]));
+    well(&run(
+        &place_of_all,
+        "materialize",
+        &["--max-unpacked-size=1001"],
+    ));
     assert_eq!(names(&place_of_all), ["b", "c", "d", "d/a", "d/e"]);
     let place = place(&archive);
-    let outcome = run(&place, "materialize", &["--max-size=1000"]);
+    let outcome = run(&place, "materialize", &["--max-unpacked-size=1000"]);
     refused(
         &outcome,
         &[
             "'c' of 1 bytes",
             "to 1001",
             "1000 bytes are allowed",
-            "--max-size",
+            "--max-unpacked-size",
         ],
     );
     assert_eq!(names(&place), ["b", "d", "d/a"]);
@@ -73,8 +77,11 @@ fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
 #[test]
 fn nothing_of_a_tree_that_is_too_large_appears_when_it_is_to_be_whole() {
     let place = place(&Archive::new().file("a", "1").file("b", "2").end());
-    let flags = ["--atomic", "-C", "new", "--max-size=1"];
-    refused(&run(&place, "materialize", &flags), &["'b'", "--max-size"]);
+    let flags = ["--atomic", "-C", "new", "--max-unpacked-size=1"];
+    refused(
+        &run(&place, "materialize", &flags),
+        &["'b'", "--max-unpacked-size"],
+    );
     assert!(names(&place).is_empty());
 }
 
@@ -82,18 +89,25 @@ fn nothing_of_a_tree_that_is_too_large_appears_when_it_is_to_be_whole() {
 fn holes_are_as_large_as_what_they_read_as() {
     let keywords = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", "1000001")];
     let hole = Archive::new().pax(&keywords).file("hole", "").end();
-    for flags in [&["--max-size=1MB"][..], &["--max-size=1MB", "-O"]] {
+    for flags in [
+        &["--max-unpacked-size=1MB"][..],
+        &["--max-unpacked-size=1MB", "-O"],
+    ] {
         let place = place(&hole);
         refused(&run(&place, "materialize", flags), &["'hole' of 1000001"]);
         assert!(names(&place).is_empty());
     }
     let place = place(&hole);
-    well(&run(&place, "materialize", &["--max-size=1000001"]));
+    well(&run(
+        &place,
+        "materialize",
+        &["--max-unpacked-size=1000001"],
+    ));
 }
 
 #[test]
 fn what_is_not_in_files_counts_as_well() {
-    const FLAG: &str = "--max-size=1MiB";
+    const FLAG: &str = "--max-unpacked-size=1MiB";
     let bulk = vec![0; 3 << 20];
     let archives = [
         (
@@ -130,11 +144,14 @@ fn what_is_not_in_files_counts_as_well() {
     for (name, archive) in archives {
         let place = place(&archive);
         let outcome = run(&place, "materialize", &[FLAG]);
-        refused(&outcome, &["unpacked to more than", "--max-size"]);
+        refused(&outcome, &["unpacked to more than", "--max-unpacked-size"]);
         let place = Place::new();
         fs::write(place.path("a"), &archive).expect("space");
-        let more = run(&place, "materialize", &["--max-size=4MiB"]);
-        assert!(!more.said.contains("--max-size"), "{name}: {more:?}");
+        let more = run(&place, "materialize", &["--max-unpacked-size=4MiB"]);
+        assert!(
+            !more.said.contains("--max-unpacked-size"),
+            "{name}: {more:?}"
+        );
     }
 }
 
@@ -146,10 +163,18 @@ fn the_headers_of_small_files_are_within_any_size() {
         archive = archive.pax(&[("path", &long)]).file("x", "1");
     }
     let archive = archive.end();
-    well(&run(&place(&archive), "materialize", &["--max-size=3000"]));
+    well(&run(
+        &place(&archive),
+        "materialize",
+        &["--max-unpacked-size=3000"],
+    ));
     // In pieces of 4 MiB, none of whose members is known when it comes.
     let packed = Packing::Lz4.pack(&archive.into());
-    well(&run(&place(&packed), "materialize", &["--max-size=3000"]));
+    well(&run(
+        &place(&packed),
+        "materialize",
+        &["--max-unpacked-size=3000"],
+    ));
 }
 
 #[test]
@@ -189,7 +214,7 @@ fn a_saved_index_of_too_many_entries_is_refused_as_well() {
     well(&run(&place, "index", &["-q"]));
     let outcome = run(&place, "ls", &["--max-entries=1"]);
     refused(&outcome, &["2 entries, and 1 are allowed", "--max-entries"]);
-    well(&run(&place, "index", &["-q", "-o", "index"]));
+    well(&run(&place, "index", &["-q", "--output", "index"]));
     let outcome = run(&place, "ls", &["--index=index", "--max-entries=1"]);
     refused(&outcome, &["2 entries, and 1 are allowed"]);
     well(&run(&place, "ls", &["--index=index", "--max-entries=2"]));

@@ -177,7 +177,14 @@ fn a_read_ends_by_its_deadline_and_not_by_twice_that() {
     let url = place.server.url(PATH);
     place.succeeds(&["index", &url]);
     let timeout = Duration::from_secs(6);
-    let words = ["mount", &url, "mnt", "--no-spool", "--prefetch", "none"];
+    let words = [
+        "mount",
+        &url,
+        "mnt",
+        "--no-disk-cache",
+        "--prefetch",
+        "none",
+    ];
     place.succeeds(&[&words[..], &["--timeout", "6"]].concat());
     place.disturb(strong(), always(Fault::Silence));
     // By one and the same thread: who asks again waits anew.

@@ -35,7 +35,7 @@ impl Waiting {
         let url = place.server.url(PATH);
         place.succeeds(&["index", &url]);
         let words = ["mount", &url, "mnt", "--timeout", "60"];
-        place.succeeds(&[&words[..], &["--no-spool", "--prefetch", "none"]].concat());
+        place.succeeds(&[&words[..], &["--no-disk-cache", "--prefetch", "none"]].concat());
         let server = place.server_pid();
         let processes = [vec![server], program::children(server)].concat();
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).expect("running");

@@ -195,7 +195,14 @@ pub(super) fn read_in_a_mount(
     let place = Place::new(resource);
     let url = place.server.url(PATH);
     place.succeeds(&["index", &url]);
-    let words = ["mount", &url, "mnt", "--no-spool", "--prefetch", "none"];
+    let words = [
+        "mount",
+        &url,
+        "mnt",
+        "--no-disk-cache",
+        "--prefetch",
+        "none",
+    ];
     place.succeeds(&[&words[..], &["--timeout", timeout]].concat());
     place.disturb(resource.clone(), faults);
     let read = in_time(timeout, || place.read("second"));
@@ -241,7 +248,11 @@ pub(super) fn read_what_is_kept(resource: &Resource, faults: impl Faults + Clone
         let place = Place::new(resource);
         let url = place.server.url(PATH);
         place.succeeds(&["index", &url]);
-        let keeping = if is_spooled { &[][..] } else { &["--no-spool"] };
+        let keeping = if is_spooled {
+            &[][..]
+        } else {
+            &["--no-disk-cache"]
+        };
         let words = [&["mount", &url, "mnt", "--prefetch", "none"], keeping].concat();
         place.succeeds(&words);
         assert!(place.read("second").expect("no fault yet") == content(1, 1));

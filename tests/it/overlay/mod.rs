@@ -97,7 +97,7 @@ fn it_is_when_only_attributes_are_copied_and_directories_are_redirected() {
 #[test]
 fn it_is_when_the_kernel_reads_files_by_itself() {
     let script = r#"
-        "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other --materialize copy a.tar mnt
+        "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other --copy-to copy a.tar mnt
         until "$tarfs" status mnt | grep -q 'materialize  *complete'; do sleep 0.05; done
         compare xino=on
         "$tarfs" status --json mnt | grep -q '"passthrough_opens":[1-9]'
