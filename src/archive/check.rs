@@ -143,7 +143,7 @@ impl Against {
                     extent.start().0,
                     extent.end().0
                 ),
-                None => format!("span {number} of the index is damaged"),
+                None => format!("block {number} of the index is damaged"),
             });
         }
         self.seen = 0;
@@ -182,7 +182,7 @@ impl Against {
         if self.span < self.index.span_count() {
             let (seen, count) = (self.span, self.index.span_count());
             self.wrong
-                .add(|| format!("the archive ends in span {seen} of the {count} of the index"));
+                .add(|| format!("the archive ends in block {seen} of the {count} of the index"));
         }
         self.wrong.finish()
     }

@@ -178,7 +178,7 @@ impl Archive {
     pub fn spool_trouble(&self) -> Option<String> {
         let trouble = self.reader.spool.as_ref()?.trouble()?;
         Some(format!(
-            "the spool is incomplete ({trouble}); what is missing is made again when read"
+            "the disk cache is incomplete ({trouble}); missing data is decoded again when read"
         ))
     }
 

@@ -100,7 +100,7 @@ pub enum OpenError {
     },
     /// The source gives its bytes once, and there is nowhere to keep them.
     #[error(
-        "{location}: the server gives no byte ranges, so files can only be read from a spool; \
+        "{location}: the server gives no byte ranges, so files can only be read from a disk cache; \
          allow one (no --no-disk-cache, enough --cache-size), or use `tarfs materialize`"
     )]
     NoSpool {

@@ -224,7 +224,7 @@ impl Scanning {
         }
         if let Err(error) = spool.publish(&content(&self.origin(summary))) {
             notes.push(format!(
-                "the spool could not be kept for later mounts: {error}"
+                "the disk cache could not be kept for later mounts: {error}"
             ));
         }
         Ok(())

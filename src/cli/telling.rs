@@ -12,7 +12,7 @@ use crate::stack::Stack;
 /// What there is to tell, asked for each status.
 pub(super) trait Telling {
     /// What is not as it could be, in words, e.g. that reads start again from the front because the
-    /// spool was lost.
+    /// disk cache was lost.
     fn notes(&self) -> Vec<String>;
 
     /// How far the index has come; asked when the scan is over, too.

@@ -302,18 +302,22 @@ fn on_a_full_disk_reads_go_on_without_it() {
     ];
     place.mount("/mixed", "a", &flags);
     wait::until("it is noted", || {
-        note(&place.status("a"), "the spool is incomplete").is_some()
+        note(&place.status("a"), "the disk cache is incomplete").is_some()
     });
     for (name, content) in tree.files.iter().rev() {
         place.assert_file("a", name, content);
     }
     let status = place.status("a");
-    let note = note(&status, "the spool is incomplete").expect("as before");
+    let note = note(&status, "the disk cache is incomplete").expect("as before");
     assert!(note.contains("No space left on device"), "{note}");
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
     place.succeeds(&["umount", "a"]);
     let log = fs::read_to_string(log).expect("written");
-    assert_eq!(log.matches("cannot write the spool").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("cannot write the disk cache").count(),
+        1,
+        "{log}"
+    );
 }
 
 #[test]
@@ -326,9 +330,9 @@ fn a_tenth_of_the_disk_stays_free_and_reads_are_right() {
         place.assert_file("a", name, content);
     }
     wait::until("it is noted", || {
-        note(&place.status("a"), "the spool is incomplete").is_some()
+        note(&place.status("a"), "the disk cache is incomplete").is_some()
     });
-    let note = note(&place.status("a"), "the spool is incomplete").expect("as before");
+    let note = note(&place.status("a"), "the disk cache is incomplete").expect("as before");
     assert!(note.contains("bytes of disk"), "not full: {note}");
     place.succeeds(&["umount", "a"]);
     let free = rustix::fs::statvfs(place.path("cache")).expect("mounted");

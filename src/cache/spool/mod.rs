@@ -55,7 +55,7 @@ pub struct SpoolOptions {
 
 /// Why there is no spool.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write the spool {path}")]
+#[error("cannot write the disk cache {path}")]
 pub struct SpoolError {
     /// Which file.
     path: String,
@@ -161,7 +161,7 @@ impl Spool {
             trouble: Mutex::default(),
             skipped: Mutex::default(),
         });
-        let writer = Thread::spawn("tarfs-spool", {
+        let writer = Thread::spawn("tarfs-cache", {
             let shared = Arc::clone(&shared);
             move || shared.write_all()
         });
@@ -310,7 +310,7 @@ impl Spool {
         }
         let (_, limit) = self.shared.shelf.held_and_limit();
         Some(format!(
-            "all spools together may take {limit} bytes of disk"
+            "all archives together may take {limit} bytes of disk"
         ))
     }
 
@@ -370,7 +370,7 @@ impl Shared {
             match self.write(&item) {
                 Ok(()) => {}
                 Err(error) => {
-                    let text = format!("cannot write the spool: {error}");
+                    let text = format!("cannot write the disk cache: {error}");
                     tracing::warn!("{text}; nothing more is kept on disk");
                     self.trouble().failure = Some(text);
                 }
@@ -525,7 +525,7 @@ impl Shared {
         if !trouble.no_room {
             trouble.no_room = true;
             drop(trouble);
-            tracing::warn!("the archive needs more disk than its spool may take");
+            tracing::warn!("the archive needs more disk than the disk cache may take");
         }
     }
 
@@ -794,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spool_that_was_deleted_is_begun_again() {
+    fn deleted_disk_cache_file_is_begun_again() {
         let directory = directory();
         let shelf = shelf(directory.path(), 100);
         let spool = open(&shelf, "a");

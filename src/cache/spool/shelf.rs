@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_counted_over_all_spools() {
+    fn missing_room_is_counted_over_all_disk_cache_files() {
         let directory = directory();
         let limit = 3 * BLOCKS + MARGIN;
         let shelf = Shelf::new(directory.path().to_owned(), Some(limit));

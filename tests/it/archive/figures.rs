@@ -86,7 +86,7 @@ fn what_lies_in_no_span_is_found_nowhere() {
 }
 
 #[test]
-fn a_spool_is_asked_for_what_memory_does_not_have() {
+fn disk_cache_serves_what_memory_does_not_have() {
     let lab = Lab::serving(packed(Packing::Zstd));
     drop(lab.open());
     let archive = lab.open();

@@ -27,7 +27,7 @@ fn fetched_by_reading(archive: &Archive) -> u64 {
 }
 
 #[test]
-fn a_stream_of_one_piece_is_spooled_and_never_fetched_again() {
+fn stream_of_one_piece_is_cached_on_disk_and_fetched_once() {
     for packing in ONE_PIECE {
         let lab = Lab::serving(packed(packing));
         let mut options = lab.options();
@@ -90,7 +90,7 @@ fn an_archive_is_fetched_once_in_whatever_order_it_is_read(packing: Packing) {
 for_each_packing!(an_archive_is_fetched_once_in_whatever_order_it_is_read);
 
 #[test]
-fn with_an_index_from_elsewhere_reads_fill_the_spool() {
+fn reads_fill_the_disk_cache_with_a_foreign_index() {
     let packed = packed(Packing::Lz4);
     let lab = Lab::serving(packed.clone());
     let mut options = lab.options();
@@ -148,7 +148,7 @@ fn a_local_archive_is_kept_on_disk_if_it_is_packed() {
 }
 
 #[test]
-fn whatever_happens_to_a_spool_reads_are_right() {
+fn reads_are_right_whatever_happens_to_the_disk_cache() {
     for packing in ONE_PIECE {
         let harms: [fn(&Lab); 4] = [
             |lab| fs::remove_file(lab.the_cached("spool")).expect("removed"),
@@ -179,7 +179,7 @@ fn truncate(lab: &Lab, len: u64) {
 }
 
 #[test]
-fn without_a_spool_bytes_are_decoded_again() {
+fn bytes_are_decoded_again_without_a_disk_cache() {
     for packing in ONE_PIECE {
         let lab = Lab::serving(packed(packing));
         let options = lab.without_spool();
@@ -193,7 +193,7 @@ fn without_a_spool_bytes_are_decoded_again() {
 }
 
 #[test]
-fn a_spool_that_may_not_grow_is_noted_and_reads_are_right() {
+fn disk_cache_that_cannot_grow_is_noted_in_status() {
     for limit in [0, 9 << 20] {
         let lab = Lab::serving(packed(Packing::Zstd));
         let mut options = lab.options();
@@ -204,7 +204,10 @@ fn a_spool_that_may_not_grow_is_noted_and_reads_are_right() {
         let archive = lab.open_with(&options);
         wait::until("it is noted", || archive.spool_trouble().is_some());
         let trouble = archive.spool_trouble().expect("just seen");
-        assert!(trouble.contains("the spool is incomplete"), "{trouble}");
+        assert!(
+            trouble.contains("the disk cache is incomplete"),
+            "{trouble}"
+        );
         assert!(archive.stats().disk_cache_written_bytes.get() <= limit);
         assert_files(&archive, &Tree::mixed());
         drop(archive);
@@ -230,7 +233,7 @@ fn without_ranges(packing: Packing) -> Lab {
 }
 
 #[test]
-fn everything_from_a_server_without_ranges_is_spooled() {
+fn server_without_ranges_is_cached_on_disk_whole() {
     let tree = Tree::mixed();
     for packing in [Packing::Plain, Packing::Gzip, Packing::Lz4, Packing::Zstd] {
         let lab = without_ranges(packing);
@@ -270,7 +273,7 @@ fn a_damaged_spool_of_a_server_without_ranges_is_made_anew() {
 }
 
 #[test]
-fn a_server_without_ranges_needs_a_spool() {
+fn server_without_ranges_needs_a_disk_cache() {
     let lab = without_ranges(Packing::Gzip);
     let refused = lab.options();
     let nowhere = lab.options();
@@ -302,7 +305,7 @@ fn a_server_without_ranges_needs_a_spool() {
 }
 
 #[test]
-fn a_tree_needs_no_spool() {
+fn tree_needs_no_disk_cache() {
     let lab = without_ranges(Packing::Gzip);
     let mut options = lab.options();
     options.spooling = Spooling::TreeOnly;
