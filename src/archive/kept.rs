@@ -14,7 +14,7 @@ use crate::index::store::{BOUNDS, Store, Stored};
 
 /// What belongs into a cache directory. One that holds other things, and none of these, was made for
 /// something else.
-const DIRECTORIES: [&str; 2] = ["index", "spool"];
+const DIRECTORIES: [&str; 2] = ["index", "disk-cache"];
 
 /// Why a cache directory cannot be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -160,7 +160,7 @@ fn spool(spooled: Spooled, origins: &HashMap<String, Origin>) -> Option<Kept> {
     let origin = spooled.content().and_then(|content| origins.get(content));
     Some(Kept {
         kind,
-        path: Path::new("spool").join(spooled.name()),
+        path: Path::new("disk-cache").join(spooled.name()),
         source: origin.map(|origin| origin.locator.canonical.clone()),
         version: origin.map(|origin| origin.locator.fingerprint.clone()),
         held_bytes: spooled.held_bytes,

@@ -170,7 +170,7 @@ impl std::fmt::Display for Sum {
 fn word(kind: Kind) -> &'static str {
     match kind {
         Kind::Index => "index",
-        Kind::Spool => "spool",
+        Kind::Spool => "disk-cache",
         Kind::Unfinished => "unfinished",
     }
 }

@@ -107,7 +107,10 @@ fn what_is_kept_is_listed_and_goes_but_for_what_a_mount_uses() {
     let other = place.server.url("/other?key=value");
     place.says(&["index", &other, "--quiet"]);
     let mount = place.mount();
-    let expected = [kept("index", "mixed", true), kept("spool", "mixed", true)];
+    let expected = [
+        kept("index", "mixed", true),
+        kept("disk-cache", "mixed", true),
+    ];
     let listed = place.listed();
     assert_eq!(listed.len(), 3);
     assert_eq!(listed.get(..1), expected.get(..1));
@@ -152,7 +155,10 @@ fn what_is_kept_is_listed_and_goes_but_for_what_a_mount_uses() {
     );
     assert_eq!(
         place.listed(),
-        [kept("index", "mixed", false), kept("spool", "mixed", false)]
+        [
+            kept("index", "mixed", false),
+            kept("disk-cache", "mixed", false)
+        ]
     );
     let pruned = place.says(&["cache", "prune", "--max-size", "0"]);
     assert!(pruned.starts_with("removed 2 files"), "{pruned}");
@@ -167,16 +173,16 @@ fn what_is_no_cache_is_refused_and_what_is_not_of_tarfs_stays() {
     assert!(told.contains("home is not a cache of tarfs"), "{told}");
 
     // Names of its own, and behind links, and of others.
-    let (index, spool) = (place.path("cache/index"), place.path("cache/spool"));
+    let (index, spool) = (place.path("cache/index"), place.path("cache/disk-cache"));
     let name = "0".repeat(64);
     for directory in [&index, &spool] {
         fs::create_dir_all(directory).expect("made");
         fs::write(directory.join("notes.txt"), b"mine").expect("written");
-        fs::write(directory.join("a.spool"), b"mine").expect("written");
+        fs::write(directory.join("a.data"), b"mine").expect("written");
     }
     fs::write(place.path("victim"), b"mine").expect("written");
     symlink("../../victim", index.join(format!("{name}.idx"))).expect("made");
-    symlink("../../victim", spool.join(format!("{name}.spool"))).expect("made");
+    symlink("../../victim", spool.join(format!("{name}.data"))).expect("made");
     let theirs = index.join(format!("{}.idx", "1".repeat(64)));
     fs::write(&theirs, b"theirs").expect("written");
     chown(&theirs, Some(1), None).expect("root runs the tests");
@@ -188,9 +194,9 @@ fn what_is_no_cache_is_refused_and_what_is_not_of_tarfs_stays() {
     );
     for left in [
         "index/notes.txt",
-        "index/a.spool",
-        "spool/notes.txt",
-        "spool/a.spool",
+        "index/a.data",
+        "disk-cache/notes.txt",
+        "disk-cache/a.data",
     ] {
         assert!(place.path("cache").join(left).exists(), "{left}");
     }

@@ -369,7 +369,7 @@ impl Place {
             }),
             Kind::SavingSpool => (0..ATTEMPTS).any(|_| {
                 let words = ["mount", "-f", "--log-file", "log", &url, "mnt"];
-                self.kill_who_saves("spool", &words, below(dice, SHORT_LIFE))
+                self.kill_who_saves("disk-cache", &words, below(dice, SHORT_LIFE))
             }),
         };
         self.is_slow.store(false, Ordering::SeqCst);

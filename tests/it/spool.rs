@@ -93,7 +93,9 @@ impl Place {
     }
 
     fn spools(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.path("cache/spool")).into_iter().flatten();
+        let entries = fs::read_dir(self.path("cache/disk-cache"))
+            .into_iter()
+            .flatten();
         entries
             .filter_map(|entry| Some(entry.ok()?.path()))
             .collect()

@@ -54,7 +54,7 @@ impl SpoolFile {
     pub(super) fn create(directory: &Arc<Directory>) -> io::Result<Self> {
         let process = std::process::id();
         for attempt in 0..ATTEMPTS {
-            let name = format!("{TEMPORARY}{process}-{attempt}.spool");
+            let name = format!("{TEMPORARY}{process}-{attempt}.data");
             match directory.file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
                 Ok(file) => {
                     let file = Self::new(file, directory, &name);

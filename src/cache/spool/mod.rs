@@ -679,7 +679,7 @@ mod tests {
         want(&spool, 0..3);
         assert_eq!(kept(&spool), [0, 1, 2]);
         assert_eq!(spool.trouble(), None);
-        assert!(!directory.path().join("spool/older.spool").exists());
+        assert!(!directory.path().join("disk-cache/older.data").exists());
         assert_eq!(kept(&open(&shelf, "old")), [1]);
         assert_eq!(kept(&open(&shelf, "new")), [0, 1]);
     }
@@ -799,7 +799,7 @@ mod tests {
         let shelf = shelf(directory.path(), 100);
         let spool = open(&shelf, "a");
         want(&spool, 0..2);
-        std::fs::remove_file(directory.path().join("spool/a.spool")).expect("there");
+        std::fs::remove_file(directory.path().join("disk-cache/a.data")).expect("there");
         assert_eq!(kept(&spool), [0, 1], "still open");
         want(&spool, 2..4);
         drop(spool);
@@ -833,9 +833,9 @@ mod tests {
         let shelf = shelf(directory.path(), 100);
         let living = Spool::create(shelf.clone(), options()).expect("a spool");
         want(&living, [0]);
-        std::fs::write(directory.path().join("spool/.1-0.spool"), b"left").expect("written");
+        std::fs::write(directory.path().join("disk-cache/.1-0.data"), b"left").expect("written");
         drop(open(&shelf, "a"));
-        assert!(!directory.path().join("spool/.1-0.spool").exists());
+        assert!(!directory.path().join("disk-cache/.1-0.data").exists());
         living.publish("b").expect("still there");
         assert_eq!(kept(&living), [0]);
     }

@@ -37,9 +37,9 @@ pub struct Spooled {
 }
 
 /// The end of the names of spools that are of use only as a whole.
-pub(super) const WHOLE: &str = ".once.spool";
+pub(super) const WHOLE: &str = ".once.data";
 /// The end of those of all others.
-pub(super) const PART: &str = ".spool";
+pub(super) const PART: &str = ".data";
 
 /// Room is made in steps of so many bytes: whole blocks of any file system.
 pub(super) const STEP: u64 = 64 << 10;
@@ -49,7 +49,7 @@ pub(super) const STEP: u64 = 64 << 10;
 pub(super) const MARGIN: u64 = 64 << 10;
 
 /// What the directory is called in that of the cache.
-const DIRECTORY: &str = "spool";
+const DIRECTORY: &str = "disk-cache";
 
 /// The right to write and to make room, until dropped.
 #[derive(Debug)]
@@ -393,8 +393,8 @@ mod tests {
     fn what_is_in_use_stays_in_its_directory_and_what_is_of_use_as_a_whole_stays_whole() {
         let directory = directory();
         let shelf = Shelf::new(directory.path().to_owned(), Some(0));
-        let part = spool(&shelf, "a.spool", 3);
-        let whole = spool(&shelf, "b.once.spool", 2);
+        let part = spool(&shelf, "a.data", 3);
+        let whole = spool(&shelf, "b.once.data", 2);
         let temporary = SpoolFile::create(&shelf.made().expect("made")).expect("made");
         temporary.write(Plain(0), &[1; 4096], false).expect("room");
         let freed: Vec<_> = shelf
@@ -409,7 +409,7 @@ mod tests {
         drop((part, whole, temporary));
         assert!(!shelf.spools().iter().any(Spooled::is_in_use));
         shelf.clean();
-        assert_eq!(names(&shelf), ["a.spool", "b.once.spool"]);
+        assert_eq!(names(&shelf), ["a.data", "b.once.data"]);
         let freed: Vec<_> = shelf
             .spools()
             .iter()

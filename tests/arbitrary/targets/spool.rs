@@ -187,7 +187,7 @@ impl Place {
             len: bytes.len() as u64 + longer,
         };
         fs::create_dir(place.path("outside")).expect("fresh");
-        fs::create_dir_all(place.path("cache/spool")).expect("fresh");
+        fs::create_dir_all(place.path("cache/disk-cache")).expect("fresh");
         fs::write(place.path("outside/a"), "outside").expect("space");
         place.put(&content(), found, bytes, longer);
         let kinds = [Found::File, Found::Link, Found::Other, Found::Open];
@@ -206,12 +206,12 @@ impl Place {
     }
 
     fn spool(&self) -> PathBuf {
-        self.path("cache/spool").join(content() + ".spool")
+        self.path("cache/disk-cache").join(content() + ".data")
     }
 
     /// Puts something among the spools, unless there is something of that name.
     fn put(&self, name: &str, kind: Found, bytes: &[u8], longer: u64) {
-        let path = self.path("cache/spool").join(format!("{name}.spool"));
+        let path = self.path("cache/disk-cache").join(format!("{name}.data"));
         if path.symlink_metadata().is_ok() {
             return;
         }

@@ -182,7 +182,7 @@ fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
         index.span_extent(index.span_count() / 2).expect("a span")
     };
     drop(archive);
-    let spool = lab.the_cached("spool");
+    let spool = lab.the_cached("disk-cache");
     let file = OpenOptions::new().read(true).write(true).open(spool);
     let file = file.expect("a spool");
     let middle = u64::midpoint(extent.start().0, extent.end().0);

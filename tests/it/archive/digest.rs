@@ -44,7 +44,7 @@ fn all_packed_bytes_make_the_digest(packing: Packing) {
     let right = digest(&packed);
     let lab = Lab::serving(packed);
     assert_eq!(lab.refuses(OTHER), right);
-    assert!(lab.cached("index").is_empty() && lab.cached("spool").is_empty());
+    assert!(lab.cached("index").is_empty() && lab.cached("disk-cache").is_empty());
     let archive = lab.open_with(&lab.expecting(right));
     assert_eq!(archive.stats().scans.get(), 1);
     assert_eq!(archive.index().origin().sha256, Some(right));
@@ -126,5 +126,5 @@ fn nothing_is_left_of_an_archive_that_turns_out_to_be_another_one() {
         panic!("opened: {}", opened.is_ok());
     };
     assert!(matches!(*error, Error::OtherDigest { .. }), "{error:?}");
-    assert!(lab.cached("index").is_empty() && lab.cached("spool").is_empty());
+    assert!(lab.cached("index").is_empty() && lab.cached("disk-cache").is_empty());
 }

@@ -103,7 +103,7 @@ fn spans_that_the_disk_cache_did_not_take_at_first_are_on_disk_afterwards() {
     let path = lab.cache.path().join("archive");
     fs::write(path, Packing::Gzip.pack(&tree.tar)).expect("written");
     // Another process that writes for long.
-    let directory = lab.cache.path().join("spool");
+    let directory = lab.cache.path().join("disk-cache");
     let private = fs::DirBuilder::new().mode(0o700).create(&directory);
     private.expect("a directory");
     let writing = File::open(&directory).expect("there");
@@ -149,7 +149,7 @@ fn a_short_read_of_a_plain_archive_on_disk_reads_little() {
     let bytes = stats.source_read_bytes.get() - before;
     assert!(bytes <= reads * (64 << 10), "{bytes} bytes");
     assert!(stats.exact_reads.get() > reads / 2);
-    assert!(lab.cached("spool").is_empty());
+    assert!(lab.cached("disk-cache").is_empty());
 }
 
 /// Changes a byte in each of many places.
@@ -172,7 +172,7 @@ fn disk_cache_that_changes_while_readers_compare_is_never_served() {
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4] {
         let (lab, tree) = (Lab::new(), tree());
         let archive = read_once(&lab, &tree, packing);
-        let (spool, readers) = (lab.the_cached("spool"), AtomicUsize::new(3));
+        let (spool, readers) = (lab.the_cached("disk-cache"), AtomicUsize::new(3));
         let damages = thread::scope(|scope| {
             for reader in 0..3 {
                 let (archive, tree, readers) = (&archive, &tree, &readers);
@@ -205,7 +205,7 @@ fn a_byte_of_the_disk_cache_that_changed_is_never_served() {
         let archive = read_once(&lab, &tree, packing);
         for seed in 0..4 {
             assert_short_reads(&archive, &tree, seed);
-            damage(&lab.the_cached("spool"), seed);
+            damage(&lab.the_cached("disk-cache"), seed);
         }
         assert_short_reads(&archive, &tree, 5);
         assert!(
@@ -223,7 +223,7 @@ fn a_span_that_is_partly_on_disk_is_not_damaged() {
     assert_short_reads(&archive, &tree, 1);
     let spool = File::options()
         .write(true)
-        .open(lab.the_cached("spool"))
+        .open(lab.the_cached("disk-cache"))
         .expect("a spool");
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for hole in 1..20 {

@@ -101,7 +101,7 @@ fn disk_cache_serves_what_memory_does_not_have() {
     assert_eq!(found(&archive), [0, 0, 0, 2 * count, 0]);
     drop(archive);
 
-    fs::remove_file(lab.the_cached("spool")).expect("removed");
+    fs::remove_file(lab.the_cached("disk-cache")).expect("removed");
     let archive = lab.open();
     assert_file(&archive, "z", b"the end");
     assert_eq!(found(&archive), [0, count, 0, 0, count]);

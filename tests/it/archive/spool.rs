@@ -96,7 +96,7 @@ fn reads_fill_the_disk_cache_with_a_foreign_index() {
     let mut options = lab.options();
     options.spooling = Spooling::TreeOnly;
     drop(lab.open_with(&options));
-    assert!(lab.cached("spool").is_empty());
+    assert!(lab.cached("disk-cache").is_empty());
 
     options = lab.options();
     options.scan.memory = 8 << 20;
@@ -143,7 +143,7 @@ fn a_local_archive_is_kept_on_disk_if_it_is_packed() {
             is_packed,
             "{packing:?}"
         );
-        assert_eq!(lab.cached("spool").len(), usize::from(is_packed));
+        assert_eq!(lab.cached("disk-cache").len(), usize::from(is_packed));
     }
 }
 
@@ -151,12 +151,12 @@ fn a_local_archive_is_kept_on_disk_if_it_is_packed() {
 fn reads_are_right_whatever_happens_to_the_disk_cache() {
     for packing in ONE_PIECE {
         let harms: [fn(&Lab); 4] = [
-            |lab| fs::remove_file(lab.the_cached("spool")).expect("removed"),
+            |lab| fs::remove_file(lab.the_cached("disk-cache")).expect("removed"),
             |lab| truncate(lab, 9_000_000),
             |lab| truncate(lab, 0),
             |lab| {
                 let garbage = Noise::new(9).bytes(Tree::mixed().tar.len());
-                fs::write(lab.the_cached("spool"), garbage).expect("written");
+                fs::write(lab.the_cached("disk-cache"), garbage).expect("written");
             },
         ];
         for harm in harms {
@@ -174,7 +174,7 @@ fn reads_are_right_whatever_happens_to_the_disk_cache() {
 fn truncate(lab: &Lab, len: u64) {
     let file = fs::OpenOptions::new()
         .write(true)
-        .open(lab.the_cached("spool"));
+        .open(lab.the_cached("disk-cache"));
     file.expect("a spool").set_len(len).expect("shorter");
 }
 
@@ -188,7 +188,7 @@ fn bytes_are_decoded_again_without_a_disk_cache() {
             assert_files(&archive, &Tree::mixed());
             assert_random_reads(&archive, &Tree::mixed(), 20, 1);
         }
-        assert!(lab.cached("spool").is_empty());
+        assert!(lab.cached("disk-cache").is_empty());
     }
 }
 
@@ -252,7 +252,7 @@ fn server_without_ranges_is_cached_on_disk_whole() {
         assert_files(&archive, &tree);
         drop(archive);
 
-        fs::remove_file(lab.the_cached("spool")).expect("removed");
+        fs::remove_file(lab.the_cached("disk-cache")).expect("removed");
         let archive = lab.open_with(&options);
         assert_eq!(archive.stats().scans.get(), 1, "the spool is lost");
         assert_files(&archive, &tree);
@@ -301,7 +301,7 @@ fn server_without_ranges_needs_a_disk_cache() {
             "{error:?}"
         );
     }
-    assert!(lab.cached("spool").is_empty());
+    assert!(lab.cached("disk-cache").is_empty());
 }
 
 #[test]
@@ -311,5 +311,5 @@ fn tree_needs_no_disk_cache() {
     options.spooling = Spooling::TreeOnly;
     let archive = lab.open_with(&options);
     assert!(archive.index().entry_count() > Tree::mixed().files.len() as u64);
-    assert!(lab.cached("spool").is_empty());
+    assert!(lab.cached("disk-cache").is_empty());
 }

@@ -86,7 +86,7 @@ fn this_process_reads_its_own_disk_cache_without_a_validator() {
     assert_eq!(archive.stats().decoded_spans.get(), decoded);
     assert!(archive.stats().disk_cache_hit_spans.get() > 0);
     drop(archive);
-    assert_eq!(lab.cached("spool").len(), 1, "that of the scan");
+    assert_eq!(lab.cached("disk-cache").len(), 1, "that of the scan");
 }
 
 #[test]

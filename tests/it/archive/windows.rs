@@ -42,7 +42,7 @@ fn indexed(tree: &Tree, packing: Packing) -> Lab {
     let mut options = lab.options();
     options.spooling = Spooling::TreeOnly;
     drop(lab.open_with(&options));
-    assert!(lab.cached("spool").is_empty());
+    assert!(lab.cached("disk-cache").is_empty());
     lab
 }
 
@@ -130,7 +130,7 @@ fn random_reads_fetch_a_window_each() {
         assert_eq!(archive.stats().prefetched_packed_bytes.get(), 0);
         assert_eq!(archive.stats().decoded_spans.get(), 0);
         drop(archive);
-        for spool in lab.cached("spool") {
+        for spool in lab.cached("disk-cache") {
             std::fs::remove_file(spool).expect("removed");
         }
     }
@@ -212,7 +212,7 @@ fn read_ahead_fetches_what_random_reads_left_out() {
         assert!(archive.stats().prefetched_spans.get() > 0);
         assert_disjoint(ranges(&lab, before));
         drop(archive);
-        for spool in lab.cached("spool") {
+        for spool in lab.cached("disk-cache") {
             std::fs::remove_file(spool).expect("removed");
         }
     }
@@ -462,7 +462,7 @@ fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
         let spool = File::options()
             .read(true)
             .write(true)
-            .open(lab.the_cached("spool"))
+            .open(lab.the_cached("disk-cache"))
             .expect("a spool");
         let mut noise = Noise::new(round);
         // A byte at a random place of each window.
@@ -508,7 +508,7 @@ fn prefetching_all_repairs_the_disk_cache() {
     let spool = File::options()
         .read(true)
         .write(true)
-        .open(lab.the_cached("spool"))
+        .open(lab.the_cached("disk-cache"))
         .expect("a spool");
     let (place, mut byte) = (FILE_BYTES as u64 / 2, [0]);
     spool.read_exact_at(&mut byte, place).expect("kept");
@@ -573,7 +573,7 @@ fn windows_stay_within_the_memory() {
     for (name, content) in &tree.files {
         assert_file(&archive, name, content);
     }
-    assert!(lab.cached("spool").is_empty());
+    assert!(lab.cached("disk-cache").is_empty());
 }
 
 #[test]
