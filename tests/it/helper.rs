@@ -358,7 +358,7 @@ fn mount_in_a_namespace_refuses_what_it_cannot_do() {
     let output = place.run(&format!(
         "helpers mount.tarfs
          {other}
-         for option in writable restart materialize=copy; do
+         for option in writable restart copy_to=copy; do
              code mount -N $pid -t tarfs -o ro,$option \"$PWD/a.tar\" \"$PWD/mnt\"
          done
          code mount -N $pid -t tarfs -o ro \"$PWD/a.tar\" \"$PWD/nowhere\"
