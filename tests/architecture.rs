@@ -106,8 +106,8 @@ const IMPURITIES: &[&str] = &[
     "SystemTime",
     "tokio",
     "rustix",
-    "base::task",
-    "base::workers",
+    "base::thread",
+    "base::thread_pool",
 ];
 
 /// The only files that may hold unsafe code.

@@ -15,14 +15,14 @@ use super::error::Error;
 use super::saved::Saved;
 use super::scan::Digest;
 use super::zeros::ZeroRun;
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
-use crate::base::loan::Loans;
+use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
-use crate::base::ticket;
-use crate::base::workers::Workers;
+use crate::base::thread::Thread;
+use crate::base::once_job;
+use crate::base::thread_pool::ThreadPool;
 use crate::codec::{
     self, Cause, Compression, ContentHash, Context, Detected, Job, Output, Pull, SeekPoint,
 };
@@ -80,7 +80,7 @@ pub(super) struct Finished {
 }
 
 /// A job on its way: run by whoever comes first.
-type Ticket = ticket::Ticket<Result<Output, codec::Error>>;
+type Ticket = once_job::OnceJob<Result<Output, codec::Error>>;
 
 /// The plain stream, pulled by the consumer's thread.
 pub(super) struct PlainStream {
@@ -92,9 +92,9 @@ pub(super) struct PlainStream {
     finished: Option<Finished>,
     stats: Arc<Stats>,
     /// Of what the decoder reads; `None` when it reads nothing.
-    control: Option<fetch::Control>,
+    control: Option<fetch::StreamControl>,
     /// What the decoder may wait for.
-    memory: Option<(Pool, Loans)>,
+    memory: Option<(BufferPool, MemoryBroker)>,
     _decoder: Thread<()>,
 }
 
@@ -119,9 +119,9 @@ impl Drop for PlainStream {
         if let Some(control) = &self.control {
             control.cancel();
         }
-        if let Some((pool, loans)) = &self.memory {
+        if let Some((pool, broker)) = &self.memory {
             pool.close();
-            loans.close();
+            broker.close();
         }
     }
 }
@@ -137,13 +137,13 @@ impl PlainStream {
         stats: &Arc<Stats>,
     ) -> io::Result<Self> {
         let (sender, slots) = sync_channel(QUEUED_PIECES + 2 * options.context.workers);
-        let workers = Workers::start("tarfs-job", options.context.workers)?;
+        let workers = ThreadPool::start("tarfs-job", options.context.workers)?;
         let digester = (options.sha256 != Digest::Ignore)
             .then(Digester::start)
             .transpose()?;
         let progress = Arc::clone(stats);
         let control = chunks.control();
-        let memory = (options.context.pool.clone(), options.context.loans.clone());
+        let memory = (options.context.pool.clone(), options.context.broker.clone());
         let resume = options.resume;
         let start = resume
             .as_ref()
@@ -205,7 +205,7 @@ impl PlainStream {
                 Slot::Item(item) => return Ok(item),
                 // Nothing is there only if the job panicked.
                 Slot::Ticket(ticket) => {
-                    self.output = Some(ticket.redeem().ok_or(Error::Interrupted)??);
+                    self.output = Some(ticket.run_or_take().ok_or(Error::Interrupted)??);
                 }
                 Slot::Check(job) => self.output = Some(job.run()?),
                 Slot::HashStart(hash) => self.hash = Some(hash),
@@ -231,14 +231,14 @@ impl PlainStream {
     pub(super) fn asked(&self) -> Packed {
         self.control
             .as_ref()
-            .map_or(Packed(0), fetch::Control::asked)
+            .map_or(Packed(0), fetch::StreamControl::requested_end)
     }
 
     /// As [`PlainStream::asked`], and nothing more will be.
     pub(super) fn ask_no_more(&self) -> Packed {
         self.control
             .as_ref()
-            .map_or(Packed(0), fetch::Control::ask_no_more)
+            .map_or(Packed(0), fetch::StreamControl::stop_requesting)
     }
 
     fn deliver(&mut self, bytes: Bytes) -> Item {
@@ -285,7 +285,7 @@ impl<E: Into<Error>> From<E> for Stop {
 struct Walker {
     chunks: fetch::Stream,
     sender: SyncSender<Slot>,
-    workers: Workers,
+    workers: ThreadPool,
     /// As given, or as recognised.
     compression: Option<Compression>,
     hasher: Option<BlockHasher>,

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ring::digest::{Context, SHA256};
 
 use crate::base::sha256::Sha256;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 
 /// Chunks that may wait to be hashed. Each holds a share of the buffers that fetching needs, and an
 /// eighth of these at the most.

@@ -30,7 +30,7 @@ pub(super) struct Indexing<'a> {
     pub(super) leash: &'a Leash,
     pub(super) spooler: Option<Spooler>,
     /// The bytes of the span that is going by, when someone wants to keep them.
-    pub(super) gathered: Option<free_list::Memory>,
+    pub(super) gathered: Option<free_list::RecycledBuffer>,
     /// Where the memory for these comes from.
     pub(super) free_list: FreeList,
     /// The last span; the next one begins behind it, and is as long.
@@ -143,7 +143,7 @@ impl Sink for Indexing<'_> {
     fn span_end(&mut self, span: Span, checksums: &[u64]) {
         let keeps = span.hash.is_some();
         let gathered = self.gathered.take();
-        let bytes = gathered.map_or_else(Bytes::new, free_list::Memory::freeze);
+        let bytes = gathered.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze);
         self.last = span.plain;
         if let Some(spooler) = &mut self.spooler
             && keeps

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::open::content;
-use crate::base::bounds::{self, Bounds};
-use crate::base::private::Directory;
+use crate::base::retention::{self, RetentionPolicy};
+use crate::base::trusted_dir::TrustedDir;
 use crate::cache::{Shelf, Spooled};
 use crate::index::Origin;
 use crate::index::store::{BOUNDS, Store, Stored};
@@ -98,7 +98,7 @@ pub fn list(cache_dir: &Path) -> Result<Vec<Kept>, KeptError> {
         path: cache_dir.to_owned(),
         cause,
     };
-    match Directory::open(cache_dir) {
+    match TrustedDir::open(cache_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => {
             let names = opened.and_then(|directory| directory.names());
@@ -185,16 +185,16 @@ pub fn surplus(
 ) -> Vec<&Kept> {
     let default_age = match max_bytes {
         Some(_) => Duration::MAX,
-        None => BOUNDS.age,
+        None => BOUNDS.max_age,
     };
-    let bounds = Bounds {
-        bytes: max_bytes.unwrap_or(u64::MAX),
-        age: max_age.unwrap_or(default_age),
+    let bounds = RetentionPolicy {
+        max_bytes: max_bytes.unwrap_or(u64::MAX),
+        max_age: max_age.unwrap_or(default_age),
     };
     let measured: Vec<_> = all
         .iter()
-        .map(|kept| bounds::Kept {
-            used: match kept.kind {
+        .map(|kept| retention::RetainedItem {
+            last_used: match kept.kind {
                 // As old as can be.
                 Kind::Unfinished => SystemTime::UNIX_EPOCH,
                 Kind::Index | Kind::Spool => kept.used,
@@ -203,7 +203,7 @@ pub fn surplus(
             in_use: kept.in_use,
         })
         .collect();
-    let mut surplus = bounds.surplus(&measured, now);
+    let mut surplus = bounds.expired(&measured, now);
     let left = all.iter().enumerate();
     let left = left.filter(|(_, kept)| kept.kind == Kind::Unfinished && !kept.in_use);
     for (number, _) in left {

@@ -10,9 +10,9 @@ use super::flights::Claim;
 use super::packed::{PackedBytes, Way};
 use super::read::{ReadError, Reader, Resumed, span_len};
 use super::windows::{MissingWindows, WindowClaim};
-use crate::base::buffer::{Closed, Reserved};
+use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::workers::Workers;
+use crate::base::thread_pool::ThreadPool;
 use crate::cache::Patience;
 use crate::codec::{self, Compression};
 use crate::index::Span;
@@ -184,7 +184,7 @@ impl Reader {
         if stretch.claims.is_empty() {
             let layout = self.layout().ok_or(ReadError::Index)?;
             // A copy, as what waits for the disk would keep all bytes of the request in memory.
-            let mut bytes = self.free_list.empty(packed.len(), 0);
+            let mut bytes = self.free_list.allocate_empty(packed.len(), 0);
             bytes.append(&packed);
             let bytes = bytes.freeze();
             let (patience, displaces) = match made_spans {
@@ -231,8 +231,8 @@ impl Reader {
     /// Counts what fetching and decoding `batch` with `threads` takes, waiting for room.
     ///
     /// # Errors
-    /// As [`Pool::reserve`].
-    pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reserved, Closed> {
+    /// As [`BufferPool::reserve`].
+    pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reservation, Closed> {
         let decoding = codec::reading_bytes(self.compression()) + codec::seek_point::LONGEST_SPAN;
         let threads = batch.stretches.len().min(threads) as u64;
         let request = self.request(batch.packed);
@@ -259,8 +259,8 @@ impl Batch {
         self,
         reader: &Arc<Reader>,
         packed: &Bytes,
-        reserved: Reserved,
-        workers: &Workers,
+        reserved: Reservation,
+        workers: &ThreadPool,
         made: Option<&Arc<AtomicU64>>,
         done: impl FnOnce() + Send + Sync + 'static,
     ) {
@@ -294,7 +294,7 @@ impl Batch {
 
 /// What ends when the last stretch of a batch is made.
 struct Last {
-    _reserved: Reserved,
+    _reserved: Reservation,
     done: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 

@@ -40,7 +40,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 
 use crate::base::stats::Stats;
-use crate::base::workers::Workers;
+use crate::base::thread_pool::ThreadPool;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
@@ -65,7 +65,7 @@ pub struct Archive {
     // as do the threads that are ahead of readers.
     pass: Option<pass::Pass>,
     prefetch: OnceLock<prefetch::Engine>,
-    workers: Arc<Workers>,
+    workers: Arc<ThreadPool>,
     reader: Arc<read::Reader>,
     /// Whether others may still want something of the workers.
     shares_workers: bool,
@@ -107,7 +107,7 @@ impl Archive {
             pass.abandon();
         }
         self.reader.close();
-        self.workers.abandon();
+        self.workers.discard_queue();
     }
 
     /// The tree, as far as it is known.
@@ -197,8 +197,8 @@ impl Archive {
         MemoryUse {
             budget_bytes: self.reader.memory_bytes,
             spans_bytes: self.kept_bytes(),
-            reads_bytes: self.reader.budget.taken(),
-            decoders_bytes: self.reader.loans.lent_bytes(),
+            reads_bytes: self.reader.budget.used_bytes(),
+            decoders_bytes: self.reader.broker.granted_bytes(),
             index_bytes: self.index().memory_bytes() as u64,
         }
     }

@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 
 use super::read::ReadError;
 use super::{Archive, Error};
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{Index, Ino, Kind, Piece};
 use crate::source::{self, Access, Cause, Fingerprint, Location, Slice, Source, Validator};
@@ -92,7 +92,7 @@ fn find(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
     let mut path = path.to_vec();
     for _ in 0..=MAX_LINKS {
         let name = ArchivePath::sanitize(&path);
-        if name.climbs || !name.stripped.is_empty() {
+        if name.has_parent_component || !name.stripped.is_empty() {
             return refused("its name leads out of the archive");
         }
         let entry = index.find(&name.path).ok_or(Cause::NotFound)?;
@@ -209,7 +209,7 @@ impl Source for Inner {
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, source::Error>> {
-        source::pieces(self)
+        source::stream_by_ranges(self)
     }
 }
 

@@ -17,7 +17,7 @@ use super::scan::{self, Digest};
 use super::share::{self, Purse, RESTING_SHARE, Share};
 use super::spooler::{Spooler, keeps_spans};
 use super::windows::Windows;
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
@@ -447,7 +447,7 @@ impl Opening {
         let len = len.min(codec::detect::DETECT_LEN as u64);
         let first = Extent::with_len(Packed(0), len);
         // The scan will say what is wrong.
-        let bytes = fetch::read(&self.network, &self.source, first, &Pool::new(len)).ok()?;
+        let bytes = fetch::read(&self.network, &self.source, first, &BufferPool::new(len)).ok()?;
         match codec::detect(&bytes) {
             Detected::Supported(compression) => Some(compression),
             Detected::Unsupported(_)
@@ -555,7 +555,7 @@ impl Opening {
         let Purse {
             memory,
             budget,
-            loans,
+            broker,
             foreground,
             memory_bytes,
         } = purse;
@@ -564,7 +564,7 @@ impl Opening {
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
-            reads: fetch::Reads::new(network, source, budget.clone(), stats),
+            reads: fetch::RangeReader::new(network, source, budget.clone(), stats),
             source: Arc::clone(&self.source),
             catalog,
             memory,
@@ -578,7 +578,7 @@ impl Opening {
             leash: Arc::default(),
             network: self.network.clone(),
             budget,
-            loans,
+            broker,
             memory_bytes,
             stats: Arc::clone(&self.stats),
             first_read: FirstRead::default(),

@@ -12,13 +12,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::Error;
 use super::read::{ReadError, Reader};
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::short_reads::Wait;
+use crate::base::random_reads::Wait;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
-use crate::source::{self, Cause, Persistence, Source};
+use crate::source::{self, Cause, RetryForever, Source};
 
 /// Packed extents up to this length are fetched by one request; longer ones, which occur only
 /// without seek points, as a stream.
@@ -76,7 +76,7 @@ enum Pieces {
         network: Handle,
         source: Arc<dyn Source>,
         rest: Extent<Packed>,
-        pool: Pool,
+        pool: BufferPool,
     },
 }
 
@@ -101,7 +101,7 @@ impl Reader {
 
     /// Whether any plain bytes can be read as they are from a local disk.
     pub(super) fn reads_here(&self) -> bool {
-        self.source.reads_here() && self.compression() == Compression::None
+        self.source.can_read_inline() && self.compression() == Compression::None
     }
 
     /// The plain bytes `extent` of a local archive that is not packed, read on the calling thread and
@@ -119,8 +119,8 @@ impl Reader {
             return None;
         }
         let len = usize::try_from(fetched.len()).ok()?;
-        let mut bytes = self.free_list.take(len, 0);
-        let read = self.source.read_here(fetched.start(), &mut bytes, wait)?;
+        let mut bytes = self.free_list.allocate(len, 0);
+        let read = self.source.read_inline(fetched.start(), &mut bytes, wait)?;
         if read.is_err() || self.mismatch(&blocks, &bytes).is_some() {
             return None;
         }
@@ -137,11 +137,11 @@ impl Reader {
     /// When the bytes cannot be had, or are not those that were scanned.
     pub(super) fn fetch_verified(&self, requested: &Request, way: Way) -> Result<Bytes, Error> {
         let extent = requested.blocks.extent();
-        let pool = Pool::reusing(extent.len(), self.free_list.clone());
+        let pool = BufferPool::with_free_list(extent.len(), self.free_list.clone());
         let bytes = match way {
             Way::Usual => self.reads.read(extent, &pool)?,
             Way::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
-            Way::Afresh => fetch::read_afresh(&self.network, &self.source, extent, &pool)?,
+            Way::Afresh => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
         };
         match self.mismatch(&requested.blocks, &bytes) {
             Some(packed) => Err(Error::OtherBytes { packed }),
@@ -237,14 +237,14 @@ impl PackedBytes {
         }
         let extent = requested.blocks.extent();
         let source = Arc::clone(&reader.source);
-        let pool = Pool::new(STREAM_BUFFERS);
+        let pool = BufferPool::new(STREAM_BUFFERS);
         let pieces = match way {
             Way::Usual | Way::Background => {
                 let config = fetch::Config {
                     chunk_len: STREAM_CHUNK,
                     connections: 2,
                     min_speed: fetch::MinSpeed::default(),
-                    persistence: Persistence::default(),
+                    retry_forever: RetryForever::default(),
                     pool,
                     stats: Arc::clone(&reader.stats),
                 };
@@ -324,7 +324,7 @@ impl Pieces {
                 let piece = Extent::with_len(rest.start(), rest.len().min(STREAM_CHUNK));
                 let after = Extent::new(piece.end(), rest.end()).filter(|_| !piece.is_empty());
                 let after = after.ok_or_else(|| truncated(source))?;
-                let bytes = fetch::read_afresh(network, source, piece, pool)?;
+                let bytes = fetch::read_uncached(network, source, piece, pool)?;
                 *rest = after;
                 Ok(bytes)
             }

@@ -11,8 +11,8 @@ use super::read::Reader;
 use super::scan::{self, ScanError, Summary};
 use super::spooler::Spooler;
 use crate::base::extent::{Extent, Plain};
-use crate::base::loan::{Lender, Loan, Loans};
-use crate::base::task::Thread;
+use crate::base::memory_reclaim::{Reclaim, MemoryGrant, MemoryBroker};
+use crate::base::thread::Thread;
 use crate::index::Origin;
 use crate::source::Access;
 
@@ -137,7 +137,7 @@ impl Scanning {
         let reader = &*self.reader;
         let scan_memory = self.opening.scan_memory();
         // While the scan goes on, reads have less, and with little memory kept spans, too.
-        let reads = borrow(reader.budget.clone(), reader.budget.lendable());
+        let reads = borrow(reader.budget.clone(), reader.budget.reclaimable_bytes());
         let lent = scan_memory - self.opening.half();
         let spans = borrow(reader.memory.clone(), lent);
         let mut sink = Indexing {
@@ -232,6 +232,6 @@ impl Scanning {
 }
 
 /// Takes `bytes` from `lender` for a while.
-fn borrow(lender: impl Lender + 'static, bytes: u64) -> Option<Loan> {
-    Loans::new(vec![Arc::new(lender)]).borrow(bytes).ok()
+fn borrow(lender: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
+    MemoryBroker::new(vec![Arc::new(lender)]).grant(bytes).ok()
 }

@@ -23,8 +23,8 @@ use super::recorder::{Recorder, Touched};
 use super::replay::Replay;
 use super::walks::Walks;
 use crate::base::extent::{Extent, Plain};
-use crate::base::task::Thread;
-use crate::base::workers::Workers;
+use crate::base::thread::Thread;
+use crate::base::thread_pool::ThreadPool;
 use crate::index::{Entry, Index, Ino, Kind};
 
 /// Messages that may wait to be heard of; reads that find no room are forgotten, which only makes it
@@ -298,8 +298,8 @@ impl Engine {
             replay: Replay::default(),
             sweep: None,
             maker: Maker {
-                fetchers: Workers::start("tarfs-fetch", FETCHERS)?,
-                decoders: Arc::new(Workers::start("tarfs-ahead", 2)?),
+                fetchers: ThreadPool::start("tarfs-fetch", FETCHERS)?,
+                decoders: Arc::new(ThreadPool::start("tarfs-ahead", 2)?),
                 rate: rate.map(|rate| Arc::new((Mutex::new(rate), Instant::now()))),
                 shared: Arc::clone(&shared),
                 wake: sender.clone(),
@@ -900,8 +900,8 @@ impl Pushing {
 /// Has spans made by other threads.
 struct Maker {
     // Before the decoders, for whom they have work.
-    fetchers: Workers,
-    decoders: Arc<Workers>,
+    fetchers: ThreadPool,
+    decoders: Arc<ThreadPool>,
     /// And since when its times count.
     rate: Option<Arc<(Mutex<Rate>, Instant)>>,
     shared: Arc<Shared>,

@@ -21,11 +21,11 @@ use super::foreground::Foreground;
 use super::leash::Leash;
 use super::packed::{FirstRead, PackedBytes, Way};
 use super::windows::{LONG_READ_BYTES, Windows};
-use crate::base::buffer::{Buffer, Closed, Pool};
+use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
-use crate::base::loan::Loans;
-use crate::base::short_reads::Wait;
+use crate::base::memory_reclaim::MemoryBroker;
+use crate::base::random_reads::Wait;
 use crate::base::span_hash;
 use crate::base::stats::Stats;
 use crate::cache::{Key, Memory, Patience, Spool};
@@ -121,12 +121,12 @@ pub(super) struct Reader {
     pub(super) leash: Arc<Leash>,
     pub(super) network: Handle,
     /// What reads fetch by one request.
-    pub(super) reads: fetch::Reads,
+    pub(super) reads: fetch::RangeReader,
     /// Counts what reads hold between them while they decode, and makes them wait for each other
     /// when that is too much.
-    pub(super) budget: Pool,
+    pub(super) budget: BufferPool,
     /// For what their decoders need besides.
-    pub(super) loans: Loans,
+    pub(super) broker: MemoryBroker,
     /// What kept spans, reads and their decoders may take together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
@@ -143,7 +143,7 @@ impl Reader {
         self.is_closed.store(true, Ordering::Relaxed);
         self.foreground.close();
         self.budget.close();
-        self.loans.close();
+        self.broker.close();
     }
 
     /// As [`super::Archive::try_read`].
@@ -562,9 +562,9 @@ impl Reader {
     /// A decoder that stands at `seek_point`.
     pub(super) fn resumed(&self, seek_point: &SeekPoint) -> Result<Resumed, Error> {
         let context = Context {
-            pool: Pool::reusing(codec::READING_POOL, self.free_list.clone()),
+            pool: BufferPool::with_free_list(codec::READING_POOL, self.free_list.clone()),
             seek_points: false,
-            loans: self.loans.clone(),
+            broker: self.broker.clone(),
             workers: 0,
         };
         let decoder = codec::resume(self.compression(), context, seek_point)?;
@@ -725,7 +725,7 @@ struct Assembly {
 enum Content {
     Nothing,
     Whole(Bytes),
-    Copied(free_list::Memory),
+    Copied(free_list::RecycledBuffer),
 }
 
 impl Assembly {
@@ -754,7 +754,7 @@ impl Assembly {
         }
         let mut copied = match std::mem::replace(&mut self.content, Content::Nothing) {
             Content::Copied(copied) => copied,
-            Content::Nothing | Content::Whole(_) => free_list.empty(whole(self.len), 0),
+            Content::Nothing | Content::Whole(_) => free_list.allocate_empty(whole(self.len), 0),
         };
         let in_file = piece.offset + (part.start().0 - piece.plain.start().0);
         copied.append_zeros(whole(in_file - self.offset));
@@ -823,7 +823,7 @@ impl Resumed {
         len: usize,
         packed: &mut PackedBytes,
     ) -> Result<Bytes, Error> {
-        let mut taken: Option<free_list::Memory> = None;
+        let mut taken: Option<free_list::RecycledBuffer> = None;
         let mut missing = len;
         while missing > 0 {
             if self.rest.is_empty() {
@@ -842,10 +842,10 @@ impl Resumed {
             }
             let part = self.rest.split_to(self.rest.len().min(missing));
             missing -= part.len();
-            let taken = taken.get_or_insert_with(|| free_list.empty(len, start.0));
+            let taken = taken.get_or_insert_with(|| free_list.allocate_empty(len, start.0));
             taken.append(&part);
         }
-        Ok(taken.map_or_else(Bytes::new, free_list::Memory::freeze))
+        Ok(taken.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze))
     }
 
     /// Makes the next piece; `None` at the end of the stream.
@@ -885,7 +885,7 @@ mod tests {
     use super::*;
 
     use crate::index::{self, Builder, Locator, Origin};
-    use crate::source::Memory as InMemory;
+    use crate::source::MemorySource;
 
     #[test]
     fn what_an_index_claims_is_not_allocated() {
@@ -902,12 +902,12 @@ mod tests {
         let network = tokio::runtime::Builder::new_multi_thread()
             .build()
             .expect("a runtime");
-        let source: Arc<dyn Source> = Arc::new(InMemory::new("test", vec![0; 512]));
+        let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", vec![0; 512]));
         let reader = Reader {
-            reads: fetch::Reads::new(
+            reads: fetch::RangeReader::new(
                 network.handle().clone(),
                 Arc::clone(&source),
-                Pool::new(0),
+                BufferPool::new(0),
                 Arc::default(),
             ),
             source,
@@ -922,8 +922,8 @@ mod tests {
             layer: 0,
             leash: Arc::default(),
             network: network.handle().clone(),
-            budget: Pool::new(0),
-            loans: Loans::limited(0),
+            budget: BufferPool::new(0),
+            broker: MemoryBroker::with_limit(0),
             memory_bytes: 0,
             stats: Arc::default(),
             first_read: FirstRead::default(),

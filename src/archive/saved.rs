@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::open::{OpenError, OpenOptions, index_file, locator};
 use super::scan::Digest;
 use crate::base::extent::Packed;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::sha256::Sha256;
 use crate::codec::seek_point::LONGEST_SPAN;
 use crate::codec::{Compression, Stretch, Sum};

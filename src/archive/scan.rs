@@ -15,15 +15,15 @@ use super::hops::Hops;
 use super::saved::Saved;
 use super::spans::{Spans, here};
 use super::zeros::ZeroRun;
-use crate::base::buffer::{Enough, Pool};
+use crate::base::buffer_pool::{SoftLimit, BufferPool};
 use crate::base::extent::{Packed, Plain};
-use crate::base::loan::{Lender, Loans};
+use crate::base::memory_reclaim::{Reclaim, MemoryBroker};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
 use crate::index::{NewDigests, Span, block_len};
-use crate::source::{Access, Persistence, Source};
+use crate::source::{Access, RetryForever, Source};
 use crate::tar::{self, Event, Member, Parser};
 
 /// Receives what a scan finds, in archive order, on the scanning thread: a
@@ -104,11 +104,11 @@ pub struct Options {
     /// What is too slow to be waited for.
     pub min_speed: fetch::MinSpeed,
     /// Whether the scan goes on when the source cannot be reached for long.
-    pub persistence: Persistence,
+    pub retry_forever: RetryForever,
     /// Bytes of all buffers and of decoder state together; at least [`MIN_MEMORY`] are used.
     pub memory: u64,
     /// Who gives way to decoder state before the buffers do.
-    pub lenders: Vec<Arc<dyn Lender>>,
+    pub lenders: Vec<Arc<dyn Reclaim>>,
     /// Threads that decode what can be decoded out of order.
     pub workers: usize,
     /// Whether large payloads of an archive that is not packed may be passed over, so that their
@@ -141,10 +141,10 @@ impl Default for Options {
             tar: tar::Options::default(),
             allow_truncated: false,
             spans: false,
-            connections: fetch::CONNECTIONS,
-            chunk_len: fetch::CHUNK_LEN,
+            connections: fetch::DEFAULT_CONNECTIONS,
+            chunk_len: fetch::DEFAULT_CHUNK_LEN,
             min_speed: fetch::MinSpeed::default(),
-            persistence: Persistence::default(),
+            retry_forever: RetryForever::default(),
             memory: 128 << 20,
             lenders: Vec::new(),
             workers: 1,
@@ -199,7 +199,7 @@ pub enum Digest {
 pub const MIN_MEMORY: u64 = 32 << 20;
 
 /// The memory with which a decoder whose state takes `needed_bytes` works: three quarters of any
-/// memory can be lent, see [`Lender`].
+/// memory can be lent, see [`Reclaim`].
 pub fn memory_for_state(needed_bytes: u64) -> u64 {
     needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
 }
@@ -373,10 +373,10 @@ const SERIAL_BYTES: u64 = 2 << 20;
 
 /// What keeps so many threads decoding: for each, and for the consumer, a buffer at hand and
 /// another one, which may be long.
-fn enough_plain(workers: usize) -> Enough {
+fn enough_plain(workers: usize) -> SoftLimit {
     let hands = workers.saturating_add(1);
     let bytes = ENOUGH_BYTES.saturating_mul(hands as u64);
-    Enough {
+    SoftLimit {
         bytes: bytes.saturating_add(SERIAL_BYTES),
         buffers: hands.saturating_mul(2),
     }
@@ -391,8 +391,8 @@ fn open_stream(
 ) -> Result<PlainStream, Error> {
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
-    let packed = Pool::new(half);
-    let plain = Pool::frugal(half, enough_plain(options.workers));
+    let packed = BufferPool::new(half);
+    let plain = BufferPool::with_soft_limit(half, enough_plain(options.workers));
     let mut lenders = options.lenders.clone();
     lenders.push(Arc::new(plain.clone()));
     // Last: what is fetched ahead is here already and takes its time to go.
@@ -403,7 +403,7 @@ fn open_stream(
         chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
         min_speed: options.min_speed,
-        persistence: options.persistence.clone(),
+        retry_forever: options.retry_forever.clone(),
         pool: packed,
         stats: Arc::clone(stats),
     };
@@ -424,7 +424,7 @@ fn open_stream(
         context: Context {
             pool: plain,
             seek_points: options.spans || options.bookmarks,
-            loans: Loans::new(lenders),
+            broker: MemoryBroker::new(lenders),
             workers: options.workers,
         },
         block_len: options.spans.then(|| block_len(source_len)),

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use super::foreground::Foreground;
 use super::open::{OpenOptions, Spooling};
 use super::scan;
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
-use crate::base::loan::Loans;
-use crate::base::workers::Workers;
+use crate::base::memory_reclaim::MemoryBroker;
+use crate::base::thread_pool::ThreadPool;
 use crate::cache::{Memory, Shelf};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
@@ -30,9 +30,9 @@ pub(super) struct Purse {
     /// Decoded spans.
     pub(super) memory: Memory,
     /// What reads hold while they decode.
-    pub(super) budget: Pool,
+    pub(super) budget: BufferPool,
     /// What their decoders need besides.
-    pub(super) loans: Loans,
+    pub(super) broker: MemoryBroker,
     /// Reads that make spans.
     pub(super) foreground: Arc<Foreground>,
     /// All of that together.
@@ -43,10 +43,10 @@ impl Purse {
     /// The memory that `options` say.
     pub(super) fn of(options: &OpenOptions) -> Self {
         let memory = memory(options);
-        let budget = Pool::new(half(options));
+        let budget = BufferPool::new(half(options));
         Self {
             // Kept spans last: they would have to be decoded again.
-            loans: Loans::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]),
+            broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]),
             memory,
             budget,
             foreground: Arc::default(),
@@ -60,7 +60,7 @@ impl Purse {
 pub struct Share {
     pub(super) purse: Purse,
     pub(super) free_list: FreeList,
-    pub(super) workers: Arc<Workers>,
+    pub(super) workers: Arc<ThreadPool>,
 }
 
 impl Share {
@@ -78,8 +78,8 @@ impl Share {
 }
 
 /// Threads for reads.
-pub(super) fn workers() -> io::Result<Arc<Workers>> {
-    Ok(Arc::new(Workers::start("tarfs-read", READERS)?))
+pub(super) fn workers() -> io::Result<Arc<ThreadPool>> {
+    Ok(Arc::new(ThreadPool::start("tarfs-read", READERS)?))
 }
 
 /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.

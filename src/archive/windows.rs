@@ -17,9 +17,9 @@ use super::error::Error;
 use super::flights::{Claim, FlightError, Flights};
 use super::packed::{Request, Way};
 use super::read::{Part, ReadError, Reader, span_len};
-use crate::base::buffer::{Closed, Reserved};
+use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::short_reads::Wait;
+use crate::base::random_reads::Wait;
 use crate::cache::{Patience, Unit};
 use crate::codec::Compression;
 use crate::source::Access;
@@ -138,7 +138,7 @@ impl Reader {
         let origin = index.origin();
         let is_windowed = origin.compression == Compression::None
             && self.source.access() == Access::Ranges
-            && !self.source.reads_here();
+            && !self.source.can_read_inline();
         is_windowed.then(|| Layout {
             window_bytes: WINDOW_BYTES.max(index.block_len()),
             end: origin.packed_bytes,
@@ -473,7 +473,7 @@ impl Reader {
         &self,
         extent: Extent<Plain>,
         way: Way,
-    ) -> Result<(Bytes, Reserved), ReadError> {
+    ) -> Result<(Bytes, Reservation), ReadError> {
         let failed = |error: Error| self.failed_at(extent, error);
         let request = self.whole_request(extent)?;
         // The bytes as they are fetched, and as they are kept.
@@ -610,7 +610,7 @@ impl Reader {
         if first == wanted {
             return Some(bytes);
         }
-        let mut joined = self.free_list.empty(usize::try_from(wanted.len()).ok()?, 0);
+        let mut joined = self.free_list.allocate_empty(usize::try_from(wanted.len()).ok()?, 0);
         joined.append(&bytes);
         let mut at = first.end();
         while at < wanted.end() {

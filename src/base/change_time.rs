@@ -11,7 +11,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 ///
 /// Others pass on times of a server, of a process, or of the image that they were made from. Overlayfs
 /// is missing because it does so for lower layers, and reuses device numbers.
-const KEEPERS: [u32; 7] = [
+const TRUSTED_FILE_SYSTEMS: [u32; 7] = [
     0x0000_EF53, // ext2, ext3, ext4
     0x5846_5342, // xfs
     0x9123_683E, // btrfs
@@ -26,15 +26,15 @@ const LOOP_MAJOR: u32 = 7;
 
 /// Whether each change of a file on the file system of `file` gets a change time from this kernel; not where
 /// the system does not say which file system that is.
-pub fn is_kept(file: impl AsFd, metadata: &Metadata) -> bool {
+pub fn is_trustworthy(file: impl AsFd, metadata: &Metadata) -> bool {
     // The image in a loop device is a file that anything may have written.
     let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;
-    !is_loop && fstatfs(file).is_ok_and(|system| is_keeper(system.f_type.into()))
+    !is_loop && fstatfs(file).is_ok_and(|system| is_trusted(system.f_type.into()))
 }
 
 /// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
-fn is_keeper(f_type: i128) -> bool {
-    KEEPERS
+fn is_trusted(f_type: i128) -> bool {
+    TRUSTED_FILE_SYSTEMS
         .iter()
         .any(|&magic| i128::from(magic) == f_type & 0xFFFF_FFFF)
 }
@@ -59,14 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn change_times_of_tmpfs_count_and_those_of_proc_do_not() {
+    fn change_times_of_tmpfs_are_trusted_and_of_proc_are_not() {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join("file");
         fs::write(&path, "").unwrap();
         for (path, expected) in [(path.as_path(), true), ("/proc/version".as_ref(), false)] {
             let file = File::open(path).unwrap();
             let metadata = file.metadata().unwrap();
-            assert_eq!(is_kept(&file, &metadata), expected);
+            assert_eq!(is_trustworthy(&file, &metadata), expected);
         }
     }
 

@@ -116,12 +116,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_extent_that_ends_before_it_starts_is_refused() {
+    fn extent_that_ends_before_it_starts_is_rejected() {
         assert_eq!(Extent::new(Plain(2), Plain(1)), None);
     }
 
     #[test]
-    fn neighbours_share_no_byte() {
+    fn adjacent_extents_do_not_intersect() {
         let left = Extent::with_len(Plain(0), 10);
         let right = Extent::with_len(Plain(10), 10);
         assert_eq!(left.intersection(&right), None);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_past_the_end_of_the_world_is_cut() {
+    fn overflowing_length_is_clamped() {
         let extent = Extent::with_len(Packed(u64::MAX - 1), 10);
         assert_eq!(extent.len(), 1);
     }

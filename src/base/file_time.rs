@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_what_they_are_on_both_sides_of_1970() {
+    fn times_before_and_after_1970_are_converted() {
         let before = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
         assert_eq!(system_time(-2, 500_000_000), before);
         assert_eq!(system_time(i64::MAX, 0), system_time(i64::MAX, 0));

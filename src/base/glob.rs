@@ -80,7 +80,7 @@ impl Glob {
                     }
                     None => Token::Byte(b'\\'),
                 },
-                b'[' => match set(after) {
+                b'[' => match parse_set(after) {
                     Some((set, after)) => {
                         rest = after;
                         Token::Set(set)
@@ -128,7 +128,7 @@ impl Glob {
                     token += 1;
                     continue;
                 }
-                Some(single) => single.take(rest),
+                Some(single) => single.match_len(rest),
             };
             if let Some(len) = step {
                 token += 1;
@@ -146,11 +146,11 @@ impl Glob {
 
 impl Token {
     /// How many bytes at the start of `text` this token matches; stars are not asked.
-    fn take(&self, text: &[u8]) -> Option<usize> {
+    fn match_len(&self, text: &[u8]) -> Option<usize> {
         match self {
             Self::Byte(byte) => (text.first() == Some(byte)).then_some(1),
-            Self::One => character(text).map(|(_, len)| len),
-            Self::Set(set) => character(text)
+            Self::One => decode_char(text).map(|(_, len)| len),
+            Self::Set(set) => decode_char(text)
                 .filter(|&(character, _)| set.contains(character))
                 .map(|(_, len)| len),
             Self::Any => None,
@@ -160,7 +160,7 @@ impl Token {
 
 /// The character at the start of `text` and its length; a byte that is not UTF-8 stands for the
 /// character of the same number.
-fn character(text: &[u8]) -> Option<(char, usize)> {
+fn decode_char(text: &[u8]) -> Option<(char, usize)> {
     let first = *text.first()?;
     let longest = text.get(..text.len().min(4))?;
     let valid = match std::str::from_utf8(longest) {
@@ -177,7 +177,7 @@ fn character(text: &[u8]) -> Option<(char, usize)> {
 
 /// Reads a bracket expression behind its `[`; what follows it comes back too. `None` when it is
 /// never closed.
-fn set(text: &[u8]) -> Option<(Set, &[u8])> {
+fn parse_set(text: &[u8]) -> Option<(Set, &[u8])> {
     let mut set = Set::default();
     let mut rest = text;
     if let Some((b'!' | b'^', after)) = rest.split_first() {
@@ -190,14 +190,14 @@ fn set(text: &[u8]) -> Option<(Set, &[u8])> {
             return Some((set, after));
         }
         first = false;
-        if let Some((class, after)) = class(rest) {
+        if let Some((class, after)) = parse_class(rest) {
             set.classes.push(class);
             rest = after;
             continue;
         }
-        let (low, after) = member(rest)?;
+        let (low, after) = parse_bracket_char(rest)?;
         let (high, after) = match after.strip_prefix(b"-") {
-            Some(behind) if behind.first() != Some(&b']') => member(behind)?,
+            Some(behind) if behind.first() != Some(&b']') => parse_bracket_char(behind)?,
             _ => (low, after),
         };
         set.ranges.push((low, high));
@@ -206,17 +206,17 @@ fn set(text: &[u8]) -> Option<(Set, &[u8])> {
 }
 
 /// One character of a bracket expression, perhaps escaped.
-fn member(text: &[u8]) -> Option<(char, &[u8])> {
+fn parse_bracket_char(text: &[u8]) -> Option<(char, &[u8])> {
     let text = match text.strip_prefix(b"\\") {
         Some(escaped) if !escaped.is_empty() => escaped,
         _ => text,
     };
-    let (character, len) = character(text)?;
+    let (character, len) = decode_char(text)?;
     Some((character, text.get(len..)?))
 }
 
 /// A character class such as `[:digit:]`.
-fn class(text: &[u8]) -> Option<(Class, &[u8])> {
+fn parse_class(text: &[u8]) -> Option<(Class, &[u8])> {
     const CLASSES: [(&[u8], Class); 12] = [
         (b"[:alnum:]", |c| c.is_alphanumeric()),
         (b"[:alpha:]", |c| c.is_alphabetic()),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_know_ranges_classes_and_negation() {
+    fn brackets_support_ranges_classes_and_negation() {
         assert!(matches("[a-c]x", "bx"));
         assert!(!matches("[!a-c]x", "bx"));
         assert!(matches("[[:digit:]_]", "7"));
@@ -277,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn escapes_take_the_meaning_away() {
+    fn escaped_wildcards_match_literally() {
         assert!(matches("\\*", "*"));
         assert!(!matches("\\*", "x"));
         assert!(matches("\\", "\\"));
     }
 
     #[test]
-    fn one_question_mark_is_one_character() {
+    fn question_mark_matches_one_character() {
         assert!(matches("caf?", "café"));
         assert!(Glob::new(b"caf?").matches(b"caf\xe9"));
         assert!(!matches("caf??", "café"));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stars_end_soon() {
+    fn many_stars_match_in_bounded_time() {
         let pattern = "*a".repeat(200) + "b";
         assert!(!matches(&pattern, &"a".repeat(2000)));
     }

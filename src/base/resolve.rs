@@ -8,7 +8,7 @@
 
 use std::fmt::Debug;
 
-use super::path::ArchivePath;
+use super::archive_path::ArchivePath;
 
 /// Links that one path may lead through, as Linux's own limit (`path_resolution(7)`).
 pub const MAX_LINKS: usize = 40;
@@ -65,10 +65,10 @@ pub enum Step<D> {
 
 /// Why a path leads nowhere inside the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum PathError {
     /// A symbolic link on the way is absolute or climbs above the root.
     #[error("a symbolic link on the way leads outside the root")]
-    Outside,
+    EscapesRoot,
     /// Something on the way is neither a directory nor a link to one.
     #[error("something on the way is not a directory")]
     NotADirectory,
@@ -81,7 +81,7 @@ pub enum Refusal {
 #[derive(Debug)]
 pub enum ResolveError<E> {
     /// The path leads nowhere inside the root.
-    Refused(Refusal),
+    Path(PathError),
     /// The tree could not be asked or extended.
     Tree(E),
 }
@@ -89,57 +89,57 @@ pub enum ResolveError<E> {
 /// The directory that `components` lead to from the root, made where nothing is.
 ///
 /// # Errors
-/// [`ResolveError::Refused`] when the way leads outside, through a non-directory or in circles;
+/// [`ResolveError::Path`] when the way leads outside, through a non-directory or in circles;
 /// [`ResolveError::Tree`] when a step fails.
 pub fn directory<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<T::Directory, ResolveError<T::Error>> {
-    Ok(way(tree, components)?.here())
+    Ok(walk_components(tree, components)?.current())
 }
 
 /// As [`directory`], with the way to it that leads through no link.
 ///
 /// # Errors
 /// As for [`directory`].
-pub fn place<'a, T: Tree>(
+pub fn directory_with_path<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<(T::Directory, ArchivePath), ResolveError<T::Error>> {
-    let way = way(tree, components)?;
+    let walk = walk_components(tree, components)?;
     let mut path = ArchivePath::default();
-    for (name, _) in &way.below {
+    for (name, _) in &walk.ancestors {
         path.push(name);
     }
-    Ok((way.here(), path))
+    Ok((walk.current(), path))
 }
 
-fn way<'a, T: Tree>(
+fn walk_components<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
-) -> Result<Way<T::Directory>, ResolveError<T::Error>> {
-    let mut way = Way {
+) -> Result<Walk<T::Directory>, ResolveError<T::Error>> {
+    let mut walk = Walk {
         root: tree.root(),
-        below: Vec::new(),
+        ancestors: Vec::new(),
         links: 0,
     };
     for component in components {
-        way.walk(tree, component)?;
+        walk.walk(tree, component)?;
     }
-    Ok(way)
+    Ok(walk)
 }
 
 /// The directories from the root to where we stand.
-struct Way<D> {
+struct Walk<D> {
     root: D,
     /// Those below it, with their names.
-    below: Vec<(Vec<u8>, D)>,
+    ancestors: Vec<(Vec<u8>, D)>,
     links: usize,
 }
 
-impl<D: Clone> Way<D> {
-    fn here(&self) -> D {
-        let last = self.below.last();
+impl<D: Clone> Walk<D> {
+    fn current(&self) -> D {
+        let last = self.ancestors.last();
         last.map_or(&self.root, |(_, directory)| directory).clone()
     }
 
@@ -154,31 +154,31 @@ impl<D: Clone> Way<D> {
             match name.as_slice() {
                 b"" | b"." => continue,
                 b".." => {
-                    if self.below.pop().is_none() && !tree.is_chroot() {
-                        return Err(ResolveError::Refused(Refusal::Outside));
+                    if self.ancestors.pop().is_none() && !tree.is_chroot() {
+                        return Err(ResolveError::Path(PathError::EscapesRoot));
                     }
                     continue;
                 }
                 _ => {}
             }
-            let here = self.here();
-            match tree.step(&here, &name).map_err(ResolveError::Tree)? {
-                Step::Directory(directory) => self.below.push((name, directory)),
+            let current = self.current();
+            match tree.step(&current, &name).map_err(ResolveError::Tree)? {
+                Step::Directory(directory) => self.ancestors.push((name, directory)),
                 Step::Missing => {
-                    let made = tree.imply(&here, &name).map_err(ResolveError::Tree)?;
-                    self.below.push((name, made));
+                    let made = tree.imply(&current, &name).map_err(ResolveError::Tree)?;
+                    self.ancestors.push((name, made));
                 }
-                Step::Other => return Err(ResolveError::Refused(Refusal::NotADirectory)),
+                Step::Other => return Err(ResolveError::Path(PathError::NotADirectory)),
                 Step::Link(target) => {
                     self.links += 1;
                     if self.links > MAX_LINKS {
-                        return Err(ResolveError::Refused(Refusal::TooManyLinks));
+                        return Err(ResolveError::Path(PathError::TooManyLinks));
                     }
                     if target.first() == Some(&b'/') {
                         if !tree.is_chroot() {
-                            return Err(ResolveError::Refused(Refusal::Outside));
+                            return Err(ResolveError::Path(PathError::EscapesRoot));
                         }
-                        self.below.clear();
+                        self.ancestors.clear();
                     }
                     pending.extend(target.split(|&byte| byte == b'/').rev().map(<[u8]>::to_vec));
                 }
@@ -197,35 +197,35 @@ mod tests {
 
     /// Paths from the root, each a directory, a link, or something else.
     #[derive(Default)]
-    struct Toy {
+    struct TestTree {
         steps: BTreeMap<String, Step<String>>,
         is_chroot: bool,
     }
 
-    impl Toy {
+    impl TestTree {
         fn with(entries: &[(&str, Option<&str>)]) -> Self {
-            let mut toy = Self::default();
+            let mut tree = Self::default();
             for (path, target) in entries {
                 let step = match target {
                     Some("") => Step::Other,
                     Some(target) => Step::Link(target.as_bytes().to_vec()),
                     None => Step::Directory((*path).to_owned()),
                 };
-                toy.steps.insert((*path).to_owned(), step);
+                tree.steps.insert((*path).to_owned(), step);
             }
-            toy
+            tree
         }
 
-        fn lead(&mut self, path: &str) -> Result<String, Refusal> {
+        fn resolve(&mut self, path: &str) -> Result<String, PathError> {
             match directory(self, path.split('/').map(str::as_bytes)) {
                 Ok(directory) => Ok(directory),
-                Err(ResolveError::Refused(refusal)) => Err(refusal),
+                Err(ResolveError::Path(refusal)) => Err(refusal),
                 Err(ResolveError::Tree(never)) => match never {},
             }
         }
     }
 
-    impl Tree for Toy {
+    impl Tree for TestTree {
         type Directory = String;
         type Error = Infallible;
 
@@ -251,55 +251,55 @@ mod tests {
     }
 
     #[test]
-    fn a_link_inside_the_root_is_followed() {
-        let mut toy = Toy::with(&[
+    fn symlink_inside_the_root_is_followed() {
+        let mut tree = TestTree::with(&[
             ("/lib", Some("usr/lib")),
             ("/usr", None),
             ("/usr/lib", None),
         ]);
-        assert_eq!(toy.lead("lib/x"), Ok("/usr/lib/x".to_owned()));
+        assert_eq!(tree.resolve("lib/x"), Ok("/usr/lib/x".to_owned()));
     }
 
     #[test]
-    fn a_dangling_link_implies_its_target() {
-        let mut toy = Toy::with(&[("/lib", Some("usr/lib"))]);
-        assert_eq!(toy.lead("lib"), Ok("/usr/lib".to_owned()));
+    fn dangling_symlink_creates_its_target() {
+        let mut tree = TestTree::with(&[("/lib", Some("usr/lib"))]);
+        assert_eq!(tree.resolve("lib"), Ok("/usr/lib".to_owned()));
     }
 
     #[test]
-    fn climbing_inside_the_root_is_fine() {
-        let mut toy = Toy::with(&[("/a", None), ("/a/b", Some("../c/./")), ("/c", None)]);
-        assert_eq!(toy.lead("a/b/d"), Ok("/c/d".to_owned()));
+    fn parent_component_inside_the_root_is_followed() {
+        let mut tree = TestTree::with(&[("/a", None), ("/a/b", Some("../c/./")), ("/c", None)]);
+        assert_eq!(tree.resolve("a/b/d"), Ok("/c/d".to_owned()));
     }
 
     #[test]
-    fn links_that_lead_outside_are_refused() {
-        let mut toy = Toy::with(&[("/a", Some("../b")), ("/c", Some("/etc"))]);
-        assert_eq!(toy.lead("a/x"), Err(Refusal::Outside));
-        assert_eq!(toy.lead("c/x"), Err(Refusal::Outside));
+    fn symlink_that_leads_outside_is_rejected() {
+        let mut tree = TestTree::with(&[("/a", Some("../b")), ("/c", Some("/etc"))]);
+        assert_eq!(tree.resolve("a/x"), Err(PathError::EscapesRoot));
+        assert_eq!(tree.resolve("c/x"), Err(PathError::EscapesRoot));
     }
 
     #[test]
-    fn links_that_lead_outside_start_at_the_root_after_chroot() {
-        let mut toy = Toy::with(&[
+    fn escaping_symlink_restarts_at_the_root_after_chroot() {
+        let mut tree = TestTree::with(&[
             ("/a", None),
             ("/a/b", Some("../../../c")),
             ("/d", Some("/a/b/e")),
         ]);
-        toy.is_chroot = true;
-        assert_eq!(toy.lead("a/b/x"), Ok("/c/x".to_owned()));
-        assert_eq!(toy.lead("d/x"), Ok("/c/e/x".to_owned()));
+        tree.is_chroot = true;
+        assert_eq!(tree.resolve("a/b/x"), Ok("/c/x".to_owned()));
+        assert_eq!(tree.resolve("d/x"), Ok("/c/e/x".to_owned()));
     }
 
     #[test]
-    fn circles_end() {
-        let mut toy = Toy::with(&[("/a", Some("b")), ("/b", Some("a"))]);
-        assert_eq!(toy.lead("a/x"), Err(Refusal::TooManyLinks));
+    fn symlink_loop_is_rejected() {
+        let mut tree = TestTree::with(&[("/a", Some("b")), ("/b", Some("a"))]);
+        assert_eq!(tree.resolve("a/x"), Err(PathError::TooManyLinks));
     }
 
     #[test]
-    fn a_file_on_the_way_is_refused() {
-        let mut toy = Toy::with(&[("/a", Some(""))]);
-        assert_eq!(toy.lead("a/x"), Err(Refusal::NotADirectory));
+    fn file_as_intermediate_component_is_rejected() {
+        let mut tree = TestTree::with(&[("/a", Some(""))]);
+        assert_eq!(tree.resolve("a/x"), Err(PathError::NotADirectory));
     }
 }

@@ -16,18 +16,18 @@ impl fmt::Display for Sha256 {
 /// A text that is no SHA-256.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a SHA-256 has 64 hexadecimal digits, as sha256sum prints it")]
-pub struct NotSha256;
+pub struct ParseSha256Error;
 
 impl FromStr for Sha256 {
-    type Err = NotSha256;
+    type Err = ParseSha256Error;
 
     /// 64 hexadecimal digits; `sha256:` may stand before them.
-    fn from_str(text: &str) -> Result<Self, NotSha256> {
+    fn from_str(text: &str) -> Result<Self, ParseSha256Error> {
         let digits = text.strip_prefix("sha256:").unwrap_or(text).as_bytes();
         let (pairs, rest) = digits.as_chunks::<2>();
         let mut bytes = [0; 32];
         if pairs.len() != bytes.len() || !rest.is_empty() {
-            return Err(NotSha256);
+            return Err(ParseSha256Error);
         }
         for (byte, &[high, low]) in bytes.iter_mut().zip(pairs) {
             *byte = nibble(high)? << 4 | nibble(low)?;
@@ -36,9 +36,9 @@ impl FromStr for Sha256 {
     }
 }
 
-fn nibble(digit: u8) -> Result<u8, NotSha256> {
-    let value = char::from(digit).to_digit(16).ok_or(NotSha256)?;
-    u8::try_from(value).map_err(|_| NotSha256)
+fn nibble(digit: u8) -> Result<u8, ParseSha256Error> {
+    let value = char::from(digit).to_digit(16).ok_or(ParseSha256Error)?;
+    u8::try_from(value).map_err(|_| ParseSha256Error)
 }
 
 #[cfg(test)]
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_read_as_it_is_written() {
+    fn sha256_round_trips_through_text() {
         let mut bytes = [0; 32];
         for (number, byte) in (0..).zip(&mut bytes) {
             *byte = number * 8 + 1;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_digest_is_refused() {
+    fn malformed_sha256_is_rejected() {
         let good = Sha256([0xab; 32]).to_string();
         let wrong = [
             String::new(),
@@ -74,7 +74,7 @@ mod tests {
             format!("é{}", &good[2..]),
         ];
         for text in wrong {
-            assert_eq!(text.parse::<Sha256>(), Err(NotSha256), "{text}");
+            assert_eq!(text.parse::<Sha256>(), Err(ParseSha256Error), "{text}");
         }
     }
 }

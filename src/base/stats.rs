@@ -19,7 +19,7 @@ impl Counter {
     }
 
     /// Makes it `peak`, unless it is higher already.
-    pub fn raise(&self, peak: u64) {
+    pub fn record_max(&self, peak: u64) {
         self.0.fetch_max(peak, Ordering::Relaxed);
     }
 
@@ -40,30 +40,30 @@ impl Gauge {
     }
 
     /// One more.
-    pub fn raise(&self) {
+    pub fn increment(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less. Only after [`raise`](Self::raise).
-    pub fn lower(&self) {
+    /// One less. Only after [`increment`](Self::increment).
+    pub fn decrement(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// What a counter is, apart from its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Meaning {
+pub struct CounterInfo {
     /// Its name, which carries the unit.
     pub name: &'static str,
     /// What it counts, in a sentence.
-    pub text: &'static str,
+    pub help: &'static str,
     /// How it grows.
-    pub growth: Growth,
+    pub kind: CounterKind,
 }
 
 /// How a counter grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Growth {
+pub enum CounterKind {
     /// By what happens.
     Sum,
     /// To the highest value there was.
@@ -71,8 +71,8 @@ pub enum Growth {
 }
 
 macro_rules! stats {
-    (@growth) => { Growth::Sum };
-    (@growth Peak) => { Growth::Peak };
+    (@growth) => { CounterKind::Sum };
+    (@growth Peak) => { CounterKind::Peak };
     ($($(#[doc = $text:literal])+ $name:ident $(: $growth:ident)?),+ $(,)?) => {
         /// One process' counters.
         #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ macro_rules! stats {
             $($(#[doc = $text])+ pub $name: Counter,)+
             /// Reads of the source that are repeated at present because the source cannot be reached, or
             /// that have received nothing for two seconds. No counter.
-            pub reads_out_of_reach: Gauge,
+            pub unreachable_reads: Gauge,
         }
 
         impl Stats {
@@ -90,11 +90,11 @@ macro_rules! stats {
             }
 
             /// What each counter is, in the order of [`Stats::snapshot`].
-            pub const MEANINGS: &'static [Meaning] = &[$(
-                Meaning {
+            pub const COUNTERS: &'static [CounterInfo] = &[$(
+                CounterInfo {
                     name: stringify!($name),
-                    text: concat!($($text),+).trim_ascii_start(),
-                    growth: stats!(@growth $($growth)?),
+                    help: concat!($($text),+).trim_ascii_start(),
+                    kind: stats!(@growth $($growth)?),
                 },
             )+];
         }
@@ -223,20 +223,20 @@ mod tests {
     #[test]
     fn every_counter_says_what_it_counts() {
         let snapshot = Stats::default().snapshot();
-        assert_eq!(snapshot.len(), Stats::MEANINGS.len());
-        for ((name, _), meaning) in snapshot.into_iter().zip(Stats::MEANINGS) {
-            assert_eq!(name, meaning.name);
-            assert!(meaning.text.starts_with(char::is_uppercase), "{meaning:?}");
-            assert!(meaning.text.ends_with('.'), "{meaning:?}");
+        assert_eq!(snapshot.len(), Stats::COUNTERS.len());
+        for ((name, _), counter) in snapshot.into_iter().zip(Stats::COUNTERS) {
+            assert_eq!(name, counter.name);
+            assert!(counter.help.starts_with(char::is_uppercase), "{counter:?}");
+            assert!(counter.help.ends_with('.'), "{counter:?}");
             let is_peak = name.contains("_peak_");
-            assert_eq!(meaning.growth == Growth::Peak, is_peak, "{meaning:?}");
+            assert_eq!(counter.kind == CounterKind::Peak, is_peak, "{counter:?}");
         }
     }
 
     /// Programs read these. One may be added; none may change or go.
     #[test]
-    fn the_names_of_counters_stay() {
-        let names: Vec<_> = Stats::MEANINGS.iter().map(|counter| counter.name).collect();
+    fn names_of_counters_are_stable() {
+        let names: Vec<_> = Stats::COUNTERS.iter().map(|counter| counter.name).collect();
         for name in [
             "source_requests",
             "source_retries",

@@ -1,24 +1,24 @@
 //! The checksum of a tar header, which recognises an archive and verifies each header.
 
 /// Bytes of a header.
-const RECORD_LEN: usize = 512;
+const HEADER_LEN: usize = 512;
 
 /// Where the checksum is in a header, and its length.
-const FIELD: std::ops::Range<usize> = 148..156;
+const CHECKSUM_FIELD: std::ops::Range<usize> = 148..156;
 
-/// Whether `record` is a whole header whose checksum is right.
+/// Whether `header` is a whole header whose checksum is right.
 ///
 /// The sum is over all bytes, its own field counting as blanks. As some old programs did, bytes may
 /// be taken as signed.
-pub fn holds(record: &[u8]) -> bool {
-    let Some(field) = record.get(FIELD).filter(|_| record.len() == RECORD_LEN) else {
+pub fn is_valid(header: &[u8]) -> bool {
+    let Some(field) = header.get(CHECKSUM_FIELD).filter(|_| header.len() == HEADER_LEN) else {
         return false;
     };
-    let Some(recorded) = octal(after_nul(field)).and_then(|sum| i64::try_from(sum).ok()) else {
+    let Some(recorded) = parse_octal(strip_leading_nul(field)).and_then(|sum| i64::try_from(sum).ok()) else {
         return false;
     };
-    let sum = sum(record) - sum(field) + sum(&[b' '; 8]);
-    recorded == sum || recorded == sum - 256 * (negatives(record) - negatives(field))
+    let sum = sum(header) - sum(field) + sum(&[b' '; 8]);
+    recorded == sum || recorded == sum - 256 * (count_negative(header) - count_negative(field))
 }
 
 fn sum(bytes: &[u8]) -> i64 {
@@ -26,13 +26,13 @@ fn sum(bytes: &[u8]) -> i64 {
 }
 
 /// How many bytes are negative when taken as signed.
-fn negatives(bytes: &[u8]) -> i64 {
+fn count_negative(bytes: &[u8]) -> i64 {
     bytes.iter().map(|&byte| i64::from(byte >> 7)).sum()
 }
 
 /// A numeric field without one leading NUL: a tar of unknown vintage wrote it when a number
 /// overflowed the field before.
-pub fn after_nul(field: &[u8]) -> &[u8] {
+pub fn strip_leading_nul(field: &[u8]) -> &[u8] {
     field.strip_prefix(b"\0").unwrap_or(field)
 }
 
@@ -40,7 +40,7 @@ pub fn after_nul(field: &[u8]) -> &[u8] {
 ///
 /// What follows the NUL or blank is ignored, as GNU tar does. Nothing before a NUL is 0. `None` when
 /// there are only blanks, or something else than a digit.
-pub fn octal(field: &[u8]) -> Option<u64> {
+pub fn parse_octal(field: &[u8]) -> Option<u64> {
     let start = field.iter().position(|&byte| !is_blank(byte))?;
     let mut value = 0_u64;
     for &byte in field.get(start..)? {
@@ -64,55 +64,55 @@ mod tests {
     use super::*;
 
     /// A header with this checksum field, as `written` makes it of the right sum.
-    fn summed(signed: bool, written: impl Fn(i64) -> Vec<u8>) -> [u8; RECORD_LEN] {
-        let mut record = [0; RECORD_LEN];
-        record[..5].copy_from_slice(b"n\xe4me!");
-        record[200..212].fill(b'9');
-        record[FIELD].fill(b' ');
+    fn header_with_checksum(signed: bool, written: impl Fn(i64) -> Vec<u8>) -> [u8; HEADER_LEN] {
+        let mut header = [0; HEADER_LEN];
+        header[..5].copy_from_slice(b"n\xe4me!");
+        header[200..212].fill(b'9');
+        header[CHECKSUM_FIELD].fill(b' ');
         let own = |&byte: &u8| i64::from(byte) - if signed && byte > 127 { 256 } else { 0 };
-        let field = written(record.iter().map(own).sum());
-        record[FIELD][..field.len()].copy_from_slice(&field);
-        record
+        let field = written(header.iter().map(own).sum());
+        header[CHECKSUM_FIELD][..field.len()].copy_from_slice(&field);
+        header
     }
 
     #[test]
     fn checksum_may_be_signed_or_unsigned() {
         let usual = |sum| format!("{sum:06o}\0 ").into_bytes();
         for signed in [false, true] {
-            let mut record = summed(signed, usual);
-            assert!(holds(&record), "{signed}");
-            record[0] = b'm';
-            assert!(!holds(&record), "{signed}");
+            let mut header = header_with_checksum(signed, usual);
+            assert!(is_valid(&header), "{signed}");
+            header[0] = b'm';
+            assert!(!is_valid(&header), "{signed}");
         }
-        assert!(!holds(&summed(false, usual)[..511]), "a part of a header");
+        assert!(!is_valid(&header_with_checksum(false, usual)[..511]), "a part of a header");
     }
 
     #[test]
     fn checksum_ends_at_its_terminator() {
         let ends: [&[u8]; 5] = [b"\0 ", b"\0X", b" 7", b"\0\xff", b" \0"];
         for end in ends {
-            let record = summed(false, |sum| [format!("{sum:06o}").as_bytes(), end].concat());
-            assert!(holds(&record), "{end:?}");
+            let header = header_with_checksum(false, |sum| [format!("{sum:06o}").as_bytes(), end].concat());
+            assert!(is_valid(&header), "{end:?}");
         }
-        let digits = summed(false, |sum| format!("{sum:06o}X ").into_bytes());
-        assert!(!holds(&digits), "no terminator");
+        let digits = header_with_checksum(false, |sum| format!("{sum:06o}X ").into_bytes());
+        assert!(!is_valid(&digits), "no terminator");
     }
 
     #[test]
     fn octal_fields_end_at_a_blank_a_nul_or_their_end() {
-        assert_eq!(octal(b"0001750\0"), Some(0o1750));
-        assert_eq!(octal(b"00001750"), Some(0o1750));
-        assert_eq!(octal(b"  1750 \0"), Some(0o1750));
-        assert_eq!(octal(b" 12 34\0"), Some(0o12));
-        assert_eq!(octal(b"777777777777"), Some((1 << 36) - 1));
+        assert_eq!(parse_octal(b"0001750\0"), Some(0o1750));
+        assert_eq!(parse_octal(b"00001750"), Some(0o1750));
+        assert_eq!(parse_octal(b"  1750 \0"), Some(0o1750));
+        assert_eq!(parse_octal(b" 12 34\0"), Some(0o12));
+        assert_eq!(parse_octal(b"777777777777"), Some((1 << 36) - 1));
     }
 
     #[test]
-    fn empty_field_is_zero_and_one_of_blanks_is_no_number() {
-        assert_eq!(octal(b"\0\0\0\0\0\0\0\0"), Some(0));
-        assert_eq!(octal(b"       \0"), Some(0));
+    fn empty_octal_field_is_zero_and_blank_one_is_invalid() {
+        assert_eq!(parse_octal(b"\0\0\0\0\0\0\0\0"), Some(0));
+        assert_eq!(parse_octal(b"       \0"), Some(0));
         for field in [&b"        "[..], b"12q\0\0\0\0\0", b"8", b""] {
-            assert_eq!(octal(field), None);
+            assert_eq!(parse_octal(field), None);
         }
     }
 }

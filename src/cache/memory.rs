@@ -8,7 +8,7 @@ use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 
 use super::Unit;
-use crate::base::loan::Lender;
+use crate::base::memory_reclaim::Reclaim;
 
 /// Decoded spans and windows, of which those go first that were read longest ago. Clones share them.
 #[derive(Clone)]
@@ -128,12 +128,12 @@ fn weight(span: &Bytes) -> u32 {
         .saturating_add(OVERHEAD_BYTES)
 }
 
-impl Lender for Memory {
-    fn lendable(&self) -> u64 {
+impl Reclaim for Memory {
+    fn reclaimable_bytes(&self) -> u64 {
         self.budget
     }
 
-    fn lend(&self, bytes: u64) -> u64 {
+    fn reclaim(&self, bytes: u64) -> u64 {
         let lend = |lent| Some(bytes.saturating_add(lent).min(self.budget));
         let lent = self
             .lent
@@ -144,7 +144,7 @@ impl Lender for Memory {
         bytes.min(self.budget - lent)
     }
 
-    fn take_back(&self, bytes: u64) {
+    fn restore(&self, bytes: u64) {
         self.lent.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -194,7 +194,7 @@ mod tests {
             memory.kept_bytes()
         };
         assert!(fill() > 80_000);
-        assert_eq!(memory.lend(70_000), 70_000);
+        assert_eq!(memory.reclaim(70_000), 70_000);
         assert!(memory.kept_bytes() <= 30_000);
         assert!((10_000..=30_000).contains(&fill()));
         let filled = memory.get_or_fill(key(99), || {
@@ -202,9 +202,9 @@ mod tests {
         });
         assert_eq!(filled.map(|bytes| bytes.len()).ok(), Some(31_000));
         assert!(memory.kept_bytes() <= 30_000);
-        assert_eq!(memory.lend(70_000), 30_000, "there is no more");
+        assert_eq!(memory.reclaim(70_000), 30_000, "there is no more");
         assert_eq!(fill(), 0);
-        memory.take_back(100_000);
+        memory.restore(100_000);
         assert!(fill() > 80_000);
     }
 

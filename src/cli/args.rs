@@ -43,7 +43,7 @@ pub(super) struct SourceArgs {
     pub cacert: Option<PathBuf>,
 
     /// Requests in flight at once, at the most; as many are used as bring something
-    #[arg(long, value_name = "N", default_value_t = crate::fetch::CONNECTIONS,
+    #[arg(long, value_name = "N", default_value_t = crate::fetch::DEFAULT_CONNECTIONS,
           value_parser = count::<usize>(1..=256), help_heading = "Network")]
     pub connections: usize,
 
@@ -81,7 +81,7 @@ pub(super) struct SourceArgs {
     #[arg(
         long,
         value_name = "SECONDS",
-        default_value_t = crate::source::TIMEOUT.as_secs(),
+        default_value_t = crate::source::DEFAULT_TIMEOUT.as_secs(),
         value_parser = seconds(1..=86_400),
         help_heading = "Network"
     )]

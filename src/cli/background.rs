@@ -18,7 +18,7 @@ use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use super::descriptors::Inherited;
 use super::settings::{self, Role};
 use super::{headers, telemetry};
-use crate::base::private;
+use crate::base::trusted_dir;
 
 /// What the second process says when it is ready.
 const READY: &str = "ready\n";
@@ -83,7 +83,7 @@ impl Log {
     /// When the file cannot be opened.
     pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let file = path.map(|path| {
-            private::append(path)
+            trusted_dir::open_append(path)
                 .with_context(|| format!("cannot write the log {}", path.display()))
         });
         Ok(Self {

@@ -24,7 +24,7 @@ use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
 use super::undo::Undo;
 use super::{given, open, output};
-use crate::base::regular;
+use crate::base::regular_file;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
 use crate::image::{self, Config, Profile, User, VOLUMES};
@@ -610,7 +610,7 @@ fn accounts(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
     let directory = openat(CWD, rootfs, flags, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let path = format!("etc/{name}");
-    let file = match regular::open(&directory, &path, resolve) {
+    let file = match regular_file::open(&directory, &path, resolve) {
         Ok(file) => file.context("it is no regular file")?,
         Err(error) if is_missing(&error) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),

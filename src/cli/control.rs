@@ -21,7 +21,7 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::fs::TopMount;
 
 /// Longest question: generous for the longest that exists.

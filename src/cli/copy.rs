@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::control::CopyProgress;
 use super::mount::Opened;
 use crate::archive::{Archive, ReadError};
-use crate::base::xattrs::XattrFilter;
+use crate::base::xattr_filter::XattrFilter;
 use crate::fs::{self, Copies, Mount};
 use crate::index::{Index, Ino};
 use crate::materialize::{Background, Read, Running, State};

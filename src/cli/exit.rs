@@ -3,7 +3,7 @@
 use std::time::Duration;
 use std::{mem, process, thread};
 
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 
 /// Ends the process successfully when it has not ended after `deadline`, whatever its threads do. What
 /// they write can be cut off at any time, as when the process is killed.

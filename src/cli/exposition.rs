@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use super::control::{CopyProgress, Phase, Status};
-use crate::base::stats::{Growth, Stats};
+use crate::base::stats::{CounterKind, Stats};
 
 /// What the answer calls itself.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -116,17 +116,17 @@ pub(super) fn exposition(status: &Status) -> String {
     if let Some(copy) = &status.copy {
         page.add_copy(copy);
     }
-    for meaning in Stats::MEANINGS {
+    for counter in Stats::COUNTERS {
         // One of another version of this program may be missing.
-        let Some(&value) = status.counters.get(meaning.name) else {
+        let Some(&value) = status.counters.get(counter.name) else {
             continue;
         };
-        match meaning.growth {
-            Growth::Sum => {
-                let name = format!("{}_total", meaning.name);
-                page.add(&name, "counter", meaning.text, value);
+        match counter.kind {
+            CounterKind::Sum => {
+                let name = format!("{}_total", counter.name);
+                page.add(&name, "counter", counter.help, value);
             }
-            Growth::Peak => page.add(meaning.name, "gauge", meaning.text, value),
+            CounterKind::Peak => page.add(counter.name, "gauge", counter.help, value),
         }
     }
     page.text
@@ -265,7 +265,7 @@ mod tests {
             Some(name)
         });
         let names: Vec<_> = names.collect();
-        assert_eq!(names.len(), 18 + Stats::MEANINGS.len());
+        assert_eq!(names.len(), 18 + Stats::COUNTERS.len());
         assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
         let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
         assert!(names.iter().all(|name| name.bytes().all(in_order)));

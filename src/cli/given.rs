@@ -13,7 +13,7 @@ use super::layers::LayerArgs;
 use super::part::{Part, What};
 use super::{open, privileges};
 use crate::archive::{Archive, OpenOptions, Spooling, scan};
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::codec::{self, Compression, Detected};
@@ -21,7 +21,7 @@ use crate::fetch;
 use crate::image::{self, Image, Layout, Reference, Transport};
 use crate::index::MemoryLimit;
 use crate::index::store::Store;
-use crate::source::{self, Access, Fingerprint, Folder, Slice, Source};
+use crate::source::{self, Access, Fingerprint, SourceDirectory, Slice, Source};
 use crate::tar;
 
 /// One part in so many of the memory is for the archives around SOURCE. Of a plain one only its index is
@@ -293,7 +293,7 @@ fn image_with(
             "{kind}: is for directories on this machine (put the image into an archive for \
              oci-archive:URL)"
         ),
-        Transport::Oci => Layout::Folder(Folder::open(
+        Transport::Oci => Layout::Folder(SourceDirectory::open(
             Path::new(&reference.place),
             Arc::clone(stats),
         )?),
@@ -335,7 +335,7 @@ fn is_plain(source: &Arc<dyn Source>, network: &Runtime) -> anyhow::Result<bool>
         network.handle(),
         source,
         first,
-        &Pool::new(first.len().max(1)),
+        &BufferPool::new(first.len().max(1)),
     )?;
     let found = codec::detect(&bytes);
     Ok(matches!(found, Detected::Supported(Compression::None)))

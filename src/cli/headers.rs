@@ -89,7 +89,7 @@ pub(super) fn shown(words: &[OsString]) -> Vec<OsString> {
         let shown = match value {
             Some(value) if !value.starts_with('@') => format!("{FLAG}={HIDDEN}"),
             _ if is_header && !text.starts_with('@') => HIDDEN.to_owned(),
-            _ => crate::source::shown(&text),
+            _ => crate::source::redact(&text),
         };
         is_header = text == FLAG;
         shown.into()

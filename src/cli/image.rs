@@ -180,7 +180,7 @@ mod tests {
     use super::*;
     use crate::base::sha256::Sha256;
     use crate::image::Config;
-    use crate::source::Memory;
+    use crate::source::MemorySource;
 
     fn image(config: &str) -> Image {
         Image {
@@ -190,7 +190,7 @@ mod tests {
             config_digest: Sha256([2; 32]),
             config: Config::parse(config.as_bytes()).expect("a config"),
             layers: vec![Layer {
-                source: Arc::new(Memory::new("layer", "")),
+                source: Arc::new(MemorySource::new("layer", "")),
                 digest: None,
                 size: 7,
                 media_type: None,

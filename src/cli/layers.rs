@@ -19,7 +19,7 @@ use super::prefetch;
 use super::telling::OfStack;
 use crate::archive::scan::Digest;
 use crate::base::stats::Stats;
-use crate::source::{self, Memory};
+use crate::source::{self, MemorySource};
 use crate::stack::{self, Layer, Stack};
 
 /// Layers of one tree; an image may have as many by itself.
@@ -136,7 +136,7 @@ pub(super) fn sources(
     );
     if opened.is_empty() {
         // An image without layers is an empty tree, as one with an empty layer is.
-        let source = Arc::new(Memory::new("an image without layers", Bytes::new()));
+        let source = Arc::new(MemorySource::new("an image without layers", Bytes::new()));
         let digest = Digest::Ignore;
         opened.push(Layer { source, digest });
     }

@@ -13,7 +13,7 @@ use super::layers::LayerArgs;
 use super::open::{self, Opening};
 use super::output;
 use crate::archive::Spooling;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino};
 use crate::list::{self, Columns, json};
 

@@ -23,7 +23,7 @@ use super::{headers, open, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
 use crate::archive::{Error, OpenOptions, Saved, Spooling};
 use crate::base::extent::Plain;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::index::MemoryLimit;

@@ -35,10 +35,10 @@ use super::writable::{self, Writable};
 use super::xattrs::XattrArgs;
 use super::{control, exit, output, panics, privileges, status as words, telemetry, undo};
 use crate::archive::{Awaited, Then};
-use crate::base::path::ArchivePath;
-use crate::base::private::Directory;
+use crate::base::archive_path::ArchivePath;
+use crate::base::trusted_dir::TrustedDir;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::fs::{
     Content, Failure, Force, Mount, MountOptions, OpenNamespace, Orphan, Site, Tree, UnmountError,
     View, can_be_adopted,
@@ -522,7 +522,7 @@ fn open_watched(
 /// needs it says what is wrong with it.
 fn make_directories(args: &MountArgs) {
     if let Ok(cache_dir) = args.cache.saved.place.directory() {
-        drop(Directory::make(&cache_dir));
+        drop(TrustedDir::create(&cache_dir));
     }
     drop(control::make_private(&settings::runtime_dir()));
 }
@@ -875,7 +875,7 @@ fn status(seen: &Seen<'_>) -> Status {
     // would be a deadlock.
     let entries = opened.content.index().entry_count();
     let damage = opened.telling.damage();
-    opened.stats.panics.raise(panics::count());
+    opened.stats.panics.record_max(panics::count());
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),

@@ -133,7 +133,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::base::task::Thread;
+    use crate::base::thread::Thread;
 
     fn heard(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 256];

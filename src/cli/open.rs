@@ -82,7 +82,7 @@ fn retry(args: &SourceArgs) -> Retry {
         attempts: args
             .retries
             .map_or(usual.attempts, |retries| retries.saturating_add(1)),
-        persists: args.retries.is_none(),
+        retries_outages: args.retries.is_none(),
         ..usual
     }
 }
@@ -248,14 +248,14 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
     let options = opening.options();
     if args.shown_version.is_some() {
         // Users wait, but the keeper does so as long as the source cannot be reached.
-        options.scan.persistence.begin();
+        options.scan.retry_forever.enable();
     }
     let archive = if args.waits() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
         let archive = Archive::open_early(source, &options, network.handle(), &stats)?;
         // Nobody waits at a terminal any more, and the mount is there when the network comes back.
-        options.scan.persistence.begin();
+        options.scan.retry_forever.enable();
         archive
     };
     archive.when(Awaited::End, Then::new(move || drop(progress)));
@@ -283,7 +283,7 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
 
 /// What the kernel lists as the source of a mount of `args`, which are [absolute].
 pub(super) fn name(args: &SourceArgs) -> String {
-    source::shown(&args.source.to_string_lossy())
+    source::redact(&args.source.to_string_lossy())
 }
 
 /// What is to be done with decoded data.

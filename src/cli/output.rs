@@ -12,7 +12,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, Progres
 
 use super::telemetry;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::fs::{MountError, UnmountError};
 use crate::index::{Index, MergeError};
 use crate::stack::StackError;

@@ -19,10 +19,10 @@ use super::open;
 use super::profile;
 use super::settings::{self, Role};
 use crate::archive::{Ahead, Archive, Prefetch, Profile, Touched};
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::fetch;
 use crate::source;
 
@@ -85,7 +85,7 @@ pub(super) fn start(
     let replay = args.replay.as_deref().and_then(|location| {
         // It is a hint; what it cannot tell is found out by reading.
         match profile(location, source, network) {
-            Ok(text) => Some(replay(source::shown(location), text, Arc::clone(&notes))),
+            Ok(text) => Some(replay(source::redact(location), text, Arc::clone(&notes))),
             Err(error) => {
                 note(&notes, format!("nothing is replayed: {error:#}"));
                 None
@@ -182,11 +182,11 @@ fn profile(
     let stats = Arc::new(Stats::default());
     let profile = open::source_with(headers, &args, None, network, &stats)?;
     let config = fetch::Config {
-        chunk_len: fetch::CHUNK_LEN.min(1 << 20),
+        chunk_len: fetch::DEFAULT_CHUNK_LEN.min(1 << 20),
         connections: 1,
         min_speed: fetch::MinSpeed::default(),
-        persistence: source::Persistence::default(),
-        pool: Pool::new(8 << 20),
+        retry_forever: source::RetryForever::default(),
+        pool: BufferPool::new(8 << 20),
         stats,
     };
     let mut stream = fetch::Stream::start(network.handle(), profile, Packed(0), config);
@@ -195,12 +195,12 @@ fn profile(
         if text.len() + chunk.len() > MAX_PROFILE_BYTES {
             bail!(
                 "{} is longer than a profile may be",
-                source::shown(location)
+                source::redact(location)
             );
         }
         text.extend_from_slice(&chunk);
     }
-    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::shown(location)))
+    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::redact(location)))
 }
 
 /// Writes what is read to a file until dropped.

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use crate::archive::Touched;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::index::Index;
 use crate::list::escape;
 

@@ -10,7 +10,7 @@ use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 
 /// While it lives, a signal that ends the process has something undone first. A second signal
 /// ends it at once.

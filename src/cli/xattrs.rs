@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use clap::Args;
 
 use crate::base::glob::Glob;
-use crate::base::xattrs::XattrFilter;
+use crate::base::xattr_filter::XattrFilter;
 
 /// Which extended attributes of the archive count.
 #[derive(Args, Clone, Debug, Default)]

@@ -246,7 +246,7 @@ fn is_tar(first: &[u8]) -> bool {
         .get(257..)
         .is_some_and(|rest| rest.starts_with(b"ustar"));
     let zeros = !first.is_empty() && first.iter().all(|&byte| byte == 0);
-    magic || zeros || first.get(..512).is_some_and(tar_checksum::holds)
+    magic || zeros || first.get(..512).is_some_and(tar_checksum::is_valid)
 }
 
 #[cfg(test)]

@@ -26,10 +26,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::buffer::{Buffer, Closed, Pool};
+use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 use crate::base::extent::{Packed, Plain};
-use crate::base::loan::{BorrowError, Loan, Loans};
-use crate::base::ticket::Ticket;
+use crate::base::memory_reclaim::{GrantError, MemoryGrant, MemoryBroker};
+use crate::base::once_job::OnceJob;
 
 pub use content_hash::ContentHash;
 pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
@@ -49,11 +49,11 @@ const JOB_PARTS: usize = 4096;
 pub struct Context {
     /// Where buffers for plain bytes come from. Taking one may wait; pieces already pulled must
     /// therefore be on their way to someone who will drop them.
-    pub pool: Pool,
+    pub pool: BufferPool,
     /// Whether seek points are wanted; without them checkpoints cost nothing.
     pub seek_points: bool,
     /// Memory for what is not made of buffers: an xz dictionary, a zstd window.
-    pub loans: Loans,
+    pub broker: MemoryBroker,
     /// Threads that run jobs and [`Pull::Ahead`]; with fewer than four, or 0 when no others than
     /// the driver's do, nothing is decoded ahead on suspicion.
     pub workers: usize,
@@ -61,15 +61,15 @@ pub struct Context {
 
 impl Context {
     /// Borrows `needed_bytes` for a decoder's state.
-    fn borrow(&self, needed_bytes: u64) -> Result<Loan, Cause> {
-        self.loans
-            .borrow(needed_bytes)
+    fn borrow(&self, needed_bytes: u64) -> Result<MemoryGrant, Cause> {
+        self.broker
+            .grant(needed_bytes)
             .map_err(|error| match error {
-                BorrowError::TooMuch => Cause::Memory {
+                GrantError::OverLimit => Cause::Memory {
                     needed_bytes,
-                    limit_bytes: self.loans.limit_bytes(),
+                    limit_bytes: self.broker.limit_bytes(),
                 },
-                BorrowError::Closed(Closed) => Cause::Cancelled,
+                GrantError::Closed(Closed) => Cause::Cancelled,
             })
     }
 }
@@ -283,19 +283,19 @@ trait Work: Send + Sync {
     fn wait(&self);
 }
 
-impl<T: Send> Work for Ticket<T> {
+impl<T: Send> Work for OnceJob<T> {
     fn run(&self) {
-        Ticket::run(self);
+        OnceJob::run(self);
     }
 
     fn wait(&self) {
-        Ticket::wait(self);
+        OnceJob::wait(self);
     }
 }
 
 impl Ahead {
     /// The work behind `ticket`, whatever it comes to.
-    fn new<T: Send + 'static>(ticket: Arc<Ticket<T>>) -> Self {
+    fn new<T: Send + 'static>(ticket: Arc<OnceJob<T>>) -> Self {
         Self { work: ticket }
     }
 
@@ -348,7 +348,7 @@ pub enum Cause {
     /// The format allows it, this program does not know it.
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// Decoder state would exceed what [`Context::loans`] allow.
+    /// Decoder state would exceed what [`Context::broker`] allow.
     #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
     Memory {
         /// What the stream asks for.

@@ -1,7 +1,7 @@
 //! Plain bytes on their way to becoming a pull, for decoders that make them in order.
 
 use super::Pull;
-use crate::base::buffer::{Buffer, Closed, Pool};
+use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 
 /// Pieces have so many bytes, but for those given out early.
 const PIECE_LEN: usize = 1 << 20;
@@ -17,11 +17,11 @@ impl Piece {
     /// Where the next plain bytes go; never empty.
     ///
     /// # Errors
-    /// As [`Pool::take`].
-    pub(super) fn room(&mut self, pool: &Pool) -> Result<&mut [u8], Closed> {
+    /// As [`BufferPool::take`].
+    pub(super) fn room(&mut self, pool: &BufferPool) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
-            None => pool.take(PIECE_LEN)?,
+            None => pool.acquire(PIECE_LEN)?,
         };
         let buffer = self.buffer.insert(buffer);
         Ok(buffer.get_mut(self.filled..).unwrap_or_default())
@@ -49,12 +49,12 @@ mod tests {
 
     #[test]
     fn a_full_piece_is_given_out_and_an_empty_one_is_not() {
-        let pool = Pool::new(4 << 20);
+        let pool = BufferPool::new(4 << 20);
         let mut piece = Piece::default();
         assert!(piece.flush().is_none());
         let len = piece.room(&pool).expect("open").len();
         assert!(piece.flush().is_none());
-        assert_eq!(pool.taken(), 0);
+        assert_eq!(pool.used_bytes(), 0);
         piece.room(&pool).expect("open");
         assert!(piece.advance(len - 1).is_none());
         assert_eq!(piece.room(&pool).expect("open").len(), 1);

@@ -96,17 +96,17 @@ impl super::Decoder for Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer::Pool;
-    use crate::base::loan::Loans;
+    use crate::base::buffer_pool::BufferPool;
+    use crate::base::memory_reclaim::MemoryBroker;
     use crate::codec::Decoder as _;
 
     const MIB: usize = 1 << 20;
 
     fn context(seek_points: bool) -> Context {
         Context {
-            pool: Pool::new(0),
+            pool: BufferPool::new(0),
             seek_points,
-            loans: Loans::limited(0),
+            broker: MemoryBroker::with_limit(0),
             workers: 0,
         }
     }

@@ -167,14 +167,14 @@ pub(super) fn unpack_window(packed: &[u8], max_len: usize) -> Result<Vec<u8>, Ca
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer::Pool;
-    use crate::base::loan::Loans;
+    use crate::base::buffer_pool::BufferPool;
+    use crate::base::memory_reclaim::MemoryBroker;
 
     fn context(seek_points: bool) -> Context {
         Context {
-            pool: Pool::new(0),
+            pool: BufferPool::new(0),
             seek_points,
-            loans: Loans::limited(0),
+            broker: MemoryBroker::with_limit(0),
             workers: 0,
         }
     }

@@ -166,7 +166,7 @@ impl Along {
         };
         let (compression, mut context) = (self.compression, self.context.clone());
         // In stream order, and all at once: a job never waits.
-        let ration = context.pool.ration(plain_len.saturating_add(ROUNDING));
+        let ration = context.pool.preallocate(plain_len.saturating_add(ROUNDING));
         context.pool = ration.map_err(|closed| Error {
             compression,
             packed,
@@ -404,7 +404,7 @@ mod tests {
 
     use super::super::walk::tests::{Outcome, context, decode, drive, text};
     use super::*;
-    use crate::base::buffer::Pool;
+    use crate::base::buffer_pool::BufferPool;
     use crate::codec;
 
     const MIB: usize = 1 << 20;
@@ -459,7 +459,7 @@ mod tests {
         pool: u64,
     ) -> Outcome {
         let context = Context {
-            pool: Pool::new(pool),
+            pool: BufferPool::new(pool),
             seek_points: false,
             ..context()
         };

@@ -129,9 +129,9 @@ pub(super) fn error<W: Walk>(packed: Packed, cause: Cause) -> Error {
 pub(super) mod tests {
     use super::super::{Context, Decoder, Output, SeekPoint, resume, start};
     use super::*;
-    use crate::base::buffer::Pool;
+    use crate::base::buffer_pool::BufferPool;
     use crate::base::extent::Plain;
-    use crate::base::loan::Loans;
+    use crate::base::memory_reclaim::MemoryBroker;
 
     /// What a whole stream came to.
     #[derive(Debug)]
@@ -147,9 +147,9 @@ pub(super) mod tests {
 
     pub(crate) fn context() -> Context {
         Context {
-            pool: Pool::new(256 << 20),
+            pool: BufferPool::new(256 << 20),
             seek_points: true,
-            loans: Loans::limited(256 << 20),
+            broker: MemoryBroker::with_limit(256 << 20),
             workers: 0,
         }
     }

@@ -4,13 +4,13 @@
 //! bring something, as far ahead as the pool's budget allows. [`read`] is for what is read later:
 //! one range.
 
-mod appetite;
-mod drive;
-mod flight;
-mod laggards;
-mod pace;
-mod plan;
-mod reads;
+mod demand;
+mod scheduler;
+mod request;
+mod stragglers;
+mod adaptive;
+mod chunks;
+mod range_reader;
 mod stream;
 
 use std::future::{Future, pending};
@@ -21,19 +21,19 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::base::buffer::{Buffer, Closed, Pool};
+use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
-pub use reads::Reads;
-pub use stream::{Config, Control, Stream};
+pub use range_reader::RangeReader;
+pub use stream::{Config, Stream, StreamControl};
 
 /// Requests in flight at once, at the most. Sixteen are needed where a server gives each
 /// connection 60 MB/s, or at 40 ms round trip; how many there are is measured.
-pub const CONNECTIONS: usize = 16;
+pub const DEFAULT_CONNECTIONS: usize = 16;
 
 /// The longest chunk in bytes, at the most; more only delays the first byte and holds memory.
-pub const CHUNK_LEN: u64 = 8 << 20;
+pub const DEFAULT_CHUNK_LEN: u64 = 8 << 20;
 
 /// Below which speed a request is cut and sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,44 +71,44 @@ pub fn read(
     handle: &Handle,
     source: &Arc<dyn Source>,
     extent: Extent<Packed>,
-    pool: &Pool,
+    pool: &BufferPool,
 ) -> Result<Bytes, Error> {
-    let buffer = take(source, pool, whole_len(source, extent)?)?;
-    wait(handle, source, source.read_at(extent.start(), buffer))
+    let buffer = acquire_buffer(source, pool, checked_len(source, extent)?)?;
+    block_on_read(handle, source, source.read_at(extent.start(), buffer))
 }
 
-/// As [`read`], for who got bytes there that cannot be right: see [`Source::read_afresh`].
+/// As [`read`], for who got bytes there that cannot be right: see [`Source::read_uncached`].
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_afresh(
+pub fn read_uncached(
     handle: &Handle,
     source: &Arc<dyn Source>,
     extent: Extent<Packed>,
-    pool: &Pool,
+    pool: &BufferPool,
 ) -> Result<Bytes, Error> {
-    let buffer = take(source, pool, whole_len(source, extent)?)?;
-    wait(handle, source, source.read_afresh(extent.start(), buffer))
+    let buffer = acquire_buffer(source, pool, checked_len(source, extent)?)?;
+    block_on_read(handle, source, source.read_uncached(extent.start(), buffer))
 }
 
 /// A buffer to read `len` bytes of `source` into.
-fn take(source: &Arc<dyn Source>, pool: &Pool, len: usize) -> Result<Buffer, Error> {
+fn acquire_buffer(source: &Arc<dyn Source>, pool: &BufferPool, len: usize) -> Result<Buffer, Error> {
     let cancelled = |Closed| Error::new(source.location(), Cause::Cancelled);
-    pool.take(len).map_err(cancelled)
+    pool.acquire(len).map_err(cancelled)
 }
 
 /// What `reading` of `source` comes to; that it was cancelled when the runtime ends before.
-fn wait(
+fn block_on_read(
     handle: &Handle,
     source: &Arc<dyn Source>,
     reading: impl Future<Output = Result<Bytes, Error>>,
 ) -> Result<Bytes, Error> {
-    let read = unless_over(handle, reading);
+    let read = block_on_until_shutdown(handle, reading);
     read.unwrap_or_else(|| Err(Error::new(source.location(), Cause::Cancelled)))
 }
 
 /// What `work` comes to on this thread; `None` when the runtime ends before.
-fn unless_over<T>(handle: &Handle, work: impl Future<Output = T>) -> Option<T> {
+fn block_on_until_shutdown<T>(handle: &Handle, work: impl Future<Output = T>) -> Option<T> {
     // A runtime that ends drops its tasks first, and then its clock: who waits for that panics.
     let mut guards = JoinSet::new();
     guards.spawn_on(pending::<()>(), handle);
@@ -122,7 +122,7 @@ fn unless_over<T>(handle: &Handle, work: impl Future<Output = T>) -> Option<T> {
 }
 
 /// Bytes of `extent`, all of which `source` has.
-fn whole_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
+fn checked_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
     let truncated = || Error::new(source.location(), Cause::Truncated);
     let end = source.fingerprint().len;
     if end.is_some_and(|len| extent.end().0 > len) {
@@ -138,22 +138,22 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::base::task::Thread;
+    use crate::base::thread::Thread;
 
     #[test]
-    fn who_waits_on_a_thread_when_the_runtime_ends_is_told_and_does_not_panic() {
+    fn blocked_read_is_cancelled_when_the_runtime_ends() {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_time()
             .build()
             .expect("a runtime");
         let handle = runtime.handle().clone();
-        assert_eq!(unless_over(&handle, async { 7 }), Some(7));
+        assert_eq!(block_on_until_shutdown(&handle, async { 7 }), Some(7));
         let (began, begun) = std::sync::mpsc::channel();
         let waiter = Thread::spawn("waiter", {
             let handle = handle.clone();
             move || {
-                unless_over(&handle, async {
+                block_on_until_shutdown(&handle, async {
                     let mut hour = Box::pin(sleep(Duration::from_hours(1)));
                     std::future::poll_fn(|context| {
                         let polled = hour.as_mut().poll(context);
@@ -168,7 +168,7 @@ mod tests {
         begun.recv().expect("it waits");
         runtime.shutdown_background();
         assert_eq!(waiter.expect("a thread").join(), None);
-        let late = unless_over(&handle, async { sleep(Duration::from_hours(1)).await });
+        let late = block_on_until_shutdown(&handle, async { sleep(Duration::from_hours(1)).await });
         assert_eq!(late, None);
     }
 }

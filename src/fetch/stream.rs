@@ -9,14 +9,14 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::appetite::Appetite;
-use super::drive;
-use super::flight::Landed;
-use super::{CHUNK_LEN, CONNECTIONS, MinSpeed};
-use crate::base::buffer::Pool;
+use super::demand::Demand;
+use super::scheduler;
+use super::request::ChunkBytes;
+use super::{DEFAULT_CHUNK_LEN, DEFAULT_CONNECTIONS, MinSpeed};
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
-use crate::source::{Access, Cause, Error, Persistence, Source};
+use crate::source::{Access, Cause, Error, RetryForever, Source};
 
 /// Bytes of the pieces into which a source without ranges is cut: few enough to be on their way
 /// soon, enough for the queue to hold what a moment's hesitation of the reader takes.
@@ -35,21 +35,21 @@ pub struct Config {
     /// What is too slow.
     pub min_speed: MinSpeed,
     /// Whether it goes on when the source cannot be reached for long.
-    pub persistence: Persistence,
+    pub retry_forever: RetryForever,
     /// Where the chunks' memory comes from: its budget bounds how far ahead is read.
-    pub pool: Pool,
+    pub pool: BufferPool,
     /// What counts requests.
     pub stats: Arc<Stats>,
 }
 
 impl Config {
     /// The default lengths and numbers with memory from `pool`, counted by `stats`.
-    pub fn new(pool: Pool, stats: Arc<Stats>) -> Self {
+    pub fn new(pool: BufferPool, stats: Arc<Stats>) -> Self {
         Self {
-            chunk_len: CHUNK_LEN,
-            connections: CONNECTIONS,
+            chunk_len: DEFAULT_CHUNK_LEN,
+            connections: DEFAULT_CONNECTIONS,
             min_speed: MinSpeed::default(),
-            persistence: Persistence::default(),
+            retry_forever: RetryForever::default(),
             pool,
             stats,
         }
@@ -62,54 +62,54 @@ impl Config {
 #[derive(Debug)]
 pub struct Stream {
     source: Arc<dyn Source>,
-    coming: mpsc::Receiver<Coming>,
+    next_chunks: mpsc::Receiver<NextChunk>,
     /// What landed and was not yet handed on.
     rest: Bytes,
-    appetite: Arc<Appetite>,
+    demand: Arc<Demand>,
     state: State,
-    driving: AbortHandle,
+    scheduler_handle: AbortHandle,
     /// Owns the driver; dropped last, after nobody receives any more.
-    _driver: JoinSet<()>,
+    _scheduler: JoinSet<()>,
 }
 
 /// A hold on a stream.
 #[derive(Clone, Debug)]
-pub struct Control {
-    appetite: Arc<Appetite>,
-    driver: AbortHandle,
+pub struct StreamControl {
+    demand: Arc<Demand>,
+    scheduler: AbortHandle,
 }
 
-impl Control {
+impl StreamControl {
     /// Everything before this was asked for; 0 when nothing was, or the source has no ranges.
-    pub fn asked(&self) -> Packed {
-        self.appetite.asked()
+    pub fn requested_end(&self) -> Packed {
+        self.demand.requested_end()
     }
 
-    /// As [`Control::asked`], and nothing more will be: who reads on gets no more than that.
-    pub fn ask_no_more(&self) -> Packed {
-        self.appetite.sate()
+    /// As [`StreamControl::requested_end`], and nothing more will be: who reads on gets no more than that.
+    pub fn stop_requesting(&self) -> Packed {
+        self.demand.stop_requesting()
     }
 
     /// Ends the stream: who waits for it, and who reads on, gets [`Cause::Cancelled`].
     pub fn cancel(&self) {
-        self.driver.abort();
+        self.scheduler.abort();
     }
 }
 
 #[derive(Debug)]
 enum State {
-    Flowing,
+    Active,
     Ended,
     Failed(Error),
 }
 
 /// What comes next, on its way or arrived.
 #[derive(Debug)]
-pub(super) enum Coming {
+pub(super) enum NextChunk {
     /// A chunk of `len` bytes; fewer are the last of a source of unknown length.
     Chunk {
         len: u64,
-        landing: oneshot::Receiver<Result<Landed, Error>>,
+        response: oneshot::Receiver<Result<ChunkBytes, Error>>,
     },
     /// A piece of a source without ranges.
     Piece(Result<Bytes, Error>),
@@ -119,9 +119,9 @@ pub(super) enum Coming {
 
 /// Nobody receives any more.
 #[derive(Debug)]
-pub(super) struct Gone;
+pub(super) struct ReceiverClosed;
 
-impl<T> From<mpsc::error::SendError<T>> for Gone {
+impl<T> From<mpsc::error::SendError<T>> for ReceiverClosed {
     fn from(_: mpsc::error::SendError<T>) -> Self {
         Self
     }
@@ -133,33 +133,33 @@ impl Stream {
     /// Buffers are taken from the pool in the order of the stream, so a pool of a single chunk
     /// suffices, provided that whoever receives a chunk lets go of it without waiting for more.
     pub fn start(handle: &Handle, source: Arc<dyn Source>, start: Packed, config: Config) -> Self {
-        let (sender, coming) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));
-        let appetite = Arc::<Appetite>::default();
-        let mut driver = JoinSet::new();
-        let work = supply(
+        let (sender, next_chunks) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));
+        let demand = Arc::<Demand>::default();
+        let mut scheduler = JoinSet::new();
+        let supply_task = run_supplier(
             Arc::clone(&source),
             start,
             config,
-            Arc::clone(&appetite),
+            Arc::clone(&demand),
             sender,
         );
-        let driving = driver.spawn_on(work, handle);
+        let scheduler_handle = scheduler.spawn_on(supply_task, handle);
         Self {
             source,
-            driving,
-            coming,
+            scheduler_handle,
+            next_chunks,
             rest: Bytes::new(),
-            appetite,
-            state: State::Flowing,
-            _driver: driver,
+            demand,
+            state: State::Active,
+            _scheduler: scheduler,
         }
     }
 
     /// A hold on the stream for others than who reads it.
-    pub fn control(&self) -> Control {
-        Control {
-            appetite: Arc::clone(&self.appetite),
-            driver: self.driving.clone(),
+    pub fn control(&self) -> StreamControl {
+        StreamControl {
+            demand: Arc::clone(&self.demand),
+            scheduler: self.scheduler_handle.clone(),
         }
     }
 
@@ -178,45 +178,45 @@ impl Stream {
             return Ok(Some(std::mem::take(&mut self.rest)));
         }
         match &self.state {
-            State::Flowing => {}
+            State::Active => {}
             State::Ended => return Ok(None),
             State::Failed(error) => return Err(error.clone()),
         }
-        let landed = self.land();
-        match &landed {
+        let result = self.receive();
+        match &result {
             Ok(Some(_)) => {}
             Ok(None) => self.state = State::Ended,
             Err(error) => self.state = State::Failed(error.clone()),
         }
-        if !matches!(self.state, State::Flowing) {
-            self.coming.close();
+        if !matches!(self.state, State::Active) {
+            self.next_chunks.close();
         }
-        landed
+        result
     }
 
-    fn land(&mut self) -> Result<Option<Bytes>, Error> {
+    fn receive(&mut self) -> Result<Option<Bytes>, Error> {
         let cancelled = || Error::new(self.source.location(), Cause::Cancelled);
-        let coming = match self.coming.try_recv() {
-            Err(TryRecvError::Empty) => self.appetite.waiting(|| self.coming.blocking_recv()),
-            coming => coming.ok(),
+        let next_chunk = match self.next_chunks.try_recv() {
+            Err(TryRecvError::Empty) => self.demand.time_wait(|| self.next_chunks.blocking_recv()),
+            next_chunk => next_chunk.ok(),
         };
         // A driver that goes away without a word was stopped with its runtime.
-        match coming.ok_or_else(cancelled)? {
-            Coming::End => Ok(None),
-            Coming::Piece(bytes) => bytes.map(Some),
-            Coming::Chunk { len, mut landing } => {
-                let landed = match landing.try_recv() {
+        match next_chunk.ok_or_else(cancelled)? {
+            NextChunk::End => Ok(None),
+            NextChunk::Piece(bytes) => bytes.map(Some),
+            NextChunk::Chunk { len, mut response } => {
+                let result = match response.try_recv() {
                     Err(oneshot::error::TryRecvError::Empty) => {
-                        self.appetite.waiting(|| landing.blocking_recv()).ok()
+                        self.demand.time_wait(|| response.blocking_recv()).ok()
                     }
-                    landed => landed.ok(),
+                    result => result.ok(),
                 };
-                let landed = landed.ok_or_else(cancelled)??;
-                self.appetite.took(landed.len());
-                if landed.len() < len {
+                let result = result.ok_or_else(cancelled)??;
+                self.demand.record_read(result.len());
+                if result.len() < len {
                     self.state = State::Ended;
                 }
-                let Landed { front, rest } = landed;
+                let ChunkBytes { front, rest } = result;
                 if front.is_empty() {
                     return Ok((!rest.is_empty()).then_some(rest));
                 }
@@ -227,16 +227,16 @@ impl Stream {
     }
 }
 
-async fn supply(
+async fn run_supplier(
     source: Arc<dyn Source>,
     start: Packed,
     config: Config,
-    appetite: Arc<Appetite>,
-    sender: mpsc::Sender<Coming>,
+    demand: Arc<Demand>,
+    sender: mpsc::Sender<NextChunk>,
 ) {
     // An error here says that nobody receives any more, and so does nobody miss the rest.
     drop(match source.access() {
-        Access::Ranges => drive::drive(source, start, config, &appetite, &sender).await,
+        Access::Ranges => scheduler::run(source, start, config, &demand, &sender).await,
         Access::Stream => forward(source.as_ref(), start, &config.pool, &sender).await,
     });
 }
@@ -245,46 +245,46 @@ async fn supply(
 async fn forward(
     source: &dyn Source,
     start: Packed,
-    pool: &Pool,
-    sender: &mpsc::Sender<Coming>,
-) -> Result<(), Gone> {
-    let mut tap = Tap {
+    pool: &BufferPool,
+    sender: &mpsc::Sender<NextChunk>,
+) -> Result<(), ReceiverClosed> {
+    let mut piece_reader = PieceReader {
         pieces: source.stream(),
         rest: Bytes::new(),
     };
-    if let Err(error) = tap.skip(start.0).await {
-        return Ok(sender.send(Coming::Piece(Err(error))).await?);
+    if let Err(error) = piece_reader.skip(start.0).await {
+        return Ok(sender.send(NextChunk::Piece(Err(error))).await?);
     }
     loop {
-        let mut buffer = pool.take_async(PIECE_LEN).await;
+        let mut buffer = pool.acquire_async(PIECE_LEN).await;
         let mut filled = 0;
-        let result = tap.fill(&mut buffer, &mut filled).await;
+        let result = piece_reader.fill(&mut buffer, &mut filled).await;
         let is_last = filled < buffer.len();
         buffer.truncate(filled);
         if filled > 0 {
-            sender.send(Coming::Piece(Ok(buffer.freeze()))).await?;
+            sender.send(NextChunk::Piece(Ok(buffer.freeze()))).await?;
         }
         if let Err(error) = result {
-            return Ok(sender.send(Coming::Piece(Err(error))).await?);
+            return Ok(sender.send(NextChunk::Piece(Err(error))).await?);
         }
         if is_last {
-            return Ok(sender.send(Coming::End).await?);
+            return Ok(sender.send(NextChunk::End).await?);
         }
     }
 }
 
 /// A stream of pieces, of which any number of bytes can be drawn.
-struct Tap<'a> {
+struct PieceReader<'a> {
     pieces: BoxStream<'a, Result<Bytes, Error>>,
     /// What the last piece held too much.
     rest: Bytes,
 }
 
-impl Tap<'_> {
+impl PieceReader<'_> {
     /// Fills `buffer`; `filled` counts, and falls short of it only at the end or after an error.
     async fn fill(&mut self, buffer: &mut [u8], filled: &mut usize) -> Result<(), Error> {
         while let Some(room) = buffer.get_mut(*filled..).filter(|room| !room.is_empty()) {
-            if !self.draw().await? {
+            if !self.fill_rest().await? {
                 break;
             }
             let taken = self.rest.split_to(room.len().min(self.rest.len()));
@@ -298,7 +298,7 @@ impl Tap<'_> {
 
     /// Drops the next `count` bytes, or as many as there are.
     async fn skip(&mut self, mut count: u64) -> Result<(), Error> {
-        while count > 0 && self.draw().await? {
+        while count > 0 && self.fill_rest().await? {
             let len =
                 usize::try_from(count).map_or(self.rest.len(), |count| count.min(self.rest.len()));
             drop(self.rest.split_to(len));
@@ -308,7 +308,7 @@ impl Tap<'_> {
     }
 
     /// Sees to it that `rest` holds something; false at the end.
-    async fn draw(&mut self) -> Result<bool, Error> {
+    async fn fill_rest(&mut self) -> Result<bool, Error> {
         while self.rest.is_empty() {
             match self.pieces.next().await {
                 Some(piece) => self.rest = piece?,

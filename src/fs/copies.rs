@@ -20,7 +20,7 @@ use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 use rustix::io::ReadWriteFlags;
 
 use crate::base::stats::Stats;
-use crate::base::workers::Workers;
+use crate::base::thread_pool::ThreadPool;
 use crate::index::Ino;
 
 /// Threads that open and read copies, for which a disk may have to be waited for.
@@ -53,7 +53,7 @@ pub(super) struct Handles {
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) handles: Arc<Handles>,
-    workers: Workers,
+    workers: ThreadPool,
 }
 
 /// An open inode.
@@ -96,7 +96,7 @@ impl Desk {
                 refusal: Mutex::default(),
                 stats,
             }),
-            workers: Workers::start("fuse-copies", THREADS)?,
+            workers: ThreadPool::start("fuse-copies", THREADS)?,
         })
     }
 

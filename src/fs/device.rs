@@ -27,7 +27,7 @@ use rustix::process::{getgid, getuid};
 use super::options::MountOptions;
 use super::pin::{Pinned, Place, is_dead, path_of};
 use super::table;
-use crate::base::accounts::Accounts;
+use crate::base::passwd::Accounts;
 
 const DEVICE: &str = "/dev/fuse";
 /// Its number, the same on every Linux: a miscellaneous character device.
@@ -711,7 +711,7 @@ fn other_owner(mountpoint: &Path) -> Option<String> {
     if number == getuid().as_raw() {
         return None;
     }
-    let accounts = Accounts::of_this_machine();
+    let accounts = Accounts::load_system();
     let name = accounts
         .user_name(number)
         .unwrap_or(b"a user without a name");

@@ -53,9 +53,9 @@ use rustix::ioctl::opcode;
 use tracing::trace_span;
 
 use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted, Watcher};
-use crate::base::accounts::Accounts;
+use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
-use crate::base::xattrs::XattrFilter;
+use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::stack::Stack;
 
@@ -286,7 +286,7 @@ impl Tree {
     ) -> Self {
         let index = content.index();
         let accounts = if index.has_xattrs() || !index.is_complete() {
-            Accounts::of_this_machine()
+            Accounts::load_system()
         } else {
             Accounts::default()
         };

@@ -23,7 +23,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use super::device::{self, FILE_SYSTEM, MountError, UnmountError};
 use super::pin::mount_id;
 use super::table;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 
 /// Longest time that a thread may spend in another namespace, whose file systems may not answer.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use super::pages::Pages;
 use super::{Content, MountError};
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::index::Ino;
 
 /// Changes that may wait to be told. What finds no room is believed until the kernel asks again.

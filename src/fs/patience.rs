@@ -14,8 +14,8 @@ use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 
 use crate::archive::Wanted;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
-use crate::base::time_left::TimeLeft;
+use crate::base::thread::Thread;
+use crate::base::stall_timeout::StallTimeout;
 
 /// Between two looks at those who wait; who has waited for less is not looked at.
 const ROUND: Duration = Duration::from_millis(250);
@@ -128,7 +128,7 @@ struct Waiting {
     /// The thread that asked; 0 where it is of no namespace that we see.
     caller: u32,
     what: For,
-    time: TimeLeft,
+    time: StallTimeout,
     /// When it was looked at, and what had come by then.
     looked: Instant,
     came: Came,
@@ -199,7 +199,7 @@ impl Patience {
             waiter: Arc::clone(&slot) as Arc<dyn Waiter + Sync>,
             caller,
             what,
-            time: TimeLeft::new(self.timeout),
+            time: StallTimeout::new(self.timeout),
             looked: Instant::now(),
             came: self.came((self.scanned)(), what),
         };
@@ -240,12 +240,12 @@ impl Patience {
                 let received = came.received.saturating_sub(waiting.came.received);
                 let waited = now.saturating_duration_since(waiting.looked);
                 let waited = waited.saturating_sub(stood);
-                waiting.time.waited(waited, received);
+                waiting.time.record_wait(waited, received);
             } else {
-                waiting.time.renew();
+                waiting.time.reset();
             }
             (waiting.looked, waiting.came) = (now, came);
-            let is_late = waiting.time.left().is_zero();
+            let is_late = waiting.time.remaining().is_zero();
             old.push((Arc::clone(&waiting.waiter), waiting.caller, is_late));
             true
         });

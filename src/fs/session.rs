@@ -22,7 +22,7 @@ use super::pages::Pages;
 use super::table::{Attachment, TopMount};
 use super::{Handles, INodeNo, Tree, news, table};
 use crate::archive::PageCache;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 
 /// Threads that take requests. They only look up and copy, so two keep up with the kernel; four
 /// doubled the CPU time and gained nothing. They share one descriptor: one each (`clone_fd`) made

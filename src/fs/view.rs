@@ -2,7 +2,7 @@
 
 use fuser::INodeNo;
 
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino, Kind};
 
 /// A directory of the archive as the root of a mount. The kernel insists that a root is inode 1,

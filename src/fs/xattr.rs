@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::cell::LazyCell;
 
-use crate::base::accounts::Accounts;
-use crate::base::acl;
+use crate::base::passwd::Accounts;
+use crate::base::posix_acl;
 use crate::index::{Entry, Index, Ino, Kind};
 
 /// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
@@ -25,9 +25,9 @@ const NAME_MAX_BYTES: usize = 255;
 /// Whether Linux keeps an attribute of this name for an entry of this kind: default ACLs only for directories,
 /// no ACL for symbolic links, and `user.*` only for files and directories.
 pub(super) fn is_kept(name: &[u8], kind: Kind<'_>) -> bool {
-    match acl::Kind::of(name) {
-        Some(acl::Kind::Default) => matches!(kind, Kind::Directory),
-        Some(acl::Kind::Access) => !matches!(kind, Kind::Symlink(_)),
+    match posix_acl::Kind::of(name) {
+        Some(posix_acl::Kind::Default) => matches!(kind, Kind::Directory),
+        Some(posix_acl::Kind::Access) => !matches!(kind, Kind::Symlink(_)),
         None => !name.starts_with(USER) || matches!(kind, Kind::File | Kind::Directory),
     }
 }
@@ -38,11 +38,11 @@ pub(super) fn mode<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
 ) -> u32 {
-    let acl = acl::find(xattrs, acl::Kind::Access, accounts);
+    let acl = posix_acl::find(xattrs, posix_acl::Kind::Access, accounts);
     let permissions = acl
         .ok()
         .flatten()
-        .and_then(|acl| acl::mode_of_xattr(&acl.bytes));
+        .and_then(|acl| posix_acl::mode_of_xattr(&acl.bytes));
     permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
 }
 
@@ -50,11 +50,11 @@ pub(super) fn mode<'a>(
 /// that repeats the mode, which tar writes beside every default ACL.
 fn kept_acl<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
-    kind: acl::Kind,
+    kind: posix_acl::Kind,
     accounts: &Accounts,
 ) -> Option<Vec<u8>> {
-    let bytes = acl::find(xattrs, kind, accounts).ok()??.bytes;
-    let is_mode = kind == acl::Kind::Access && bytes.len() == MODE_ACL_BYTES;
+    let bytes = posix_acl::find(xattrs, kind, accounts).ok()??.bytes;
+    let is_mode = kind == posix_acl::Kind::Access && bytes.len() == MODE_ACL_BYTES;
     (!is_mode).then_some(bytes)
 }
 
@@ -64,7 +64,7 @@ pub(super) fn value<'a>(
     wanted: &[u8],
     accounts: &Accounts,
 ) -> Option<Cow<'a, [u8]>> {
-    if let Some(kind) = acl::Kind::of(wanted) {
+    if let Some(kind) = posix_acl::Kind::of(wanted) {
         // A pax keyword is no attribute's name.
         let is_attribute = wanted == kind.attribute().as_bytes();
         let acl = is_attribute.then(|| kept_acl(xattrs, kind, accounts));
@@ -89,8 +89,8 @@ pub(super) fn names<'a>(
 ) -> Vec<u8> {
     let lists_trusted = LazyCell::new(lists_trusted);
     let (acls, plain): (Vec<_>, Vec<_>) =
-        xattrs.partition(|&(name, _)| acl::Kind::of(name).is_some());
-    let kinds = acl::Kind::ALL.into_iter();
+        xattrs.partition(|&(name, _)| posix_acl::Kind::of(name).is_some());
+    let kinds = posix_acl::Kind::ALL.into_iter();
     let kept = kinds.filter(|&kind| kept_acl(acls.iter().copied(), kind, accounts).is_some());
     let plain = plain.into_iter().map(|(name, _)| name);
     let listed = plain.filter(|name| can_be_asked_for(name));
@@ -107,15 +107,15 @@ pub(super) fn names<'a>(
 pub fn unmapped_acl_entries(index: &Index) -> usize {
     if !index
         .xattr_names()
-        .any(|name| acl::Kind::of(name).is_some())
+        .any(|name| posix_acl::Kind::of(name).is_some())
     {
         return 0;
     }
-    let accounts = Accounts::of_this_machine();
+    let accounts = Accounts::load_system();
     let inos = (Ino::ROOT.0..=index.last_ino().0).map(Ino);
     let entries = inos.filter_map(|ino| index.entry(ino));
     let unmapped = |entry: Entry<'_>| {
-        let found = acl::Kind::ALL.map(|kind| acl::find(entry.xattrs(), kind, &accounts));
+        let found = posix_acl::Kind::ALL.map(|kind| posix_acl::find(entry.xattrs(), kind, &accounts));
         let acls = found.into_iter().filter_map(|found| found.ok().flatten());
         acls.map(|acl| acl.unmapped).sum::<usize>()
     };
@@ -174,7 +174,7 @@ mod tests {
     fn access_acl_of_three_entries_is_not_shown() {
         let text: &[u8] = b"user::rwx,group::r-x,other::r-x";
         let xattrs = || {
-            acl::Kind::ALL
+            posix_acl::Kind::ALL
                 .map(|kind| (kind.keyword(), text))
                 .into_iter()
         };
@@ -212,8 +212,8 @@ mod tests {
     fn acl_in_both_forms_is_listed_once() {
         let bytes = get(b"system.posix_acl_access").expect("convertible");
         let both = || {
-            let stored = (acl::Kind::Access.attribute().as_bytes(), &*bytes);
-            [(acl::Kind::Access.keyword(), ACL), stored].into_iter()
+            let stored = (posix_acl::Kind::Access.attribute().as_bytes(), &*bytes);
+            [(posix_acl::Kind::Access.keyword(), ACL), stored].into_iter()
         };
         let accounts = Accounts::default();
         let listed = names(both(), &accounts, || false);

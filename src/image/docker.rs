@@ -16,7 +16,7 @@ use super::error::{Cause, Error};
 use super::layout::{Digests, Layout};
 use super::{Image, Layer, Wish};
 use crate::archive::sha256;
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::codec::{self, Compression, Detected};
@@ -105,7 +105,7 @@ fn named_digest(path: &str) -> Option<Sha256> {
 fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
     let len = file.fingerprint().len.unwrap_or_default();
     let extent = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
-    let bytes = fetch::read(network, file, extent, &Pool::new(extent.len().max(1)))?;
+    let bytes = fetch::read(network, file, extent, &BufferPool::new(extent.len().max(1)))?;
     let packed = |found| !matches!(found, Detected::Supported(Compression::None));
     Ok(!packed(codec::detect(&bytes)))
 }

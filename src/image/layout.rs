@@ -8,11 +8,11 @@ use tokio::runtime::Handle;
 use super::document::Descriptor;
 use super::error::{Cause, Error};
 use crate::archive::{Archive, sha256};
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::fetch;
-use crate::source::{self, Folder, Slice, Source};
+use crate::source::{self, Slice, Source, SourceDirectory};
 
 /// Bytes of one document. The specification suggests that registries take 4 MiB.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
@@ -30,7 +30,7 @@ pub(super) struct Digests {
 #[derive(Debug)]
 pub enum Layout {
     /// A directory.
-    Folder(Folder),
+    Folder(SourceDirectory),
     /// An archive, which is not unpacked.
     Archive(Arc<Archive>),
 }
@@ -59,7 +59,7 @@ impl Layout {
     /// When there is none, or it is none.
     pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let file = match self {
-            Self::Folder(folder) => folder.file(path),
+            Self::Folder(folder) => folder.open_file(path),
             Self::Archive(archive) => archive.file(path),
         };
         file.map_err(|error| match error.cause {
@@ -89,7 +89,7 @@ impl Layout {
             return Err(self.error(path, Cause::TooLong { len, limit }));
         }
         let extent = Extent::with_len(Packed(0), len);
-        let read = fetch::read(network, &file, extent, &Pool::new(len.max(1)));
+        let read = fetch::read(network, &file, extent, &BufferPool::new(len.max(1)));
         read.map_err(|error| self.error(path, error))
     }
 
@@ -137,7 +137,7 @@ impl Layout {
         let whole = Extent::with_len(Packed(0), found);
         let layer = Slice::new(file, whole, name).map_err(|error| self.error(path, error))?;
         let layer = match digests.packed {
-            Some(digest) => layer.known_by(digest),
+            Some(digest) => layer.with_digest(digest),
             None => layer,
         };
         Ok(Arc::new(match digests.plain {

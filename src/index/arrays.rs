@@ -8,7 +8,7 @@ use super::entry::{
     Unresolved, Xattr,
 };
 use super::names::{Arena, capacity_bytes};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 
 /// How many components a path may have. Below what [`super::Limits`] allow, 64 KiB of name and
 /// 40 links of 4 KiB each, no entry lies deeper; in a damaged file it ends circles of parents.

@@ -27,8 +27,8 @@ use super::{
     blocks, names,
 };
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::path::ArchivePath;
-use crate::base::resolve::{self, Refusal, ResolveError};
+use crate::base::archive_path::ArchivePath;
+use crate::base::resolve::{self, PathError, ResolveError};
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment};
 
@@ -97,7 +97,7 @@ pub enum Placed {
 pub enum Refused {
     /// Its path leads nowhere inside the root.
     #[error(transparent)]
-    Unreachable(#[from] Refusal),
+    Unreachable(#[from] PathError),
     /// Its name has a `..` component.
     #[error("the name contains '..'")]
     Climbs,
@@ -127,7 +127,7 @@ pub enum Refused {
 impl From<ResolveError<Self>> for Refused {
     fn from(error: ResolveError<Self>) -> Self {
         match error {
-            ResolveError::Refused(refusal) => refusal.into(),
+            ResolveError::Path(refusal) => refusal.into(),
             ResolveError::Tree(refused) => refused,
         }
     }
@@ -214,13 +214,13 @@ impl Builder {
     pub fn member(&mut self, member: &Member) -> Result<Placed, Refused> {
         let name = ArchivePath::sanitize(&member.name);
         // An old way to say "directory", which GNU tar honours.
-        let says_directory = name.trailing_slash && member.kind == Kind::File;
+        let says_directory = name.has_trailing_slash && member.kind == Kind::File;
         let kind = if says_directory {
             &Kind::Directory
         } else {
             &member.kind
         };
-        let placed = if name.climbs {
+        let placed = if name.has_parent_component {
             Err(Refused::Climbs)
         } else if let Some((directory, meaning)) = self.whiteout(&name.path) {
             self.place_whiteout(&directory, meaning)
@@ -504,10 +504,10 @@ impl Builder {
         let Some((directory, target_name)) = target.split_last() else {
             return Err(Refused::LinkToDirectory);
         };
-        let way = resolve::place(&mut Incomplete(&self.tree), directory.components());
+        let way = resolve::directory_with_path(&mut Incomplete(&self.tree), directory.components());
         let (directory, mut target) = match way {
             Ok(found) => found,
-            Err(ResolveError::Refused(refusal)) => return Err(refusal.into()),
+            Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
             Err(ResolveError::Tree(never)) => match never {},
         };
         target.push(target_name);
@@ -563,7 +563,7 @@ impl Builder {
             Ok(parent) => parent,
             Err(ResolveError::Tree(Unknown::Missing)) => return Ok(Target::Missing),
             Err(ResolveError::Tree(Unknown::Forward)) => return Ok(Target::Behind),
-            Err(ResolveError::Refused(refusal)) => return Err(refusal.into()),
+            Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
         };
         let Some(number) = self.tree.find(parent, name) else {
             return Ok(Target::Missing);
@@ -593,7 +593,7 @@ impl Builder {
         }
         for ino in waiting {
             let refused = match self.target(&self.target_path(ino)) {
-                Ok(Target::Behind) => Refused::Unreachable(Refusal::NotADirectory),
+                Ok(Target::Behind) => Refused::Unreachable(PathError::NotADirectory),
                 _ => Refused::MissingTarget,
             };
             self.give_up(ino, refused);

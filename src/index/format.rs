@@ -11,7 +11,7 @@ use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::names::Arena;
 use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, Totals, problem};
 use crate::base::extent::Packed;
-use crate::base::private::Untrusted;
+use crate::base::trusted_dir::PermissionProblem;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
@@ -55,7 +55,7 @@ pub enum Error {
     Mismatch,
     /// It, or where it lies, could be replaced by someone else.
     #[error(transparent)]
-    Untrusted(Untrusted),
+    Untrusted(PermissionProblem),
     /// It is larger than an index in memory may be.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
@@ -640,7 +640,7 @@ mod tests {
     fn a_directory_inside_itself_is_not_there() {
         let mut index = sample();
         let hard_link = index
-            .find(&crate::base::path::ArchivePath::sanitize(b"d/h").path)
+            .find(&crate::base::archive_path::ArchivePath::sanitize(b"d/h").path)
             .unwrap();
         let ino = hard_link.ino().0;
         for dirent in &mut index.arrays.dirents {

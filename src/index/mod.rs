@@ -29,7 +29,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::sha256::Sha256;
 use crate::base::span_hash;
 use crate::codec::{Compression, SeekPoint};

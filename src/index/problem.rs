@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use crate::base::extent::Plain;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 
 /// Bytes of each text that an index file holds; the rest is cut.
 const MAX_TEXT_BYTES: usize = 4096;

@@ -21,8 +21,8 @@ use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
 use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
-use crate::base::bounds::{Bounds, Kept};
-use crate::base::private::{Directory, Untrusted};
+use crate::base::retention::{RetentionPolicy, RetainedItem};
+use crate::base::trusted_dir::{TrustedDir, PermissionProblem};
 
 /// How old a temporary file must be to be someone's who died.
 const ABANDONED: Duration = Duration::from_hours(24);
@@ -67,9 +67,9 @@ pub struct Store {
 
 /// What is kept of indexes when another one is saved: what nobody has used in a quarter of a year
 /// goes, and of more than 2 GiB what was used longest ago.
-pub const BOUNDS: Bounds = Bounds {
-    bytes: 2 << 30,
-    age: Duration::from_hours(90 * 24),
+pub const BOUNDS: RetentionPolicy = RetentionPolicy {
+    max_bytes: 2 << 30,
+    max_age: Duration::from_hours(90 * 24),
 };
 
 /// Says to other processes that an index is in use, until dropped.
@@ -160,7 +160,7 @@ impl Store {
     }
 
     fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<Option<InUse>> {
-        let directory = Directory::make(&self.cache_dir)?.make_inner(DIRECTORY)?;
+        let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY)?;
         let directory = Arc::new(directory);
         let temporary = temporary_name();
         // Not only for writing: NFS gives a shared lock only to a descriptor that can read.
@@ -200,7 +200,7 @@ impl Store {
 
     /// Its directory as it is found now.
     fn found(&self) -> io::Result<Directory> {
-        Directory::open(&self.cache_dir)?.inner(DIRECTORY)
+        TrustedDir::open(&self.cache_dir)?.open_dir(DIRECTORY)
     }
 }
 
@@ -351,13 +351,13 @@ fn is_index(name: &str) -> bool {
 fn surplus(files: &[Stored]) -> Vec<&Stored> {
     let kept: Vec<_> = files
         .iter()
-        .map(|file| Kept {
-            used: file.used,
+        .map(|file| RetainedItem {
+            last_used: file.used,
             bytes: file.held_bytes,
             in_use: file.is_in_use(),
         })
         .collect();
-    let surplus = BOUNDS.surplus(&kept, SystemTime::now());
+    let surplus = BOUNDS.expired(&kept, SystemTime::now());
     let surplus = surplus.into_iter().filter_map(|number| files.get(number));
     let abandoned = files.iter().zip(&kept);
     let abandoned = abandoned.filter(|(file, kept)| !file.is_finished && !kept.in_use);
@@ -408,7 +408,7 @@ fn open(path: &Path) -> Result<File, Cause> {
 
 /// What an error of a private directory means.
 fn cause(error: io::Error) -> Cause {
-    match Untrusted::of(&error) {
+    match PermissionProblem::from_error(&error) {
         Some(untrusted) => Cause::Untrusted(untrusted.clone()),
         None => Cause::Io(error),
     }

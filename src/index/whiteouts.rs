@@ -100,7 +100,7 @@ fn is_marked_whiteout(entry: &Entry<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::path::ArchivePath;
+    use crate::base::archive_path::ArchivePath;
     use crate::index::sample::{directory, file, index, member};
     use crate::tar;
 

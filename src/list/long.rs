@@ -135,7 +135,7 @@ mod tests {
         let mut columns = Columns::new(numeric, escaped);
         let entries = || super::super::walk(index, Ino::ROOT, false);
         entries().for_each(|(_, entry)| columns.measure(&entry));
-        let line = |(path, entry): (crate::base::path::ArchivePath, Entry<'_>)| {
+        let line = |(path, entry): (crate::base::archive_path::ArchivePath, Entry<'_>)| {
             String::from_utf8(columns.line(path.as_bytes(), &entry)).unwrap()
         };
         entries().map(line).collect()

@@ -1,6 +1,6 @@
 //! Ordered descent.
 
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::index::{Child, Entry, Index, Ino, Kind};
 
 /// The names in directory `from`, in byte order, and when `recursive` what each directory holds

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use super::context::Context;
 use super::problem::{Trouble, While};
 use super::root::Directory;
-use crate::base::acl;
-use crate::base::path::ArchivePath;
+use crate::base::posix_acl;
+use crate::base::archive_path::ArchivePath;
 use crate::tar::Timestamp;
 
 /// The most that Linux gives at once: a list of names (`XATTR_LIST_MAX`) or a value
@@ -121,7 +121,7 @@ impl Xattrs<'_> {
     /// Sets all but ACLs.
     pub(super) fn set_plain(self, subject: Subject<'_>) {
         for (name, value) in self.selected() {
-            if acl::Kind::of(name).is_none()
+            if posix_acl::Kind::of(name).is_none()
                 && let Err(errno) = subject.set_xattr(name, value)
             {
                 self.warn(name, errno);
@@ -131,8 +131,8 @@ impl Xattrs<'_> {
 
     /// Sets the ACLs; to be called when the mode is final.
     pub(super) fn set_acls(self, subject: Subject<'_>) {
-        for kind in acl::Kind::ALL {
-            match acl::find(self.selected(), kind, &self.context.policy.names) {
+        for kind in posix_acl::Kind::ALL {
+            match posix_acl::find(self.selected(), kind, &self.context.policy.names) {
                 Ok(None) => {}
                 Ok(Some(acl)) => {
                     let name = kind.attribute().as_bytes();
@@ -149,7 +149,7 @@ impl Xattrs<'_> {
                         ));
                     }
                 }
-                Err(acl::Unreadable) => self.context.problems.warn(&format!(
+                Err(posix_acl::InvalidAcl) => self.context.problems.warn(&format!(
                     "{}: the ACL {} is malformed or names someone unknown here, left out",
                     self.path,
                     kind.attribute()
@@ -161,7 +161,7 @@ impl Xattrs<'_> {
     /// Takes away the ACLs that a new entry inherited from its directory; to be called before the
     /// mode is set, which they would distort.
     pub(super) fn drop_inherited(self, subject: Subject<'_>) {
-        for name in acl::Kind::ALL.map(acl::Kind::attribute) {
+        for name in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
             match subject.remove_xattr(name) {
                 // Removing a default ACL from what is not a directory is refused, and needless.
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
@@ -195,7 +195,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         value.truncate(len);
         Ok::<_, Errno>(value)
     };
-    for inherited in acl::Kind::ALL.map(acl::Kind::attribute) {
+    for inherited in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
         if value(from, inherited.as_bytes()).is_err() && value(to, inherited.as_bytes()).is_ok() {
             rustix::fs::fremovexattr(to, inherited)?;
         }
@@ -223,9 +223,9 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
 /// such an ACL.
 pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; XATTR_BYTES];
-    let len = rustix::fs::fgetxattr(directory, acl::Kind::Default.attribute(), &mut *value).ok()?;
+    let len = rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;
     value.truncate(len);
-    acl::mode_of_xattr(&value)
+    posix_acl::mode_of_xattr(&value)
 }
 
 /// The number that chown(2) takes for "leave it" is nobody's.

@@ -9,7 +9,7 @@ use super::plan::Climbs;
 use super::problem::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
 use crate::archive::scan::Sink;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::tar::{Kind, Member, Segment};
 
 /// Holes are written from this.

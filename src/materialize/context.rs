@@ -15,7 +15,7 @@ use super::policy::Policy;
 use super::problem::{Error, Problems, Trouble};
 use super::root::{Directory, Identity, status};
 use super::unwritable::Unwritable;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::index::Options;
 

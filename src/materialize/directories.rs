@@ -15,7 +15,7 @@ use super::policy::Policy;
 use super::problem::{Trouble, While};
 use super::root::{Directory, Identity, Missing, Root, name_of, parent_of, status};
 use super::writers::Writers;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::tar::{Member, Timestamp};
 
@@ -223,7 +223,7 @@ impl Pending {
         let name = name_of(&self.path);
         let parent = match root.directory(parent_of(&self.path), Missing::Fail, writers) {
             Ok(parent) => parent,
-            Err(ResolveError::Refused(_)) => return Err(Lost::Replaced),
+            Err(ResolveError::Path(_)) => return Err(Lost::Replaced),
             Err(ResolveError::Tree(trouble)) => return Err(lost(trouble)),
         };
         let stat = status(&parent, name).while_trying_to(LOOK).map_err(lost)?;

@@ -10,7 +10,7 @@ use super::policy::Policy;
 use super::problem::{Cause, Trouble, While};
 use super::root::{Directory, Identity, Missing, Ownership, name_of, parent_of, status};
 use super::{Existing, Materializer};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::index::LATE_LINK_PASSES;
 use crate::tar::{Device, Kind};
@@ -54,7 +54,7 @@ impl From<Trouble> for LinkFailure {
 impl From<ResolveError<Trouble>> for LinkFailure {
     fn from(error: ResolveError<Trouble>) -> Self {
         match error {
-            ResolveError::Refused(refusal) => Self::Cause(Cause::Refused(refusal)),
+            ResolveError::Path(refusal) => Self::Cause(Cause::Refused(refusal)),
             ResolveError::Tree(Trouble {
                 errno: Errno::NOENT,
                 ..

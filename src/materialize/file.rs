@@ -9,7 +9,7 @@ use super::attributes::{Subject, Xattrs};
 use super::context::{Context, Made};
 use super::problem::{Cause, Trouble, While};
 use super::root::{Directory, Ownership, name_of};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::tar::{Member, Segment};
 
 /// A file to write.

@@ -29,7 +29,7 @@ use super::problem::Error;
 use super::root::{Directory, Identity, name_of, parent_of};
 use crate::archive::Bookmark;
 use crate::base::file_time::nanoseconds;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 
 /// What the journal of `tree` is called: `.tree.tarfs-journal`.
 const MARK: &[u8] = b".tarfs-journal";
@@ -635,7 +635,7 @@ impl<'a> Reader<'a> {
     /// A path, kept below the root whatever it says.
     pub(super) fn path(&mut self) -> Option<ArchivePath> {
         let path = ArchivePath::sanitize(self.bytes()?);
-        (!path.climbs).then_some(path.path)
+        (!path.has_parent_component).then_some(path.path)
     }
 }
 

@@ -19,7 +19,7 @@ use super::file::Job;
 use super::problem::{Cause, Error, Trouble, While};
 use super::root::{Directory, Identity};
 use super::{CLAIM, Current, Materializer, removal};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::index::{
     Builder, Entry, Index, Ino, Kind, MergeError, Merged, Options, Origin, Place, Placed, Refused,
 };

@@ -55,8 +55,8 @@ use self::unwritable::Unwritable;
 use self::writers::Writers;
 use crate::archive::Bookmark;
 use crate::archive::scan::Sink;
-use crate::base::accounts::Accounts;
-use crate::base::path::ArchivePath;
+use crate::base::passwd::Accounts;
+use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::index::MemoryLimit;
@@ -71,7 +71,7 @@ pub use self::rehearsal::Rehearsal;
 pub use self::staging::Staging;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
-pub use crate::base::xattrs::XattrFilter;
+pub use crate::base::xattr_filter::XattrFilter;
 
 /// Removes the directory `name` in `parent` and all that is in it, never through a link and whatever its
 /// modes; what is gone already is fine.
@@ -423,7 +423,7 @@ impl Materializer {
     /// `missing_bytes`.
     fn cannot_reach(&self, path: &ArchivePath, error: &ResolveError<Trouble>, missing_bytes: u64) {
         match error {
-            ResolveError::Refused(refusal) => {
+            ResolveError::Path(refusal) => {
                 self.context.problems.add(path, Cause::Refused(*refusal));
             }
             ResolveError::Tree(trouble) => {
@@ -539,7 +539,7 @@ fn policy(options: &Options) -> Policy {
         umask: umask(),
         user: rustix::process::geteuid().as_raw(),
         group: rustix::process::getegid().as_raw(),
-        names: Accounts::of_this_machine(),
+        names: Accounts::load_system(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which members are wanted, and where each goes. Pure.
 
 use crate::base::glob::Glob;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::tar::{Kind, Member};
 
 /// What to take from an archive; everything, by default.
@@ -83,10 +83,10 @@ impl Selection {
         if !self.admits(&name.path) {
             return Ok(None);
         }
-        if name.climbs {
+        if name.has_parent_component {
             return Err(Climbs(name.path));
         }
-        if name.trailing_slash && member.kind == Kind::File {
+        if name.has_trailing_slash && member.kind == Kind::File {
             member.kind = Kind::Directory;
         }
         Ok(self.place(name.path).map(|path| Placed {

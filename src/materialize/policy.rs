@@ -1,8 +1,8 @@
 //! What a new file may carry over from the archive: owner and mode, by GNU tar's rules. Pure.
 
-use crate::base::accounts::Accounts;
-use crate::base::acl::Names;
-use crate::base::xattrs::XattrFilter;
+use crate::base::passwd::Accounts;
+use crate::base::posix_acl::IdResolver;
+use crate::base::xattr_filter::XattrFilter;
 use crate::tar::Member;
 
 /// Read, write and execute for owner, group and others.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustix::io::Errno;
 
 use crate::archive::MORE_INDEX;
-use crate::base::path::ArchivePath;
-use crate::base::resolve::Refusal;
+use crate::base::archive_path::ArchivePath;
+use crate::base::resolve::PathError;
 use crate::index::TooMuchMemory;
 
 /// Problems kept for the summary; further ones are counted and told to the [`Reporter`] only.
@@ -53,7 +53,7 @@ pub enum Cause {
     },
     /// The entry would lie outside the destination.
     #[error("refused: {0}")]
-    Refused(Refusal),
+    Refused(PathError),
     /// The member's name has a `..` component.
     #[error("refused: the name contains '..'")]
     Climbs,

@@ -23,7 +23,7 @@ use super::writers::Mark;
 use super::{Options, Summary};
 use crate::archive::Bookmark;
 use crate::base::extent::Plain;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::tar::Kind;
 

@@ -16,8 +16,8 @@ use rustix::process::Resource;
 
 use super::problem::{Trouble, While};
 use super::writers::Writers;
-use crate::base::acl;
-use crate::base::path::ArchivePath;
+use crate::base::posix_acl;
+use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
 
 /// Directories kept open for members to come, in each of the two generations of the cache. Trees
@@ -302,7 +302,7 @@ impl Root {
                     made
                 }
                 Step::Other => {
-                    return Err(ResolveError::Refused(resolve::Refusal::NotADirectory));
+                    return Err(ResolveError::Path(resolve::PathError::NotADirectory));
                 }
                 Step::Link(_) => return self.walk_links(path, missing, writers),
             };
@@ -323,7 +323,7 @@ impl Root {
         self.has_followed = true;
         let components = path.split(|&byte| byte == b'/');
         let mut way = self.way(missing, writers);
-        let found = resolve::place(&mut way, components);
+        let found = resolve::directory_with_path(&mut way, components);
         let made = std::mem::take(&mut way.made);
         let (directory, place) = found?;
         let mut above = place.clone();
@@ -493,7 +493,7 @@ fn open_directory(parent: &Directory, name: &[u8]) -> Result<OwnedFd, Errno> {
 
 /// Whether what is made in this directory inherits an ACL.
 fn has_default_acl(fd: &OwnedFd) -> bool {
-    rustix::fs::fgetxattr_query(fd, acl::Kind::Default.attribute()).is_ok()
+    rustix::fs::fgetxattr_query(fd, posix_acl::Kind::Default.attribute()).is_ok()
 }
 
 fn directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {

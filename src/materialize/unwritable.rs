@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::problem::{Error, Problems, Trouble};
 use super::root::Directory;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 
 /// Refuses an empty destination directory that nothing can be written to.
 ///

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use super::context::{Claims, Context, Promises};
 use super::file::{Job, OpenFile};
 use super::root::Identity;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 
 /// Items that wait in one queue: enough that a directory of many files does not starve the other
 /// queues, few enough that the descriptors of their directories stay within the usual 1024.
@@ -536,7 +536,7 @@ impl Drop for Farewell<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::path::ArchivePath;
+    use crate::base::archive_path::ArchivePath;
     use crate::materialize::root::Root;
     use crate::materialize::testing;
 

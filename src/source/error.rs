@@ -66,7 +66,7 @@ pub enum Cause {
     #[error("it ends before its length")]
     Truncated,
     /// Nobody answers: look at the network.
-    #[error("{}", obstructed(*.obstacle, .detail))]
+    #[error("{}", describe_obstacle(*.obstacle, .detail))]
     Unreachable {
         /// What is in the way.
         obstacle: Obstacle,
@@ -87,7 +87,7 @@ pub enum Cause {
     Io(Arc<io::Error>),
     /// There is no file of that name, which is probably a URL without its scheme.
     #[error("not found")]
-    NoScheme {
+    MissingScheme {
         /// The URL with a scheme, without secrets.
         url: String,
     },
@@ -108,7 +108,7 @@ pub enum Cause {
     Damaged(String),
     /// A source that gives its bytes once was asked for them again.
     #[error("it can be read only once, from the front")]
-    Spent,
+    AlreadyRead,
     /// The reading was given up from this side.
     #[error("the reading was cancelled")]
     Cancelled,
@@ -118,12 +118,12 @@ impl Cause {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::NoScheme { url } => Some(Cow::from(format!("did you mean {url}?"))),
-            cause => cause.known_hint().map(Cow::from),
+            Self::MissingScheme { url } => Some(Cow::from(format!("did you mean {url}?"))),
+            cause => cause.static_hint().map(Cow::from),
         }
     }
 
-    fn known_hint(&self) -> Option<&'static str> {
+    fn static_hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NotFound | Self::Malformed(_) => "check how it is spelled",
             Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
@@ -144,15 +144,15 @@ impl Cause {
             Self::InsecureRedirect => {
                 "name the http:// URL itself, or allow it with --allow-insecure-redirects"
             }
-            Self::Spent => "store it in a file first",
-            Self::NoScheme { .. } | Self::Io(_) | Self::Cancelled => return None,
+            Self::AlreadyRead => "store it in a file first",
+            Self::MissingScheme { .. } | Self::Io(_) | Self::Cancelled => return None,
         })
     }
 
     /// Whether the same request may succeed in a moment.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { obstacle, .. } => !obstacle.is_distrust(),
+            Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => matches!(status, 408 | 425 | 429 | 500..),
             Self::Truncated | Self::Busy(_) => true,
             _ => false,
@@ -162,7 +162,7 @@ impl Cause {
     /// The same met by a source that was opened before. Its server spoke TLS and was trusted then, so a
     /// damaged record or an alert is a fault of the connection.
     #[must_use]
-    pub(super) fn of_open_source(self) -> Self {
+    pub(super) fn after_open(self) -> Self {
         match self {
             Self::Unreachable {
                 obstacle: Obstacle::Tls,
@@ -179,7 +179,7 @@ impl Cause {
     /// may be over in a minute, whatever is asked for and however often.
     pub fn is_outage(&self) -> bool {
         match self {
-            Self::Unreachable { obstacle, .. } => !obstacle.is_distrust(),
+            Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => matches!(status, 429 | 502..=504),
             Self::Busy(_) => true,
             _ => false,
@@ -228,14 +228,14 @@ pub enum Obstacle {
     /// Silence.
     Timeout,
     /// Bytes come, and too few to wait for.
-    Crawl,
+TooSlow,
     /// The connection broke, or never came to be.
     Connection,
 }
 
 impl Obstacle {
     /// Whether it is no fault of the network, and the same request fails again.
-    fn is_distrust(self) -> bool {
+    fn is_tls_error(self) -> bool {
         matches!(
             self,
             Self::Tls | Self::Certificate | Self::CertificateDates | Self::CertificateUse
@@ -257,15 +257,15 @@ impl Obstacle {
                 "use a host name of the certificate; the server may need another certificate"
             }
             Self::Timeout | Self::Connection => "check the network, or try again later",
-            Self::Crawl => "check the network, or wait longer with --timeout",
+            Self::TooSlow => "check the network, or wait longer with --timeout",
         }
     }
 }
 
 /// The obstacle, with the system's words for it where they add something.
-fn obstructed(obstacle: Obstacle, detail: &str) -> String {
+fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
     match obstacle {
-        Obstacle::Refused | Obstacle::Timeout | Obstacle::Crawl => obstacle.to_string(),
+        Obstacle::Refused | Obstacle::Timeout | Obstacle::TooSlow => obstacle.to_string(),
         Obstacle::Dns => {
             let prefix = "failed to lookup address information: ";
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
@@ -290,7 +290,7 @@ impl fmt::Display for Obstacle {
                 "no secure connection"
             }
             Self::Timeout => "the server is silent",
-            Self::Crawl => "next to nothing comes",
+            Self::TooSlow => "next to nothing comes",
             Self::Connection => "the connection broke",
         })
     }
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_says_where_and_how_hard_and_leaves_why_to_the_chain() {
+    fn error_text_has_location_and_attempts_but_no_cause() {
         let mut error = Error::new("http://host/a", Cause::Http(500));
         assert_eq!(error.to_string(), "cannot read http://host/a");
         error.attempts = 3;
@@ -330,14 +330,14 @@ mod tests {
         ] {
             assert!(!met(obstacle).is_transient() && !met(obstacle).is_outage());
         }
-        assert!(met(Obstacle::Tls).of_open_source().is_transient());
-        assert!(met(Obstacle::Tls).of_open_source().is_outage());
-        assert!(!met(Obstacle::Certificate).of_open_source().is_transient());
-        assert!(!Cause::NotFound.of_open_source().is_transient());
+        assert!(met(Obstacle::Tls).after_open().is_transient());
+        assert!(met(Obstacle::Tls).after_open().is_outage());
+        assert!(!met(Obstacle::Certificate).after_open().is_transient());
+        assert!(!Cause::NotFound.after_open().is_transient());
     }
 
     #[test]
-    fn what_may_pass_is_told_from_what_will_not() {
+    fn transient_causes_are_told_from_permanent_ones() {
         for status in [408, 429, 500, 503] {
             assert!(Cause::Http(status).is_transient(), "{status}");
         }

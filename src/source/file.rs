@@ -13,37 +13,37 @@ use futures_util::stream::BoxStream;
 
 use super::pipe::Pipe;
 use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, Validator};
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::base::change_time;
 use crate::base::extent::Packed;
-use crate::base::short_reads::{ShortReads, Wait};
+use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::stats::Stats;
 
 /// A file of the local system, held open: renaming or replacing it changes nothing, writing to it
 /// is noticed.
 #[derive(Debug)]
 pub struct File {
-    opened: Arc<Opened>,
+    open_file: Arc<OpenFile>,
     location: Location,
     fingerprint: Fingerprint,
 }
 
 #[derive(Debug)]
-struct Opened {
+struct OpenFile {
     file: StdFile,
-    short_reads: ShortReads,
-    state: State,
+    random_reads: RandomReads,
+    state: FileState,
     stats: Arc<Stats>,
 }
 
 /// What a write to a file changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct State {
+struct FileState {
     size: u64,
     mtime_ns: i128,
 }
 
-impl State {
+impl FileState {
     fn of(metadata: &Metadata) -> Self {
         Self {
             size: metadata.size(),
@@ -74,22 +74,22 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
     if kind.is_block_device() {
         let version = (metadata, Some(Doubt::Device));
         let len = file.seek(SeekFrom::End(0))?;
-        return Ok(held(file, &version, len, &name, stats));
+        return Ok(new_source(file, &version, len, &name, stats));
     }
     let version = version(&file)?;
     let len = version.0.size();
-    Ok(held(file, &version, len, &name, stats))
+    Ok(new_source(file, &version, len, &name, stats))
 }
 
 /// The open `file`, which must be a regular one, shown to the user as `name`.
-pub(super) fn of(file: StdFile, name: &str, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
+pub(super) fn from_file(file: StdFile, name: &str, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(Cause::Unsupported("what is no regular file".to_owned()));
     }
     let version = version(&file)?;
     let len = version.0.size();
-    Ok(held(file, &version, len, name, stats))
+    Ok(new_source(file, &version, len, name, stats))
 }
 
 /// The state of a regular file, and why it does not prove the file's version, unless it does.
@@ -102,7 +102,7 @@ fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
         // Read first: a change after it is seen below, or gets a later change time.
         let now = change_time::now();
         let metadata = file.metadata()?;
-        if !change_time::is_kept(file, &metadata) {
+        if !change_time::is_trustworthy(file, &metadata) {
             return Ok((metadata, Some(Doubt::FileSystem)));
         }
         if change_time::is_settled(&metadata, now) {
@@ -116,7 +116,7 @@ fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
     }
 }
 
-fn held(
+fn new_source(
     file: StdFile,
     (metadata, doubt): &(Metadata, Option<Doubt>),
     len: u64,
@@ -135,10 +135,10 @@ fn held(
                 doubt: *doubt,
             },
         },
-        opened: Arc::new(Opened {
+        open_file: Arc::new(OpenFile {
             file,
-            short_reads: ShortReads::default(),
-            state: State::of(metadata),
+            random_reads: RandomReads::default(),
+            state: FileState::of(metadata),
             stats,
         }),
     })
@@ -148,16 +148,16 @@ fn nanoseconds(seconds: i64, nanoseconds: i64) -> i128 {
     i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
 }
 
-impl Opened {
+impl OpenFile {
     fn fill(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Cause> {
         let filled = self.file.read_exact_at(buffer, offset);
-        self.filled(filled, buffer.len())
+        self.check_read(filled, buffer.len())
     }
 
     /// What became of a read of `len` bytes.
-    fn filled(&self, filled: io::Result<()>, len: usize) -> Result<(), Cause> {
+    fn check_read(&self, filled: io::Result<()>, len: usize) -> Result<(), Cause> {
         // Looked at after the bytes were read: what was written before is seen.
-        if State::of(&self.file.metadata()?) != self.state {
+        if FileState::of(&self.file.metadata()?) != self.state {
             return Err(Cause::Changed);
         }
         filled.map_err(|error| match error.kind() {
@@ -187,8 +187,8 @@ impl Source for File {
     }
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        let opened = Arc::clone(&self.opened);
-        let work = move || opened.fill(offset.0, &mut buffer).map(|()| buffer.freeze());
+        let open_file = Arc::clone(&self.open_file);
+        let work = move || open_file.fill(offset.0, &mut buffer).map(|()| buffer.freeze());
         async move {
             // The task ends without a result only when the runtime goes away.
             let done = tokio::task::spawn_blocking(work).await;
@@ -198,21 +198,21 @@ impl Source for File {
         .boxed()
     }
 
-    fn reads_here(&self) -> bool {
+    fn can_read_inline(&self) -> bool {
         true
     }
 
-    fn read_here(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
-        let opened = &self.opened;
-        let filled = opened
-            .short_reads
-            .read(&opened.file, bytes, offset.0, wait)?;
-        let filled = opened.filled(filled, bytes.len());
+    fn read_inline(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
+        let open_file = &self.open_file;
+        let filled = open_file
+            .random_reads
+            .read(&open_file.file, bytes, offset.0, wait)?;
+        let filled = open_file.check_read(filled, bytes.len());
         Some(filled.map_err(|cause| Error::new(self.location(), cause)))
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        super::pieces(self)
+        super::stream_by_ranges(self)
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fresh_file_is_opened_after_the_tick_of_its_change() {
+    fn fresh_file_is_opened_after_the_clock_tick_of_its_change() {
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let path = directory.path().join("file");
         for round in 0..20 {

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn only_quoted_tags_without_a_weakness_mark_are_strong() {
+    fn only_quoted_tags_without_weak_prefix_are_strong() {
         assert!(http(1, Some("\"a\""), None).is_strong());
         for etag in ["W/\"a\"", "a", "\"\"", "\""] {
             assert!(!http(1, Some(etag), None).is_strong(), "{etag}");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_url_is_found_by_what_it_names() {
+    fn locator_of_a_signed_url_ignores_its_signature() {
         let today = at(
             "https://b.s3.amazonaws.com/a.tar?versionId=7&X-Amz-Date=20260101T0&X-Amz-Signature=abc",
         );
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_that_name_the_bytes_count_in_their_order_and_are_not_told() {
+    fn locator_hashes_other_query_parameters_in_order() {
         let locator = |query: &str| at(&format!("http://h/d?{query}")).locator().to_owned();
         assert_eq!(locator("id=2&b=1&sig=3"), locator("id=2&sig=4&b=1"));
         for other in ["b=1&id=2", "id=2", "id=3&b=1", "id=2&b=1&c"] {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_a_url_is_written_does_not_matter() {
+    fn locator_is_of_the_normalised_url() {
         assert_eq!(
             at("HTTP://me:secret@Host:80/a/../b#part").locator(),
             "http://host/b"
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_is_shown() {
+    fn secrets_in_urls_are_redacted() {
         let shown = at("https://me:secret@host:8443/a.tar?token=hidden#x").to_string();
         assert_eq!(shown, "https://host:8443/a.tar?…");
         for (spec, shown) in [
@@ -207,7 +207,7 @@ mod tests {
             ("http://h:80/a?secret", "http://h/a?…"),
             ("http://:secret@h:80/a", "http://h/a"),
         ] {
-            assert_eq!(crate::source::shown(spec), shown);
+            assert_eq!(crate::source::redact(spec), shown);
         }
     }
 }

@@ -5,18 +5,18 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 
 /// A source in memory.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MemorySource {
     bytes: Bytes,
     location: Location,
     fingerprint: Fingerprint,
 }
 
-impl Memory {
+impl MemorySource {
     /// `bytes`, shown to the user as `name`.
     pub fn new(name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
@@ -47,7 +47,7 @@ impl Memory {
     }
 }
 
-impl Source for Memory {
+impl Source for MemorySource {
     fn location(&self) -> &str {
         self.location.as_str()
     }

@@ -3,19 +3,19 @@
 //! A source is one version of something: its [`Fingerprint`] pins it, and bytes of another
 //! version are an error, never an answer.
 
-mod answer;
-mod date;
+mod response;
+mod http_date;
 mod error;
 mod file;
 mod fingerprint;
-mod folder;
+mod directory;
 mod http;
 mod location;
 mod memory;
 mod pipe;
 mod retry;
 mod slice;
-mod watch;
+mod read_handle;
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -28,22 +28,22 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use url::Url;
 
-use crate::base::buffer::{Buffer, Pool};
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
-use crate::base::short_reads::Wait;
+use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
 
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use folder::Folder;
-pub use http::{Certificates, CertificatesError, Content, Http, Message, Transport};
+pub use directory::SourceDirectory;
+pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Transport};
 pub use location::Location;
-pub use memory::Memory;
+pub use memory::MemorySource;
 pub use pipe::Pipe;
 pub use retry::Retry;
 pub use slice::Slice;
-pub use watch::{Continuation, Persistence, Watch};
+pub use read_handle::{Continuation, RetryForever, ReadHandle};
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {
@@ -70,20 +70,20 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Dropping the future abandons the request; the buffer goes back to its pool.
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>>;
 
-    /// As [`read_at`](Self::read_at), and `watch` tells how far it is and can interfere. A read
+    /// As [`read_at`](Self::read_at), and `read_handle` tells how far it is and can interfere. A read
     /// that was told to stop returns fewer bytes. A source whose reads nobody need watch leaves
-    /// `watch` alone.
+    /// `read_handle` alone.
     ///
     /// # Errors
     /// As `read_at`.
     ///
     /// # Cancel safety
     /// As `read_at`.
-    fn read_watched<'a>(
+    fn read_with_handle<'a>(
         &'a self,
         offset: Packed,
         buffer: Buffer,
-        _watch: &'a Watch,
+        _read_handle: &'a ReadHandle,
     ) -> BoxFuture<'a, Result<Bytes, Error>> {
         self.read_at(offset, buffer)
     }
@@ -97,12 +97,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     ///
     /// # Cancel safety
     /// As `read_at`.
-    fn read_afresh(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         self.read_at(offset, buffer)
     }
 
-    /// Whether [`read_here`](Self::read_here) can do anything.
-    fn reads_here(&self) -> bool {
+    /// Whether [`read_inline`](Self::read_inline) can do anything.
+    fn can_read_inline(&self) -> bool {
         false
     }
 
@@ -111,7 +111,7 @@ pub trait Source: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
-    fn read_here(
+    fn read_inline(
         &self,
         _offset: Packed,
         _bytes: &mut [u8],
@@ -122,17 +122,17 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// Reads at once that the source bears, however many are asked for: fewer after its server
     /// complained, and until it has proved to bear more.
-    fn bearable_reads(&self) -> usize {
+    fn max_concurrent_reads(&self) -> usize {
         usize::MAX
     }
 
     /// Tells the source that its server answers one request after the other: from now on it sends no more
     /// than one at once, until many of them went well.
-    fn limit_reads(&self) {}
+    fn limit_to_one_read(&self) {}
 
     /// How long the last request took to be answered, but for the way there and back: what it cost the
     /// server. `None` where nobody is asked.
-    fn answer_cost(&self) -> Option<Duration> {
+    fn response_cost(&self) -> Option<Duration> {
         None
     }
 
@@ -158,7 +158,7 @@ pub enum Access {
 
 /// How long a read waits for bytes, unless someone wants it otherwise: a server that is started
 /// again and a network that is gone for a moment are back by then.
-pub const TIMEOUT: Duration = Duration::from_mins(1);
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How to open a source.
 #[derive(Clone, Debug)]
@@ -185,7 +185,7 @@ pub struct Options {
     pub retry: Retry,
     /// The pauses between attempts are the same again for the same number; without one they are
     /// others each time.
-    pub chance: Option<u64>,
+    pub jitter_seed: Option<u64>,
     /// What counts requests and bytes.
     pub stats: Arc<Stats>,
 }
@@ -200,9 +200,9 @@ impl Default for Options {
             connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),
-            timeout: TIMEOUT,
+            timeout: DEFAULT_TIMEOUT,
             retry: Retry::default(),
-            chance: None,
+            jitter_seed: None,
             stats: Arc::default(),
         }
     }
@@ -256,7 +256,7 @@ pub fn is_same_origin(one: &str, other: &str) -> bool {
 
 /// What may be shown of `spec` (see [`open`]) to anyone: all of it, as it is written, if no part of it
 /// may be a secret.
-pub fn shown(spec: &str) -> String {
+pub fn redact(spec: &str) -> String {
     let Some(colon) = spec.find("://") else {
         return spec.to_owned();
     };
@@ -283,7 +283,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
         (Err(Cause::NotFound), name) if let Some(url) = with_scheme(&name) => {
             let url = Location::from_url(&url).to_string();
             let (_, place) = url.split_once("://").unwrap_or_default();
-            Err(Error::new(place, Cause::NoScheme { url: url.clone() }))
+            Err(Error::new(place, Cause::MissingScheme { url: url.clone() }))
         }
         (opened, name) => opened.map_err(|cause| Error::new(name, cause)),
     };
@@ -315,12 +315,12 @@ fn with_scheme(name: &str) -> Option<Url> {
     Url::parse(&format!("{scheme}://{name}")).ok()
 }
 
-/// Bytes of one piece of [`pieces`].
+/// Bytes of one piece of [`stream_by_ranges`].
 const PIECE_LEN: u64 = 1 << 20;
 
 /// A source with ranges from the front, one range after the other: for its [`Source::stream`].
-pub fn pieces<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
-    let pool = Pool::new(2 * PIECE_LEN);
+pub fn stream_by_ranges<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
+    let pool = BufferPool::new(2 * PIECE_LEN);
     let len = source.fingerprint().len.unwrap_or(u64::MAX);
     stream::unfold(Some(0), move |offset| {
         let pool = pool.clone();
@@ -330,7 +330,7 @@ pub fn pieces<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
             if wanted == 0 {
                 return None;
             }
-            let buffer = pool.take_async(wanted).await;
+            let buffer = pool.acquire_async(wanted).await;
             match source.read_at(Packed(offset), buffer).await {
                 Ok(bytes) if bytes.is_empty() => None,
                 Ok(bytes) => {
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_host_is_told_from_another() {
+    fn same_origin_compares_scheme_host_and_port() {
         for (one, other, expected) in [
             ("http://host:1/a/b", "http://me:pass@HOST:1/c?d", true),
             ("https://host", "https://host:443/", true),

@@ -9,14 +9,14 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
-use crate::base::buffer::{Buffer, Pool};
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 
 /// Bytes asked for at a time: four times what a Linux pipe holds by default.
 const PIECE_LEN: usize = 256 << 10;
 /// Pieces that may wait for the reader.
-const PIECES: u64 = 4;
+const MAX_QUEUED_PIECES: u64 = 4;
 
 /// A source that can only be read from the front, once.
 pub struct Pipe {
@@ -53,7 +53,7 @@ impl Pipe {
 }
 
 /// Blocks until the next piece is there; `None` at the end.
-fn next(mut reader: Reader, mut buffer: Buffer) -> Result<Option<(Bytes, Reader)>, Cause> {
+fn read_piece(mut reader: Reader, mut buffer: Buffer) -> Result<Option<(Bytes, Reader)>, Cause> {
     loop {
         match reader.read(&mut buffer) {
             Ok(0) => return Ok(None),
@@ -85,7 +85,7 @@ impl Source for Pipe {
     }
 
     fn read_at(&self, _offset: Packed, _buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        std::future::ready(Err(self.error(Cause::Spent))).boxed()
+        std::future::ready(Err(self.error(Cause::AlreadyRead))).boxed()
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
@@ -95,16 +95,16 @@ impl Source for Pipe {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(reader) = taken else {
-            return stream::iter([Err(self.error(Cause::Spent))]).boxed();
+            return stream::iter([Err(self.error(Cause::AlreadyRead))]).boxed();
         };
-        let pool = Pool::new(PIECES * PIECE_LEN as u64);
+        let pool = BufferPool::new(MAX_QUEUED_PIECES * PIECE_LEN as u64);
         stream::unfold(Some(reader), move |reader| {
             let pool = pool.clone();
             async move {
                 let reader = reader?;
-                let buffer = pool.take_async(PIECE_LEN).await;
+                let buffer = pool.acquire_async(PIECE_LEN).await;
                 // The task ends without a result only when the runtime goes away.
-                let done = tokio::task::spawn_blocking(|| next(reader, buffer)).await;
+                let done = tokio::task::spawn_blocking(|| read_piece(reader, buffer)).await;
                 match done.unwrap_or(Err(Cause::Cancelled)) {
                     Ok(None) => None,
                     Ok(Some((bytes, reader))) => {

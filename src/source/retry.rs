@@ -14,11 +14,11 @@ pub struct Retry {
     pub attempts: u32,
     /// Whether a source that was opened is asked beyond that, as long as there is time, when the
     /// server cannot be reached or says that it cannot serve now.
-    pub persists: bool,
+    pub retries_outages: bool,
     /// The longest pause after the first failure, doubled after each further one.
-    pub first_pause: Duration,
+    pub initial_pause: Duration,
     /// No pause is longer, unless the server asks for it.
-    pub longest_pause: Duration,
+    pub max_pause: Duration,
 }
 
 impl Default for Retry {
@@ -27,9 +27,9 @@ impl Default for Retry {
     fn default() -> Self {
         Self {
             attempts: 5,
-            persists: true,
-            first_pause: Duration::from_millis(200),
-            longest_pause: Duration::from_secs(5),
+            retries_outages: true,
+            initial_pause: Duration::from_millis(200),
+            max_pause: Duration::from_secs(5),
         }
     }
 }
@@ -38,31 +38,31 @@ impl Retry {
     /// How long to wait at the most after `failures` in a row.
     fn pause(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
-        let pause = self.first_pause.saturating_mul(1 << doublings);
-        pause.min(self.longest_pause)
+        let pause = self.initial_pause.saturating_mul(1 << doublings);
+        pause.min(self.max_pause)
     }
 
     /// How long to wait before the next attempt, after `failures` in a row of which the last was
-    /// for `cause`, when the server asked for `asked` and there is `left` to wait.
+    /// for `cause`, when the server asked for `retry_after` and there is `left` to wait.
     ///
     /// # Errors
     /// Why there should be no further attempt.
-    pub(super) fn next(
+    pub(super) fn next_pause(
         &self,
         failures: u32,
         cause: Cause,
-        asked: Option<Duration>,
+        retry_after: Option<Duration>,
         left: Duration,
         jitter: &Jitter,
     ) -> Result<Duration, Cause> {
-        let goes_on = failures < self.attempts || (self.persists && cause.is_outage());
-        if !goes_on {
+        let should_retry = failures < self.attempts || (self.retries_outages && cause.is_outage());
+        if !should_retry {
             return Err(cause);
         }
-        if let Some(asked) = asked.filter(|&asked| asked >= left) {
-            return Err(Cause::Busy(asked));
+        if let Some(retry_after) = retry_after.filter(|&retry_after| retry_after >= left) {
+            return Err(Cause::Busy(retry_after));
         }
-        let pause = asked.unwrap_or_default() + jitter.spread(self.pause(failures));
+        let pause = retry_after.unwrap_or_default() + jitter.spread(self.pause(failures));
         if pause < left { Ok(pause) } else { Err(cause) }
     }
 }
@@ -85,10 +85,10 @@ impl Jitter {
     fn spread(&self, pause: Duration) -> Duration {
         // SplitMix64: each number is used once, by whoever comes.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut dice = self.0.fetch_add(STEP, Ordering::Relaxed);
-        dice = (dice ^ (dice >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        dice = (dice ^ (dice >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        pause.mul_f64(f64::from((dice >> 48) as u16) / 65_536.0)
+        let mut random = self.0.fetch_add(STEP, Ordering::Relaxed);
+        random = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        random = (random ^ (random >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        pause.mul_f64(f64::from((random >> 48) as u16) / 65_536.0)
     }
 }
 
@@ -102,9 +102,9 @@ mod tests {
     fn retry() -> Retry {
         Retry {
             attempts: 3,
-            persists: false,
-            first_pause: Duration::ZERO,
-            longest_pause: Duration::ZERO,
+            retries_outages: false,
+            initial_pause: Duration::ZERO,
+            max_pause: Duration::ZERO,
         }
     }
 
@@ -116,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_the_longest() {
+    fn pauses_double_up_to_the_maximum() {
         let retry = Retry {
-            first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_millis(500),
+            initial_pause: Duration::from_millis(100),
+            max_pause: Duration::from_millis(500),
             ..retry()
         };
         let pauses = [1, 2, 3, 4, u32::MAX].map(|failures| retry.pause(failures));
@@ -127,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_too_often_is_given_up_unless_the_server_is_out_of_reach_for_now() {
+    fn retries_end_after_the_limit_except_during_an_outage() {
         let persistent = Retry {
-            persists: true,
+            retries_outages: true,
             ..retry()
         };
         for (cause, ends) in [
@@ -141,50 +141,50 @@ mod tests {
         ] {
             assert!(
                 retry()
-                    .next(2, cause.clone(), None, LEFT, &Jitter::new(None))
+                    .next_pause(2, cause.clone(), None, LEFT, &Jitter::new(None))
                     .is_ok()
             );
             assert!(
                 retry()
-                    .next(3, cause.clone(), None, LEFT, &Jitter::new(None))
+                    .next_pause(3, cause.clone(), None, LEFT, &Jitter::new(None))
                     .is_err()
             );
-            let next = persistent.next(3, cause.clone(), None, LEFT, &Jitter::new(None));
+            let next = persistent.next_pause(3, cause.clone(), None, LEFT, &Jitter::new(None));
             assert_eq!(next.is_err(), ends, "{cause}");
         }
-        let next = persistent.next(3, unreachable(), None, Duration::ZERO, &Jitter::new(None));
+        let next = persistent.next_pause(3, unreachable(), None, Duration::ZERO, &Jitter::new(None));
         assert!(next.is_err(), "the time is over");
     }
 
     #[test]
-    fn a_server_may_ask_for_patience_as_long_as_there_is_time() {
-        let next = |asked| {
-            let asked = Some(Duration::from_secs(asked));
-            retry().next(1, Cause::Http(503), asked, LEFT, &Jitter::new(None))
+    fn retry_after_is_honoured_within_the_timeout() {
+        let next = |retry_after| {
+            let retry_after = Some(Duration::from_secs(retry_after));
+            retry().next_pause(1, Cause::Http(503), retry_after, LEFT, &Jitter::new(None))
         };
         assert_eq!(next(59).ok(), Some(Duration::from_secs(59)));
-        assert!(matches!(next(60), Err(Cause::Busy(asked)) if asked == LEFT));
+        assert!(matches!(next(60), Err(Cause::Busy(retry_after)) if retry_after == LEFT));
         assert!(matches!(next(u64::MAX), Err(Cause::Busy(_))));
     }
 
     #[test]
-    fn pauses_are_spread_over_all_the_time_and_never_longer() {
+    fn jitter_spreads_pauses_over_their_whole_length() {
         let pause = Duration::from_millis(100);
-        let spreads = |seed| -> Vec<Duration> {
+        let jittered = |seed| -> Vec<Duration> {
             let jitter = Jitter::new(seed);
             (0..200).map(|_| jitter.spread(pause)).collect()
         };
-        assert_eq!(spreads(Some(1)), spreads(Some(1)));
-        assert_ne!(spreads(Some(1)), spreads(Some(2)));
-        let spreads = spreads(None);
-        assert!(spreads.iter().all(|&spread| spread < pause), "{spreads:?}");
+        assert_eq!(jittered(Some(1)), jittered(Some(1)));
+        assert_ne!(jittered(Some(1)), jittered(Some(2)));
+        let jittered = jittered(None);
+        assert!(jittered.iter().all(|&spread| spread < pause), "{jittered:?}");
         assert!(
-            spreads.iter().any(|&spread| spread < pause / 4),
-            "{spreads:?}"
+            jittered.iter().any(|&spread| spread < pause / 4),
+            "{jittered:?}"
         );
         assert!(
-            spreads.iter().any(|&spread| spread > pause / 4 * 3),
-            "{spreads:?}"
+            jittered.iter().any(|&spread| spread > pause / 4 * 3),
+            "{jittered:?}"
         );
     }
 }

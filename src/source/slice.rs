@@ -7,11 +7,11 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
 
-use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator, Watch};
-use crate::base::buffer::Buffer;
+use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator, ReadHandle};
+use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
-use crate::base::short_reads::Wait;
+use crate::base::random_reads::Wait;
 
 /// A stretch of another source: read by that one's requests, and by no others. What goes wrong is
 /// told of the other source, which is where it went wrong.
@@ -32,7 +32,7 @@ impl Slice {
     pub fn new(whole: Arc<dyn Source>, extent: Extent<Packed>, name: &str) -> Result<Self, Error> {
         let refused = |cause| Err(Error::new(whole.location(), cause));
         if whole.access() == Access::Stream {
-            return refused(Cause::Spent);
+            return refused(Cause::AlreadyRead);
         }
         if whole
             .fingerprint()
@@ -60,7 +60,7 @@ impl Slice {
     /// The same, of which somebody says that its bytes have the digest `sha256`: it is found again by
     /// that, wherever it lies. Whoever reads all of it holds it against the digest.
     #[must_use]
-    pub fn known_by(self, sha256: Sha256) -> Self {
+    pub fn with_digest(self, sha256: Sha256) -> Self {
         Self {
             location: Location::with_locator(self.location.as_str(), format!("sha256:{sha256}")),
             fingerprint: Fingerprint {
@@ -88,7 +88,7 @@ impl Slice {
     }
 
     /// Where in the whole `len` bytes at `offset` lie.
-    fn place(&self, offset: Packed, len: usize) -> Result<Packed, Error> {
+    fn offset_in_whole(&self, offset: Packed, len: usize) -> Result<Packed, Error> {
         let truncated = || Error::new(self.location(), Cause::Truncated);
         let end = offset.0.checked_add(len as u64);
         end.filter(|&end| end <= self.extent.len())
@@ -115,52 +115,52 @@ impl Source for Slice {
     }
 
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        match self.place(offset, buffer.len()) {
-            Ok(place) => self.whole.read_at(place, buffer),
+        match self.offset_in_whole(offset, buffer.len()) {
+            Ok(offset) => self.whole.read_at(offset, buffer),
             Err(error) => std::future::ready(Err(error)).boxed(),
         }
     }
 
-    fn read_watched<'a>(
+    fn read_with_handle<'a>(
         &'a self,
         offset: Packed,
         buffer: Buffer,
-        watch: &'a Watch,
+        read_handle: &'a ReadHandle,
     ) -> BoxFuture<'a, Result<Bytes, Error>> {
-        match self.place(offset, buffer.len()) {
-            Ok(place) => self.whole.read_watched(place, buffer, watch),
+        match self.offset_in_whole(offset, buffer.len()) {
+            Ok(offset) => self.whole.read_with_handle(offset, buffer, read_handle),
             Err(error) => std::future::ready(Err(error)).boxed(),
         }
     }
 
-    fn read_afresh(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        match self.place(offset, buffer.len()) {
-            Ok(place) => self.whole.read_afresh(place, buffer),
+    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        match self.offset_in_whole(offset, buffer.len()) {
+            Ok(offset) => self.whole.read_uncached(offset, buffer),
             Err(error) => std::future::ready(Err(error)).boxed(),
         }
     }
 
-    fn reads_here(&self) -> bool {
-        self.whole.reads_here()
+    fn can_read_inline(&self) -> bool {
+        self.whole.can_read_inline()
     }
 
-    fn read_here(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
-        match self.place(offset, bytes.len()) {
-            Ok(place) => self.whole.read_here(place, bytes, wait),
+    fn read_inline(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
+        match self.offset_in_whole(offset, bytes.len()) {
+            Ok(offset) => self.whole.read_inline(offset, bytes, wait),
             Err(error) => Some(Err(error)),
         }
     }
 
-    fn bearable_reads(&self) -> usize {
-        self.whole.bearable_reads()
+    fn max_concurrent_reads(&self) -> usize {
+        self.whole.max_concurrent_reads()
     }
 
-    fn limit_reads(&self) {
-        self.whole.limit_reads();
+    fn limit_to_one_read(&self) {
+        self.whole.limit_to_one_read();
     }
 
-    fn answer_cost(&self) -> Option<Duration> {
-        self.whole.answer_cost()
+    fn response_cost(&self) -> Option<Duration> {
+        self.whole.response_cost()
     }
 
     fn is_remote(&self) -> bool {
@@ -168,7 +168,7 @@ impl Source for Slice {
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        super::pieces(self)
+        super::stream_by_ranges(self)
     }
 }
 
@@ -177,11 +177,11 @@ mod tests {
     use futures_util::stream::StreamExt;
 
     use super::*;
-    use crate::base::buffer::Pool;
-    use crate::source::{Memory, Pipe};
+    use crate::base::buffer_pool::BufferPool;
+    use crate::source::{MemorySource, Pipe};
 
     fn whole(bytes: &'static [u8]) -> Arc<dyn Source> {
-        Arc::new(Memory::new("whole", bytes))
+        Arc::new(MemorySource::new("whole", bytes))
     }
 
     fn slice(start: u64, len: u64) -> Result<Slice, Error> {
@@ -190,19 +190,19 @@ mod tests {
     }
 
     /// What `work` comes to.
-    fn ends<T>(work: impl Future<Output = T>) -> T {
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime.expect("a runtime").block_on(work)
     }
 
     fn read(slice: &Slice, offset: u64, len: usize) -> Result<Bytes, Cause> {
-        let buffer = Pool::new(100).take(len).expect("open");
-        let read = ends(slice.read_at(Packed(offset), buffer));
+        let buffer = BufferPool::new(100).acquire(len).expect("open");
+        let read = block_on(slice.read_at(Packed(offset), buffer));
         read.map_err(|error| error.cause)
     }
 
     #[test]
-    fn a_part_is_read_from_its_own_front_and_never_beyond_its_ends() {
+    fn slice_reads_stay_within_its_bounds() {
         let part = slice(3, 4).expect("inside");
         assert_eq!(part.fingerprint().len, Some(4));
         assert_eq!(read(&part, 0, 4).expect("all of it"), b"3456"[..]);
@@ -212,13 +212,13 @@ mod tests {
             let beyond = read(&part, offset, len);
             assert!(matches!(beyond, Err(Cause::Truncated)), "{offset}+{len}");
         }
-        let pieces: Vec<_> = ends(part.stream().collect());
+        let pieces: Vec<_> = block_on(part.stream().collect());
         let bytes: Vec<u8> = pieces.into_iter().flat_map(Result::unwrap).collect();
         assert_eq!(bytes, b"3456");
     }
 
     #[test]
-    fn a_part_that_is_not_all_there_is_none() {
+    fn slice_beyond_the_source_is_rejected() {
         assert!(slice(3, 7).is_ok());
         for (start, len) in [(3, 8), (11, 0), (u64::MAX, 1), (0, u64::MAX)] {
             let beyond = slice(start, len).map_err(|error| error.cause);
@@ -227,11 +227,11 @@ mod tests {
         let once = Arc::new(Pipe::new("pipe", std::io::empty(), Arc::default()));
         let extent = Extent::with_len(Packed(0), 0);
         let part = Slice::new(once, extent, "part").map_err(|error| error.cause);
-        assert!(matches!(part, Err(Cause::Spent)));
+        assert!(matches!(part, Err(Cause::AlreadyRead)));
     }
 
     #[test]
-    fn a_part_is_found_again_by_its_place_in_a_version_or_by_its_digest() {
+    fn slice_is_identified_by_offset_and_version_or_by_digest() {
         let (one, other) = (slice(3, 4).expect("one"), slice(4, 4).expect("another"));
         assert_ne!(one.locator(), other.locator());
         assert_ne!(
@@ -240,15 +240,15 @@ mod tests {
         );
         assert!(!one.fingerprint().is_strong(), "the whole is not");
         let digest = Sha256([7; 32]);
-        let (one, other) = (one.known_by(digest), other.known_by(digest));
+        let (one, other) = (one.with_digest(digest), other.with_digest(digest));
         assert_eq!(one.locator(), other.locator());
         assert_eq!(one.fingerprint(), other.fingerprint());
         assert!(one.fingerprint().is_strong());
     }
 
     #[test]
-    fn index_is_found_only_under_the_plain_digest_it_was_made_with() {
-        let named = || slice(3, 4).expect("inside").known_by(Sha256([7; 32]));
+    fn index_is_found_only_under_its_plain_digest() {
+        let named = || slice(3, 4).expect("inside").with_digest(Sha256([7; 32]));
         let text = |part: &Slice| part.fingerprint().to_string();
         let part = named().with_plain_digest(Sha256([8; 32]));
         assert_eq!(part.locator(), named().locator());

@@ -9,7 +9,7 @@ use super::merge::merge;
 use crate::archive::scan::{self, Digest};
 use crate::archive::{Archive, Error, OpenError, OpenOptions, Share};
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::codec;
 use crate::index::{Index, MemoryLimit, MergeError, Whiteouts};
 use crate::source::Source;

@@ -1,7 +1,7 @@
 //! One header record, typed: fields, numbers, checksum, dialect.
 
 use super::{Device, RECORD, Timestamp};
-use crate::base::tar_checksum::{after_nul, octal};
+use crate::base::tar_checksum::{parse_octal, strip_leading_nul};
 
 /// Bytes in a record, as an array length.
 #[expect(clippy::cast_possible_truncation, reason = "512 fits")]
@@ -159,11 +159,11 @@ fn ranged<T: TryFrom<i128>>(field: &[u8]) -> Result<T, NumberError> {
 
 /// A number in octal or, when the first byte is 0x80 or 0xFF, in base 256.
 fn number(field: &[u8]) -> Result<i128, NumberError> {
-    let field = after_nul(field);
+    let field = strip_leading_nul(field);
     match field.first() {
         Some(0x80) => Ok(base256(0, field)),
         Some(0xff) => Ok(base256(-1, field)),
-        _ => octal(field).map(i128::from).ok_or(NumberError::NotANumber),
+        _ => parse_octal(field).map(i128::from).ok_or(NumberError::NotANumber),
     }
 }
 

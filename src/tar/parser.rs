@@ -350,7 +350,7 @@ impl Parser {
             return Ok(());
         }
         let header = Header(record);
-        if !tar_checksum::holds(header.0) {
+        if !tar_checksum::is_valid(header.0) {
             return self.no_header(at, header, "this is not a header");
         }
         self.is_tar = true;
@@ -1596,12 +1596,12 @@ mod tests {
 
     #[test]
     fn whoever_waits_for_bytes_holds_none() {
-        let pool = crate::base::buffer::Pool::new(RECORD);
-        let mut record = pool.take(RECORD_LEN).expect("open");
+        let pool = crate::base::buffer_pool::BufferPool::new(RECORD);
+        let mut record = pool.acquire(RECORD_LEN).expect("open");
         record.copy_from_slice(&Block::new("a", b'x', 1).done());
         let mut parser = Parser::new(Options::default());
         parser.push(record.freeze());
         while !matches!(parser.pull(), Ok(Event::NeedInput)) {}
-        assert_eq!(pool.taken(), 0);
+        assert_eq!(pool.used_bytes(), 0);
     }
 }

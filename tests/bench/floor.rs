@@ -24,7 +24,7 @@ use std::thread;
 use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use tarfs::base::buffer::{Buffer, Pool};
+use tarfs::base::buffer_pool::{Buffer, BufferPool};
 use xxhash_rust::xxh32::Xxh32;
 
 /// Unless another number is given; slow networks need more.
@@ -75,8 +75,8 @@ fn materialize(remote: &Remote, connections: usize, root: &Arc<OwnedFd>, mut has
     let chunks = connections + SPARE_CHUNKS;
     let is_packed = remote.path.rsplit('.').next() == Some("lz4");
     let headroom = if is_packed { HEADROOM } else { 0 };
-    let pool = &Pool::new(((headroom + CHUNK_LEN) * chunks) as u64);
-    let blocks = &Pool::new((MAX_BLOCK_LEN * BLOCKS) as u64);
+    let pool = &BufferPool::new(((headroom + CHUNK_LEN) * chunks) as u64);
+    let blocks = &BufferPool::new((MAX_BLOCK_LEN * BLOCKS) as u64);
     let next = &Mutex::new(0);
     let (arrived, arrivals) = sync_channel(chunks);
     let (job, jobs) = sync_channel(BLOCKS);
@@ -195,7 +195,7 @@ impl Remote {
         &self,
         headroom: usize,
         next: &Mutex<usize>,
-        pool: &Pool,
+        pool: &BufferPool,
         arrived: &SyncSender<(usize, Buffer)>,
     ) {
         let mut connection = self.connect();
@@ -209,7 +209,7 @@ impl Remote {
             }
             *next += 1;
             let len = CHUNK_LEN.min(self.len - start);
-            let mut buffer = pool.take(headroom + CHUNK_LEN).expect("open");
+            let mut buffer = pool.acquire(headroom + CHUNK_LEN).expect("open");
             drop(next);
             buffer.truncate(headroom + len);
             let range = format!("Range: bytes={start}-{}\r\n", start + len - 1);
@@ -309,10 +309,10 @@ fn frame_header(frame: &mut Bytes) -> usize {
     if flags & 0x10 == 0 { 0 } else { 4 }
 }
 
-fn decode(jobs: &Mutex<Receiver<Job>>, pool: &Pool) {
+fn decode(jobs: &Mutex<Receiver<Job>>, pool: &BufferPool) {
     loop {
         // The buffer first: the oldest job is never without one.
-        let mut buffer = pool.take(MAX_BLOCK_LEN).expect("open");
+        let mut buffer = pool.acquire(MAX_BLOCK_LEN).expect("open");
         let Some(job) = receive(jobs) else { return };
         let len = unpack(&job.packed, &mut buffer).expect("a block");
         buffer.truncate(len);

@@ -25,8 +25,8 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use rustix::time::{ClockId, clock_gettime};
 use tarfs::archive::scan::Sink;
-use tarfs::base::buffer::Pool;
-use tarfs::base::loan::Loans;
+use tarfs::base::buffer_pool::BufferPool;
+use tarfs::base::memory_reclaim::MemoryBroker;
 use tarfs::base::stats::Stats;
 use tarfs::codec::{self, Compression, Pull};
 use tarfs::materialize::{Materializer, Options};
@@ -222,9 +222,9 @@ fn bzip2(plain: &[u8]) -> anyhow::Result<Bytes> {
 /// How many plain bytes there are; jobs are run where they come.
 fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
     let context = codec::Context {
-        pool: Pool::new(64 << 20),
+        pool: BufferPool::new(64 << 20),
         seek_points: false,
-        loans: Loans::limited(64 << 20),
+        broker: MemoryBroker::with_limit(64 << 20),
         workers: 0,
     };
     let mut decoder = codec::start(compression, context);

@@ -6,7 +6,7 @@ pub(crate) mod sync {
     pub(crate) use std::sync::PoisonError;
 }
 
-#[path = "../../src/base/buffer.rs"]
+#[path = "../../src/base/buffer_pool.rs"]
 #[allow(
     dead_code,
     unused_imports,
@@ -14,7 +14,7 @@ pub(crate) mod sync {
     clippy::pedantic,
     reason = "the library's, and looked at there"
 )]
-pub(crate) mod buffer;
+pub(crate) mod buffer_pool;
 
 #[path = "../../src/base/free_list.rs"]
 #[allow(
@@ -26,7 +26,7 @@ pub(crate) mod buffer;
 )]
 pub(crate) mod free_list;
 
-#[path = "../../src/base/loan.rs"]
+#[path = "../../src/base/memory_reclaim.rs"]
 #[allow(
     dead_code,
     unused_imports,
@@ -34,4 +34,4 @@ pub(crate) mod free_list;
     clippy::pedantic,
     reason = "the library's, and looked at there"
 )]
-pub(crate) mod loan;
+pub(crate) mod memory_reclaim;

@@ -86,7 +86,7 @@ const TESTS: [(&str, Scenario); 10] = [
     ),
     (
         "loans_stay_within_their_limit_and_everyone_gets_one",
-        taking::loans,
+        taking::grants,
     ),
     ("a_ration_never_waits_and_comes_back_whole", taking::rations),
     (

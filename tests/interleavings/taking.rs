@@ -10,8 +10,8 @@ use shuttle::future::block_on;
 use shuttle::sync::mpsc::sync_channel;
 use shuttle::thread;
 
-use crate::base::buffer::{Closed, Enough, Pool};
-use crate::base::loan::{BorrowError, Lender, Loan, Loans};
+use crate::base::buffer_pool::{Closed, SoftLimit, BufferPool};
+use crate::base::memory_reclaim::{GrantError, Reclaim, MemoryGrant, MemoryBroker};
 use crate::noise::Noise;
 
 const BUDGET: u64 = 100;
@@ -54,28 +54,28 @@ enum Share {
 }
 
 /// Takes `len` bytes in one of all ways, and waits for them.
-fn take(pool: &Pool, len: u64, way: u64) -> Share {
+fn take(pool: &BufferPool, len: u64, way: u64) -> Share {
     let wanted = usize::try_from(len).expect("small");
     match way {
-        0 => Share::Other(Box::new(pool.take(wanted).expect("open"))),
+        0 => Share::Other(Box::new(pool.acquire(wanted).expect("open"))),
         1 => Share::Other(Box::new(pool.reserve(len).expect("open"))),
         2 => {
             let half = wanted / 2;
             let rest = len - half as u64;
-            Share::Other(Box::new(pool.take_with(half, rest).expect("open")))
+            Share::Other(Box::new(pool.acquire_with(half, rest).expect("open")))
         }
         3 => {
-            let bytes = pool.take(wanted).expect("open").freeze();
+            let bytes = pool.acquire(wanted).expect("open").freeze();
             // Not an empty one, which would hold nothing.
             Share::Bytes(bytes.slice(wanted / 2..))
         }
-        _ => Share::Other(Box::new(block_on(pool.take_async(wanted)))),
+        _ => Share::Other(Box::new(block_on(pool.acquire_async(wanted)))),
     }
 }
 
 /// Asks once, as a task does, and is dropped whatever the answer.
-fn ask_in_vain(pool: &Pool, len: u64) {
-    let mut taking = pin!(pool.take_async(usize::try_from(len).expect("small")));
+fn ask_in_vain(pool: &BufferPool, len: u64) {
+    let mut taking = pin!(pool.acquire_async(usize::try_from(len).expect("small")));
     block_on(poll_fn(|context| {
         drop(taking.as_mut().poll(context));
         Poll::Ready(())
@@ -83,7 +83,7 @@ fn ask_in_vain(pool: &Pool, len: u64) {
 }
 
 /// Threads that take up to `most` bytes at a time, and give them back.
-fn take_all(noise: &mut Noise, pool: &Pool, held: &Held, most: u64) {
+fn take_all(noise: &mut Noise, pool: &BufferPool, held: &Held, most: u64) {
     let threads: Vec<_> = (0..4)
         .map(|_| {
             let (pool, held, mut noise) = (pool.clone(), held.clone(), Noise::new(noise.number()));
@@ -112,69 +112,69 @@ fn take_all(noise: &mut Noise, pool: &Pool, held: &Held, most: u64) {
     }
 }
 
-fn is_whole(pool: &Pool) {
-    assert_eq!(pool.taken(), 0, "everything is back");
+fn is_whole(pool: &BufferPool) {
+    assert_eq!(pool.used_bytes(), 0, "everything is back");
     let all = usize::try_from(pool.budget()).expect("small");
-    let first = pool.try_take(all).expect("all of it");
-    assert!(pool.try_take(1).is_none(), "and no more");
+    let first = pool.try_acquire(all).expect("all of it");
+    assert!(pool.try_acquire(1).is_none(), "and no more");
     drop(first);
 }
 
 pub(crate) fn buffers(mut noise: Noise) {
-    let pool = Pool::new(BUDGET);
+    let pool = BufferPool::new(BUDGET);
     // Some longer than all there is, which are handed out alone.
     let most = if noise.below(2) == 0 { 60 } else { 130 };
     take_all(&mut noise, &pool, &Held::new(BUDGET), most);
-    assert!(pool.peak() <= BUDGET.max(most));
+    assert!(pool.peak_bytes() <= BUDGET.max(most));
     is_whole(&pool);
 }
 
 pub(crate) fn frugally(mut noise: Noise) {
-    let enough = Enough {
+    let enough = SoftLimit {
         bytes: 10 + noise.below(40),
         buffers: 2,
     };
-    let pool = Pool::frugal(BUDGET, enough);
+    let pool = BufferPool::with_soft_limit(BUDGET, enough);
     take_all(&mut noise, &pool, &Held::new(BUDGET), 60);
-    assert_eq!(pool.taken(), 0);
+    assert_eq!(pool.used_bytes(), 0);
 }
 
 pub(crate) fn beside_a_loan(mut noise: Noise) {
-    let pool = Pool::new(BUDGET);
-    let lent = 1 + noise.below(pool.lendable());
-    let loans = Loans::new(vec![Arc::new(pool.clone())]);
-    let loan = loans.borrow(lent).expect("within the limit");
+    let pool = BufferPool::new(BUDGET);
+    let lent = 1 + noise.below(pool.reclaimable_bytes());
+    let broker = MemoryBroker::new(vec![Arc::new(pool.clone())]);
+    let grant = broker.grant(lent).expect("within the limit");
     take_all(&mut noise, &pool, &Held::new(BUDGET - lent), 60);
-    drop(loan);
-    assert_eq!(loans.lent_bytes(), 0);
+    drop(grant);
+    assert_eq!(broker.granted_bytes(), 0);
     is_whole(&pool);
 }
 
-pub(crate) fn loans(mut noise: Noise) {
-    let pools = [Pool::new(BUDGET), Pool::new(40)];
+pub(crate) fn grants(mut noise: Noise) {
+    let pools = [BufferPool::new(BUDGET), BufferPool::new(40)];
     let lenders = pools
         .iter()
-        .map(|pool| Arc::new(pool.clone()) as Arc<dyn Lender>);
-    let loans = Loans::new(lenders.collect());
-    let limit = loans.limit_bytes();
+        .map(|pool| Arc::new(pool.clone()) as Arc<dyn Reclaim>);
+    let broker = MemoryBroker::new(lenders.collect());
+    let limit = broker.limit_bytes();
     assert_eq!(limit, 105);
     let held = Held::new(limit);
     let borrowers: Vec<_> = (0..3)
         .map(|_| {
-            let (loans, held, [pool, _]) = (loans.clone(), held.clone(), pools.clone());
+            let (broker, held, [pool, _]) = (broker.clone(), held.clone(), pools.clone());
             let mut noise = Noise::new(noise.number());
             thread::spawn(move || {
                 for _ in 0..2 {
                     let bytes = 1 + noise.below(limit);
-                    let loan: Loan = loans.borrow(bytes).expect("within the limit");
+                    let grant: MemoryGrant = broker.grant(bytes).expect("within the limit");
                     held.took(bytes);
                     // As a decoder does with the state that it has borrowed.
                     let len = 1 + noise.below(BUDGET / 4);
                     drop(take(&pool, len, noise.below(5)));
                     held.gives_back(bytes);
-                    drop(loan);
+                    drop(grant);
                 }
-                assert!(loans.borrow(limit + 1).is_err());
+                assert!(broker.grant(limit + 1).is_err());
             })
         })
         .collect();
@@ -184,26 +184,26 @@ pub(crate) fn loans(mut noise: Noise) {
     for borrower in borrowers {
         borrower.join().expect("no panic");
     }
-    assert_eq!(loans.lent_bytes(), 0);
-    assert!(loans.borrow(limit).is_ok(), "all can be had again");
+    assert_eq!(broker.granted_bytes(), 0);
+    assert!(broker.grant(limit).is_ok(), "all can be had again");
     pools.iter().for_each(is_whole);
 }
 
 pub(crate) fn rations(mut noise: Noise) {
-    let pool = Pool::new(BUDGET);
+    let pool = BufferPool::new(BUDGET);
     let threads: Vec<_> = (0..3)
         .map(|_| {
             let (pool, mut noise) = (pool.clone(), Noise::new(noise.number()));
             thread::spawn(move || {
                 let bytes = 30 + noise.below(70);
-                let ration = pool.ration(bytes).expect("open");
+                let ration = pool.preallocate(bytes).expect("open");
                 // Whoever has so much besides makes nobody wait who has set it aside.
-                let first = ration.try_take(20).expect("set aside");
+                let first = ration.try_acquire(20).expect("set aside");
                 thread::yield_now();
-                let second = ration.try_take(10).expect("set aside");
+                let second = ration.try_acquire(10).expect("set aside");
                 drop(first);
                 drop(ration);
-                assert!(pool.taken() >= 10);
+                assert!(pool.used_bytes() >= 10);
                 drop(second);
             })
         })
@@ -219,7 +219,7 @@ pub(crate) fn rations(mut noise: Noise) {
 /// Each job takes its buffer and its state at once. What the buffer has no room for the consumer makes in
 /// memory that was set aside; without that, jobs may be larger than all there is.
 pub(crate) fn long_jobs(mut noise: Noise) {
-    let pool = Pool::new(BUDGET);
+    let pool = BufferPool::new(BUDGET);
     let (give, jobs) = sync_channel(2);
     let decoder = thread::spawn({
         let pool = pool.clone();
@@ -229,10 +229,10 @@ pub(crate) fn long_jobs(mut noise: Noise) {
             } else {
                 (20, 40)
             };
-            let aside = Arc::new((Pool::new(20), pool.reserve(set_aside).expect("open")));
+            let aside = Arc::new((BufferPool::new(20), pool.reserve(set_aside).expect("open")));
             for _ in 0..4 {
                 let len = 10 + usize::try_from(noise.below(most)).expect("small");
-                let job = pool.take_with(len, 30).expect("open");
+                let job = pool.acquire_with(len, 30).expect("open");
                 let pieces = noise.below(4);
                 give.send((job, Arc::clone(&aside), pieces))
                     .expect("it is consumed");
@@ -260,20 +260,20 @@ pub(crate) fn long_jobs(mut noise: Noise) {
 
 /// Threads that wait for memory which nobody gives back.
 pub(crate) fn until_it_is_closed(mut noise: Noise) {
-    let pool = Pool::new(BUDGET);
-    let loans = Loans::limited(BUDGET);
-    let held = pool.take(90).expect("open");
-    let loan = loans.borrow(90).expect("open");
+    let pool = BufferPool::new(BUDGET);
+    let broker = MemoryBroker::with_limit(BUDGET);
+    let held = pool.acquire(90).expect("open");
+    let grant = broker.grant(90).expect("open");
     let waiters: Vec<_> = (0..3)
         .map(|_| {
-            let (pool, loans, way) = (pool.clone(), loans.clone(), noise.below(5));
+            let (pool, broker, way) = (pool.clone(), broker.clone(), noise.below(5));
             thread::spawn(move || match way {
-                0 => pool.take(20).map(drop),
+                0 => pool.acquire(20).map(drop),
                 1 => pool.reserve(20).map(drop),
-                2 => pool.take_with(10, 10).map(drop),
-                3 => pool.ration(20).map(drop),
-                _ => match loans.borrow(20) {
-                    Err(BorrowError::Closed(closed)) => Err(closed),
+                2 => pool.acquire_with(10, 10).map(drop),
+                3 => pool.preallocate(20).map(drop),
+                _ => match broker.grant(20) {
+                    Err(GrantError::Closed(closed)) => Err(closed),
                     other => panic!("{other:?}"),
                 },
             })
@@ -281,10 +281,10 @@ pub(crate) fn until_it_is_closed(mut noise: Noise) {
         .collect();
     thread::yield_now();
     pool.close();
-    loans.close();
+    broker.close();
     for waiter in waiters {
         assert_eq!(waiter.join().expect("no panic"), Err(Closed));
     }
-    drop((held, loan));
-    assert_eq!((pool.taken(), loans.lent_bytes()), (0, 0));
+    drop((held, grant));
+    assert_eq!((pool.used_bytes(), broker.granted_bytes()), (0, 0));
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Archive, OpenOptions, ReadError, Spooling};
 use tarfs::base::stats::Stats;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 use tarfs::fetch;
 use tarfs::index::Ino;
-use tarfs::source::{Memory, Persistence, Pipe, Source};
+use tarfs::source::{MemorySource, RetryForever, Pipe, Source};
 use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
@@ -111,7 +111,7 @@ fn least() -> scan::Options {
         connections: 8,
         chunk_len: 8 << 20,
         min_speed: fetch::MinSpeed::default(),
-        persistence: Persistence::default(),
+        retry_forever: RetryForever::default(),
         memory: 0,
         lenders: Vec::new(),
         workers: 2,
@@ -161,7 +161,7 @@ impl Sink for Counter {
 
 fn scanned(packed: Vec<u8>, options: &scan::Options, stats: &Arc<Stats>) -> usize {
     let runtime = runtime();
-    let source: Arc<dyn Source> = Arc::new(Memory::new("test", packed));
+    let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", packed));
     let mut counter = Counter::default();
     scan::scan(&source, options, runtime.handle(), stats, &mut counter).expect("scanned");
     counter.0
@@ -258,7 +258,7 @@ fn bzip2_blocks_longer_than_memory_are_scanned_and_read() {
             spooling: Spooling::Refused,
             ..options(cache.path())
         };
-        let source = Arc::new(Memory::new("test", for_reads));
+        let source = Arc::new(MemorySource::new("test", for_reads));
         let archive = Archive::open(source, &options, network.handle(), &Arc::default());
         let archive = archive.expect("opened");
         std::thread::scope(|scope| {
@@ -284,7 +284,7 @@ fn closing_an_archive_ends_reads_that_wait_for_memory() {
             spooling: Spooling::Refused,
             ..options(cache.path())
         };
-        let source = Arc::new(Memory::new("test", packed));
+        let source = Arc::new(MemorySource::new("test", packed));
         let archive = Archive::open(source, &options, network.handle(), &Arc::default());
         let archive = archive.expect("opened");
         let found = archive
@@ -318,7 +318,7 @@ fn a_decoder_that_needs_more_than_the_memory_says_how_much() {
             let packed = packed.clone();
             let scanned = in_time(name, move || {
                 let runtime = runtime();
-                let source: Arc<dyn Source> = Arc::new(Memory::new("test", packed));
+                let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", packed));
                 let options = scan::Options { memory, ..least() };
                 let (mut counter, stats) = (Counter::default(), Arc::default());
                 let scanned = scan::scan(&source, &options, runtime.handle(), &stats, &mut counter);
@@ -347,7 +347,7 @@ fn readers_take_turns_with_memory_that_only_one_decoder_can_have() {
         let mut options = options(cache.path());
         options.scan.memory = 90 << 20;
         options.spooling = Spooling::Refused;
-        let source = Arc::new(Memory::new("test", packed));
+        let source = Arc::new(MemorySource::new("test", packed));
         let archive = Archive::open(source, &options, network.handle(), &Arc::default());
         let archive = archive.expect("opened");
         std::thread::scope(|scope| {
@@ -406,7 +406,7 @@ fn blocks_longer_than_memory_are_read_from_their_beginning() {
             spooling: Spooling::Refused,
             ..options(cache.path())
         };
-        let source = Arc::new(Memory::new("test", packed));
+        let source = Arc::new(MemorySource::new("test", packed));
         let archive = Archive::open(source, &options, network.handle(), &Arc::default());
         read(&archive.expect("opened"), b"a", 1000)
     });

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use rustix::io::Errno;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 use xxhash_rust::xxh32::xxh32;
 
 use crate::support::http::{Resource, Response, Server};

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Signal;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::mounts::is_mounted;

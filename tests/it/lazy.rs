@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;

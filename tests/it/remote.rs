@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tarfs::base::buffer::Pool;
+use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::{Extent, Packed};
 use tarfs::base::stats::Stats;
 use tarfs::fetch::{self, MinSpeed};
@@ -58,9 +58,9 @@ impl Client {
             idle_timeout: Duration::from_secs(5),
             retry: Retry {
                 attempts: 3,
-                persists: false,
-                first_pause: Duration::ZERO,
-                longest_pause: Duration::ZERO,
+                retries_outages: false,
+                initial_pause: Duration::ZERO,
+                max_pause: Duration::ZERO,
             },
             ..Options::default()
         };
@@ -68,17 +68,17 @@ impl Client {
     }
 
     /// What reads for those who wait, with memory from `spare` for second requests.
-    fn reads(&self, source: &Arc<dyn Source>, spare: &Pool) -> fetch::Reads {
+    fn reads(&self, source: &Arc<dyn Source>, spare: &BufferPool) -> fetch::RangeReader {
         let (handle, stats) = (self.runtime.handle().clone(), Arc::clone(&self.stats));
-        fetch::Reads::new(handle, Arc::clone(source), spare.clone(), stats)
+        fetch::RangeReader::new(handle, Arc::clone(source), spare.clone(), stats)
     }
 
     fn read(&self, source: &Arc<dyn Source>, start: u64, len: u64) -> Result<Bytes, Error> {
         let extent = Extent::with_len(Packed(start), len);
-        fetch::read(self.runtime.handle(), source, extent, &Pool::new(64 << 20))
+        fetch::read(self.runtime.handle(), source, extent, &BufferPool::new(64 << 20))
     }
 
-    fn config(&self, pool: Pool) -> fetch::Config {
+    fn config(&self, pool: BufferPool) -> fetch::Config {
         fetch::Config::new(pool, Arc::clone(&self.stats))
     }
 
@@ -92,7 +92,7 @@ impl Client {
         let config = fetch::Config {
             chunk_len,
             connections: 4,
-            ..self.config(Pool::new(budget))
+            ..self.config(BufferPool::new(budget))
         };
         fetch::Stream::start(
             self.runtime.handle(),
@@ -246,7 +246,7 @@ fn a_server_without_ranges_is_one_stream_of_one_request() {
     );
     assert_eq!(server.seen("/a").len(), 1);
     let error = collect(client.stream(&source, 0, 2 << 20, 1 << 20)).expect_err("spent");
-    assert!(matches!(error.cause, Cause::Spent));
+    assert!(matches!(error.cause, Cause::AlreadyRead));
 }
 
 #[test]
@@ -605,7 +605,7 @@ fn read_past_a_stall(
         chunk_len: CHUNK,
         connections: 4,
         min_speed,
-        ..client.config(Pool::new(16 << 20))
+        ..client.config(BufferPool::new(16 << 20))
     };
     let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
     collect(stream).expect("read")
@@ -661,7 +661,7 @@ fn no_more_requests_are_in_flight_than_are_allowed() {
         let config = fetch::Config {
             chunk_len: CHUNK,
             connections,
-            ..fetch::Config::new(Pool::new(16 << 20), Arc::clone(&stats))
+            ..fetch::Config::new(BufferPool::new(16 << 20), Arc::clone(&stats))
         };
         let source = Arc::clone(&source);
         let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
@@ -735,9 +735,9 @@ fn a_server_that_complains_gets_fewer_requests_at_once() {
     let patient = |options| Options {
         retry: Retry {
             attempts: 1,
-            persists: true,
-            first_pause: Duration::from_millis(1),
-            longest_pause: Duration::from_millis(5),
+            retries_outages: true,
+            initial_pause: Duration::from_millis(1),
+            max_pause: Duration::from_millis(5),
         },
         connections: 8,
         ..options
@@ -746,7 +746,7 @@ fn a_server_that_complains_gets_fewer_requests_at_once() {
     let config = fetch::Config {
         chunk_len: CHUNK,
         connections: 8,
-        ..client.config(Pool::new(16 << 20))
+        ..client.config(BufferPool::new(16 << 20))
     };
     let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
     assert!(collect(stream).expect("read") == bytes, "they differ");
@@ -775,7 +775,7 @@ fn serial_server_gets_one_request_at_once_from_scan_and_reads() {
     let source = client.open(&server.url("/a")).expect("opened");
     let config = fetch::Config {
         chunk_len: CHUNK,
-        ..client.config(Pool::new(16 << 20))
+        ..client.config(BufferPool::new(16 << 20))
     };
     let handle = client.runtime.handle();
     let stream = fetch::Stream::start(handle, Arc::clone(&source), Packed(0), config);
@@ -791,13 +791,13 @@ fn serial_server_gets_one_request_at_once_from_scan_and_reads() {
         (0, 0)
     );
     assert_eq!(most.swap(0, Ordering::SeqCst), 2);
-    let reads = client.reads(&source, &Pool::new(1 << 20));
+    let reads = client.reads(&source, &BufferPool::new(1 << 20));
     thread::scope(|scope| {
         for number in 1..5 {
             let (reads, bytes) = (&reads, &bytes);
             scope.spawn(move || {
                 let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
-                let read = reads.read(extent, &Pool::new(CHUNK)).expect("read");
+                let read = reads.read(extent, &BufferPool::new(CHUNK)).expect("read");
                 let start = usize::try_from(number * CHUNK).expect("small");
                 assert!(read == bytes[start..start + read.len()], "wrong bytes");
             });
@@ -813,10 +813,10 @@ fn a_server_that_answers_evenly_is_asked_once() {
         let (resource, delay) = (Resource::new(bytes.clone()), Duration::from_millis(delay));
         server.route("/a", move |request| resource.answer(request).delayed(delay));
         let source = client.open(&server.url("/a")).expect("opened");
-        let reads = client.reads(&source, &Pool::new(1 << 20));
+        let reads = client.reads(&source, &BufferPool::new(1 << 20));
         for number in 1..20 {
             let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
-            let read = reads.read(extent, &Pool::new(CHUNK)).expect("read");
+            let read = reads.read(extent, &BufferPool::new(CHUNK)).expect("read");
             let start = usize::try_from(number * CHUNK).expect("small");
             assert!(read == bytes[start..start + read.len()], "wrong bytes");
         }
@@ -843,12 +843,12 @@ fn a_read_that_straggles_is_sent_a_second_time() {
         let source = client
             .open_as(&server.url("/a"), impatient)
             .expect("opened");
-        let spare = Pool::new(CHUNK);
-        let _taken = (!is_spare).then(|| spare.take(1));
+        let spare = BufferPool::new(CHUNK);
+        let _taken = (!is_spare).then(|| spare.acquire(1));
         let reads = client.reads(&source, &spare);
         for number in 1..8 {
             let extent = Extent::with_len(Packed(number * CHUNK), CHUNK);
-            let read = reads.read(extent, &Pool::new(CHUNK)).expect("read");
+            let read = reads.read(extent, &BufferPool::new(CHUNK)).expect("read");
             let start = usize::try_from(number * CHUNK).expect("small");
             assert!(read == bytes[start..start + read.len()], "wrong bytes");
         }
@@ -856,7 +856,7 @@ fn a_read_that_straggles_is_sent_a_second_time() {
         assert_eq!(client.stats.source_hedges.get(), hedges);
         assert_eq!(client.stats.source_retries.get(), retries);
         assert_eq!(server.seen("/a").len(), 9);
-        assert_eq!(spare.taken(), u64::from(!is_spare), "given back");
+        assert_eq!(spare.used_bytes(), u64::from(!is_spare), "given back");
     }
 }
 
@@ -910,7 +910,7 @@ fn a_pool_of_one_chunk_is_enough_and_its_budget_holds() {
         collect(client.stream(&source, 0, 1 << 20, 1 << 20)).expect("read"),
         bytes
     );
-    let pool = Pool::new(3 << 20);
+    let pool = BufferPool::new(3 << 20);
     let config = fetch::Config {
         chunk_len: 1 << 20,
         connections: 8,
@@ -918,7 +918,7 @@ fn a_pool_of_one_chunk_is_enough_and_its_budget_holds() {
     };
     let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
     assert_eq!(collect(stream).expect("read"), bytes);
-    assert!(pool.peak() <= 3 << 20, "{}", pool.peak());
+    assert!(pool.peak_bytes() <= 3 << 20, "{}", pool.peak_bytes());
 }
 
 #[test]
@@ -1020,7 +1020,7 @@ fn a_fifo_is_a_stream() {
         0,
     )
     .expect("a FIFO");
-    let writer = tarfs::base::task::Thread::spawn("writer", {
+    let writer = tarfs::base::thread::Thread::spawn("writer", {
         let (path, bytes) = (path.clone(), bytes.clone());
         move || std::fs::write(path, bytes)
     })

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use tarfs::base::buffer::Pool;
+use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::Packed;
 use tarfs::base::stats::Stats;
-use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, Persistence, Source, Watch};
+use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, RetryForever, Source, ReadHandle};
 use tokio::time::Instant;
 use url::Url;
 
@@ -139,7 +139,7 @@ impl Round {
         let options = Options {
             timeout: Duration::from_secs(one(&mut noise, &[1, 4, 30, 60])),
             connections: 1 + dice(&mut noise, 16),
-            chance: Some(noise.number()),
+            jitter_seed: Some(noise.number()),
             ..Options::default()
         };
         let is_disturbed = Arc::new(AtomicBool::new(noise.below(2) > 0));
@@ -228,7 +228,7 @@ impl Round {
             match self.read(source, start, len).await {
                 Ok(()) => outcome.right += 1,
                 Err(cause) => {
-                    assert!(!matches!(cause, Cause::Cancelled | Cause::Spent), "{cause}");
+                    assert!(!matches!(cause, Cause::Cancelled | Cause::AlreadyRead), "{cause}");
                     outcome.wrong += 1;
                 }
             }
@@ -239,10 +239,10 @@ impl Round {
 
     /// Right bytes or an error, in time.
     async fn read(&self, source: &Http, start: usize, len: usize) -> Result<(), Cause> {
-        let pool = Pool::new(1 << 20);
-        let buffer = pool.take_async(len).await;
-        let (began, watch) = (Instant::now(), Watch::default());
-        let read = source.read_watched(Packed(start as u64), buffer, &watch);
+        let pool = BufferPool::new(1 << 20);
+        let buffer = pool.acquire_async(len).await;
+        let (began, watch) = (Instant::now(), ReadHandle::default());
+        let read = source.read_with_handle(Packed(start as u64), buffer, &watch);
         let read = tokio::time::timeout(10 * self.bound(len), read).await;
         let read = read.expect("it hangs");
         let took = began.elapsed();
@@ -254,7 +254,7 @@ impl Round {
             Ok(read) => assert!(read == self.bytes.slice(start..start + len), "wrong bytes"),
             Err(error) => return Err(error.cause),
         }
-        assert!(pool.taken() == 0);
+        assert!(pool.used_bytes() == 0);
         Ok(())
     }
 
@@ -381,7 +381,7 @@ fn drops_do_not_keep_a_source_without_ranges_waiting() {
         matches!(
             cause,
             Some(Cause::Unreachable {
-                obstacle: Obstacle::Crawl,
+                obstacle: Obstacle::TooSlow,
                 ..
             })
         ),
@@ -442,11 +442,11 @@ async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Er
     });
     let url = Url::parse("http://host/archive").expect("well-formed");
     let source = Http::open_through(Box::new(net), url, options).await;
-    let (source, pool) = (source.expect("open"), Pool::new(16 << 20));
+    let (source, pool) = (source.expect("open"), BufferPool::new(16 << 20));
     let reads = (0..16).map(async |chunk| {
-        let watch = Watch::ahead(Persistence::default());
-        let buffer = pool.take_async(CHUNK).await;
-        let read = source.read_watched(Packed((chunk * CHUNK) as u64), buffer, &watch);
+        let watch = ReadHandle::prefetch(RetryForever::default());
+        let buffer = pool.acquire_async(CHUNK).await;
+        let read = source.read_with_handle(Packed((chunk * CHUNK) as u64), buffer, &watch);
         read.await
     });
     (futures_util::future::join_all(reads).await, stats)
@@ -480,7 +480,7 @@ fn a_server_that_refuses_a_second_request_is_asked_again_as_soon_as_the_first_is
     let answer_time = Duration::from_millis(10);
     let (took, refusals) = simulate(async {
         let options = Options {
-            chance: Some(1),
+            jitter_seed: Some(1),
             ..Options::default()
         };
         let stats = Arc::clone(&options.stats);
@@ -496,12 +496,12 @@ fn a_server_that_refuses_a_second_request_is_asked_again_as_soon_as_the_first_is
         });
         let url = Url::parse("http://host/archive").expect("well-formed");
         let source = Http::open_through(Box::new(net), url, options).await;
-        let (source, pool) = (source.expect("open"), Pool::new(1 << 20));
+        let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
         let began = Instant::now();
         let reads = (0..4).map(async |chunk| {
-            let watch = Watch::ahead(Persistence::default());
-            let buffer = pool.take_async(CHUNK).await;
-            let read = source.read_watched(Packed((chunk * CHUNK) as u64), buffer, &watch);
+            let watch = ReadHandle::prefetch(RetryForever::default());
+            let buffer = pool.acquire_async(CHUNK).await;
+            let read = source.read_with_handle(Packed((chunk * CHUNK) as u64), buffer, &watch);
             read.await
         });
         for read in futures_util::future::join_all(reads).await {

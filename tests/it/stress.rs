@@ -14,7 +14,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 use crate::support::http::{Fault, Request, Resource, Server};
 use crate::support::mounts::is_mounted;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 
 use super::uncached::Uncached;
 use crate::base::extent::{Extent, Plain};
-use crate::base::free_list::{FreeList, Memory};
-use crate::base::private::Directory;
-use crate::base::short_reads::{ShortReads, Wait};
+use crate::base::free_list::{FreeList, RecycledBuffer};
+use crate::base::trusted_dir::TrustedDir;
+use crate::base::random_reads::{RandomReads, Wait};
 
 /// An open spool file.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct SpoolFile {
     directory: Arc<Directory>,
     name: String,
     uncached: Uncached,
-    short_reads: ShortReads,
+    random_reads: RandomReads,
 }
 
 /// How long to wait for a lock that others hold for a few milliseconds.
@@ -46,7 +46,7 @@ impl SpoolFile {
             directory: Arc::clone(directory),
             name: name.to_owned(),
             uncached: Uncached::default(),
-            short_reads: ShortReads::default(),
+            random_reads: RandomReads::default(),
         }
     }
 
@@ -122,29 +122,29 @@ impl SpoolFile {
     }
 
     /// The bytes of `extent`; `None` when there is a hole in it or the file ends before it does.
-    pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<Memory> {
+    pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<RecycledBuffer> {
         let start = extent.start().0;
         if !self.covers(extent) {
             return None;
         }
-        let mut bytes = free_list.take(usize::try_from(extent.len()).ok()?, start);
+        let mut bytes = free_list.allocate(usize::try_from(extent.len()).ok()?, start);
         let read = self.uncached.read_exact_at(&self.file, &mut bytes, start);
         read.ok()?;
         Some(bytes)
     }
 
     /// What the file has at `part`, zeros where there are holes; `None` when it ends before, and as
-    /// [`ShortReads::read`].
+    /// [`RandomReads::read`].
     pub(super) fn read_part(
         &self,
         part: Extent<Plain>,
         free_list: &FreeList,
         wait: Wait,
-    ) -> Option<Memory> {
+    ) -> Option<RecycledBuffer> {
         let len = usize::try_from(part.len()).ok()?;
-        let mut bytes = free_list.take(len, 0);
+        let mut bytes = free_list.allocate(len, 0);
         let read = self
-            .short_reads
+            .random_reads
             .read(&self.file, &mut bytes, part.start().0, wait)?;
         read.ok()?;
         Some(bytes)
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     fn private(path: &Path) -> Arc<Directory> {
-        Arc::new(Directory::open(path).expect("ours"))
+        Arc::new(TrustedDir::open(path).expect("ours"))
     }
 
     fn extent(start: u64, len: u64) -> Extent<Plain> {

@@ -21,9 +21,9 @@ use bytes::Bytes;
 
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::FreeList;
-use crate::base::short_reads::Wait;
+use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use file::SpoolFile;
 use order::Order;
 use queue::{Item, Queue};

@@ -12,7 +12,7 @@ use rustix::fs::FlockOperation;
 
 use super::file::{self, SpoolFile, is_temporary};
 use crate::base::extent::{Extent, Plain};
-use crate::base::private::Directory;
+use crate::base::trusted_dir::TrustedDir;
 
 /// Where spools lie, and how much disk they may take together.
 #[derive(Clone, Debug)]
@@ -74,14 +74,14 @@ impl Shelf {
 
     /// Its directory, made if it is missing.
     pub(super) fn made(&self) -> io::Result<Arc<Directory>> {
-        let cache = Directory::make(&self.cache_dir)?;
-        Ok(Arc::new(cache.make_inner(DIRECTORY)?))
+        let cache = TrustedDir::create(&self.cache_dir)?;
+        Ok(Arc::new(cache.create_dir(DIRECTORY)?))
     }
 
     /// Its directory as it is found now: it may be another one than before.
     pub(super) fn found(&self) -> io::Result<Arc<Directory>> {
-        let cache = Directory::open(&self.cache_dir)?;
-        Ok(Arc::new(cache.inner(DIRECTORY)?))
+        let cache = TrustedDir::open(&self.cache_dir)?;
+        Ok(Arc::new(cache.open_dir(DIRECTORY)?))
     }
 
     /// Bytes of disk that all its spools take, and what they may take, in bytes, as it is now.

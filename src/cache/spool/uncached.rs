@@ -141,18 +141,18 @@ mod tests {
     fn round_trip(uncached: &Uncached, file: &File, offset: u64, phase: u64, is_behind: bool) {
         let list = FreeList::new(0);
         for len in [1, 4095, 4096, 10_000, 3 << 20] {
-            let mut bytes = list.take(len, offset + phase);
+            let mut bytes = list.allocate(len, offset + phase);
             for (number, byte) in bytes.iter_mut().enumerate() {
                 *byte = u8::try_from(number % 251).expect("small");
             }
             let written = uncached.write_all_at(file, &bytes, offset, is_behind);
             written.expect("written");
-            let mut read = list.take(len, offset + phase);
+            let mut read = list.allocate(len, offset + phase);
             let got = uncached.read_exact_at(file, &mut read, offset);
             got.expect("read");
             assert!(*read == *bytes, "{len} bytes at {offset}");
         }
-        let mut long = list.take(4 << 20, offset + phase);
+        let mut long = list.allocate(4 << 20, offset + phase);
         let past = uncached.read_exact_at(file, &mut long, offset);
         let past = past.expect_err("too short");
         assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn what_is_whole_blocks_is_found() {
         let list = FreeList::new(0);
-        let at = |offset, phase, len| aligned(&list.take(len, phase), offset);
+        let at = |offset, phase, len| aligned(&list.allocate(len, phase), offset);
         assert_eq!(at(0, 0, 8192), 0..8192);
         assert_eq!(at(1, 1, 8192), 4095..4095 + 4096);
         assert_eq!(at(1, 1, 4095), 0..0);

@@ -34,7 +34,7 @@ use super::mount::MountArgs;
 use super::settings::{self, Role};
 use super::{privileges, telemetry, undo, writable};
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::fs::{Cover, LOWER, Namespace, Orphan, Site, SuperblockWatch};
 use front::Front;
 pub(super) use front::follow;
@@ -185,7 +185,7 @@ impl Keeper {
             while end.recv_timeout(REACH_PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
                 let since = std::mem::replace(&mut looked, Instant::now());
-                if received == before && stats.reads_out_of_reach.get() > 0 {
+                if received == before && stats.unreachable_reads.get() > 0 {
                     out_of_reach += looked - since;
                     let milliseconds = u64::try_from(out_of_reach.as_millis()).unwrap_or(u64::MAX);
                     // The next one tells of this time, too.

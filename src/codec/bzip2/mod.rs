@@ -17,7 +17,7 @@ use super::input::{Input, Pieces};
 use super::seek_point::{MIN_SPAN, Spacing};
 use super::walk::{Results, Step, Walk, Walker, error};
 use super::{Cause, Compression, Context, Error, Job, Output, Pull, Rest, SeekPoint, UNCOUNTED};
-use crate::base::buffer::{Buffer, Pool, Reserved};
+use crate::base::buffer_pool::{Buffer, BufferPool, Reservation};
 use crate::base::extent::{Packed, Plain};
 use bits::{Reader, Writer, shift};
 use boundary::{BLOCK, BLOCK_HEADER_LEN, END, Found, MAGIC_BITS, Plausible, Scanner, plausible};
@@ -314,8 +314,8 @@ impl Streams {
         let longest = Arc::clone(&self.longest);
         let most = usual_len * MAX_ROOM_FACTOR;
         let room = longest.load(Ordering::Relaxed).clamp(usual_len, most);
-        // In stream order, as they return, and both at once: see `Pool::take`.
-        let (buffer, state) = self.context.pool.take_with(room, block.needed_bytes())?;
+        // In stream order, as they return, and both at once: see `BufferPool::take`.
+        let (buffer, state) = self.context.pool.acquire_with(room, block.needed_bytes())?;
         results.push_back(Pull::Job(Job::with_output(move || {
             let decoding = Decoding::new(&block, packed, state, longest);
             // All of it is in the stream now.
@@ -422,16 +422,16 @@ impl Block {
 /// decode later blocks: it is a pool of its own, set aside from the decoder's.
 #[derive(Debug)]
 struct Overflow {
-    pieces: Pool,
-    _reserved: Reserved,
+    pieces: BufferPool,
+    _reserved: Reservation,
 }
 
 impl Overflow {
-    fn new(pool: &Pool) -> Result<Self, Cause> {
+    fn new(pool: &BufferPool) -> Result<Self, Cause> {
         let bytes = (PIECES * PIECE_LEN) as u64;
         Ok(Self {
             _reserved: pool.reserve(bytes)?,
-            pieces: Pool::new(bytes),
+            pieces: BufferPool::new(bytes),
         })
     }
 }
@@ -446,11 +446,11 @@ struct Decoding {
     ended: bool,
     longest: Arc<AtomicUsize>,
     /// For the decoder's state and the stream.
-    _state: Reserved,
+    _state: Reservation,
 }
 
 impl Decoding {
-    fn new(block: &Block, packed: Packed, state: Reserved, longest: Arc<AtomicUsize>) -> Self {
+    fn new(block: &Block, packed: Packed, state: Reservation, longest: Arc<AtomicUsize>) -> Self {
         Self {
             packed,
             stream: block.stream(),
@@ -602,7 +602,7 @@ mod tests {
     #[test]
     fn a_job_of_long_runs_keeps_no_more_memory_than_was_counted() {
         let packed = stream(&runs(540_000), 9);
-        let pool = Pool::new(16 << 20);
+        let pool = BufferPool::new(16 << 20);
         let context = Context {
             pool: pool.clone(),
             ..context()
@@ -614,12 +614,12 @@ mod tests {
                 break job;
             }
         };
-        let (before, mut plain_len) = (pool.taken(), 0);
+        let (before, mut plain_len) = (pool.used_bytes(), 0);
         let mut output = job.run().expect("not damaged");
-        assert!(pool.taken() <= before);
+        assert!(pool.used_bytes() <= before);
         while let Some(piece) = output.next_piece().expect("not damaged") {
             assert!(piece.len() <= 2 * 900_000, "{}", piece.len());
-            assert!(pool.taken() <= before);
+            assert!(pool.used_bytes() <= before);
             plain_len += piece.len();
         }
         assert!(plain_len > 40 << 20, "{plain_len}");
@@ -628,7 +628,7 @@ mod tests {
     #[test]
     fn a_wait_for_memory_of_a_long_block_ends_when_the_pool_is_closed() {
         let packed = stream(&runs(540_000), 9);
-        let pool = Pool::new(8 << 20);
+        let pool = BufferPool::new(8 << 20);
         let context = Context {
             pool: pool.clone(),
             ..context()

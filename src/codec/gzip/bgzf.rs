@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::header::Header;
 use super::trailer::{Check, Trailer};
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
 use crate::codec::sys::{Inflate, Reason, Stop};
 use crate::codec::{Cause, Compression, Error, JOB_PARTS};

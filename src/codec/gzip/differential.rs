@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use super::Decoder;
 use super::shares::Plan;
 use super::tests::{member, text};
-use crate::base::buffer::Pool;
-use crate::base::loan::Loans;
-use crate::base::task::Thread;
+use crate::base::buffer_pool::BufferPool;
+use crate::base::memory_reclaim::MemoryBroker;
+use crate::base::thread::Thread;
 use crate::codec::walk::tests::noise;
 use crate::codec::{Cause, Context, Decoder as _, Error, Job, Output, Pull, SeekPoint};
 
@@ -71,11 +71,11 @@ impl Run {
     }
 }
 
-fn context(pool: &Pool) -> Context {
+fn context(pool: &BufferPool) -> Context {
     Context {
         pool: pool.clone(),
         seek_points: true,
-        loans: Loans::limited(0),
+        broker: MemoryBroker::with_limit(0),
         workers: 0,
     }
 }
@@ -152,11 +152,11 @@ fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Ru
 }
 
 fn serial(packed: &[u8], step: usize) -> Run {
-    let decoder = Decoder::start(context(&Pool::new(64 << 20)));
+    let decoder = Decoder::start(context(&BufferPool::new(64 << 20)));
     run(decoder, packed, step, Helpers::None)
 }
 
-fn ahead_in(pool: &Pool, plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
+fn ahead_in(pool: &BufferPool, plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
     let mut decoder = Decoder::start(context(pool));
     assert!(decoder.plan.is_none(), "there are no workers");
     decoder.plan = Some(plan);
@@ -164,7 +164,7 @@ fn ahead_in(pool: &Pool, plan: Plan, packed: &[u8], step: usize, helpers: Helper
 }
 
 fn ahead(plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
-    ahead_in(&Pool::new(64 << 20), plan, packed, step, helpers)
+    ahead_in(&BufferPool::new(64 << 20), plan, packed, step, helpers)
 }
 
 /// Expects both to have come to the same; but for where exactly damage is noticed, in which zlib
@@ -187,7 +187,7 @@ fn assert_same(ahead: &Run, serial: &Run) {
 /// Expects decoding from every seek point to come to the same as from the start.
 fn resumes_everywhere(packed: &[u8], first: &Run) {
     for seek_point in &first.seek_points {
-        let context = context(&Pool::new(64 << 20));
+        let context = context(&BufferPool::new(64 << 20));
         let mut decoder = Decoder::resume(context, seek_point).expect("its own");
         decoder.plan = Some(SMALL);
         let offset = usize::try_from(seek_point.packed.0).expect("small");
@@ -441,19 +441,19 @@ fn shares_stay_within_the_pool_whatever_they_hold() {
     };
     for packed in [bomb, member(&text(3_000_000, 1), 6)] {
         // The rest is for those who wait; see `Plan::new`.
-        let pool = Pool::new(3 * (plan.shares * plan.buffers * plan.buffer_len) as u64);
+        let pool = BufferPool::new(3 * (plan.shares * plan.buffers * plan.buffer_len) as u64);
         let run = ahead_in(&pool, plan, &packed, 50_000, Helpers::Threads);
         assert_eq!(run.end, None);
         assert!(run.shares > 5, "{}", run.shares);
-        assert!(pool.peak() <= pool.budget());
-        assert_eq!(pool.taken(), 0);
+        assert!(pool.peak_bytes() <= pool.budget());
+        assert_eq!(pool.used_bytes(), 0);
     }
 }
 
 #[test]
 fn without_memory_to_spare_there_are_no_shares() {
     let packed = member(&text(1_000_000, 1), 6);
-    let pool = Pool::new((SMALL.buffers * SMALL.buffer_len) as u64 - 1);
+    let pool = BufferPool::new((SMALL.buffers * SMALL.buffer_len) as u64 - 1);
     let run = ahead_in(&pool, SMALL, &packed, 50_000, Helpers::Prompt);
     assert_eq!(run.shares, 0);
     assert_same(&run, &serial(&packed, usize::MAX));
@@ -484,7 +484,7 @@ fn small_members_behind_a_long_one_are_not_decoded_ahead() {
 #[test]
 fn what_was_begun_is_given_up_with_the_decoder() {
     let packed = member(&text(1_000_000, 1), 6);
-    let pool = Pool::new(64 << 20);
+    let pool = BufferPool::new(64 << 20);
     let mut decoder = Decoder::start(context(&pool));
     decoder.plan = Some(SMALL);
     let mut pushed = false;
@@ -497,7 +497,7 @@ fn what_was_begun_is_given_up_with_the_decoder() {
         pushed = true;
     };
     drop(decoder);
-    assert_eq!(pool.taken(), 0);
+    assert_eq!(pool.used_bytes(), 0);
     ahead.run();
     ahead.wait();
 }
@@ -505,7 +505,7 @@ fn what_was_begun_is_given_up_with_the_decoder() {
 #[test]
 fn whether_there_are_shares_depends_on_workers_and_memory() {
     let plan = |workers, memory: u64| {
-        let pool = Pool::new(memory << 20);
+        let pool = BufferPool::new(memory << 20);
         Plan::new(&Context {
             workers,
             ..context(&pool)

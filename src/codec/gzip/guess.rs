@@ -12,7 +12,7 @@
 use bytes::Bytes;
 
 use super::finder::{Candidate, Candidates};
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::codec::input::Pieces;
 use crate::codec::sys::{Inflate, Reason, Stop, WINDOW_LEN};
 
@@ -404,7 +404,7 @@ mod tests {
     use super::super::finder::tests::{blocks, deflate};
     use super::super::tests::text;
     use super::*;
-    use crate::base::buffer::Pool;
+    use crate::base::buffer_pool::BufferPool;
     use crate::base::extent::Packed;
     use crate::codec::input::Input;
     use crate::codec::walk::tests::noise;
@@ -416,13 +416,13 @@ mod tests {
         for slice in packed.chunks(30_011) {
             input.push(Bytes::copy_from_slice(slice));
         }
-        let pool = Pool::new(64 << 20);
+        let pool = BufferPool::new(64 << 20);
         let task = Task {
             packed: input.slice(start..start + share_len + 100_000),
             start: start as u64 * 8,
             share_len,
             buffers: (0..buffers)
-                .map(|_| pool.take(64 << 10).expect("open"))
+                .map(|_| pool.acquire(64 << 10).expect("open"))
                 .collect(),
         };
         task.run()

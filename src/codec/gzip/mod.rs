@@ -28,7 +28,7 @@ use super::input::Input;
 use super::seek_point::{Spacing, unpack_window};
 use super::sys::{Inflate, Reason, Stop, WINDOW_LEN};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Packed, Plain};
 
 /// [`SeekPoint::state`]: a member's header begins here.
@@ -59,7 +59,7 @@ pub(super) struct Decoder {
     /// The offset of the plain byte that is decoded next.
     plain: Plain,
     output: Output,
-    pool: Pool,
+    pool: BufferPool,
     /// How much may be decoded ahead.
     plan: Option<Plan>,
     /// Where decoding of the member began.
@@ -689,14 +689,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::base::loan::Loans;
+    use crate::base::memory_reclaim::MemoryBroker;
     use crate::codec::{self, Decoder as _, JOB_PARTS};
 
     fn context(seek_points: bool) -> Context {
         Context {
-            pool: Pool::new(64 << 20),
+            pool: BufferPool::new(64 << 20),
             seek_points,
-            loans: Loans::limited(0),
+            broker: MemoryBroker::with_limit(0),
             workers: 0,
         }
     }
@@ -956,7 +956,7 @@ mod tests {
         let plain = text(3 << 20, 1);
         let packed = [member(&plain[..100_000], 6), bgzf(&plain[100_000..])].concat();
         let context = Context {
-            pool: Pool::new(1 << 20),
+            pool: BufferPool::new(1 << 20),
             ..context(true)
         };
         assert!(run(Decoder::start(context), &packed, usize::MAX).plain == plain);
@@ -1163,19 +1163,19 @@ mod tests {
 
     #[test]
     fn whoever_waits_for_bytes_holds_none() {
-        let pool = Pool::new(10);
-        let mut header = pool.take(10).expect("open");
+        let pool = BufferPool::new(10);
+        let mut header = pool.acquire(10).expect("open");
         header.copy_from_slice(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0]);
         let context = Context {
-            pool: Pool::new(u64::MAX),
+            pool: BufferPool::new(u64::MAX),
             seek_points: false,
-            loans: Loans::limited(0),
+            broker: MemoryBroker::with_limit(0),
             workers: 0,
         };
         let mut decoder = Decoder::start(context);
         decoder.push(header.freeze());
         while !matches!(decoder.pull(), Ok(Pull::NeedInput)) {}
-        assert_eq!(pool.taken(), 0);
+        assert_eq!(pool.used_bytes(), 0);
     }
 
     proptest! {

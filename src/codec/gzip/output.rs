@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::base::buffer::{Buffer, Closed, Pool};
+use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 use crate::codec::{Pull, SeekPoint};
 
 /// Collects plain bytes in pooled buffers, and seek points between them, as pulls.
@@ -13,7 +13,7 @@ use crate::codec::{Pull, SeekPoint};
 /// point: the pieces on both sides of it share the buffer.
 #[derive(Debug)]
 pub(super) struct Output {
-    pool: Pool,
+    pool: BufferPool,
     buffer: Option<Buffer>,
     filled: usize,
     /// Seek points in the current buffer, each before the byte at its position.
@@ -22,7 +22,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(pool: Pool) -> Self {
+    pub(super) fn new(pool: BufferPool) -> Self {
         Self {
             pool,
             buffer: None,
@@ -37,11 +37,11 @@ impl Output {
     /// May wait for buffers to come back; all that is ready must have been pulled.
     ///
     /// # Errors
-    /// As [`Pool::take`].
+    /// As [`BufferPool::take`].
     pub(super) fn room(&mut self, len: usize) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
-            None => self.pool.take(len.max(1))?,
+            None => self.pool.acquire(len.max(1))?,
         };
         let buffer = self.buffer.insert(buffer);
         Ok(buffer.get_mut(self.filled..).unwrap_or_default())
@@ -50,9 +50,9 @@ impl Output {
     /// A buffer of `len` bytes for a job. Waits as [`Output::room`] does.
     ///
     /// # Errors
-    /// As [`Pool::take`].
+    /// As [`BufferPool::take`].
     pub(super) fn take(&self, len: usize) -> Result<Buffer, Closed> {
-        self.pool.take(len)
+        self.pool.acquire(len)
     }
 
     /// Whether no buffer is held, neither to be filled nor to be pulled.

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::guess::{Guess, Task};
-use crate::base::buffer::Pool;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
-use crate::base::ticket::{Claim, Ticket};
+use crate::base::once_job::{TakeOutcome, OnceJob};
 use crate::codec::input::Input;
 use crate::codec::{self, Context};
 
@@ -85,7 +85,7 @@ impl Plan {
 #[derive(Debug)]
 pub(super) struct Queue {
     plan: Plan,
-    pool: Pool,
+    pool: BufferPool,
     shares: VecDeque<Share>,
     /// Where the next share begins.
     next: Packed,
@@ -98,14 +98,14 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Share {
     start: Packed,
-    ticket: Arc<Ticket<Option<Guess>>>,
+    ticket: Arc<OnceJob<Option<Guess>>>,
     /// What the ticket brought.
     guess: Option<Guess>,
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.ticket.claim();
+        self.ticket.try_take();
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) enum Meeting {
 impl Queue {
     /// For a member that is decoded up to `packed`; `so_far` it has had so many packed and so
     /// many plain bytes.
-    pub(super) fn new(plan: Plan, pool: Pool, packed: Packed, so_far: (u64, u64)) -> Self {
+    pub(super) fn new(plan: Plan, pool: BufferPool, packed: Packed, so_far: (u64, u64)) -> Self {
         let share_len = plan.share_len(so_far);
         Self {
             plan,
@@ -170,7 +170,7 @@ impl Queue {
         if packed.len() < self.share_len / 2 {
             return None;
         }
-        let buffers = (0..self.plan.buffers).map(|_| self.pool.try_take(self.plan.buffer_len));
+        let buffers = (0..self.plan.buffers).map(|_| self.pool.try_acquire(self.plan.buffer_len));
         let task = Task {
             start: self.next.0 * 8,
             share_len: self.share_len.min(packed.len()),
@@ -179,7 +179,7 @@ impl Queue {
         };
         let share = Share {
             start: self.next,
-            ticket: Arc::new(Ticket::new(move || task.run())),
+            ticket: Arc::new(OnceJob::new(move || task.run())),
             guess: None,
         };
         let work = codec::Ahead::new(Arc::clone(&share.ticket));
@@ -196,11 +196,11 @@ impl Queue {
                 return Meeting::Nothing;
             }
             if share.guess.is_none() {
-                match share.ticket.claim() {
-                    Claim::Running => return Meeting::Running,
-                    Claim::Done(Some(guess)) => share.guess = Some(guess),
-                    Claim::Done(None) => self.misses += 1,
-                    Claim::Never => {}
+                match share.ticket.try_take() {
+                    TakeOutcome::Running => return Meeting::Running,
+                    TakeOutcome::Done(Some(guess)) => share.guess = Some(guess),
+                    TakeOutcome::Done(None) => self.misses += 1,
+                    TakeOutcome::Nothing => {}
                 }
             }
             match &share.guess {

@@ -7,7 +7,7 @@ use lz4_flex::block;
 use xxhash_rust::xxh32::Xxh32;
 
 use super::sys;
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::codec::input::Pieces;
 use crate::codec::{Cause, Compression, Error};

@@ -15,7 +15,7 @@ use super::walk::{Results, Step, Walk, Walker, error};
 use super::{
     Cause, Compression, ContentHash, Context, Error, JOB_PARTS, Job, Pull, SeekPoint, UNCOUNTED,
 };
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, Tally, check_content_len, decode_group};
 use header::{BETWEEN_FRAMES, Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, is_skippable};
@@ -466,7 +466,7 @@ impl Group {
         let Some(first) = blocks.first().map(|block| block.packed) else {
             return Ok(None);
         };
-        let taken = context.pool.take(room);
+        let taken = context.pool.acquire(room);
         let buffer = taken.map_err(|closed| error::<Frames>(first, closed.into()))?;
         let tally = tally.cloned();
         if let Some(tally) = &tally {
@@ -498,7 +498,7 @@ impl Linked {
             piece
         } else {
             let len = self.history.len() + room.max(PIECE_LEN);
-            let taken = context.pool.take(len);
+            let taken = context.pool.acquire(len);
             let buffer = taken.map_err(|closed| error::<Frames>(block.packed, closed.into()))?;
             Piece::new(buffer, &self.history)
         };
@@ -560,7 +560,7 @@ mod tests {
         text,
     };
     use super::*;
-    use crate::base::buffer::Pool;
+    use crate::base::buffer_pool::BufferPool;
     use crate::codec::{self, READING_POOL, reading_bytes};
     use lz4_flex::block::{compress, compress_with_dict};
     use proptest::prelude::*;
@@ -671,14 +671,14 @@ mod tests {
     fn what_is_set_aside_for_it_is_enough_when_legacy_blocks_differ() {
         let mut packed = legacy(&text(3256));
         packed.extend(legacy(&vec![0; 8 << 20]).split_off(MAGIC_LEN));
-        let pool = Pool::new(READING_POOL);
+        let pool = BufferPool::new(READING_POOL);
         let context = Context {
             pool: pool.clone(),
             ..context()
         };
         let found = drive(codec::start(Compression::Lz4, context), &packed, 1000, 0);
         assert_eq!(found.plain.len(), 3256 + (8 << 20));
-        let peak = pool.peak();
+        let peak = pool.peak_bytes();
         assert!(peak <= reading_bytes(Compression::Lz4), "{peak} bytes");
     }
 

@@ -19,9 +19,9 @@ use super::piece::Piece;
 use super::seek_point::Spacing;
 use super::walk::{Results, Step, Walk, Walker, error};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
-use crate::base::buffer::{Buffer, Pool};
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
-use crate::base::loan::Loan;
+use crate::base::memory_reclaim::MemoryGrant;
 use header::{
     Block, CHUNK_HEADER_LEN, Check, Chunk, MAX_INTEGER_LEN, STREAM_HEADER_LEN, block_header_len,
     padding_len, put_integer, take_integer,
@@ -235,8 +235,8 @@ impl Streams {
             };
             Err((pieces, block.plain_len.unwrap_or_default()))
         } else {
-            let loan = self.context.borrow(block.needed_bytes)?;
-            Ok(Serial::new(check, block.header_len, loan)?)
+            let grant = self.context.borrow(block.needed_bytes)?;
+            Ok(Serial::new(check, block.header_len, grant)?)
         };
         if self.spacing.frame(self.plain) {
             results.push_back(Pull::SeekPoint(SeekPoint {
@@ -257,9 +257,9 @@ impl Streams {
                 let unpadded_len = unpadded_len(&block, check);
                 records.add(unpadded_len, plain_len);
                 let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
-                // In stream order, as they return, and both at once: see `Pool::take`.
+                // In stream order, as they return, and both at once: see `BufferPool::take`.
                 let pool = &self.context.pool;
-                let (buffer, state) = pool.take_with(len, block.needed_bytes)?;
+                let (buffer, state) = pool.acquire_with(len, block.needed_bytes)?;
                 self.plain.0 = self.plain.0.saturating_add(plain_len);
                 results.push_back(Pull::Job(Job::new(move || {
                     let decoded = decode_block(&pieces, check, unpadded_len, buffer);
@@ -391,7 +391,7 @@ fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Ran, Ca
 struct Serial {
     decoder: Stream,
     /// For its dictionary.
-    _loan: Loan,
+    _grant: MemoryGrant,
     check: Check,
     piece: Piece,
     part: Part,
@@ -413,12 +413,12 @@ enum Part {
 }
 
 impl Serial {
-    fn new(check: Check, header_len: usize, loan: Loan) -> Result<Self, Cause> {
+    fn new(check: Check, header_len: usize, grant: MemoryGrant) -> Result<Self, Cause> {
         let mut decoder = decoder()?;
         run(&mut decoder, &check.stream_header(), &mut [])?;
         Ok(Self {
             decoder,
-            _loan: loan,
+            _grant: grant,
             check,
             piece: Piece::default(),
             part: Part::Chunk,
@@ -437,7 +437,7 @@ impl Serial {
     fn step(
         &mut self,
         input: &mut Input,
-        pool: &Pool,
+        pool: &BufferPool,
         plain: &mut Plain,
         results: &mut Results,
     ) -> Result<Step, Cause> {
@@ -637,7 +637,7 @@ mod tests {
         text,
     };
     use super::*;
-    use crate::base::loan::Loans;
+    use crate::base::memory_reclaim::MemoryBroker;
     use liblzma::stream::{Check as Kind, Filters, LzmaOptions};
     use proptest::prelude::*;
 
@@ -717,7 +717,7 @@ mod tests {
         let plain = text(5_000_000);
         let packed = blocks(&plain, 2 << 20, Kind::Crc64);
         let context = || Context {
-            pool: Pool::new(4 << 20),
+            pool: BufferPool::new(4 << 20),
             ..context()
         };
         let outcome = drive(Box::new(Decoder::start(context())), &packed, 100_000, 0);
@@ -809,7 +809,7 @@ mod tests {
     fn a_dictionary_beyond_the_limit_is_refused_with_what_it_needs() {
         let packed = one_block(&text(1000), Kind::None);
         let context = Context {
-            loans: Loans::limited(100_000),
+            broker: MemoryBroker::with_limit(100_000),
             ..context()
         };
         let outcome = drive(Box::new(Decoder::start(context)), &packed, 1000, 0);

@@ -18,9 +18,9 @@ use super::walk::{Results, Step, Walk, Walker, error};
 use super::{
     Cause, Compression, ContentHash, Context, Error, JOB_PARTS, Job, Pull, SeekPoint, UNCOUNTED,
 };
-use crate::base::buffer::{Buffer, Pool};
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
-use crate::base::loan::Loan;
+use crate::base::memory_reclaim::MemoryGrant;
 use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_ancient, is_skippable};
 use sys::Blocks;
 
@@ -337,12 +337,12 @@ impl Group {
 
     /// A job for the frames so far. Its buffer is taken now, so that buffers are taken in stream
     /// order: a job that waited for one could wait for those who wait for its own bytes.
-    fn flush(&mut self, pool: &Pool) -> Result<Option<Pull>, Error> {
+    fn flush(&mut self, pool: &BufferPool) -> Result<Option<Pull>, Error> {
         let Self { frames, room } = std::mem::take(self);
         let Some(packed) = frames.first().map(|frame| frame.packed) else {
             return Ok(None);
         };
-        let taken = pool.take(room);
+        let taken = pool.acquire(room);
         let buffer = taken.map_err(|closed| error::<Frames>(packed, closed.into()))?;
         let job = Job::new(move || decode_group(&frames, buffer));
         Ok(Some(Pull::Job(job)))
@@ -415,7 +415,7 @@ impl Serial {
     fn run(
         &mut self,
         input: &mut Input,
-        pool: &Pool,
+        pool: &BufferPool,
         results: &mut Results,
     ) -> Result<(Step, usize, bool), Cause> {
         match self {
@@ -434,7 +434,7 @@ impl Serial {
                 if blocks.is_full() {
                     // What is out of reach must not be held while more is waited for.
                     blocks.leave();
-                    blocks.add(pool.take(*region_len)?);
+                    blocks.add(pool.acquire(*region_len)?);
                 }
                 let step = packed.with_contiguous(|packed| blocks.step(packed));
                 let made = step.map_err(Cause::Malformed)?;
@@ -467,20 +467,20 @@ fn pull(bytes: Bytes) -> Option<Pull> {
 struct Stream {
     decoder: DCtx<'static>,
     /// For its window.
-    _loan: Loan,
+    _grant: MemoryGrant,
     piece: Piece,
     /// The decoder had no more to give for the input it has seen.
     drained: bool,
 }
 
 impl Stream {
-    fn start(loan: Loan) -> Result<Self, Cause> {
+    fn start(grant: MemoryGrant) -> Result<Self, Cause> {
         let mut decoder = decoder()?;
         let parameter = DParameter::WindowLogMax(WINDOW_LOG_MAX);
         decoder.set_parameter(parameter).map_err(cause)?;
         Ok(Self {
             decoder,
-            _loan: loan,
+            _grant: grant,
             piece: Piece::default(),
             drained: true,
         })
@@ -491,7 +491,7 @@ impl Stream {
     fn run(
         &mut self,
         input: &mut Input,
-        pool: &Pool,
+        pool: &BufferPool,
         results: &mut Results,
     ) -> Result<(Step, usize, bool), Cause> {
         if self.drained && input.len() == 0 {
@@ -532,7 +532,7 @@ mod tests {
         Outcome, check, check_flips, check_truncation, context, decode, drive, noise, text,
     };
     use super::*;
-    use crate::base::loan::Loans;
+    use crate::base::memory_reclaim::MemoryBroker;
     use ::zstd::stream::raw::CParameter;
     use proptest::prelude::*;
     use std::io::Write;
@@ -594,7 +594,7 @@ mod tests {
     #[test]
     fn a_window_too_large_for_the_pool_is_libzstds_own() {
         let (plain, packed) = far_referring_frame();
-        let pool = Pool::new(4 << 20);
+        let pool = BufferPool::new(4 << 20);
         let context = Context {
             pool: pool.clone(),
             ..context()
@@ -602,7 +602,7 @@ mod tests {
         let outcome = drive(start(Compression::Zstd, context), &packed, packed.len(), 0);
         outcome.end.unwrap();
         assert!(outcome.plain == plain);
-        assert!(pool.peak() <= 4 << 20);
+        assert!(pool.peak_bytes() <= 4 << 20);
     }
 
     #[test]
@@ -719,8 +719,8 @@ mod tests {
         let with_limit = |limit_bytes| {
             let context = Context {
                 // Too small for regions that hold the window.
-                pool: Pool::new(32 << 20),
-                loans: Loans::limited(limit_bytes),
+                pool: BufferPool::new(32 << 20),
+                broker: MemoryBroker::with_limit(limit_bytes),
                 ..context()
             };
             drive(Box::new(Decoder::start(context)), &packed, 1 << 20, 0)

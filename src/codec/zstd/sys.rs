@@ -21,7 +21,7 @@ use ::zstd::zstd_safe::zstd_sys::{
 use bytes::Bytes;
 
 use super::header::MAX_BLOCK_LEN;
-use crate::base::buffer::Buffer;
+use crate::base::buffer_pool::Buffer;
 
 /// Unused bytes at the front of each region. Without them a region could lie right behind the one
 /// before in memory, and libzstd, which compares pointers, would take the two for one, and refer

@@ -41,9 +41,9 @@ use super::problem::{Error, Problem, Problems, Reporter};
 use super::root::{Directory, Missing, name_of, parent_of, status};
 use super::{Materializer, Options, XattrFilter, medium};
 use crate::archive::ReadError;
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
-use crate::base::task::Thread;
+use crate::base::thread::Thread;
 use crate::index::{self, Entry, Index, Ino, Kind, Piece};
 use crate::tar;
 

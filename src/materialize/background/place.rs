@@ -13,7 +13,7 @@ use super::super::problem::Error;
 use super::super::root::Root;
 use super::super::staging::is_empty;
 use super::ledger::{Ledger, Owner};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 
 /// What the ledger of `tree` is called: `.tree.tarfs-state`.
 const MARK: &[u8] = b".tarfs-state";

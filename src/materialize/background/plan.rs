@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::plan::Placed;
 use crate::base::extent::{Extent, Plain};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::tar::{self, Member, Segment};
 

@@ -41,7 +41,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::base::task::Thread;
+    use crate::base::thread::Thread;
 
     #[test]
     fn who_waits_is_woken_by_the_end_and_by_nothing_else() {

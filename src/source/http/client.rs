@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
-use super::transport::{Content, Message, Transport};
+use super::transport::{Content, RawResponse, Transport};
 use crate::base::stats::Stats;
-use crate::source::answer::Answer;
+use crate::source::response::ResponseHead;
 use crate::source::{Cause, Options};
 
 /// Redirects followed for one request; browsers follow twenty, curl's own limit is fifty, and
@@ -24,7 +24,7 @@ pub(super) struct Client {
     /// The user's, for the original's origin only.
     headers: HeaderMap,
     /// Whether caches on the way are to ask the server itself.
-    is_past_caches: bool,
+    bypasses_caches: bool,
     /// Whether redirects may lead from HTTPS to HTTP.
     allows_insecure_redirects: bool,
     stats: Arc<Stats>,
@@ -32,8 +32,8 @@ pub(super) struct Client {
 
 /// An answer whose body is still to be read.
 #[derive(Debug)]
-pub(super) struct Reply {
-    pub(super) answer: Answer,
+pub(super) struct Response {
+    pub(super) head: ResponseHead,
     pub(super) content: Content,
     /// Where the redirects led.
     pub(super) url: Url,
@@ -48,7 +48,7 @@ impl Client {
         Ok(Self {
             transport,
             headers: user_headers(&options.headers)?,
-            is_past_caches: false,
+            bypasses_caches: false,
             allows_insecure_redirects: options.allow_insecure_redirects,
             stats: Arc::clone(&options.stats),
             original: url,
@@ -57,10 +57,10 @@ impl Client {
 
     /// The same with `options`, with nothing left of the requests before, and past caches on the way,
     /// which are to ask the server itself (RFC 9111, 5.2.1.4).
-    pub(super) fn afresh(&self, options: &Options) -> Result<Self, Cause> {
-        let transport = self.transport.afresh(&self.original, options)?;
+    pub(super) fn without_cache(&self, options: &Options) -> Result<Self, Cause> {
+        let transport = self.transport.reconnect(&self.original, options)?;
         Ok(Self {
-            is_past_caches: true,
+            bypasses_caches: true,
             ..Self::new(self.original.clone(), options, transport)?
         })
     }
@@ -82,7 +82,7 @@ impl Client {
         from: &Url,
         range: Option<(u64, u64)>,
         etag: Option<&str>,
-    ) -> Result<Reply, Cause> {
+    ) -> Result<Response, Cause> {
         let mut conditions = HeaderMap::new();
         if let Some((start, end)) = range {
             let last = end.saturating_sub(1);
@@ -100,34 +100,34 @@ impl Client {
         }
         let mut url = from.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let message = self.send(&url, &conditions).await?;
-            let answer = Answer::new(message.status, &message.headers, now());
-            let Some(target) = &answer.redirect else {
-                return Ok(Reply {
-                    answer,
-                    content: message.content,
+            let raw = self.send(&url, &conditions).await?;
+            let head = ResponseHead::new(raw.status, &raw.headers, unix_time());
+            let Some(target) = &head.redirect else {
+                return Ok(Response {
+                    head,
+                    content: raw.content,
                     url,
                 });
             };
-            url = redirected(&url, target, self.allows_insecure_redirects)?;
+            url = resolve_redirect(&url, target, self.allows_insecure_redirects)?;
         }
         Err(Cause::Protocol(format!(
             "more than {MAX_REDIRECTS} redirects"
         )))
     }
 
-    async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<Message, Cause> {
+    async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<RawResponse, Cause> {
         self.stats.source_requests.increment();
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
-        if is_confidant(&url, &self.original) {
+        if may_send_credentials(&url, &self.original) {
             // Turned into an Authorization header before it is sent. Fails only for URLs that
             // have no host.
             url.set_username(self.original.username()).ok();
             url.set_password(self.original.password()).ok();
             headers.clone_from(&self.headers);
         }
-        if self.is_past_caches {
+        if self.bypasses_caches {
             let no_cache = HeaderValue::from_static("no-cache");
             headers.insert(header::CACHE_CONTROL, no_cache);
         }
@@ -137,12 +137,12 @@ impl Client {
 }
 
 /// Whether `url` may be told what the user sends to `original`: same scheme, host and port.
-fn is_confidant(url: &Url, original: &Url) -> bool {
+fn may_send_credentials(url: &Url, original: &Url) -> bool {
     url.origin() == original.origin()
 }
 
 /// Seconds since the epoch.
-fn now() -> u64 {
+fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
@@ -167,13 +167,13 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
         .map_err(|_| Cause::Protocol("a header's value cannot be sent".to_owned()))
 }
 
-fn redirected(from: &Url, target: &str, allows_insecure: bool) -> Result<Url, Cause> {
-    let nowhere = || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
-    let url = from.join(target).map_err(|_| nowhere())?;
+fn resolve_redirect(from: &Url, target: &str, allows_insecure: bool) -> Result<Url, Cause> {
+    let invalid_target = || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
+    let url = from.join(target).map_err(|_| invalid_target())?;
     match url.scheme() {
         "http" if from.scheme() == "https" && !allows_insecure => Err(Cause::InsecureRedirect),
         "http" | "https" if url.has_host() => Ok(url),
-        _ => Err(nowhere()),
+        _ => Err(invalid_target()),
     }
 }
 
@@ -182,10 +182,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_stay_on_the_web() {
+    fn redirect_to_another_scheme_is_rejected() {
         let from = Url::parse("http://host/a/b.tar").expect("well-formed");
         let to = |target| {
-            let url = redirected(&from, target, false);
+            let url = resolve_redirect(&from, target, false);
             url.map(String::from).ok()
         };
         assert_eq!(to("../c"), Some("http://host/c".to_owned()));
@@ -195,9 +195,9 @@ mod tests {
     }
 
     #[test]
-    fn redirect_from_https_to_http_is_refused_unless_allowed() {
+    fn redirect_from_https_to_http_is_rejected_unless_allowed() {
         let from = Url::parse("https://host/a").expect("well-formed");
-        let to = |target, allows| redirected(&from, target, allows).map(String::from);
+        let to = |target, allows| resolve_redirect(&from, target, allows).map(String::from);
         let refused = to("http://host/b", false).expect_err("insecure");
         assert!(matches!(refused, Cause::InsecureRedirect));
         assert!(
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_go_to_the_same_scheme_host_and_port_only() {
+    fn credentials_go_to_the_same_origin_only() {
         let original = Url::parse("https://me:secret@host/a").expect("well-formed");
         for (url, expected) in [
             ("https://host/elsewhere?x", true),
@@ -225,12 +225,12 @@ mod tests {
             ("https://host@other/a", false),
         ] {
             let url = Url::parse(url).expect("well-formed");
-            assert_eq!(is_confidant(&url, &original), expected, "{url}");
+            assert_eq!(may_send_credentials(&url, &original), expected, "{url}");
         }
     }
 
     #[test]
-    fn malformed_headers_are_refused_without_their_value() {
+    fn malformed_header_error_hides_its_value() {
         let refusal = |name: &str, value: &str| {
             user_headers(&[(name.to_owned(), value.to_owned())])
                 .err()

@@ -13,8 +13,8 @@ use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, Response, StatusCode};
 use url::Url;
 
-use super::connecting::Connecting;
-use super::trust;
+use super::connect_time::ConnectTimer;
+use super::certificates;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Sends requests and brings answers, without judging them.
@@ -27,7 +27,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ///
     /// # Cancel safety
     /// Dropping the future abandons the request, and dropping the answer's content the rest of it.
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>>;
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>>;
 
     /// How long a connection takes to be made; zero where that is not known.
     fn connect_time(&self) -> Duration {
@@ -38,12 +38,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// When no request can be sent.
-    fn afresh(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause>;
+    fn reconnect(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause>;
 }
 
 /// An answer whose content is still to come.
 #[derive(Debug)]
-pub struct Message {
+pub struct RawResponse {
     /// Status code.
     pub status: StatusCode,
     /// Headers.
@@ -78,71 +78,71 @@ impl fmt::Debug for Content {
 
 /// The network.
 #[derive(Debug)]
-pub(super) struct Network {
+pub(super) struct NetworkTransport {
     client: reqwest::Client,
-    connecting: Connecting,
+    connect_timer: ConnectTimer,
 }
 
-impl Network {
+impl NetworkTransport {
     /// With the connections and certificates that `options` ask for.
     pub(super) fn new(options: &Options) -> Result<Self, Cause> {
-        let connecting = Connecting::default();
-        let client = connector(options, connecting.clone())?;
-        Ok(Self { client, connecting })
+        let connect_timer = ConnectTimer::default();
+        let client = build_client(options, connect_timer.clone())?;
+        Ok(Self { client, connect_timer })
     }
 }
 
-impl Transport for Network {
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>> {
+impl Transport for NetworkTransport {
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
         Box::pin(async {
             let sent = self.client.get(url).headers(headers).send().await;
-            let mut response = sent.map_err(|error| cause_of(&error))?;
-            Ok(Message {
+            let mut response = sent.map_err(|error| classify_error(&error))?;
+            Ok(RawResponse {
                 status: response.status(),
                 headers: std::mem::take(response.headers_mut()),
-                content: Content::new(pieces(response)),
+                content: Content::new(body_stream(response)),
             })
         })
     }
 
     fn connect_time(&self) -> Duration {
-        self.connecting.time()
+        self.connect_timer.fastest()
     }
 
-    fn afresh(&self, _url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
+    fn reconnect(&self, _url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
         Ok(Box::new(Self::new(options)?))
     }
 }
 
 /// The body of `response`.
-fn pieces(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send {
+fn body_stream(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send {
     stream::unfold(Some(response), |response| async {
         let mut response = response?;
         match response.chunk().await {
             Ok(piece) => piece.map(|piece| (Ok(piece), Some(response))),
-            Err(error) => Some((Err(cause_of(&error)), None)),
+            Err(error) => Some((Err(classify_error(&error)), None)),
         }
     })
 }
 
-fn connector(options: &Options, connecting: Connecting) -> Result<reqwest::Client, Cause> {
+fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwest::Client, Cause> {
     // An error says that the process has a provider already, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
     let unusable = |error: &(dyn StdError + 'static)| Cause::Unreachable {
         obstacle: Obstacle::Tls,
-        detail: innermost(error).to_string(),
+        detail: root_cause(error).to_string(),
     };
-    let tls = trust::config(&options.certificates).map_err(|error| unusable(&error))?;
-    let built = builder(options)
+    let tls = certificates::client_config(&options.certificates).map_err(|error| unusable(&error))?;
+    let built = client_builder(options)
         .tls_backend_preconfigured(tls)
-        .connector_layer(connecting)
+        .connector_layer(connect_timer)
         .build();
     built.map_err(|error| unusable(&error))
 }
 
 /// HTTP/1.1, which moves more bytes per CPU second than HTTP/2; bodies as they come, and
 /// redirects left to the client, which knows whose headers are whose.
-fn builder(options: &Options) -> ClientBuilder {
+fn client_builder(options: &Options) -> ClientBuilder {
     reqwest::Client::builder()
         .http1_only()
         .redirect(Policy::none())
@@ -153,15 +153,15 @@ fn builder(options: &Options) -> ClientBuilder {
 }
 
 /// What a failed request means; never with the URL, which may carry secrets.
-fn cause_of(error: &reqwest::Error) -> Cause {
+fn classify_error(error: &reqwest::Error) -> Cause {
     let obstacle = if error.is_timeout() {
         Obstacle::Timeout
     } else if error.is_dns() {
         Obstacle::Dns
-    } else if let Some(error) = chain(error).find_map(<dyn StdError>::downcast_ref) {
+    } else if let Some(error) = error_chain(error).find_map(<dyn StdError>::downcast_ref) {
         match error {
             rustls::Error::InvalidCertificate(error) => {
-                let (obstacle, detail) = trust::explain(error);
+                let (obstacle, detail) = certificates::describe(error);
                 return Cause::Unreachable { obstacle, detail };
             }
             rustls::Error::NoCertificatesPresented => Obstacle::Certificate,
@@ -180,23 +180,23 @@ fn cause_of(error: &reqwest::Error) -> Cause {
     };
     Cause::Unreachable {
         obstacle,
-        detail: innermost(error).to_string(),
+        detail: root_cause(error).to_string(),
     }
 }
 
 fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
-    chain(error)
+    error_chain(error)
         .filter_map(|link| link.downcast_ref::<io::Error>())
         .last()
         .map(io::Error::kind)
 }
 
-fn innermost<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
-    chain(error).last().unwrap_or(error)
+fn root_cause<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 'static) {
+    error_chain(error).last().unwrap_or(error)
 }
 
 /// The error and its causes, those included that an [`io::Error`] wraps and skips itself.
-fn chain<'a>(
+fn error_chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&link| {

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::{Layers, Parts, roots};
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
 use crate::index::{Charge, Kind, MemoryLimit, Place, TooMuchMemory, UnresolvedLink};
 
@@ -234,7 +234,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         }
         let found = match resolve::directory(self, path.components()) {
             Ok(directory) => Some(directory),
-            Err(ResolveError::Refused(_) | ResolveError::Tree(Failure::Missing)) => None,
+            Err(ResolveError::Path(_) | ResolveError::Tree(Failure::Missing)) => None,
             Err(ResolveError::Tree(failure)) => return Err(failure),
         };
         self.charge.add(path.as_bytes().len() + TABLE_ENTRY_BYTES)?;

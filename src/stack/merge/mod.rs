@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use crate::base::path::ArchivePath;
+use crate::base::archive_path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{
     self, Builder, Charge, Entry, Index, Ino, Kind, Locator, MemoryLimit, MergeError, Merged,

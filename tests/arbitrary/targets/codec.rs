@@ -4,9 +4,9 @@
 use std::io::Read;
 
 use bytes::Bytes;
-use tarfs::base::buffer::Pool;
+use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::{Packed, Plain};
-use tarfs::base::loan::Loans;
+use tarfs::base::memory_reclaim::MemoryBroker;
 use tarfs::codec::{
     self, Cause, Compression, Context, Decoder, Error, Output, Pull, READING_POOL, SeekPoint,
     Stretch, Sum, UNCOUNTED,
@@ -66,19 +66,19 @@ pub(super) fn run(compression: Compression, bytes: &[u8]) {
 
 fn context(workers: usize) -> Context {
     Context {
-        pool: Pool::new(READING_POOL),
+        pool: BufferPool::new(READING_POOL),
         seek_points: true,
-        loans: Loans::limited(STATE_BYTES),
+        broker: MemoryBroker::with_limit(STATE_BYTES),
         workers,
     }
 }
 
 fn decode(compression: Compression, packed: &[u8], push_len: usize, workers: usize) -> Outcome {
     let context = context(workers);
-    let (pool, loans) = (context.pool.clone(), context.loans.clone());
+    let (pool, broker) = (context.pool.clone(), context.broker.clone());
     let mut outcome = drive(codec::start(compression, context), packed, push_len, 0);
-    outcome.peak_bytes = pool.peak();
-    assert_eq!((pool.taken(), loans.lent_bytes()), (0, 0));
+    outcome.peak_bytes = pool.peak_bytes();
+    assert_eq!((pool.used_bytes(), broker.granted_bytes()), (0, 0));
     outcome
 }
 

@@ -23,21 +23,21 @@ mod profile_file;
 )]
 mod wire;
 
-#[path = "../../../src/source/answer.rs"]
+#[path = "../../../src/source/response.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,
     reason = "the program's, and looked at there"
 )]
-mod answer_head;
+mod response_head;
 
-#[path = "../../../src/source/date.rs"]
+#[path = "../../../src/source/http_date.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,
     reason = "the program's, and looked at there"
 )]
-mod date;
+mod http_date;
 
 /// Names in the archive that profiles are about.
 pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"];
@@ -95,9 +95,9 @@ pub(super) fn answer(bytes: &[u8]) {
             ))
         })
         .collect();
-    let answer = answer_head::Answer::new(status, &headers, 1_000_000_000);
+    let answer = response_head::ResponseHead::new(status, &headers, 1_000_000_000);
     let len = answer.fingerprint().len;
-    if let Ok((start, end)) = answer.part() {
+    if let Ok((start, end)) = answer.content_range() {
         assert!(start < end);
         assert!(len.is_none_or(|len| end <= len), "a part of nothing");
     }
@@ -105,7 +105,7 @@ pub(super) fn answer(bytes: &[u8]) {
     // Who tells no version matches nothing but itself.
     assert!(fingerprint.matches(&fingerprint));
     drop(answer.stored_encoding().map(|_| ()));
-    drop((answer.check_encoding(None), answer.refusal().to_string()));
+    drop((answer.check_encoding(None), answer.failure_cause().to_string()));
     assert!(status.is_redirection() || answer.redirect.is_none());
 }
 
@@ -129,7 +129,7 @@ pub(super) fn packet(bytes: &[u8]) {
 
 /// A date, of which days are those of the calendar.
 pub(super) fn a_date(text: &str) {
-    if let Some(seconds) = date::seconds(text) {
+    if let Some(seconds) = http_date::parse_http_date(text) {
         // The last second of the year 9999.
         assert!(seconds <= 253_402_300_800);
     }

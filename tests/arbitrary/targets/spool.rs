@@ -255,7 +255,7 @@ impl Place {
 
     fn open(&self, disk_bytes: u64) -> Archive {
         static NETWORK: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
-        let source = source::Memory::new("a", KNOWN.packed.clone())
+        let source = source::MemorySource::new("a", KNOWN.packed.clone())
             .with_validator(Validator::StrongEtag("\"1\"".to_owned()));
         let options = OpenOptions {
             scan: scan_options(),

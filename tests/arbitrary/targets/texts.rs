@@ -1,8 +1,8 @@
 //! Small texts that archives, machines and people give: names, ACLs, accounts, URLs, first bytes.
 
-use tarfs::base::accounts::Accounts;
-use tarfs::base::acl::{Kind, NoNames, find, xattr_from_text};
-use tarfs::base::path::ArchivePath;
+use tarfs::base::passwd::Accounts;
+use tarfs::base::posix_acl::{Kind, NumericIds, find, xattr_from_text};
+use tarfs::base::archive_path::ArchivePath;
 use tarfs::codec::{Detected, detect};
 use tarfs::list::escape;
 use tarfs::source::{self, Validator};
@@ -28,7 +28,7 @@ pub(super) fn run(bytes: &[u8]) {
     private::a_date(&text);
     let (tag, date) = text.split_once('\n').unwrap_or((&text, &text));
     drop(Validator::from_http(Some(tag), Some(date)));
-    let shown = source::shown(&text);
+    let shown = source::redact(&text);
     if text.starts_with("https://user:s3cret@example.org/") {
         let (_, rest) = text.split_once('@').expect("there");
         assert!(
@@ -52,16 +52,16 @@ fn path(bytes: &[u8]) {
 }
 
 fn acl(bytes: &[u8]) {
-    if let Some(attribute) = xattr_from_text(bytes, &NoNames) {
+    if let Some(attribute) = xattr_from_text(bytes, &NumericIds) {
         // A header of 4 bytes and entries of 8.
         assert_eq!(attribute.len() % 8, 4);
         assert!(attribute.len() <= 4 + 8 * bytes.len());
     }
     // As an attribute it has the same entries, sorted, and is valid again.
     let attribute = |bytes| [(Kind::Access.attribute().as_bytes(), bytes)].into_iter();
-    if let Ok(Some(acl)) = find(attribute(bytes), Kind::Access, &NoNames) {
+    if let Ok(Some(acl)) = find(attribute(bytes), Kind::Access, &NumericIds) {
         assert_eq!(acl.bytes.len() + 8 * acl.unmapped, bytes.len());
-        let again = find(attribute(&acl.bytes), Kind::Access, &NoNames);
+        let again = find(attribute(&acl.bytes), Kind::Access, &NumericIds);
         assert_eq!(
             again.map(|again| again.map(|acl| acl.unmapped)),
             Ok(Some(0))

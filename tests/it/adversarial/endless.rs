@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 use super::{MEMORY, MOST_BYTES, Place, TARFS};
 use crate::support::measured::{Run, Supervisor};

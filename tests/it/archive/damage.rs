@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tarfs::archive::{Archive, Error, OpenError, ReadError};
 use tarfs::base::extent::{Extent, Plain};
-use tarfs::base::path::ArchivePath;
+use tarfs::base::archive_path::ArchivePath;
 use tarfs::codec::{self, Compression};
 
 use super::{Lab, PATH, assert_file, assert_files, for_each_packing, index, packed, read};

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tarfs::archive::{Archive, OpenError, OpenOptions, ReadError, Spooling, scan};
-use tarfs::base::path::ArchivePath;
+use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::index::Ino;
 use tarfs::materialize::{self, Materializer};
@@ -124,9 +124,9 @@ impl Lab {
             idle_timeout: Duration::from_secs(20),
             retry: Retry {
                 attempts: 2,
-                persists: false,
-                first_pause: Duration::ZERO,
-                longest_pause: Duration::ZERO,
+                retries_outages: false,
+                initial_pause: Duration::ZERO,
+                max_pause: Duration::ZERO,
             },
             ..source::Options::default()
         };
@@ -152,7 +152,7 @@ impl Lab {
     /// An archive in memory, always of the same version.
     fn open_bytes(&self, packed: Bytes, options: &OpenOptions) -> Result<Archive, OpenError> {
         let version = Validator::StrongEtag("\"1\"".to_owned());
-        let source = source::Memory::new("memory", packed).with_validator(version);
+        let source = source::MemorySource::new("memory", packed).with_validator(version);
         let source = Arc::new(source);
         Archive::open(source, options, self.network.handle(), &Arc::default())
     }

@@ -11,7 +11,7 @@ use tarfs::archive::{
     Ahead, Archive, OpenOptions, PageCache, Prefetch, PrefetchState, Spooling, Touched,
 };
 use tarfs::base::extent::Plain;
-use tarfs::base::path::ArchivePath;
+use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Counter;
 use tarfs::fs::{Content, Force, Mount, MountOptions, Tree as Mounted, View};
 use tarfs::index::{Index, Ino};

@@ -98,9 +98,9 @@ impl Lab {
             timeout: Duration::from_millis(200),
             retry: Retry {
                 attempts: 4,
-                persists: true,
-                first_pause: Duration::from_millis(1),
-                longest_pause: Duration::from_millis(10),
+                retries_outages: true,
+                initial_pause: Duration::from_millis(1),
+                max_pause: Duration::from_millis(10),
             },
             ..source::Options::default()
         };

@@ -144,7 +144,7 @@ impl Round {
     }
 
     fn check_index(&self, network: &Runtime) {
-        let source = source::Memory::new("archive", self.place.packed.clone());
+        let source = source::MemorySource::new("archive", self.place.packed.clone());
         let opened = Archive::open(
             Arc::new(source),
             &options(),

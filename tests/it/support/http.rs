@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 /// A running server; stops when dropped.
 pub(crate) struct Server {

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use tarfs::source::{Cause, Content, Message, Obstacle, Options, Transport};
+use tarfs::source::{Cause, Content, RawResponse, Obstacle, Options, Transport};
 use url::Url;
 
 use super::http::{End, Request, Response};
@@ -35,7 +35,7 @@ impl fmt::Debug for Net {
 }
 
 impl Transport for Net {
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<Message, Cause>> {
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
         let headers = headers.iter().map(|(name, value)| {
             let value = value.to_str().expect("text");
             (name.as_str().to_owned(), value.to_owned())
@@ -44,7 +44,7 @@ impl Transport for Net {
         Box::pin(answer(response))
     }
 
-    fn afresh(&self, _url: &Url, _options: &Options) -> Result<Box<dyn Transport>, Cause> {
+    fn reconnect(&self, _url: &Url, _options: &Options) -> Result<Box<dyn Transport>, Cause> {
         Ok(Box::new(self.clone()))
     }
 }
@@ -56,7 +56,7 @@ fn obstacle(obstacle: Obstacle) -> Cause {
     }
 }
 
-async fn answer(response: Response) -> Result<Message, Cause> {
+async fn answer(response: Response) -> Result<RawResponse, Cause> {
     tokio::time::sleep(response.delay).await;
     match response.end {
         End::HangUp => return Err(obstacle(Obstacle::Connection)),
@@ -74,7 +74,7 @@ async fn answer(response: Response) -> Result<Message, Cause> {
     if !response.is_chunked {
         headers.insert("content-length", response.body.len().into());
     }
-    Ok(Message {
+    Ok(RawResponse {
         status: StatusCode::from_u16(response.status).expect("a status"),
         headers,
         content: content(&response),

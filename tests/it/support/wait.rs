@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use tarfs::base::task::Thread;
+use tarfs::base::thread::Thread;
 
 /// Longer than anything takes unless it hangs, also where the disk is busy with what all other tests
 /// write.

@@ -4,40 +4,40 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-type Work<T> = Box<dyn FnOnce() -> T + Send>;
+type Job<T> = Box<dyn FnOnce() -> T + Send>;
 
 /// Work on its way to a result that is taken once. A thread that needs the result does the work
 /// itself unless another has begun, so a stage that would wait works instead.
-pub struct Ticket<T> {
+pub struct OnceJob<T> {
     state: Mutex<State<T>>,
-    settled: Condvar,
+    finished: Condvar,
 }
 
 enum State<T> {
-    Waiting(Work<T>),
+    Pending(Job<T>),
     Running,
     Done(T),
     /// Nothing is left: the result was taken, the work withdrawn, or it panicked.
-    Gone,
+    Empty,
 }
 
-/// What [`Ticket::claim`] finds.
+/// What [`Ticket::try_take`] finds.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Claim<T> {
+pub enum TakeOutcome<T> {
     /// The result.
     Done(T),
     /// Someone is at it.
     Running,
     /// No one had begun, and now no one will; or there is nothing any more.
-    Never,
+    Nothing,
 }
 
-impl<T> Ticket<T> {
+impl<T> OnceJob<T> {
     /// A ticket for `work`.
     pub fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
-            state: Mutex::new(State::Waiting(Box::new(work))),
-            settled: Condvar::new(),
+            state: Mutex::new(State::Pending(Box::new(work))),
+            finished: Condvar::new(),
         }
     }
 
@@ -45,12 +45,12 @@ impl<T> Ticket<T> {
     pub fn run(&self) {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Running) {
-            State::Waiting(work) => {
+            State::Pending(work) => {
                 drop(state);
                 // A panic must not leave others waiting for ever.
                 let result = catch_unwind(AssertUnwindSafe(work));
-                *self.lock() = result.map_or(State::Gone, State::Done);
-                self.settled.notify_all();
+                *self.lock() = result.map_or(State::Empty, State::Done);
+                self.finished.notify_all();
             }
             other => *state = other,
         }
@@ -58,35 +58,35 @@ impl<T> Ticket<T> {
 
     /// Waits while someone is at the work.
     pub fn wait(&self) {
-        drop(self.settled());
+        drop(self.lock_finished());
     }
 
     /// The result; does the work when no one has begun. `None` when there is nothing any more.
-    pub fn redeem(&self) -> Option<T> {
+    pub fn run_or_take(&self) -> Option<T> {
         self.run();
-        match std::mem::replace(&mut *self.settled(), State::Gone) {
+        match std::mem::replace(&mut *self.lock_finished(), State::Empty) {
             State::Done(result) => Some(result),
             _ => None,
         }
     }
 
     /// Takes the result if there is one, and withdraws the work if no one has begun.
-    pub fn claim(&self) -> Claim<T> {
+    pub fn try_take(&self) -> TakeOutcome<T> {
         let mut state = self.lock();
         if matches!(*state, State::Running) {
-            return Claim::Running;
+            return TakeOutcome::Running;
         }
-        let before = std::mem::replace(&mut *state, State::Gone);
+        let before = std::mem::replace(&mut *state, State::Empty);
         // Whatever the work holds is dropped when the lock is free again.
         drop(state);
         match before {
-            State::Done(result) => Claim::Done(result),
-            _ => Claim::Never,
+            State::Done(result) => TakeOutcome::Done(result),
+            _ => TakeOutcome::Nothing,
         }
     }
 
-    fn settled(&self) -> MutexGuard<'_, State<T>> {
-        self.settled
+    fn lock_finished(&self) -> MutexGuard<'_, State<T>> {
+        self.finished
             .wait_while(self.lock(), |state| matches!(state, State::Running))
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,13 +96,13 @@ impl<T> Ticket<T> {
     }
 }
 
-impl<T> fmt::Debug for Ticket<T> {
+impl<T> fmt::Debug for OnceJob<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &*self.lock() {
-            State::Waiting(_) => "Ticket(waiting)",
-            State::Running => "Ticket(running)",
-            State::Done(_) => "Ticket(done)",
-            State::Gone => "Ticket(gone)",
+            State::Pending(_) => "OnceJob(pending)",
+            State::Running => "OnceJob(running)",
+            State::Done(_) => "OnceJob(done)",
+            State::Empty => "OnceJob(empty)",
         })
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     use std::sync::{Arc, Barrier, mpsc};
 
     #[test]
-    fn work_is_done_once_whoever_comes_first() {
+    fn job_runs_once_under_contention() {
         for _ in 0..50 {
             let runs = Arc::new(AtomicU32::new(0));
             let work = {
@@ -124,59 +124,59 @@ mod tests {
                     "once"
                 }
             };
-            let (ticket, barrier) = (Ticket::new(work), Barrier::new(3));
+            let (job, barrier) = (OnceJob::new(work), Barrier::new(3));
             std::thread::scope(|scope| {
                 for _ in 0..2 {
                     scope.spawn(|| {
                         barrier.wait();
-                        ticket.run();
+                        job.run();
                     });
                 }
                 barrier.wait();
-                assert_eq!(ticket.redeem(), Some("once"));
+                assert_eq!(job.run_or_take(), Some("once"));
             });
             assert_eq!(runs.load(Ordering::SeqCst), 1);
         }
     }
 
     #[test]
-    fn work_that_panics_leaves_nothing_and_no_one_waits() {
-        let ticket = Ticket::new(|| panic!("on purpose"));
-        ticket.run();
-        ticket.wait();
-        assert_eq!(ticket.redeem(), None::<()>);
-        assert_eq!(ticket.claim(), Claim::Never);
+    fn panicking_job_leaves_no_result_and_wakes_waiters() {
+        let job = OnceJob::new(|| panic!("on purpose"));
+        job.run();
+        job.wait();
+        assert_eq!(job.run_or_take(), None::<()>);
+        assert_eq!(job.try_take(), TakeOutcome::Nothing);
     }
 
     #[test]
-    fn what_no_one_has_begun_is_withdrawn() {
+    fn job_not_started_is_withdrawn() {
         let held = Arc::new(());
-        let ticket = Ticket::new({
+        let job = OnceJob::new({
             let held = Arc::clone(&held);
             move || drop(held)
         });
-        assert_eq!(ticket.claim(), Claim::Never);
+        assert_eq!(job.try_take(), TakeOutcome::Nothing);
         assert_eq!(Arc::strong_count(&held), 1, "what it held is free");
-        ticket.run();
-        assert_eq!(ticket.redeem(), None);
+        job.run();
+        assert_eq!(job.run_or_take(), None);
     }
 
     #[test]
-    fn what_runs_is_not_withdrawn_and_can_be_waited_for() {
+    fn running_job_is_not_withdrawn_and_can_be_awaited() {
         let (begun, has_begun) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
-        let ticket = Ticket::new(move || {
+        let job = OnceJob::new(move || {
             begun.send(()).expect("someone listens");
             may_go_on.recv().expect("someone speaks");
             7
         });
         std::thread::scope(|scope| {
-            scope.spawn(|| ticket.run());
+            scope.spawn(|| job.run());
             has_begun.recv().expect("it begins");
-            assert_eq!(ticket.claim(), Claim::Running);
+            assert_eq!(job.try_take(), TakeOutcome::Running);
             go_on.send(()).expect("it listens");
-            ticket.wait();
-            assert_eq!(ticket.claim(), Claim::Done(7));
+            job.wait();
+            assert_eq!(job.try_take(), TakeOutcome::Done(7));
         });
     }
 }

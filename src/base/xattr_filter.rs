@@ -1,13 +1,13 @@
 //! Selection of extended attributes and ACLs by name, as GNU tar's options select them; pure.
 
-use super::acl;
+use super::posix_acl;
 use super::glob::Glob;
 
 /// Attributes that only a pattern selects: the labels and measurements of another system.
-const LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
+const SECURITY_LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
 
 /// Namespace that only a pattern selects, because overlayfs and other parts of the system obey it.
-const TRUSTED: &[u8] = b"trusted.";
+const TRUSTED_NAMESPACE: &[u8] = b"trusted.";
 
 /// Selection of extended attributes by name.
 ///
@@ -46,12 +46,12 @@ impl XattrFilter {
 
     /// Whether the attribute `name`, or the ACL with this pax keyword, is selected.
     pub fn selects(&self, name: &[u8]) -> bool {
-        if acl::Kind::of(name).is_some() {
+        if posix_acl::Kind::of(name).is_some() {
             return self.acls;
         }
         let matched = |globs: &[Glob]| globs.iter().any(|glob| glob.matches_name(name));
         let is_included = if self.include.is_empty() {
-            !LABELS.contains(&name) && !name.starts_with(TRUSTED)
+            !SECURITY_LABELS.contains(&name) && !name.starts_with(TRUSTED_NAMESPACE)
         } else {
             matched(&self.include)
         };
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn exclusion_beats_inclusion_and_acls_have_their_own_switch() {
+    fn xattr_exclusion_beats_inclusion_and_acls_are_separate() {
         let filter = XattrFilter {
             include: globs(&["*"]),
             exclude: globs(&["*.overlay.*", "security.[ei]*", "SCHILY*", "system*"]),

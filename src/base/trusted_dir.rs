@@ -27,30 +27,30 @@ use super::file_time::{nanoseconds, system_time};
 const MAX_LINKS: usize = 40;
 
 /// Others than the owner may write.
-const OPEN_TO_OTHERS: u32 = 0o022;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Why something is not used.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Untrusted {
+pub struct PermissionProblem {
     path: PathBuf,
     why: &'static str,
 }
 
-impl fmt::Display for Untrusted {
+impl fmt::Display for PermissionProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.path.display(), self.why)
     }
 }
 
-impl std::error::Error for Untrusted {}
+impl std::error::Error for PermissionProblem {}
 
-impl Untrusted {
+impl PermissionProblem {
     fn error(path: PathBuf, why: &'static str) -> io::Error {
         io::Error::new(ErrorKind::PermissionDenied, Self { path, why })
     }
 
     /// What `error` is about, if it is this.
-    pub fn of(error: &io::Error) -> Option<&Self> {
+    pub fn from_error(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }
@@ -59,18 +59,18 @@ impl Untrusted {
 /// user, or root, can write to; or one with the sticky bit, as `/tmp`, where names can be taken by
 /// anyone and lost by nobody. Directories in it are this user's alone.
 #[derive(Debug)]
-pub struct Directory {
+pub struct TrustedDir {
     descriptor: OwnedFd,
     /// How it was named, for messages.
     path: PathBuf,
 }
 
-impl Directory {
+impl TrustedDir {
     /// The directory at `path`. The path may end in a symbolic link of this user or of root, and
     /// in no one else's.
     ///
     /// # Errors
-    /// When it is not there or is no directory; [`Untrusted`] when it belongs to another user, or
+    /// When it is not there or is no directory; [`PermissionProblem`] when it belongs to another user, or
     /// others can write to it.
     pub fn open(path: &Path) -> io::Result<Self> {
         // Without the slash at the end, which would have a link followed.
@@ -81,10 +81,10 @@ impl Directory {
             let found = open(&path, flags, Mode::empty())?;
             let stat = fstat(&found)?;
             if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-                return Self::within(found, Path::new("."), named, is_guarded);
+                return Self::open_at(found, Path::new("."), named, is_protected);
             }
             if stat.st_uid != 0 && !is_ours(&stat) {
-                return Err(Untrusted::error(named, "is another user's symbolic link"));
+                return Err(PermissionProblem::error(named, "is another user's symbolic link"));
             }
             let target = readlinkat(&found, "", Vec::new())?.into_bytes();
             let target = PathBuf::from(std::ffi::OsString::from_vec(target));
@@ -97,7 +97,7 @@ impl Directory {
     ///
     /// # Errors
     /// As `open`, or when it cannot be made.
-    pub fn make(path: &Path) -> io::Result<Self> {
+    pub fn create(path: &Path) -> io::Result<Self> {
         match Self::open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -111,23 +111,23 @@ impl Directory {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn inner(&self, name: &str) -> io::Result<Self> {
+    pub fn open_dir(&self, name: &str) -> io::Result<Self> {
         let path = self.path.join(name);
-        Self::within(&self.descriptor, Path::new(name), path, |_| false)
+        Self::open_at(&self.descriptor, Path::new(name), path, |_| false)
     }
 
-    /// As [`inner`](Self::inner); made for this user only if it is missing.
+    /// As [`open_dir`](Self::open_dir); made for this user only if it is missing.
     ///
     /// # Errors
-    /// As `inner`, or when it cannot be made.
-    pub fn make_inner(&self, name: &str) -> io::Result<Self> {
+    /// As `open_dir`, or when it cannot be made.
+    pub fn create_dir(&self, name: &str) -> io::Result<Self> {
         match mkdirat(&self.descriptor, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => self.inner(name),
+            Ok(()) | Err(Errno::EXIST) => self.open_dir(name),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    fn within(
+    fn open_at(
         directory: impl AsFd,
         name: &Path,
         path: PathBuf,
@@ -140,11 +140,11 @@ impl Directory {
             return Ok(Self { descriptor, path });
         }
         if !is_ours(&stat) {
-            return Err(Untrusted::error(path, "belongs to another user"));
+            return Err(PermissionProblem::error(path, "belongs to another user"));
         }
-        if stat.st_mode & OPEN_TO_OTHERS != 0 {
+        if stat.st_mode & WRITABLE_BY_OTHERS != 0 {
             let why = "can be written to by other users (`chmod go-w` closes it)";
-            return Err(Untrusted::error(path, why));
+            return Err(PermissionProblem::error(path, why));
         }
         Ok(Self { descriptor, path })
     }
@@ -158,10 +158,10 @@ impl Directory {
     /// A file that `flags` make can be read and written by this user only.
     ///
     /// # Errors
-    /// When it cannot be opened; [`Untrusted`] when it is anything else, another user's, or open
+    /// When it cannot be opened; [`PermissionProblem`] when it is anything else, another user's, or open
     /// to others.
     pub fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
-        let untrusted = |why| Untrusted::error(self.path.join(name), why);
+        let untrusted = |why| PermissionProblem::error(self.path.join(name), why);
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let descriptor = match openat(&self.descriptor, name, flags, Mode::RUSR | Mode::WUSR) {
             Err(Errno::LOOP) => return Err(untrusted("is a symbolic link")),
@@ -174,7 +174,7 @@ impl Directory {
         if !is_ours(&stat) {
             return Err(untrusted("belongs to another user"));
         }
-        if stat.st_mode & OPEN_TO_OTHERS != 0 {
+        if stat.st_mode & WRITABLE_BY_OTHERS != 0 {
             return Err(untrusted("can be written to by other users"));
         }
         Ok(descriptor.into())
@@ -201,13 +201,13 @@ impl Directory {
     ///
     /// # Errors
     /// When it is not there, or anything else.
-    pub fn look(&self, name: &str) -> io::Result<Found> {
+    pub fn stat_file(&self, name: &str) -> io::Result<FileInfo> {
         let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_ours(&stat) {
             let why = "is not a regular file of this user";
-            return Err(Untrusted::error(self.path.join(name), why));
+            return Err(PermissionProblem::error(self.path.join(name), why));
         }
-        Ok(Found {
+        Ok(FileInfo {
             identity: (stat.st_dev, stat.st_ino),
             held_bytes: u64::try_from(stat.st_blocks)
                 .unwrap_or_default()
@@ -235,7 +235,7 @@ impl Directory {
 
 /// A file that was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct FileInfo {
     /// Device and inode.
     pub identity: (u64, u64),
     /// Bytes of disk that it takes.
@@ -244,7 +244,7 @@ pub struct Found {
     pub modified: SystemTime,
 }
 
-impl AsFd for Directory {
+impl AsFd for TrustedDir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
@@ -255,8 +255,8 @@ impl AsFd for Directory {
 /// else's. Nobody is waited for: a pipe takes what there is room for.
 ///
 /// # Errors
-/// When it cannot be opened, or is a pipe that nobody reads; [`Untrusted`] for such a link.
-pub fn append(path: &Path) -> io::Result<File> {
+/// When it cannot be opened, or is a pipe that nobody reads; [`PermissionProblem`] for such a link.
+pub fn open_append(path: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mode = Mode::RUSR | Mode::WUSR;
@@ -267,14 +267,14 @@ pub fn append(path: &Path) -> io::Result<File> {
     let link = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
     if link.st_uid != 0 && !is_ours(&link) {
         let why = "is another user's symbolic link";
-        return Err(Untrusted::error(path.to_owned(), why));
+        return Err(PermissionProblem::error(path.to_owned(), why));
     }
     Ok(open(path, flags, mode)?.into())
 }
 
 /// Whether what is this user's in such a directory stays so.
-fn is_guarded(stat: &Stat) -> bool {
-    let is_closed = stat.st_mode & OPEN_TO_OTHERS == 0;
+fn is_protected(stat: &Stat) -> bool {
+    let is_closed = stat.st_mode & WRITABLE_BY_OTHERS == 0;
     let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);
     (is_ours(stat) || stat.st_uid == 0) && (is_closed || is_sticky)
 }
@@ -292,9 +292,9 @@ mod tests {
 
     use super::*;
 
-    fn refusal<T: fmt::Debug>(result: io::Result<T>) -> String {
+    fn problem_of<T: fmt::Debug>(result: io::Result<T>) -> String {
         let error = result.expect_err("refused");
-        let untrusted = Untrusted::of(&error).map(ToString::to_string);
+        let untrusted = PermissionProblem::from_error(&error).map(ToString::to_string);
         untrusted.unwrap_or_else(|| panic!("{error}"))
     }
 
@@ -303,12 +303,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_for_this_user_only() {
+    fn created_files_and_directories_are_private() {
         let place = tempfile::tempdir().expect("a directory");
         let path = place.path().join("a/b");
-        assert!(Directory::open(&path).is_err());
-        let directory = Directory::make(&path).expect("made");
-        let inner = directory.make_inner("c").expect("made");
+        assert!(TrustedDir::open(&path).is_err());
+        let directory = TrustedDir::create(&path).expect("made");
+        let inner = directory.create_dir("c").expect("made");
         inner
             .file("f", OFlags::RDWR | OFlags::CREATE)
             .expect("made");
@@ -316,7 +316,7 @@ mod tests {
             assert_eq!(mode(&place.path().join(name)), expected, "{name}");
         }
         assert_eq!(mode(&path.join("c/f")), 0o600);
-        let found = inner.look("f").expect("there");
+        let found = inner.stat_file("f").expect("there");
         let metadata = fs::metadata(path.join("c/f")).expect("there");
         assert_eq!(found.identity, (metadata.dev(), metadata.ino()));
         assert_eq!(Some(found.modified), metadata.modified().ok());
@@ -327,11 +327,11 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_write_to_is_not_used() {
+    fn directory_writable_by_others_is_rejected() {
         let place = tempfile::tempdir().expect("a directory");
         for bad in [0o777, 0o720] {
             fs::set_permissions(place.path(), Permissions::from_mode(bad)).expect("set");
-            let told = refusal(Directory::make(place.path()));
+            let told = problem_of(TrustedDir::create(place.path()));
             assert!(told.contains("by other users"), "{told}");
         }
         fs::create_dir(place.path().join("inner")).expect("made");
@@ -339,25 +339,25 @@ mod tests {
         fs::set_permissions(place.path().join("inner"), open).expect("set");
         for fine in [0o755, 0o1777] {
             fs::set_permissions(place.path(), Permissions::from_mode(fine)).expect("set");
-            let directory = Directory::open(place.path()).expect("fine");
-            assert!(refusal(directory.make_inner("inner")).contains("by other users"));
-            directory.make_inner(&fine.to_string()).expect("made");
+            let directory = TrustedDir::open(place.path()).expect("fine");
+            assert!(problem_of(directory.create_dir("inner")).contains("by other users"));
+            directory.create_dir(&fine.to_string()).expect("made");
         }
     }
 
     #[test]
-    fn what_belongs_to_somebody_else_is_not_used() {
+    fn files_of_another_user_are_rejected() {
         let place = tempfile::tempdir().expect("a directory");
         let theirs = place.path().join("theirs");
         fs::create_dir(&theirs).expect("made");
-        let directory = Directory::open(place.path()).expect("fine");
+        let directory = TrustedDir::open(place.path()).expect("fine");
         fs::write(place.path().join("file"), b"").expect("written");
         chown(&theirs, Some(1), None).expect("root runs the tests");
         chown(place.path().join("file"), Some(1), None).expect("root");
         let told = [
-            refusal(Directory::make(&theirs)),
-            refusal(directory.make_inner("theirs")),
-            refusal(directory.file("file", OFlags::RDONLY)),
+            problem_of(TrustedDir::create(&theirs)),
+            problem_of(directory.create_dir("theirs")),
+            problem_of(directory.file("file", OFlags::RDONLY)),
         ];
         for told in told {
             assert!(told.ends_with("belongs to another user"), "{told}");
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_to_a_directory_where_they_are_ours_and_to_a_file_never() {
+    fn only_own_links_are_followed_and_only_to_directories() {
         let place = tempfile::tempdir().expect("a directory");
         let path = |name: &str| place.path().join(name);
         fs::create_dir(path("real")).expect("made");
@@ -375,36 +375,36 @@ mod tests {
         symlink("loop", path("loop")).expect("made");
         symlink(path("real"), path("theirs")).expect("made");
         lchown(path("theirs"), Some(1), None).expect("root runs the tests");
-        Directory::open(&path("again")).expect("followed");
-        assert!(Directory::open(&path("loop")).is_err());
+        TrustedDir::open(&path("again")).expect("followed");
+        assert!(TrustedDir::open(&path("loop")).is_err());
         for theirs in ["theirs", "theirs/", "theirs/."] {
-            let told = refusal(Directory::make(&path(theirs)));
+            let told = problem_of(TrustedDir::create(&path(theirs)));
             assert!(told.contains("symbolic link"), "{told}");
         }
-        let directory = Directory::open(place.path()).expect("fine");
-        assert!(directory.make_inner("ours").is_err());
-        let real = Directory::open(&path("real")).expect("fine");
+        let directory = TrustedDir::open(place.path()).expect("fine");
+        assert!(directory.create_dir("ours").is_err());
+        let real = TrustedDir::open(&path("real")).expect("fine");
         symlink("file", path("real/link")).expect("made");
         let create = OFlags::RDWR | OFlags::CREATE;
-        assert!(refusal(real.file("link", create)).contains("symbolic link"));
-        assert!(real.look("link").is_err());
-        assert!(refusal(directory.file("real", OFlags::RDONLY)).contains("not a regular file"));
+        assert!(problem_of(real.file("link", create)).contains("symbolic link"));
+        assert!(real.stat_file("link").is_err());
+        assert!(problem_of(directory.file("real", OFlags::RDONLY)).contains("not a regular file"));
     }
 
     #[test]
-    fn a_log_is_for_this_user_and_never_behind_the_link_of_another() {
+    fn log_file_is_private_and_foreign_links_are_rejected() {
         let place = tempfile::tempdir().expect("a directory");
         let path = |name: &str| place.path().join(name);
-        append(&path("new")).expect("made");
+        open_append(&path("new")).expect("made");
         assert_eq!(mode(&path("new")), 0o600);
         symlink("new", path("ours")).expect("made");
-        append(&path("ours")).expect("followed");
+        open_append(&path("ours")).expect("followed");
         mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).expect("made");
-        let unread = append(&path("pipe")).expect_err("nobody is waited for");
+        let unread = open_append(&path("pipe")).expect_err("nobody is waited for");
         assert_eq!(Errno::from_io_error(&unread), Some(Errno::NXIO));
         symlink("victim", path("theirs")).expect("made");
         lchown(path("theirs"), Some(1), None).expect("root runs the tests");
-        assert!(refusal(append(&path("theirs"))).contains("symbolic link"));
+        assert!(problem_of(open_append(&path("theirs"))).contains("symbolic link"));
         assert!(!path("victim").exists());
     }
 }

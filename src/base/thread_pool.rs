@@ -5,22 +5,22 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::task::Thread;
+use super::thread::Thread;
 
-type Work = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads that share one queue. Dropping them runs what is queued, unless it was
-/// [abandoned](Self::abandon), and joins.
+/// [discarded](Self::discard_queue), and joins.
 ///
 /// The queue has no bound of its own, because its callers are bounded: a decoder by the pieces that
 /// may lie between it and its consumer, a mount by the kernel's requests.
 #[derive(Debug)]
-pub struct Workers {
+pub struct ThreadPool {
     queue: Arc<Queue>,
     threads: Vec<Thread<()>>,
 }
 
-impl Workers {
+impl ThreadPool {
     /// `count` threads called `name`.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Workers {
     /// Queues `work`, without waiting.
     pub fn submit(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.queue.lock();
-        if !state.is_abandoned {
+        if !state.is_discarded {
             state.work.push_back(Box::new(work));
             drop(state);
             self.queue.changed.notify_one();
@@ -49,16 +49,16 @@ impl Workers {
     }
 
     /// Drops what is queued, now and later; what runs already ends.
-    pub fn abandon(&self) {
+    pub fn discard_queue(&self) {
         let mut state = self.queue.lock();
-        state.is_abandoned = true;
+        state.is_discarded = true;
         let work = std::mem::take(&mut state.work);
         drop(state);
         drop(work);
     }
 }
 
-impl Drop for Workers {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.queue.lock().is_closed = true;
         self.queue.changed.notify_all();
@@ -78,8 +78,8 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    work: VecDeque<Work>,
-    is_abandoned: bool,
+    work: VecDeque<Job>,
+    is_discarded: bool,
     is_closed: bool,
 }
 
@@ -98,7 +98,7 @@ impl Queue {
     }
 
     /// Waits for the next piece of work; `None` when the queue is closed and empty.
-    fn next(&self) -> Option<Work> {
+    fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
         let waited = self.changed.wait_while(self.lock(), is_idle);
         waited
@@ -120,8 +120,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_panic_costs_no_thread() {
-        let workers = Workers::start("test", 1).expect("threads");
+    fn panicking_job_does_not_end_its_thread() {
+        let workers = ThreadPool::start("test", 1).expect("threads");
         let (sender, receiver) = std::sync::mpsc::channel();
         workers.submit(|| panic!("on purpose"));
         workers.submit(move || sender.send(()).expect("someone listens"));
@@ -129,22 +129,22 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_work_is_dropped_and_not_run() {
-        let workers = Workers::start("test", 1).expect("threads");
+    fn discarded_jobs_are_dropped_and_not_run() {
+        let workers = ThreadPool::start("test", 1).expect("threads");
         let (begin, begun) = std::sync::mpsc::channel::<()>();
         let (sender, receiver) = std::sync::mpsc::channel();
         workers.submit(move || assert!(begun.recv().is_err()));
         workers.submit(move || sender.send(()).expect("someone listens"));
-        workers.abandon();
+        workers.discard_queue();
         drop(begin);
         drop(workers);
         assert!(receiver.recv().is_err());
     }
 
     #[test]
-    fn dropping_workers_finishes_what_is_queued() {
+    fn dropping_the_pool_runs_queued_jobs() {
         let done = Arc::new(AtomicU32::new(0));
-        let workers = Workers::start("test", 2).expect("threads");
+        let workers = ThreadPool::start("test", 2).expect("threads");
         for _ in 0..50 {
             let done = Arc::clone(&done);
             workers.submit(move || {

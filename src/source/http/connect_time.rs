@@ -11,18 +11,18 @@ use tower_service::Service;
 
 /// Measures connections; the clones of one know what all of them measured.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Connecting {
+pub(super) struct ConnectTimer {
     /// Of the fastest one, in microseconds; zero while there was none.
     micros: Arc<AtomicU64>,
 }
 
-impl Connecting {
+impl ConnectTimer {
     /// How long the fastest one took, name lookup and TLS included; zero while there was none.
-    pub(super) fn time(&self) -> Duration {
+    pub(super) fn fastest(&self) -> Duration {
         Duration::from_micros(self.micros.load(Ordering::Relaxed))
     }
 
-    fn took(&self, time: Duration) {
+    fn record(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         // None at all counts as the longest.
         let fastest = (self.micros.load(Ordering::Relaxed).wrapping_sub(1)).min(micros - 1);
@@ -30,25 +30,25 @@ impl Connecting {
     }
 }
 
-impl<S> Layer<S> for Connecting {
-    type Service = Measured<S>;
+impl<S> Layer<S> for ConnectTimer {
+    type Service = TimedConnector<S>;
 
-    fn layer(&self, inner: S) -> Measured<S> {
-        Measured {
+    fn layer(&self, inner: S) -> TimedConnector<S> {
+        TimedConnector {
             inner,
-            connecting: self.clone(),
+            connect_timer: self.clone(),
         }
     }
 }
 
 /// What makes connections, measured.
 #[derive(Clone, Debug)]
-pub(super) struct Measured<S> {
+pub(super) struct TimedConnector<S> {
     inner: S,
-    connecting: Connecting,
+    connect_timer: ConnectTimer,
 }
 
-impl<S, R> Service<R> for Measured<S>
+impl<S, R> Service<R> for TimedConnector<S>
 where
     S: Service<R>,
     S::Future: Send + 'static,
@@ -62,11 +62,11 @@ where
     }
 
     fn call(&mut self, target: R) -> Self::Future {
-        let (making, connecting) = (self.inner.call(target), self.connecting.clone());
+        let (making, connect_timer) = (self.inner.call(target), self.connect_timer.clone());
         async move {
             let began = Instant::now();
             let made = making.await?;
-            connecting.took(began.elapsed());
+            connect_timer.record(began.elapsed());
             Ok(made)
         }
         .boxed()
@@ -78,12 +78,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fastest_connection_counts() {
-        let connecting = Connecting::default();
-        assert_eq!(connecting.time(), Duration::ZERO);
+    fn connect_time_is_that_of_the_fastest_connection() {
+        let connect_timer = ConnectTimer::default();
+        assert_eq!(connect_timer.fastest(), Duration::ZERO);
         for millis in [40, 20, 30] {
-            connecting.clone().took(Duration::from_millis(millis));
+            connect_timer.clone().record(Duration::from_millis(millis));
         }
-        assert_eq!(connecting.time(), Duration::from_millis(20));
+        assert_eq!(connect_timer.fastest(), Duration::from_millis(20));
     }
 }

@@ -58,7 +58,7 @@ impl Certificates {
 
 /// TLS for HTTP/1.1 that trusts the system's certificates, those of `SSL_CERT_FILE` instead if it is set,
 /// and `more`. Without any, no server is trusted.
-pub(super) fn config(more: &Certificates) -> Result<ClientConfig, Error> {
+pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?;
@@ -106,7 +106,7 @@ impl Verifier {
         certificate: &CertificateDer<'_>,
         name: &ServerName<'_>,
     ) -> Result<(), Error> {
-        if !may_be_of_server(certificate) {
+        if !allows_server_auth(certificate) {
             return Err(CertificateError::InvalidPurpose.into());
         }
         verify_server_name(&ParsedCertificate::try_from(certificate)?, name)
@@ -131,7 +131,7 @@ impl ServerCertVerifier for Verifier {
         );
         match verified {
             Err(error)
-                if is_of_authority(&error) && self.trusted.contains(&blake3::hash(end_entity)) =>
+                if is_ca_certificate_error(&error) && self.trusted.contains(&blake3::hash(end_entity)) =>
             {
                 Self::verify_authority(end_entity, server_name)?;
                 Ok(ServerCertVerified::assertion())
@@ -164,7 +164,7 @@ impl ServerCertVerifier for Verifier {
 }
 
 /// Whether a certificate was refused because it is that of an authority.
-fn is_of_authority(error: &Error) -> bool {
+fn is_ca_certificate_error(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(error)) = error else {
         return false;
     };
@@ -175,7 +175,7 @@ fn is_of_authority(error: &Error) -> bool {
 }
 
 /// Whether the extended key usage of `certificate`, if it has this extension, allows servers.
-fn may_be_of_server(certificate: &[u8]) -> bool {
+fn allows_server_auth(certificate: &[u8]) -> bool {
     // Object identifiers in DER: 2.5.29.37 and 1.3.6.1.5.5.7.3.1.
     const EXTENDED_KEY_USAGE: &[u8] = b"\x06\x03\x55\x1d\x25";
     const SERVER_AUTH: &[u8] = b"\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x01";
@@ -184,7 +184,7 @@ fn may_be_of_server(certificate: &[u8]) -> bool {
 }
 
 /// Why a certificate is refused: its kind, and the words for it.
-pub(super) fn explain(error: &CertificateError) -> (Obstacle, String) {
+pub(super) fn describe(error: &CertificateError) -> (Obstacle, String) {
     match error {
         CertificateError::ExpiredContext { not_after, .. } => (
             Obstacle::CertificateDates,
@@ -217,7 +217,7 @@ pub(super) fn explain(error: &CertificateError) -> (Obstacle, String) {
             Obstacle::Certificate,
             "the certificate is not signed by a trusted authority".to_owned(),
         ),
-        error if is_of_authority(&error.clone().into()) => (
+        error if is_ca_certificate_error(&error.clone().into()) => (
             Obstacle::Certificate,
             "the certificate is that of an authority, and not itself trusted".to_owned(),
         ),
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificates_that_cannot_be_used_are_refused() {
+    fn unusable_certificates_are_rejected() {
         let read = |pem: &[u8]| Certificates::from_pem(pem).map(|_| ());
         assert_eq!(read(b""), Err(CertificatesError::Missing));
         let key = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_certificates_lose_their_kind() {
+    fn certificate_names_lose_their_type() {
         for (name, expected) in [
             ("DnsName(\"host.example\")", "host.example"),
             ("IpAddress(127.0.0.1)", "127.0.0.1"),

@@ -8,19 +8,19 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 use rustix::io::Errno;
 
 use super::{Cause, Error, Source, file};
-use crate::base::regular;
+use crate::base::regular_file;
 use crate::base::stats::Stats;
 
 /// A directory, held open. Whatever a name says and whatever links lie there, what is opened lies
 /// below it.
 #[derive(Debug)]
-pub struct Folder {
+pub struct SourceDirectory {
     directory: OwnedFd,
     name: String,
     stats: Arc<Stats>,
 }
 
-impl Folder {
+impl SourceDirectory {
     /// The directory at `path`.
     ///
     /// # Errors
@@ -47,11 +47,11 @@ impl Folder {
     ///
     /// # Errors
     /// When there is none below this directory, or it cannot be opened.
-    pub fn file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
+    pub fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
         let shown = format!("{}/{name}", self.name);
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let source = match regular::open(&self.directory, name, resolve) {
-            Ok(Some(opened)) => file::of(opened, &shown, Arc::clone(&self.stats)),
+        let source = match regular_file::open(&self.directory, name, resolve) {
+            Ok(Some(opened)) => file::from_file(opened, &shown, Arc::clone(&self.stats)),
             Ok(None) => Err(Cause::Unsupported("what is no regular file".to_owned())),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => {
                 Err(Cause::Unsupported("what lies outside it".to_owned()))
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_regular_files_below_it_is_opened() {
+    fn only_regular_files_below_the_directory_are_opened() {
         let directory = tempfile::tempdir().expect("a directory");
         let inside = directory.path().join("inside");
         fs::create_dir_all(inside.join("deep")).expect("made");
@@ -87,9 +87,9 @@ mod tests {
         let path = inside.join("fifo");
         rustix::fs::mknodat(CWD, &path, fifo, Mode::RUSR, 0).expect("made");
 
-        let folder = Folder::open(&inside, Arc::default()).expect("a directory");
+        let directory = SourceDirectory::open(&inside, Arc::default()).expect("a directory");
         for name in ["deep/file", "good", "deep/../good"] {
-            let file = folder.file(name).expect("a file below it");
+            let file = directory.open_file(name).expect("a file below it");
             assert_eq!(file.fingerprint().len, Some(4), "{name}");
         }
         for name in [
@@ -100,10 +100,10 @@ mod tests {
             "fifo",
             "deep",
         ] {
-            let opened = folder.file(name).map_err(|error| error.cause);
+            let opened = directory.open_file(name).map_err(|error| error.cause);
             assert!(matches!(opened, Err(Cause::Unsupported(_))), "{name}");
         }
-        let missing = folder.file("missing").map_err(|error| error.cause);
+        let missing = directory.file("missing").map_err(|error| error.cause);
         assert!(matches!(missing, Err(Cause::NotFound)));
     }
 }

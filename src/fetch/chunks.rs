@@ -5,12 +5,12 @@ use crate::base::extent::{Extent, Packed};
 /// The chunks of an extent, in order, without gaps, each as long as is wanted when its turn comes,
 /// the last one cut at the end.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct Chunks {
     next: Packed,
     end: Packed,
 }
 
-impl Plan {
+impl Chunks {
     /// The chunks from `start` up to `end`; none when `end` does not lie behind `start`.
     pub(super) fn new(start: Packed, end: Packed) -> Self {
         Self { next: start, end }
@@ -29,7 +29,7 @@ impl Plan {
     }
 
     /// Goes on behind `chunk`.
-    pub(super) fn pass(&mut self, chunk: Extent<Packed>) {
+    pub(super) fn advance_past(&mut self, chunk: Extent<Packed>) {
         self.next = chunk.end();
     }
 
@@ -48,39 +48,39 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn lens(start: u64, end: u64, wanted: &[u64]) -> Vec<u64> {
-        let mut plan = Plan::new(Packed(start), Packed(end));
+        let mut chunks = Chunks::new(Packed(start), Packed(end));
         let mut lens = Vec::new();
         for &len in wanted {
-            let Some(chunk) = plan.peek(len) else {
+            let Some(chunk) = chunks.peek(len) else {
                 break;
             };
-            plan.pass(chunk);
+            chunks.advance_past(chunk);
             lens.push(chunk.len());
         }
         lens
     }
 
     #[test]
-    fn chunks_are_as_long_as_wanted_and_end_at_the_end() {
+    fn chunks_have_the_requested_length_up_to_the_end() {
         assert_eq!(lens(7, 27, &[1, 4, 9, 9]), [1, 4, 9, 6]);
         assert_eq!(lens(0, 2, &[0, 0, 0]), [1, 1]);
     }
 
     #[test]
-    fn nothing_is_cut_into_nothing() {
+    fn empty_extent_has_no_chunks() {
         assert_eq!(lens(5, 5, &[MIB]), [0; 0]);
         assert_eq!(lens(6, 5, &[MIB]), [0; 0]);
     }
 
     #[test]
-    fn an_end_that_nobody_knows_is_never_reached_until_it_is_found() {
-        let mut plan = Plan::new(Packed(0), Packed(u64::MAX));
-        let chunk = plan.peek(u64::MAX - 1).expect("a chunk");
-        plan.pass(chunk);
-        assert_eq!(plan.peek(MIB).map(|chunk| chunk.len()), Some(1));
-        assert!(!plan.is_done());
-        plan.end();
-        assert!(plan.is_done() && plan.peek(MIB).is_none());
+    fn unknown_end_is_not_reached_until_it_is_set() {
+        let mut chunks = Chunks::new(Packed(0), Packed(u64::MAX));
+        let chunk = chunks.peek(u64::MAX - 1).expect("a chunk");
+        chunks.advance_past(chunk);
+        assert_eq!(chunks.peek(MIB).map(|chunk| chunk.len()), Some(1));
+        assert!(!chunks.is_done());
+        chunks.end();
+        assert!(chunks.is_done() && chunks.peek(MIB).is_none());
     }
 
     proptest! {
@@ -90,18 +90,18 @@ mod tests {
             len in 0..64 * MIB,
             wanted in prop::collection::vec(MIB / 4..16 * MIB, 1..8),
         ) {
-            let mut plan = Plan::new(Packed(start), Packed(start + len));
+            let mut chunks = Chunks::new(Packed(start), Packed(start + len));
             let mut next = start;
             for wanted in wanted.into_iter().cycle() {
-                let Some(chunk) = plan.peek(wanted) else {
+                let Some(chunk) = chunks.peek(wanted) else {
                     break;
                 };
                 prop_assert_eq!(chunk.start(), Packed(next));
                 prop_assert!(!chunk.is_empty() && chunk.len() <= wanted);
-                plan.pass(chunk);
+                chunks.advance_past(chunk);
                 next = chunk.end().0;
             }
-            prop_assert!(plan.is_done());
+            prop_assert!(chunks.is_done());
             prop_assert_eq!(next, start + len);
         }
     }

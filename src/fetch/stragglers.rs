@@ -6,28 +6,28 @@ use std::time::Duration;
 use super::{MinSpeed, per_second};
 
 /// How often to look.
-pub(super) const TICK: Duration = Duration::from_millis(100);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often one chunk's request is cut, at the most: where the next one is no faster either,
 /// asking again and again helps nobody.
-const MOST_CUTS: u32 = 3;
+const MAX_CUTS: u32 = 3;
 
 /// How many times as fast another request must be for a slow one to be the exception.
-const FASTER: u64 = 2;
+const MIN_SPEED_RATIO: u64 = 2;
 
 /// How many times as long as its peers a request takes before it is sent a second time.
-pub(super) const LONGER: u32 = 3;
+pub(super) const HEDGE_FACTOR: u32 = 3;
 
 /// How many times as long as its peers a request takes at least before it is cut: where servers
 /// think for long, all of them do.
-const PATIENT: u32 = 2;
+const CUT_WAIT_FACTOR: u32 = 2;
 
 /// No request is sent a second time before this: a server may think for a moment.
-pub(super) const HEDGE_AFTER: Duration = Duration::from_millis(500);
+pub(super) const MIN_HEDGE_DELAY: Duration = Duration::from_millis(500);
 
 /// Peers of which the time is known, at the least and at the most.
-const FEWEST_PEERS: usize = 3;
-const MOST_PEERS: usize = 16;
+const MIN_PEERS: usize = 3;
+const MAX_PEERS: usize = 16;
 
 /// Watches over requests in flight, each known by its number.
 ///
@@ -43,21 +43,21 @@ const MOST_PEERS: usize = 16;
 /// Only time counts in which someone looked: when the whole process was stopped, or starved of
 /// processors, nobody fell behind.
 #[derive(Debug)]
-pub(super) struct Laggards {
+pub(super) struct StragglerDetector {
     min_speed: MinSpeed,
     requests: BTreeMap<u64, Request>,
     /// How long the last ones took.
     peers: VecDeque<Duration>,
-    looked: Duration,
+    last_check: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Request {
-    began: Duration,
+    sent_at: Duration,
     age: Duration,
     /// Bytes that had come when its speed was taken last, and how long ago that is.
     received: u64,
-    since: Duration,
+    since_sample: Duration,
     /// Bytes a second of the fastest that came while it was in flight.
     fastest_peer: u64,
     cuts: u32,
@@ -65,39 +65,39 @@ struct Request {
 
 /// What to do about a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum StragglerAction {
     /// Drop it and ask for the rest anew.
     Cut,
     /// Ask for the rest a second time. Said again as long as it holds.
     Hedge,
 }
 
-impl Laggards {
+impl StragglerDetector {
     pub(super) fn new(min_speed: MinSpeed) -> Self {
         Self {
             min_speed,
             requests: BTreeMap::new(),
             peers: VecDeque::new(),
-            looked: Duration::ZERO,
+            last_check: Duration::ZERO,
         }
     }
 
     /// A request was sent at `now`.
-    pub(super) fn launched(&mut self, number: u64, now: Duration) {
+    pub(super) fn on_sent(&mut self, number: u64, now: Duration) {
         let request = Request {
-            began: now,
+            sent_at: now,
             ..Request::default()
         };
         self.requests.insert(number, request);
     }
 
     /// A request ended; `came` says how many bytes took how long, unless it failed.
-    pub(super) fn landed(&mut self, number: u64, came: Option<(u64, Duration)>) {
+    pub(super) fn on_completed(&mut self, number: u64, came: Option<(u64, Duration)>) {
         self.requests.remove(&number);
         let Some((len, took)) = came else {
             return;
         };
-        self.peers.truncate(MOST_PEERS - 1);
+        self.peers.truncate(MAX_PEERS - 1);
         self.peers.push_front(took);
         let speed = per_second(len, took);
         for request in self.requests.values_mut() {
@@ -106,28 +106,28 @@ impl Laggards {
     }
 
     /// What to do at `now`, when `received` tells how many bytes have come by request, and
-    /// `is_all_asked` whether nothing is left to ask for.
-    pub(super) fn look(
+    /// `is_all_requested` whether nothing is left to ask for.
+    pub(super) fn check(
         &mut self,
         now: Duration,
         received: impl Fn(u64) -> u64,
-        is_all_asked: bool,
-    ) -> Vec<(u64, Verdict)> {
-        let passed = now.saturating_sub(self.looked).min(TICK * 2);
-        self.looked = now;
+        is_all_requested: bool,
+    ) -> Vec<(u64, StragglerAction)> {
+        let elapsed = now.saturating_sub(self.last_check).min(CHECK_INTERVAL * 2);
+        self.last_check = now;
         for request in self.requests.values_mut() {
-            let passed = passed.min(now.saturating_sub(request.began));
-            request.age += passed;
-            request.since += passed;
+            let elapsed = elapsed.min(now.saturating_sub(request.sent_at));
+            request.age += elapsed;
+            request.since_sample += elapsed;
         }
-        let mut verdicts = self.cut(&received);
-        if is_all_asked {
-            verdicts.extend(self.late().map(|number| (number, Verdict::Hedge)));
+        let mut actions = self.find_slow(&received);
+        if is_all_requested {
+            actions.extend(self.find_late().map(|number| (number, StragglerAction::Hedge)));
         }
-        verdicts
+        actions
     }
 
-    fn cut(&mut self, received: &impl Fn(u64) -> u64) -> Vec<(u64, Verdict)> {
+    fn find_slow(&mut self, received: &impl Fn(u64) -> u64) -> Vec<(u64, StragglerAction)> {
         let MinSpeed {
             bytes_per_second: least,
             wait,
@@ -140,38 +140,38 @@ impl Laggards {
             .iter()
             .map(|(&number, request)| {
                 let came = received(number).saturating_sub(request.received);
-                (number, per_second(came, request.since))
+                (number, per_second(came, request.since_sample))
             })
             .collect();
-        let wait = wait.max(self.usual().unwrap_or_default() * PATIENT);
-        let mut verdicts = Vec::new();
+        let wait = wait.max(self.median_duration().unwrap_or_default() * CUT_WAIT_FACTOR);
+        let mut actions = Vec::new();
         for &(number, speed) in &speeds {
             let others = speeds.iter().filter(|&&(other, _)| other != number);
             let fastest = others.map(|&(_, speed)| speed).max().unwrap_or(0);
             let Some(request) = self.requests.get_mut(&number) else {
                 continue;
             };
-            if request.since < wait {
+            if request.since_sample < wait {
                 continue;
             }
             let fastest = fastest.max(request.fastest_peer);
             // Without an answer it may only wait for its turn, as long as it is not known how long those
             // of others took.
-            let may_wait = received(number) == 0 && self.peers.len() < FEWEST_PEERS;
-            let is_exception = fastest >= least && fastest / FASTER >= speed && !may_wait;
-            if speed < least && is_exception && request.cuts < MOST_CUTS {
+            let may_wait = received(number) == 0 && self.peers.len() < MIN_PEERS;
+            let is_exception = fastest >= least && fastest / MIN_SPEED_RATIO >= speed && !may_wait;
+            if speed < least && is_exception && request.cuts < MAX_CUTS {
                 request.cuts += 1;
-                verdicts.push((number, Verdict::Cut));
+                actions.push((number, StragglerAction::Cut));
             }
             request.received = received(number);
-            request.since = Duration::ZERO;
+            request.since_sample = Duration::ZERO;
         }
-        verdicts
+        actions
     }
 
     /// The requests that take far longer than others did.
-    fn late(&self) -> impl Iterator<Item = u64> {
-        let limit = self.usual().map(|took| (took * LONGER).max(HEDGE_AFTER));
+    fn find_late(&self) -> impl Iterator<Item = u64> {
+        let limit = self.median_duration().map(|took| (took * HEDGE_FACTOR).max(MIN_HEDGE_DELAY));
         self.requests
             .iter()
             .filter(move |(_, request)| limit.is_some_and(|limit| request.age >= limit))
@@ -179,11 +179,11 @@ impl Laggards {
     }
 
     /// How long requests take: the median of the last ones, if there are enough.
-    fn usual(&self) -> Option<Duration> {
+    fn median_duration(&self) -> Option<Duration> {
         let mut peers: Vec<Duration> = self.peers.iter().copied().collect();
         peers.sort_unstable();
         let median = peers.get(peers.len() / 2).copied();
-        median.filter(|_| peers.len() >= FEWEST_PEERS)
+        median.filter(|_| peers.len() >= MIN_PEERS)
     }
 }
 
@@ -197,8 +197,8 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn laggards(bytes_per_second: u64, wait: u64) -> Laggards {
-        Laggards::new(MinSpeed {
+    fn detector(bytes_per_second: u64, wait: u64) -> StragglerDetector {
+        StragglerDetector::new(MinSpeed {
             bytes_per_second,
             wait: ms(wait),
         })
@@ -206,100 +206,100 @@ mod tests {
 
     /// Looks ten times a second up to `until`, with bytes a second by request.
     fn watch(
-        laggards: &mut Laggards,
+        detector: &mut StragglerDetector,
         (from, until): (u64, u64),
         speed: impl Fn(u64) -> u64,
-        is_all_asked: bool,
-    ) -> Vec<(u64, u64, Verdict)> {
-        let mut said = Vec::new();
+        is_all_requested: bool,
+    ) -> Vec<(u64, u64, StragglerAction)> {
+        let mut found = Vec::new();
         for now in (from..=until).step_by(100) {
             let received = |number| speed(number) * now / 1000;
-            let verdicts = laggards.look(ms(now), received, is_all_asked);
-            said.extend(verdicts.iter().map(|&(number, what)| (now, number, what)));
+            let actions = detector.check(ms(now), received, is_all_requested);
+            found.extend(actions.iter().map(|&(number, what)| (now, number, what)));
         }
-        said
+        found
     }
 
     #[test]
-    fn what_crawls_among_the_fast_is_cut_a_few_times() {
-        let mut laggards = laggards(64 * KIB, 1000);
-        (0..4).for_each(|number| laggards.launched(number, ms(0)));
+    fn slow_request_among_fast_ones_is_cut_up_to_the_limit() {
+        let mut detector = detector(64 * KIB, 1000);
+        (0..4).for_each(|number| detector.on_sent(number, ms(0)));
         let speed = |number| if number == 2 { KIB } else { 128 * KIB };
-        let cuts = watch(&mut laggards, (0, 10_000), speed, false);
-        let expected = [1000, 2000, 3000].map(|at| (at, 2, Verdict::Cut));
+        let cuts = watch(&mut detector, (0, 10_000), speed, false);
+        let expected = [1000, 2000, 3000].map(|at| (at, 2, StragglerAction::Cut));
         assert_eq!(cuts, expected);
     }
 
     #[test]
-    fn a_slow_link_is_left_in_peace() {
-        let mut laggards = laggards(64 * KIB, 1000);
-        (0..4).for_each(|number| laggards.launched(number, ms(0)));
+    fn uniformly_slow_link_is_not_cut() {
+        let mut detector = detector(64 * KIB, 1000);
+        (0..4).for_each(|number| detector.on_sent(number, ms(0)));
         let speed = |number| 10 * KIB * (number + 1);
-        assert_eq!(watch(&mut laggards, (0, 10_000), speed, false), []);
+        assert_eq!(watch(&mut detector, (0, 10_000), speed, false), []);
     }
 
     #[test]
-    fn what_is_left_behind_is_held_against_those_that_came_meanwhile() {
-        let mut laggards = laggards(64 * KIB, 1000);
-        (0..4).for_each(|number| laggards.launched(number, ms(0)));
-        (1..3).for_each(|number| laggards.landed(number, Some((1 << 20, ms(100)))));
-        let cuts = watch(&mut laggards, (0, 1000), |_| 0, false);
+    fn straggler_is_compared_with_requests_completed_meanwhile() {
+        let mut detector = detector(64 * KIB, 1000);
+        (0..4).for_each(|number| detector.on_sent(number, ms(0)));
+        (1..3).for_each(|number| detector.on_completed(number, Some((1 << 20, ms(100)))));
+        let cuts = watch(&mut detector, (0, 1000), |_| 0, false);
         assert_eq!(cuts, [], "it may wait for its turn");
-        laggards.landed(3, Some((1 << 20, ms(100))));
-        let cuts = watch(&mut laggards, (1100, 2000), |_| 0, false);
-        assert_eq!(cuts, [(2000, 0, Verdict::Cut)]);
-        laggards.landed(0, None);
-        laggards.launched(2, ms(1000));
-        let cuts = watch(&mut laggards, (1100, 5000), |_| 0, false);
+        detector.on_completed(3, Some((1 << 20, ms(100))));
+        let cuts = watch(&mut detector, (1100, 2000), |_| 0, false);
+        assert_eq!(cuts, [(2000, 0, StragglerAction::Cut)]);
+        detector.on_completed(0, None);
+        detector.on_sent(2, ms(1000));
+        let cuts = watch(&mut detector, (1100, 5000), |_| 0, false);
         assert_eq!(cuts, [], "nothing came since");
     }
 
     #[test]
-    fn a_server_that_thinks_for_long_is_given_the_time_that_it_took_before() {
-        let mut laggards = laggards(64 * KIB, 1000);
+    fn slow_server_gets_twice_its_usual_time_before_a_cut() {
+        let mut detector = detector(64 * KIB, 1000);
         for number in 1..=3 {
-            laggards.launched(number, ms(0));
-            laggards.landed(number, Some((1 << 20, ms(1500))));
+            detector.on_sent(number, ms(0));
+            detector.on_completed(number, Some((1 << 20, ms(1500))));
         }
-        laggards.launched(0, ms(0));
-        laggards.launched(4, ms(0));
-        laggards.landed(4, Some((1 << 20, ms(1500))));
-        let cuts = watch(&mut laggards, (0, 3500), |_| 0, false);
-        assert_eq!(cuts, [(3000, 0, Verdict::Cut)]);
+        detector.on_sent(0, ms(0));
+        detector.on_sent(4, ms(0));
+        detector.on_completed(4, Some((1 << 20, ms(1500))));
+        let cuts = watch(&mut detector, (0, 3500), |_| 0, false);
+        assert_eq!(cuts, [(3000, 0, StragglerAction::Cut)]);
     }
 
     #[test]
-    fn zero_cuts_nothing() {
+    fn zero_minimum_speed_cuts_nothing() {
         for (speed, wait) in [(0, 1000), (64 * KIB, 0)] {
-            let mut laggards = laggards(speed, wait);
-            laggards.launched(0, ms(0));
-            laggards.launched(1, ms(0));
-            laggards.landed(1, Some((1 << 20, ms(100))));
-            assert_eq!(watch(&mut laggards, (0, 5000), |_| 0, false), []);
+            let mut detector = detector(speed, wait);
+            detector.on_sent(0, ms(0));
+            detector.on_sent(1, ms(0));
+            detector.on_completed(1, Some((1 << 20, ms(100))));
+            assert_eq!(watch(&mut detector, (0, 5000), |_| 0, false), []);
         }
     }
 
-    fn last_of(peers: &[u64]) -> Laggards {
-        let mut laggards = laggards(0, 0);
+    fn with_peers(peers: &[u64]) -> StragglerDetector {
+        let mut detector = detector(0, 0);
         for (number, &took) in (1..).zip(peers) {
-            laggards.launched(number, ms(0));
-            laggards.landed(number, Some((1 << 20, ms(took))));
+            detector.on_sent(number, ms(0));
+            detector.on_completed(number, Some((1 << 20, ms(took))));
         }
-        laggards.launched(0, ms(0));
-        laggards
+        detector.on_sent(0, ms(0));
+        detector
     }
 
-    fn first_hedge(peers: &[u64], is_all_asked: bool) -> Option<u64> {
-        let mut laggards = last_of(peers);
-        let said = watch(&mut laggards, (0, 10_000), |_| 0, is_all_asked);
-        said.first().map(|&(now, number, verdict)| {
-            assert_eq!((number, verdict), (0, Verdict::Hedge));
+    fn first_hedge(peers: &[u64], is_all_requested: bool) -> Option<u64> {
+        let mut detector = with_peers(peers);
+        let found = watch(&mut detector, (0, 10_000), |_| 0, is_all_requested);
+        found.first().map(|&(now, number, action)| {
+            assert_eq!((number, action), (0, StragglerAction::Hedge));
             now
         })
     }
 
     #[test]
-    fn the_last_one_is_hedged_when_it_takes_three_times_as_long() {
+    fn last_request_is_hedged_after_three_times_the_median() {
         assert_eq!(first_hedge(&[300, 400, 9000, 400, 500], true), Some(1200));
         assert_eq!(first_hedge(&[30, 40, 50], true), Some(500));
         assert_eq!(first_hedge(&[30, 40, 50], false), None);
@@ -307,18 +307,18 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_peers_count() {
+    fn only_the_most_recent_peers_count() {
         let mut peers = vec![5000; 20];
         peers.extend([20; 16]);
         assert_eq!(first_hedge(&peers, true), Some(500));
     }
 
     #[test]
-    fn time_in_which_nobody_looked_makes_nobody_late() {
-        let mut laggards = last_of(&[30, 40, 50]);
-        assert_eq!(laggards.look(ms(100), |_| 0, true), []);
-        assert_eq!(laggards.look(ms(60_000), |_| 0, true), []);
-        let said = watch(&mut laggards, (60_100, 60_500), |_| 0, true);
-        assert_eq!(said.first(), Some(&(60_200, 0, Verdict::Hedge)));
+    fn unobserved_time_makes_no_request_late() {
+        let mut detector = with_peers(&[30, 40, 50]);
+        assert_eq!(detector.check(ms(100), |_| 0, true), []);
+        assert_eq!(detector.check(ms(60_000), |_| 0, true), []);
+        let found = watch(&mut detector, (60_100, 60_500), |_| 0, true);
+        assert_eq!(found.first(), Some(&(60_200, 0, StragglerAction::Hedge)));
     }
 }

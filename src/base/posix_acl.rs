@@ -48,7 +48,7 @@ impl Kind {
 
 /// An ACL that is malformed, or names a user or group that is unknown here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unreadable;
+pub struct InvalidAcl;
 
 /// An ACL as Linux keeps it in this user namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,8 +70,8 @@ pub struct Acl {
 pub fn find<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: Kind,
-    names: &impl Names,
-) -> Result<Option<Acl>, Unreadable> {
+    names: &impl IdResolver,
+) -> Result<Option<Acl>, InvalidAcl> {
     let (mut text, mut bytes) = (None, None);
     for (name, value) in xattrs {
         if name == kind.keyword() {
@@ -82,7 +82,7 @@ pub fn find<'a>(
     }
     let from_text = text.and_then(|text| acl_from_text(text, names));
     match from_text.or_else(|| acl_from_xattr(bytes?, names)) {
-        None if text.is_some() || bytes.is_some() => Err(Unreadable),
+        None if text.is_some() || bytes.is_some() => Err(InvalidAcl),
         found => Ok(found),
     }
 }
@@ -117,7 +117,7 @@ impl Tag {
 type Entry = (Tag, u16, u32);
 
 /// Turns user and group names into numbers, and knows which numbers this user namespace maps.
-pub trait Names {
+pub trait IdResolver {
     /// The number of the user called `name`.
     fn user(&self, name: &[u8]) -> Option<u32>;
     /// The number of the group called `name`.
@@ -134,9 +134,9 @@ pub trait Names {
 
 /// Knows no name: only numbers in the text count.
 #[derive(Clone, Copy, Debug)]
-pub struct NoNames;
+pub struct NumericIds;
 
-impl Names for NoNames {
+impl IdResolver for NumericIds {
     fn user(&self, _name: &[u8]) -> Option<u32> {
         None
     }
@@ -147,11 +147,11 @@ impl Names for NoNames {
 
 /// The attribute's bytes for an ACL's text; `None` when the text is malformed or names a user or
 /// group that neither `names` nor a number in the text identifies.
-pub fn xattr_from_text(text: &[u8], names: &impl Names) -> Option<Vec<u8>> {
+pub fn xattr_from_text(text: &[u8], names: &impl IdResolver) -> Option<Vec<u8>> {
     acl_from_text(text, names).map(|acl| acl.bytes)
 }
 
-fn acl_from_text(text: &[u8], names: &impl Names) -> Option<Acl> {
+fn acl_from_text(text: &[u8], names: &impl IdResolver) -> Option<Acl> {
     let entries = text
         .split(|byte| matches!(byte, b',' | b'\n'))
         .map(|line| {
@@ -161,13 +161,13 @@ fn acl_from_text(text: &[u8], names: &impl Names) -> Option<Acl> {
                 .trim_ascii()
         })
         .filter(|line| !line.is_empty())
-        .map(|line| entry(line, names))
+        .map(|line| parse_entry(line, names))
         .collect::<Option<Vec<_>>>()?;
     acl_from_entries(entries, names)
 }
 
 /// The ACL of the attribute's bytes `value`, whose entries may be in any order.
-fn acl_from_xattr(value: &[u8], names: &impl Names) -> Option<Acl> {
+fn acl_from_xattr(value: &[u8], names: &impl IdResolver) -> Option<Acl> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     let (rows, rest) = rows.as_chunks::<8>();
     if u32::from_le_bytes(*version) != VERSION || !rest.is_empty() {
@@ -189,7 +189,7 @@ fn acl_from_xattr(value: &[u8], names: &impl Names) -> Option<Acl> {
 }
 
 /// The ACL of `entries`; `None` when the kernel would refuse it in any user namespace.
-fn acl_from_entries(mut entries: Vec<Entry>, names: &impl Names) -> Option<Acl> {
+fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<Acl> {
     let count = |wanted| entries.iter().filter(|&&(tag, ..)| tag == wanted).count();
     let is_single = [Tag::UserObject, Tag::GroupObject, Tag::Other].map(count) == [1; 3];
     let has_named = count(Tag::User) + count(Tag::Group) > 0;
@@ -236,7 +236,7 @@ pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
     Some(owner? << 6 | mask.or(group)? << 3 | others?)
 }
 
-fn entry(line: &[u8], names: &impl Names) -> Option<Entry> {
+fn parse_entry(line: &[u8], names: &impl IdResolver) -> Option<Entry> {
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let kind = fields.next()?;
     let qualifier = fields.next()?;
@@ -245,34 +245,34 @@ fn entry(line: &[u8], names: &impl Names) -> Option<Entry> {
         (b"mask" | b"m" | b"other" | b"o", None) => (&b""[..], qualifier),
         (_, permissions) => (qualifier, permissions?),
     };
-    let numeric = fields.next().and_then(number);
+    let numeric = fields.next().and_then(parse_number);
     let (tag, id) = match kind {
         b"user" | b"u" if qualifier.is_empty() => (Tag::UserObject, UNDEFINED_ID),
         b"user" | b"u" => (
             Tag::User,
             numeric
                 .or_else(|| names.user(qualifier))
-                .or_else(|| number(qualifier))?,
+                .or_else(|| parse_number(qualifier))?,
         ),
         b"group" | b"g" if qualifier.is_empty() => (Tag::GroupObject, UNDEFINED_ID),
         b"group" | b"g" => (
             Tag::Group,
             numeric
                 .or_else(|| names.group(qualifier))
-                .or_else(|| number(qualifier))?,
+                .or_else(|| parse_number(qualifier))?,
         ),
         b"mask" | b"m" => (Tag::Mask, UNDEFINED_ID),
         b"other" | b"o" => (Tag::Other, UNDEFINED_ID),
         _ => return None,
     };
-    Some((tag, permission_bits(permissions)?, id))
+    Some((tag, parse_permissions(permissions)?, id))
 }
 
-fn number(text: &[u8]) -> Option<u32> {
+fn parse_number(text: &[u8]) -> Option<u32> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-fn permission_bits(text: &[u8]) -> Option<u16> {
+fn parse_permissions(text: &[u8]) -> Option<u16> {
     text.iter().try_fold(0, |bits, letter| {
         Some(
             bits | match letter {
@@ -290,9 +290,9 @@ fn permission_bits(text: &[u8]) -> Option<u16> {
 mod tests {
     use super::*;
 
-    struct Lisa;
+    struct TestIds;
 
-    impl Names for Lisa {
+    impl IdResolver for TestIds {
         fn user(&self, name: &[u8]) -> Option<u32> {
             (name == b"lisa").then_some(1001)
         }
@@ -302,9 +302,9 @@ mod tests {
     }
 
     #[test]
-    fn text_becomes_the_kernels_bytes_in_the_kernels_order() {
+    fn text_acl_is_encoded_in_kernel_order() {
         let text = b"user::rw-\nother::r--\nuser:1000:r-x\ngroup::r--\nmask::r-x\n";
-        let bytes = xattr_from_text(text, &NoNames).expect("well-formed");
+        let bytes = xattr_from_text(text, &NumericIds).expect("well-formed");
         let mut expected = vec![2, 0, 0, 0];
         for (tag, permissions, id) in [
             (1u16, 6u16, u32::MAX),
@@ -321,8 +321,8 @@ mod tests {
     }
 
     #[test]
-    fn mode_is_that_of_owner_mask_and_others() {
-        let mode = |text: &[u8]| mode_of_xattr(&xattr_from_text(text, &NoNames)?);
+    fn mode_comes_from_owner_mask_and_others() {
+        let mode = |text: &[u8]| mode_of_xattr(&xattr_from_text(text, &NumericIds)?);
         assert_eq!(mode(b"u::rwx,g::r-x,o::--x"), Some(0o751));
         assert_eq!(mode(b"u::rw-,u:5:rwx,g::r-x,m::rwx,o::---"), Some(0o670));
         assert_eq!(mode(b"u::rwx,o::---"), None, "no group");
@@ -331,22 +331,22 @@ mod tests {
     }
 
     #[test]
-    fn commas_comments_and_a_fourth_field_are_understood() {
+    fn text_acl_with_commas_comments_and_ids_is_parsed() {
         let text = b"user::rwx,user:someone:r--:1234,group::---,mask::r--,other::--- # x";
-        let bytes = xattr_from_text(text, &NoNames).expect("well-formed");
+        let bytes = xattr_from_text(text, &NumericIds).expect("well-formed");
         assert_eq!(bytes.get(16..20), Some(&1234u32.to_le_bytes()[..]));
     }
 
     #[test]
-    fn names_are_looked_up() {
+    fn text_acl_names_are_looked_up() {
         let text = b"user::rwx,user:lisa:r--,group::---,mask::r--,other::---";
-        assert_eq!(xattr_from_text(text, &NoNames), None);
-        let bytes = xattr_from_text(text, &Lisa).expect("known");
+        assert_eq!(xattr_from_text(text, &NumericIds), None);
+        let bytes = xattr_from_text(text, &TestIds).expect("known");
         assert_eq!(bytes.get(16..20), Some(&1001u32.to_le_bytes()[..]));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_text_acl_is_rejected() {
         let texts = ["", "user", "user::q", "nobody::rwx", "user:x:rwx", "u::r"];
         let invalid = [
             "u::r,u:5:r,g::r,o::r",
@@ -354,20 +354,20 @@ mod tests {
             "u::r,g::r,m::r,m::r,o::r",
         ];
         for text in texts.into_iter().chain(invalid) {
-            assert_eq!(xattr_from_text(text.as_bytes(), &NoNames), None, "{text}");
+            assert_eq!(xattr_from_text(text.as_bytes(), &NumericIds), None, "{text}");
         }
     }
 
     #[test]
-    fn text_form_beats_the_attribute_unless_it_is_unreadable() {
-        let xattr = |text: &str| xattr_from_text(text.as_bytes(), &NoNames).expect("valid");
+    fn text_acl_beats_xattr_unless_it_is_invalid() {
+        let xattr = |text: &str| xattr_from_text(text.as_bytes(), &NumericIds).expect("valid");
         let stored = xattr("u::rwx,u:5:r,g::r,m::r,o::-");
         let found = |text: &[u8], bytes: &[u8]| {
             let xattrs = [
                 (Kind::Access.attribute().as_bytes(), bytes),
                 (Kind::Access.keyword(), text),
             ];
-            let found = find(xattrs.into_iter(), Kind::Access, &NoNames)?;
+            let found = find(xattrs.into_iter(), Kind::Access, &NumericIds)?;
             Ok(found.map(|acl| acl.bytes))
         };
         assert_eq!(
@@ -375,19 +375,19 @@ mod tests {
             Ok(Some(xattr("u::r,g::-,o::-")))
         );
         assert_eq!(found(b"user:lisa:r", &stored), Ok(Some(stored.clone())));
-        assert_eq!(found(b"user:lisa:r", b"\x02\0\0\0"), Err(Unreadable));
+        assert_eq!(found(b"user:lisa:r", b"\x02\0\0\0"), Err(InvalidAcl));
         let none = find(
             [(&b"user.a"[..], &b"b"[..])].into_iter(),
             Kind::Access,
-            &NoNames,
+            &NumericIds,
         );
         assert_eq!(none, Ok(None));
     }
 
     #[test]
-    fn malformed_attribute_is_unreadable_and_a_valid_one_is_sorted() {
-        let stored = xattr_from_text(b"u::rw,u:5:r,g::r,m::r,o::-", &NoNames).expect("valid");
-        let checked = |value: &[u8]| acl_from_xattr(value, &NoNames).map(|acl| acl.bytes);
+    fn malformed_acl_xattr_is_invalid_and_valid_one_is_sorted() {
+        let stored = xattr_from_text(b"u::rw,u:5:r,g::r,m::r,o::-", &NumericIds).expect("valid");
+        let checked = |value: &[u8]| acl_from_xattr(value, &NumericIds).map(|acl| acl.bytes);
         assert_eq!(checked(&stored).as_ref(), Some(&stored));
         let (head, rows) = stored.split_at(4);
         let mut rows: Vec<_> = rows.chunks(8).collect();
@@ -405,9 +405,9 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_unmapped_ids_are_left_out_and_counted() {
+    fn acl_entries_of_unmapped_ids_are_skipped_and_counted() {
         struct Mapped;
-        impl Names for Mapped {
+        impl IdResolver for Mapped {
             fn user(&self, _name: &[u8]) -> Option<u32> {
                 None
             }
@@ -422,7 +422,7 @@ mod tests {
             }
         }
         let text = b"u::rw,u:5:r,u:6:r,g::r,g:5:r,g:6:r,m::rw,o::-";
-        let bytes = |text| xattr_from_text(text, &NoNames).expect("valid");
+        let bytes = |text| xattr_from_text(text, &NumericIds).expect("valid");
         let found = acl_from_text(text, &Mapped).expect("valid");
         assert_eq!(found.unmapped, 2);
         assert_eq!(
@@ -431,7 +431,7 @@ mod tests {
         );
         assert_eq!(acl_from_xattr(&bytes(&text[..]), &Mapped), Some(found));
         // No user namespace has this number.
-        let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &NoNames);
+        let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &NumericIds);
         assert_eq!(undefined.map(|acl| acl.unmapped), Some(1));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use crate::base::acl::Names;
+use crate::base::posix_acl::IdResolver;
 use crate::base::id_map::IdMap;
 
 /// Names and numbers from passwd(5) and group(5), read once. Directory services are not asked:
@@ -23,7 +23,7 @@ pub struct Accounts {
 impl Accounts {
     /// The names in `/etc/passwd` and `/etc/group`, and the ids of this process's user namespace; a file that
     /// cannot be read has no names.
-    pub fn of_this_machine() -> Self {
+    pub fn load_system() -> Self {
         let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
         Self {
             user_ids: IdMap::of_users(),
@@ -35,8 +35,8 @@ impl Accounts {
     /// What the two files' texts say; lines that make no sense are skipped.
     pub fn parse(passwd: &[u8], group: &[u8]) -> Self {
         Self {
-            users: numbers(passwd),
-            groups: numbers(group),
+            users: parse_ids(passwd),
+            groups: parse_ids(group),
             ..Self::default()
         }
     }
@@ -49,7 +49,7 @@ impl Accounts {
     }
 }
 
-impl Names for Accounts {
+impl IdResolver for Accounts {
     fn user(&self, name: &[u8]) -> Option<u32> {
         self.users.get(name).copied()
     }
@@ -68,8 +68,8 @@ impl Names for Accounts {
 }
 
 /// `name:password:number:…` a line, in both files; the first line of a name counts.
-fn numbers(text: &[u8]) -> HashMap<Vec<u8>, u32> {
-    let mut numbers = HashMap::new();
+fn parse_ids(text: &[u8]) -> HashMap<Vec<u8>, u32> {
+    let mut ids = HashMap::new();
     for line in text.split(|&byte| byte == b'\n') {
         let mut fields = line.split(|&byte| byte == b':');
         let (Some(name), Some(number)) = (fields.next(), fields.nth(1)) else {
@@ -82,10 +82,10 @@ fn numbers(text: &[u8]) -> HashMap<Vec<u8>, u32> {
             .ok()
             .and_then(|n| n.parse().ok())
         {
-            numbers.entry(name.to_vec()).or_insert(number);
+            ids.entry(name.to_vec()).or_insert(number);
         }
     }
-    numbers
+    ids
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_the_number_of_their_first_line() {
+    fn first_line_of_a_name_wins() {
         let accounts = Accounts::parse(
             b"root:x:0:0:root:/root:/bin/sh\nlisa:x:1001:100::/:\nlisa:x:5:5::/:\n:x:7:7\n+::::\n\n",
             b"wheel:x:10:lisa\nbroken\nodd:x:ten:\n",

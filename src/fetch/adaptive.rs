@@ -6,93 +6,93 @@ use std::time::Duration;
 use super::per_second;
 
 /// Requests in flight at first, and at the least: on loopback no number is faster.
-const FIRST: usize = 4;
+const INITIAL_REQUESTS: usize = 4;
 
 /// Bytes of the first chunk: decoding starts early.
-const FIRST_CHUNK: u64 = 256 << 10;
+const INITIAL_CHUNK_LEN: u64 = 256 << 10;
 
 /// Bytes of the shortest chunk that the link leads to.
-const SHORT_CHUNK: u64 = 1 << 20;
+const MIN_LINK_CHUNK_LEN: u64 = 1 << 20;
 
 /// The shortest chunk that a small budget leads to, in bytes.
-const SHORTEST_CHUNK: u64 = 64 << 10;
+const MIN_BUDGET_CHUNK_LEN: u64 = 64 << 10;
 
 /// Round trips that a chunk's bytes should take to come: the pause before them is then a ninth of
 /// the connection's time.
-const ROUND_TRIPS: u32 = 8;
+const TRANSFER_ROUND_TRIPS: u32 = 8;
 
 /// How long a chunk's bytes should take at least: the longer, the less a request costs; but the
 /// reader waits for whole chunks.
-const SHORTEST_TRANSFER: Duration = Duration::from_millis(50);
+const MIN_TRANSFER_TIME: Duration = Duration::from_millis(50);
 
 /// Chunks of the budget that are not in flight: the one in the reader's hands, and the next.
 const SPARE_CHUNKS: u64 = 2;
 
 /// How long the reader must have waited before there are more requests: more than a hiccup, and
 /// short enough for sixteen to be on their way within one round trip of 40 ms.
-pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+pub(super) const MIN_STARVING_TIME: Duration = Duration::from_millis(5);
 
 /// Over how long the share of waiting is taken; and how long everything begins.
-const MEMORY: Duration = Duration::from_millis(100);
+const AVERAGING_WINDOW: Duration = Duration::from_millis(100);
 
 /// Bytes a second that are not slow, as long as it is not known what the reader can take.
-const FAST: u64 = 500_000_000;
+const FAST_BYTES_PER_SECOND: u64 = 500_000_000;
 
 /// How much more than the reader takes the requests should be able to bring: three for two.
-const PLENTY: (u64, u64) = (3, 2);
+const HEADROOM: (u64, u64) = (3, 2);
 
 /// Bytes that may be asked for and not yet read, as a multiple of those that may be in flight:
 /// what landed carries the reader over a hiccup, and more would only have left the processor's
 /// caches, and new memory been touched, when it is read.
-const AHEAD: u64 = 3;
+const READAHEAD_FACTOR: u64 = 3;
 
 /// Requests by which is judged what one can bring.
-const MOST_SPEEDS: usize = 8;
+const MAX_SPEED_SAMPLES: usize = 8;
 
 /// Rounds shorter than this tell more about the moment than about the link.
-const SHORTEST_ROUND: Duration = Duration::from_millis(100);
+const MIN_ROUND_TIME: Duration = Duration::from_millis(100);
 
 /// Requests that find out whether answers wait for each other.
-const OPENING: usize = 2;
+const PROBE_REQUESTS: usize = 2;
 
 /// An answer that takes so long is slow: it may cost the server more than the bytes do.
-const SLOW_ANSWER: Duration = Duration::from_millis(100);
+const SLOW_RESPONSE: Duration = Duration::from_millis(100);
 
 /// How many times as long as the bytes of its chunk a slow answer must take to cost more than them.
-const COSTLY: u32 = 2;
+const COSTLY_FACTOR: u32 = 2;
 
 /// Chunks of a round in which one request is read as a stream.
-const STREAM_ROUND: usize = 16;
+const STREAM_ROUND_CHUNKS: usize = 16;
 
 /// How many times as long as an answer takes such a round lasts, at the least.
-const STREAM_ANSWERS: u32 = 4;
+const STREAM_ROUND_FACTOR: u32 = 4;
 
 /// Bytes that the first such request asks for, at most. Each one asks for four times as many as the one
 /// before, so that a proxy that stores a whole range before it answers is not given all at once. Where costs rise
 /// with offsets one request asks for all the rest.
-const FIRST_STREAM: u64 = 1 << 30;
+const INITIAL_STREAM_LEN: u64 = 1 << 30;
 const STREAM_GROWTH: u64 = 4;
 
 /// How many times as much as the cheapest answer a late one costs where requests wait for each other, and
 /// how much it costs at least.
-const CROWDED: u32 = 4;
-const CROWDED_ANSWER: Duration = Duration::from_millis(20);
+const CROWDED_FACTOR: u32 = 4;
+const MIN_CROWDED_COST: Duration = Duration::from_millis(20);
 
 /// Answers that suffice for twice as many requests, where each cost at most a quarter of the time of its bytes.
-const FEWEST_CHEAP: usize = 2;
-pub(super) const CHEAP: u32 = 4;
+const MIN_CHEAP_RESPONSES: usize = 2;
+pub(super) const CHEAP_FACTOR: u32 = 4;
 
 /// Answers by which is judged whether costs rise with offsets; one fewer is reason enough to wait and see.
-const RISING: usize = 5;
+const MIN_RISING_SAMPLES: usize = 5;
 
 /// Of how many pairs of answers one at most may be the other way round where costs rise with offsets.
-const PAIRS: usize = 8;
+const FALLING_PAIR_DIVISOR: usize = 8;
 
 /// Rounds before the first trial, and after one that went well.
-const REST: u32 = 8;
+const MIN_TRIAL_PAUSE: u32 = 8;
 
 /// Rounds between two trials, at the most.
-const LONGEST_REST: u32 = 64;
+const MAX_TRIAL_PAUSE: u32 = 64;
 
 /// Decides how many requests may be in flight and how long the next chunk is.
 ///
@@ -127,38 +127,38 @@ const LONGEST_REST: u32 = 64;
     clippy::struct_excessive_bools,
     reason = "each is a finding of its own"
 )]
-pub(super) struct Pace {
-    most_requests: usize,
-    longest_chunk: u64,
+pub(super) struct AdaptiveConcurrency {
+    max_requests: usize,
+    max_chunk_len: u64,
     requests: usize,
-    /// Bytes of the next chunk, but for `longest_chunk`.
+    /// Bytes of the next chunk, but for `max_chunk_len`.
     chunk_len: u64,
     link: Link,
-    glance: Moment,
+    last_sample: Sample,
     round: Round,
     trial: Option<Trial>,
     /// Whether one long request is read as a stream.
-    is_single: bool,
+    is_streaming: bool,
     /// Bytes that the next request of a stream asks for.
     stream_len: u64,
-    opening: Option<Opening>,
+    serial_probe: Option<SerialProbe>,
     /// What the answer before the first request cost.
-    probe_cost: Duration,
+    prior_cost: Duration,
     /// Chunks that came since the number of requests was changed.
-    came: usize,
+    completed: usize,
     /// Whether answers were seen to wait for each other.
     is_serial: bool,
     /// Whether there was a trial: from then on, waiting alone leads to no more requests.
     has_tried: bool,
-    tries_fewer: bool,
+    tries_fewer_requests: bool,
     /// Rounds since the last trial, and how many there should be.
-    rested: u32,
-    rest: u32,
+    rounds_since_trial: u32,
+    trial_pause: u32,
 }
 
 /// How things are: sums from the beginning up to now.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moment {
+pub(super) struct Sample {
     /// Time.
     pub(super) now: Duration,
     /// Bytes that came, those of chunks in flight included.
@@ -169,14 +169,14 @@ pub(super) struct Moment {
     pub(super) waited: Duration,
     /// Requests that are under way.
     pub(super) in_flight: usize,
-    /// Whether the content of each of them has been coming for at least [`CHEAP`] times as long as its answer
+    /// Whether the content of each of them has been coming for at least [`CHEAP_FACTOR`] times as long as its answer
     /// cost.
     pub(super) is_cheap: bool,
 }
 
 /// A chunk that came.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Landing {
+pub(super) struct CompletedChunk {
     /// Where it begins in the source.
     pub(super) start: u64,
     /// Its bytes.
@@ -195,14 +195,14 @@ struct Link {
     /// The shortest time from a request to its answer.
     latency: Option<Duration>,
     /// What the cheapest answer cost.
-    least_cost: Option<Duration>,
+    min_cost: Option<Duration>,
     /// Of the last requests.
-    speeds: VecDeque<Speed>,
+    speeds: VecDeque<SpeedSample>,
 }
 
 /// What one request was measured to do.
 #[derive(Clone, Copy, Debug)]
-struct Speed {
+struct SpeedSample {
     /// Where its chunk begins.
     start: u64,
     /// Bytes a second from the request on.
@@ -218,15 +218,15 @@ struct Speed {
 #[derive(Clone, Copy, Debug)]
 struct Round {
     /// Landings that were on their way before it.
-    earlier: usize,
+    outstanding: usize,
     left: usize,
-    began: Moment,
+    began: Sample,
 }
 
 /// Two requests, by which is found out whether answers wait for each other.
 #[derive(Clone, Copy, Debug, Default)]
-struct Opening {
-    launched: usize,
+struct SerialProbe {
+    sent_requests: usize,
     /// What the first answer cost that came.
     first: Option<Duration>,
 }
@@ -236,66 +236,66 @@ struct Opening {
 struct Trial {
     /// Requests before, and whether they were a single one.
     requests: usize,
-    is_single: bool,
+    is_streaming: bool,
     /// Whether costs rose with offsets.
-    is_rise: bool,
+    is_for_rising_costs: bool,
     /// Bytes a second before.
     rate: u64,
 }
 
-impl Pace {
+impl AdaptiveConcurrency {
     /// At most `connections` requests of at most `chunk_len` bytes, into buffers of together
-    /// `budget` bytes. The answer before cost `answer_cost`.
+    /// `budget` bytes. The answer before cost `response_cost`.
     pub(super) fn new(
         connections: usize,
         chunk_len: u64,
         budget: u64,
-        answer_cost: Option<Duration>,
+        response_cost: Option<Duration>,
     ) -> Self {
-        let most_requests = connections.max(1);
-        let share = budget / (most_requests as u64).saturating_add(SPARE_CHUNKS);
-        let is_slow = answer_cost.is_some_and(|cost| cost >= SLOW_ANSWER);
-        let opening = (is_slow && most_requests > 1).then(Opening::default);
-        let requests = match opening {
-            Some(_) => OPENING,
-            None => FIRST.min(most_requests),
+        let max_requests = connections.max(1);
+        let share = budget / (max_requests as u64).saturating_add(SPARE_CHUNKS);
+        let is_slow = response_cost.is_some_and(|cost| cost >= SLOW_RESPONSE);
+        let serial_probe = (is_slow && max_requests > 1).then(SerialProbe::default);
+        let requests = match serial_probe {
+            Some(_) => PROBE_REQUESTS,
+            None => INITIAL_REQUESTS.min(max_requests),
         };
         Self {
-            most_requests,
-            longest_chunk: chunk_len.min(share.max(SHORTEST_CHUNK)).max(1),
+            max_requests,
+            max_chunk_len: chunk_len.min(share.max(MIN_BUDGET_CHUNK_LEN)).max(1),
             requests,
-            chunk_len: FIRST_CHUNK,
+            chunk_len: INITIAL_CHUNK_LEN,
             link: Link::default(),
-            glance: Moment::default(),
-            round: Round::begin(Moment::default(), 0, requests),
+            last_sample: Sample::default(),
+            round: Round::begin(Sample::default(), 0, requests),
             trial: None,
-            is_single: most_requests == 1,
-            stream_len: FIRST_STREAM,
-            opening,
-            probe_cost: answer_cost.unwrap_or_default(),
-            came: 0,
+            is_streaming: max_requests == 1,
+            stream_len: INITIAL_STREAM_LEN,
+            serial_probe,
+            prior_cost: response_cost.unwrap_or_default(),
+            completed: 0,
             is_serial: false,
             has_tried: false,
-            tries_fewer: true,
-            rested: 0,
-            rest: REST,
+            tries_fewer_requests: true,
+            rounds_since_trial: 0,
+            trial_pause: MIN_TRIAL_PAUSE,
         }
     }
 
     /// Requests that may be in flight now.
     pub(super) fn requests(&self) -> usize {
-        match self.opening {
+        match self.serial_probe {
             // No other one, before both are answered.
-            Some(opening) if opening.launched >= OPENING => 0,
+            Some(serial_probe) if serial_probe.sent_requests >= PROBE_REQUESTS => 0,
             _ => self.requests,
         }
     }
 
     /// Whether the next request should be a long one, to be read as a stream.
-    pub(super) fn is_single(&self) -> bool {
-        match self.opening {
-            Some(opening) => opening.launched == 0,
-            None => self.is_single,
+    pub(super) fn is_streaming(&self) -> bool {
+        match self.serial_probe {
+            Some(serial_probe) => serial_probe.sent_requests == 0,
+            None => self.is_streaming,
         }
     }
 
@@ -305,7 +305,7 @@ impl Pace {
     }
 
     /// A request of a stream was sent: the next one may ask for more.
-    pub(super) fn began_stream(&mut self) {
+    pub(super) fn on_stream_started(&mut self) {
         self.stream_len = self.stream_len.saturating_mul(STREAM_GROWTH);
     }
 
@@ -315,8 +315,8 @@ impl Pace {
     }
 
     /// Whether the server was seen to do so for long enough that other reads should know it.
-    pub(super) fn is_surely_serial(&self) -> bool {
-        self.is_serial && self.came >= STREAM_ROUND
+    pub(super) fn is_confirmed_serial(&self) -> bool {
+        self.is_serial && self.completed >= STREAM_ROUND_CHUNKS
     }
 
     /// Whether requests wait for each other: answers cost much more than the cheapest one did, and more
@@ -326,38 +326,38 @@ impl Pace {
         let (Some(cost), Some(transfer), Some(least)) = (
             link.median(|speed| speed.cost),
             link.median(|speed| speed.transfer),
-            link.least_cost,
+            link.min_cost,
         ) else {
             return false;
         };
-        cost >= CROWDED_ANSWER.max(least * CROWDED).max(transfer)
+        cost >= MIN_CROWDED_COST.max(least * CROWDED_FACTOR).max(transfer)
     }
 
     /// Bytes of the next chunk.
     pub(super) fn chunk_len(&self) -> u64 {
-        self.chunk_len.min(self.longest_chunk)
+        self.chunk_len.min(self.max_chunk_len)
     }
 
     /// Bytes that may be asked for and not yet read.
-    pub(super) fn ahead(&self) -> u64 {
+    pub(super) fn readahead_bytes(&self) -> u64 {
         // A server may pause an answer of which nothing is taken, and it is the only one.
-        if self.is_single && self.most_requests > 1 {
-            return self.longest_chunk.saturating_mul(self.most_requests as u64);
+        if self.is_streaming && self.max_requests > 1 {
+            return self.max_chunk_len.saturating_mul(self.max_requests as u64);
         }
         let in_flight = self.chunk_len().saturating_mul(self.requests as u64);
-        in_flight.saturating_mul(AHEAD)
+        in_flight.saturating_mul(READAHEAD_FACTOR)
     }
 
     /// Whether waiting can still lead to more requests.
     pub(super) fn may_grow(&self) -> bool {
-        let is_open = self.opening.is_none() && !self.is_single && !self.has_tried;
-        is_open && self.requests < self.most_requests
+        let is_open = self.serial_probe.is_none() && !self.is_streaming && !self.has_tried;
+        is_open && self.requests < self.max_requests
     }
 
     /// A chunk was asked for.
-    pub(super) fn launched(&mut self) {
-        if let Some(opening) = &mut self.opening {
-            opening.launched += 1;
+    pub(super) fn on_sent(&mut self) {
+        if let Some(serial_probe) = &mut self.serial_probe {
+            serial_probe.sent_requests += 1;
         }
         if self.link.latency.is_none() {
             self.chunk_len = self.chunk_len.saturating_mul(2);
@@ -365,120 +365,120 @@ impl Pace {
     }
 
     /// Looks whether the reader starves.
-    pub(super) fn look(&mut self, moment: Moment) {
-        let waiting = moment.waited.saturating_sub(self.glance.waited);
-        let all = moment.now.saturating_sub(self.glance.now);
-        let is_starving = waiting >= PATIENCE && waiting * 4 >= all;
+    pub(super) fn update(&mut self, sample: Sample) {
+        let waiting = sample.waited.saturating_sub(self.last_sample.waited);
+        let all = sample.now.saturating_sub(self.last_sample.now);
+        let is_starving = waiting >= MIN_STARVING_TIME && waiting * 4 >= all;
         // While everything begins, a reader takes what it gets without having worked on it.
-        let is_beginning = moment.now < MEMORY && per_second(moment.received, moment.now) >= FAST;
-        let is_scarce = moment.in_flight >= self.requests
+        let is_beginning = sample.now < AVERAGING_WINDOW && per_second(sample.received, sample.now) >= FAST_BYTES_PER_SECOND;
+        let is_scarce = sample.in_flight >= self.requests
             && !is_beginning
-            && !self.suffice(self.requests, moment);
+            && !self.is_sufficient(self.requests, sample);
         // Where nothing came yet, many must be on their way before it does.
         let is_proven = self.link.speeds.is_empty()
-            || moment.is_cheap
-            || self.came >= FEWEST_CHEAP && self.link.is_cheap()
-            || self.came >= self.requests
+            || sample.is_cheap
+            || self.completed >= MIN_CHEAP_RESPONSES && self.link.is_cheap()
+            || self.completed >= self.requests
                 && !self.link.is_last_costly()
-                && !self.link.is_rising(RISING - 1);
+                && !self.link.is_rising(MIN_RISING_SAMPLES - 1);
         if is_starving && is_scarce && is_proven && self.may_grow() && !self.is_crowded() {
-            self.rested = 0;
-            self.change(moment, self.requests.saturating_mul(2));
-        } else if all < MEMORY {
+            self.rounds_since_trial = 0;
+            self.set_requests(sample, self.requests.saturating_mul(2));
+        } else if all < AVERAGING_WINDOW {
             return;
         } else if waiting * 4 < all
             && self.trial.is_none()
-            && self.requests > FIRST
-            && self.suffice(self.requests / 2, moment)
+            && self.requests > INITIAL_REQUESTS
+            && self.is_sufficient(self.requests / 2, sample)
         {
-            self.change(moment, self.requests / 2);
+            self.set_requests(sample, self.requests / 2);
             self.has_tried = false;
         }
-        self.glance = moment;
+        self.last_sample = sample;
     }
 
     /// Whether so many requests can bring more than the reader takes.
-    fn suffice(&self, requests: usize, moment: Moment) -> bool {
-        let demand = per_second(moment.read, moment.now.saturating_sub(moment.waited));
+    fn is_sufficient(&self, requests: usize, sample: Sample) -> bool {
+        let demand = per_second(sample.read, sample.now.saturating_sub(sample.waited));
         self.link.speed().is_some_and(|speed| {
             let supply = speed.saturating_mul(requests as u64);
-            supply.saturating_mul(PLENTY.1) >= demand.saturating_mul(PLENTY.0)
+            supply.saturating_mul(HEADROOM.1) >= demand.saturating_mul(HEADROOM.0)
         })
     }
 
     /// Takes note of a chunk that came.
-    pub(super) fn landed(&mut self, moment: Moment, landing: Landing) {
-        self.link.landed(landing);
+    pub(super) fn on_completed(&mut self, sample: Sample, chunk: CompletedChunk) {
+        self.link.on_completed(chunk);
         if let Some(len) = self.link.chunk_len() {
             self.chunk_len = len;
         }
-        if let Some(opening) = self.opening {
-            self.opened(moment, opening, landing);
+        if let Some(serial_probe) = self.serial_probe {
+            self.judge_probe(sample, serial_probe, chunk);
             return;
         }
-        let took = moment.now.saturating_sub(self.round.began.now);
-        let received = moment.received.saturating_sub(self.round.began.received);
-        let waited = moment.waited.saturating_sub(self.round.began.waited);
-        let (rate, is_fed) = (per_second(received, took), waited * 4 < took);
-        self.came += 1;
-        if self.trial.is_none() && !self.is_single && !is_fed && self.rises_to(landing) {
-            self.try_single(moment, rate, true);
+        let took = sample.now.saturating_sub(self.round.began.now);
+        let received = sample.received.saturating_sub(self.round.began.received);
+        let waited = sample.waited.saturating_sub(self.round.began.waited);
+        let (rate, is_reader_fed) = (per_second(received, took), waited * 4 < took);
+        self.completed += 1;
+        if self.trial.is_none() && !self.is_streaming && !is_reader_fed && self.is_rising_and_costly(chunk) {
+            self.try_streaming(sample, rate, true);
             return;
         }
         // A round of costly answers takes long, and its end is not waited for.
-        if self.trial.is_none() && took >= SHORTEST_ROUND && !is_fed && self.is_costly(rate) {
-            self.try_single(moment, rate, false);
+        if self.trial.is_none() && took >= MIN_ROUND_TIME && !is_reader_fed && self.is_costly(rate) {
+            self.try_streaming(sample, rate, false);
             return;
         }
-        if self.round.earlier > 0 {
-            self.round.earlier -= 1;
-            if self.round.earlier == 0 {
-                self.round = self.next_round(moment);
+        if self.round.outstanding > 0 {
+            self.round.outstanding -= 1;
+            if self.round.outstanding == 0 {
+                self.round = self.next_round(sample);
             }
             return;
         }
         self.round.left = self.round.left.saturating_sub(1);
-        if self.round.left > 0 || took < self.shortest_round() {
+        if self.round.left > 0 || took < self.min_round_time() {
             return;
         }
-        self.round = self.next_round(moment);
+        self.round = self.next_round(sample);
         match self.trial.take() {
-            Some(trial) => self.judge(moment, trial, rate, is_fed),
-            None if !is_fed => self.try_another(moment, rate),
+            Some(trial) => self.end_trial(sample, trial, rate, is_reader_fed),
+            None if !is_reader_fed => self.start_trial_when_due(sample, rate),
             None => {}
         }
     }
 
     /// Takes note of an answer to one of the first two requests.
-    fn opened(&mut self, moment: Moment, opening: Opening, landing: Landing) {
-        let cost = landing.cost.unwrap_or_default();
-        let is_parallel = match opening.first {
-            _ if cost < SLOW_ANSWER => true,
+    fn judge_probe(&mut self, sample: Sample, serial_probe: SerialProbe, chunk: CompletedChunk) {
+        let cost = chunk.cost.unwrap_or_default();
+        let is_parallel = match serial_probe.first {
+            _ if cost < SLOW_RESPONSE => true,
             // The shorter one comes first, also where it was asked for last. A server that begins to send
             // when it has worked on both sends both late.
             Some(first) => {
                 let (least, most) = (cost.min(first), cost.max(first));
-                most < least * 3 / 2 && least < self.probe_cost * 3 / 2
+                most < least * 3 / 2 && least < self.prior_cost * 3 / 2
             }
-            None if opening.launched < OPENING => true,
+            None if serial_probe.sent_requests < PROBE_REQUESTS => true,
             None => {
-                self.opening = Some(Opening {
+                self.serial_probe = Some(SerialProbe {
                     first: Some(cost),
-                    ..opening
+                    ..serial_probe
                 });
                 return;
             }
         };
-        self.opening = None;
-        self.is_single = !is_parallel;
+        self.serial_probe = None;
+        self.is_streaming = !is_parallel;
         self.is_serial = !is_parallel;
-        self.change(moment, if is_parallel { FIRST } else { 1 });
+        self.set_requests(sample, if is_parallel { INITIAL_REQUESTS } else { 1 });
     }
 
-    fn shortest_round(&self) -> Duration {
+    fn min_round_time(&self) -> Duration {
         let cost = self.link.median(|speed| speed.cost);
-        let answers = cost.filter(|_| self.is_single);
-        SHORTEST_ROUND.max(answers.unwrap_or_default() * STREAM_ANSWERS)
+        let answers = cost.filter(|_| self.is_streaming);
+        MIN_ROUND_TIME.max(answers.unwrap_or_default() * STREAM_ROUND_FACTOR)
     }
 
     /// Whether requests, which together bring `rate` bytes a second, cost more than their bytes.
@@ -491,141 +491,141 @@ impl Pace {
         ) else {
             return false;
         };
-        !self.is_single
-            && self.link.speeds.len() >= MOST_SPEEDS
-            && cost >= SLOW_ANSWER.max(transfer * COSTLY)
+        !self.is_streaming
+            && self.link.speeds.len() >= MAX_SPEED_SAMPLES
+            && cost >= SLOW_RESPONSE.max(transfer * COSTLY_FACTOR)
             && content / 2 >= rate
-            && self.may_try_single()
+            && self.may_try_streaming()
     }
 
     /// Whether costs rise with offsets, and that of `last` is high: twice as long as its bytes take.
-    fn rises_to(&self, last: Landing) -> bool {
+    fn is_rising_and_costly(&self, last: CompletedChunk) -> bool {
         let (Some(cost), Some(latency)) = (last.cost, last.latency) else {
             return false;
         };
         let transfer = last.took.saturating_sub(latency);
-        cost >= transfer * COSTLY
+        cost >= transfer * COSTLY_FACTOR
             && self.link.is_last_costly()
-            && self.link.is_rising(RISING)
-            && self.may_try_single()
+            && self.link.is_rising(MIN_RISING_SAMPLES)
+            && self.may_try_streaming()
     }
 
     /// Whether the last trial in vain is long ago, or was not.
-    fn may_try_single(&self) -> bool {
-        self.rested + 1 >= self.rest.saturating_sub(REST)
+    fn may_try_streaming(&self) -> bool {
+        self.rounds_since_trial + 1 >= self.trial_pause.saturating_sub(MIN_TRIAL_PAUSE)
     }
 
     /// Tries one long request, read as a stream.
-    fn try_single(&mut self, moment: Moment, rate: u64, is_rise: bool) {
+    fn try_streaming(&mut self, sample: Sample, rate: u64, is_for_rising_costs: bool) {
         self.trial = Some(Trial {
             requests: self.requests,
-            is_single: false,
-            is_rise,
+            is_streaming: false,
+            is_for_rising_costs,
             rate,
         });
-        self.rested = 0;
-        self.is_single = true;
-        if is_rise {
+        self.rounds_since_trial = 0;
+        self.is_streaming = true;
+        if is_for_rising_costs {
             self.stream_len = u64::MAX;
         }
         self.has_tried = true;
-        self.change(moment, 1);
+        self.set_requests(sample, 1);
     }
 
     /// Begins a trial when it is time.
-    fn try_another(&mut self, moment: Moment, rate: u64) {
-        self.rested += 1;
-        if self.rested < self.rest {
+    fn start_trial_when_due(&mut self, sample: Sample, rate: u64) {
+        self.rounds_since_trial += 1;
+        if self.rounds_since_trial < self.trial_pause {
             return;
         }
-        self.rested = 0;
-        if self.requests <= FIRST {
-            self.tries_fewer = false;
-        } else if self.requests >= self.most_requests {
-            self.tries_fewer = true;
+        self.rounds_since_trial = 0;
+        if self.requests <= INITIAL_REQUESTS {
+            self.tries_fewer_requests = false;
+        } else if self.requests >= self.max_requests {
+            self.tries_fewer_requests = true;
         }
-        let requests = if self.is_single {
-            FIRST
-        } else if self.tries_fewer {
-            (self.requests / 2).max(FIRST)
+        let requests = if self.is_streaming {
+            INITIAL_REQUESTS
+        } else if self.tries_fewer_requests {
+            (self.requests / 2).max(INITIAL_REQUESTS)
         } else {
             self.requests.saturating_mul(2)
         };
-        let (before, is_single) = (self.requests, self.is_single);
-        self.is_single = false;
-        if self.change(moment, requests) {
+        let (before, is_streaming) = (self.requests, self.is_streaming);
+        self.is_streaming = false;
+        if self.set_requests(sample, requests) {
             self.has_tried = true;
             self.trial = Some(Trial {
                 requests: before,
-                is_single,
-                is_rise: false,
+                is_streaming,
+                is_for_rising_costs: false,
                 rate,
             });
         } else {
-            self.is_single = is_single;
+            self.is_streaming = is_streaming;
         }
     }
 
-    fn judge(&mut self, moment: Moment, trial: Trial, rate: u64, is_fed: bool) {
+    fn end_trial(&mut self, sample: Sample, trial: Trial, rate: u64, is_reader_fed: bool) {
         let is_good = if self.requests < trial.requests {
             rate >= trial.rate / 16 * 15
         } else {
             rate / 8 * 7 >= trial.rate
         };
-        if is_good || is_fed {
-            self.rest = if trial.is_rise { LONGEST_REST } else { REST };
-            self.is_serial &= !trial.is_single;
-            self.has_tried &= !trial.is_single;
+        if is_good || is_reader_fed {
+            self.trial_pause = if trial.is_for_rising_costs { MAX_TRIAL_PAUSE } else { MIN_TRIAL_PAUSE };
+            self.is_serial &= !trial.is_streaming;
+            self.has_tried &= !trial.is_streaming;
         } else {
-            self.is_single = trial.is_single;
+            self.is_streaming = trial.is_streaming;
             self.has_tried = true;
-            self.change(moment, trial.requests);
-            self.tries_fewer = !self.tries_fewer;
-            self.rest = (self.rest * 2).min(LONGEST_REST);
+            self.set_requests(sample, trial.requests);
+            self.tries_fewer_requests = !self.tries_fewer_requests;
+            self.trial_pause = (self.trial_pause * 2).min(MAX_TRIAL_PAUSE);
         }
     }
 
-    fn next_round(&self, moment: Moment) -> Round {
-        let landings = if self.is_single {
-            STREAM_ROUND
+    fn next_round(&self, sample: Sample) -> Round {
+        let completed_chunks = if self.is_streaming {
+            STREAM_ROUND_CHUNKS
         } else {
             self.requests
         };
-        Round::begin(moment, 0, landings)
+        Round::begin(sample, 0, completed_chunks)
     }
 
     /// Sets the number of requests; whether that changes it.
-    fn change(&mut self, moment: Moment, requests: usize) -> bool {
+    fn set_requests(&mut self, sample: Sample, requests: usize) -> bool {
         let before = self.requests;
-        self.requests = requests.clamp(1, self.most_requests);
-        self.came = 0;
-        self.round = self.next_round(moment);
-        self.round.earlier = before;
+        self.requests = requests.clamp(1, self.max_requests);
+        self.completed = 0;
+        self.round = self.next_round(sample);
+        self.round.outstanding = before;
         self.requests != before
     }
 }
 
 impl Link {
-    fn landed(&mut self, landing: Landing) {
-        let Some(latency) = landing.latency else {
+    fn on_completed(&mut self, chunk: CompletedChunk) {
+        let Some(latency) = chunk.latency else {
             return;
         };
         self.latency = Some(self.latency.map_or(latency, |known| known.min(latency)));
-        let cost = landing.cost.unwrap_or_default();
-        self.least_cost = Some(self.least_cost.map_or(cost, |known| known.min(cost)));
-        self.speeds.truncate(MOST_SPEEDS - 1);
-        let transfer = landing.took.saturating_sub(latency);
-        self.speeds.push_front(Speed {
-            start: landing.start,
-            whole: per_second(landing.len, landing.took),
-            content: per_second(landing.len, transfer),
+        let cost = chunk.cost.unwrap_or_default();
+        self.min_cost = Some(self.min_cost.map_or(cost, |known| known.min(cost)));
+        self.speeds.truncate(MAX_SPEED_SAMPLES - 1);
+        let transfer = chunk.took.saturating_sub(latency);
+        self.speeds.push_front(SpeedSample {
+            start: chunk.start,
+            whole: per_second(chunk.len, chunk.took),
+            content: per_second(chunk.len, transfer),
             cost,
             transfer,
         });
     }
 
     /// The median of the last ones.
-    fn median<T: Ord + Copy>(&self, measure: impl Fn(&Speed) -> T) -> Option<T> {
+    fn median<T: Ord + Copy>(&self, measure: impl Fn(&SpeedSample) -> T) -> Option<T> {
         let mut speeds: Vec<T> = self.speeds.iter().map(measure).collect();
         speeds.sort_unstable_by(|one, other| other.cmp(one));
         speeds.get(speeds.len() / 2).copied()
@@ -646,21 +646,21 @@ impl Link {
                 falls += usize::from(other + noise < cost);
             }
         }
-        costs.len() >= answers && rises * 2 >= pairs && falls * PAIRS <= pairs
+        costs.len() >= answers && rises * 2 >= pairs && falls * FALLING_PAIR_DIVISOR <= pairs
     }
 
     /// Whether each answer cost at most a quarter of the time that its bytes took.
     fn is_cheap(&self) -> bool {
         let mut speeds = self.speeds.iter();
-        speeds.all(|speed| speed.cost * CHEAP <= speed.transfer)
+        speeds.all(|speed| speed.cost * CHEAP_FACTOR <= speed.transfer)
     }
 
     /// Whether the last answer cost much more than the cheapest one, and more than its bytes.
     fn is_last_costly(&self) -> bool {
-        let (Some(last), Some(least)) = (self.speeds.front(), self.least_cost) else {
+        let (Some(last), Some(least)) = (self.speeds.front(), self.min_cost) else {
             return false;
         };
-        last.cost >= CROWDED_ANSWER.max(least * CROWDED).max(last.transfer)
+        last.cost >= MIN_CROWDED_COST.max(least * CROWDED_FACTOR).max(last.transfer)
     }
 
     /// Bytes a second of a request, round trip included.
@@ -671,17 +671,17 @@ impl Link {
     /// How long a chunk should be.
     fn chunk_len(&self) -> Option<u64> {
         let rate = self.median(|speed| speed.content)?;
-        let transfer = (self.latency? * ROUND_TRIPS).max(SHORTEST_TRANSFER);
+        let transfer = (self.latency? * TRANSFER_ROUND_TRIPS).max(MIN_TRANSFER_TIME);
         let bytes = u128::from(rate) * transfer.as_micros() / 1_000_000;
-        let shorts = u64::try_from(bytes).unwrap_or(u64::MAX) / SHORT_CHUNK;
-        Some(SHORT_CHUNK << shorts.max(1).ilog2())
+        let shorts = u64::try_from(bytes).unwrap_or(u64::MAX) / MIN_LINK_CHUNK_LEN;
+        Some(MIN_LINK_CHUNK_LEN << shorts.max(1).ilog2())
     }
 }
 
 impl Round {
-    fn begin(began: Moment, earlier: usize, requests: usize) -> Self {
+    fn begin(began: Sample, outstanding: usize, requests: usize) -> Self {
         Self {
-            earlier,
+            outstanding,
             left: requests,
             began,
         }
@@ -697,12 +697,12 @@ mod tests {
 
     /// A link, and whoever reads what comes over it.
     #[derive(Clone, Copy)]
-    struct World {
+    struct Simulation {
         /// In milliseconds.
         round_trip: u64,
         /// Bytes a millisecond: of a connection, of all, and of the reader.
-        per_connection: u64,
-        in_all: u64,
+        connection_rate: u64,
+        total_rate: u64,
         reader: u64,
         /// Bytes to be read.
         len: u64,
@@ -725,13 +725,13 @@ mod tests {
 
     /// A transfer, in steps of a millisecond.
     struct Transfer {
-        world: World,
-        pace: Pace,
+        simulation: Simulation,
+        concurrency: AdaptiveConcurrency,
         /// Requests and length of chunks, as if someone had chosen well, or not.
         fixed: Option<(usize, u64)>,
         /// In order, until read.
         requests: VecDeque<Request>,
-        asked: u64,
+        requested_bytes: u64,
         /// Where the answer that may be read on ends.
         stream_end: u64,
         /// Requests that the server got.
@@ -740,7 +740,7 @@ mod tests {
         read: u64,
         now: u64,
         waited: u64,
-        most_requests: usize,
+        max_requests: usize,
         /// When there were as many requests as ever.
         grown: u64,
     }
@@ -751,7 +751,7 @@ mod tests {
         /// Whether it goes on in the answer to the one before.
         is_continued: bool,
         /// Whether it was to be read as a stream.
-        is_single: bool,
+        is_streaming: bool,
         /// When its answer begins.
         answered: u64,
         /// Bytes that must be unpacked before it begins.
@@ -772,9 +772,9 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    impl World {
+    impl Simulation {
         /// What the answer before the first request cost.
-        fn probe_cost(self) -> Option<Duration> {
+        fn prior_cost(self) -> Option<Duration> {
             match self.server {
                 Server::Parallel(cost) | Server::Serial(cost) => Some(ms(cost)),
                 Server::Ready | Server::Unpacking(_) => None,
@@ -783,18 +783,18 @@ mod tests {
 
         fn transfer(self, fixed: Option<(usize, u64)>) -> Transfer {
             let mut transfer = Transfer {
-                world: self,
-                pace: Pace::new(16, 8 * MIB, BUDGET, self.probe_cost()),
+                simulation: self,
+                concurrency: AdaptiveConcurrency::new(16, 8 * MIB, BUDGET, self.prior_cost()),
                 fixed,
                 requests: VecDeque::new(),
-                asked: 0,
+                requested_bytes: 0,
                 stream_end: 0,
                 sent: 0,
                 received: 0,
                 read: 0,
                 now: 0,
                 waited: 0,
-                most_requests: 0,
+                max_requests: 0,
                 grown: 0,
             };
             while transfer.read < self.len {
@@ -822,8 +822,8 @@ mod tests {
     }
 
     impl Transfer {
-        fn moment(&self) -> Moment {
-            Moment {
+        fn sample(&self) -> Sample {
+            Sample {
                 now: ms(self.now),
                 received: self.received,
                 read: self.read,
@@ -834,19 +834,19 @@ mod tests {
         }
 
         fn is_cheap(&self) -> bool {
-            let mut flying = self.requests.iter().filter(|it| it.is_in_flight());
-            flying.all(|request| {
+            let mut in_flight = self.requests.iter().filter(|it| it.is_in_flight());
+            in_flight.all(|request| {
                 let cost = request.answered
                     - request.began
-                    - self.world.round_trip.min(request.answered - request.began);
-                request.received > 0 && self.now - request.answered >= cost * u64::from(CHEAP)
+                    - self.simulation.round_trip.min(request.answered - request.began);
+                request.received > 0 && self.now - request.answered >= cost * u64::from(CHEAP_FACTOR)
             })
         }
 
         /// Requests that may be in flight, trials apart.
-        fn settled(&self) -> usize {
-            let trial = self.pace.trial.as_ref();
-            trial.map_or(self.pace.requests, |trial| trial.requests)
+        fn requests_without_trial(&self) -> usize {
+            let trial = self.concurrency.trial.as_ref();
+            trial.map_or(self.concurrency.requests, |trial| trial.requests)
         }
 
         fn in_flight(&self) -> usize {
@@ -855,32 +855,32 @@ mod tests {
         }
 
         fn request(&mut self) {
-            self.pace.look(self.moment());
-            if self.pace.requests() > self.most_requests {
-                (self.most_requests, self.grown) = (self.pace.requests(), self.now);
+            self.concurrency.update(self.sample());
+            if self.concurrency.requests() > self.max_requests {
+                (self.max_requests, self.grown) = (self.concurrency.requests(), self.now);
             }
             loop {
-                let chosen = (self.pace.requests(), self.pace.chunk_len());
+                let chosen = (self.concurrency.requests(), self.concurrency.chunk_len());
                 let (most, len) = self.fixed.unwrap_or(chosen);
-                let len = len.min(self.world.len - self.asked);
+                let len = len.min(self.simulation.len - self.requested_bytes);
                 let held: u64 = self.requests.iter().map(|request| request.len).sum();
-                let is_single = self.fixed.is_none() && self.pace.is_single();
+                let is_streaming = self.fixed.is_none() && self.concurrency.is_streaming();
                 // A stream begins beside what is under way.
                 let is_counted =
-                    |request: &&Request| request.is_in_flight() && request.is_single >= is_single;
+                    |request: &&Request| request.is_in_flight() && request.is_streaming >= is_streaming;
                 let in_flight = self.requests.iter().filter(is_counted).count();
                 if len == 0 || in_flight >= most || held + len > BUDGET {
                     return;
                 }
-                let is_continued = is_single && self.asked < self.stream_end;
-                self.stream_end = match (is_single, is_continued) {
+                let is_continued = is_streaming && self.requested_bytes < self.stream_end;
+                self.stream_end = match (is_streaming, is_continued) {
                     (true, true) => self.stream_end,
                     (true, false) => {
-                        let end = (self.asked + len).saturating_add(self.pace.stream_len());
-                        self.pace.began_stream();
+                        let end = (self.requested_bytes + len).saturating_add(self.concurrency.stream_len());
+                        self.concurrency.on_stream_started();
                         end
                     }
-                    (false, _) if self.pace.opening.is_some() => self.stream_end,
+                    (false, _) if self.concurrency.serial_probe.is_some() => self.stream_end,
                     (false, _) => 0,
                 };
                 self.sent += u64::from(!is_continued);
@@ -888,29 +888,29 @@ mod tests {
                 self.requests.push_back(Request {
                     began: self.now,
                     is_continued,
-                    is_single,
+                    is_streaming,
                     answered,
-                    before: match self.world.server {
-                        Server::Unpacking(_) if !is_continued => self.asked,
+                    before: match self.simulation.server {
+                        Server::Unpacking(_) if !is_continued => self.requested_bytes,
                         _ => 0,
                     },
-                    start: self.asked,
+                    start: self.requested_bytes,
                     len,
                     received: 0,
                     read: 0,
                 });
-                self.pace.launched();
-                self.asked += len;
+                self.concurrency.on_sent();
+                self.requested_bytes += len;
             }
         }
 
         /// When the answer to a request that is sent now begins, also of those that wait with it.
         fn answered(&mut self, is_continued: bool) -> u64 {
-            let sent = self.now + self.world.round_trip;
+            let sent = self.now + self.simulation.round_trip;
             if is_continued {
                 return self.now;
             }
-            match self.world.server {
+            match self.simulation.server {
                 Server::Ready | Server::Unpacking(_) => sent,
                 Server::Parallel(cost) => sent + cost,
                 Server::Serial(cost) => {
@@ -930,7 +930,7 @@ mod tests {
 
         /// Lets the server unpack for a millisecond; returns how many bytes it has for each request that flows.
         fn unpack(&mut self) -> u64 {
-            let Server::Unpacking(speed) = self.world.server else {
+            let Server::Unpacking(speed) = self.simulation.server else {
                 return u64::MAX;
             };
             let now = self.now;
@@ -944,54 +944,54 @@ mod tests {
 
         fn receive(&mut self) {
             let unpacked = self.unpack();
-            let (world, now) = (self.world, self.now);
+            let (simulation, now) = (self.simulation, self.now);
             let flows = |request: &Request| request.is_in_flight() && now > request.answered;
             let mut flowing = self
                 .requests
                 .iter()
                 .filter(|request| flows(request))
                 .count();
-            let (mut left, mut landings) = (world.in_all, Vec::new());
+            let (mut left, mut completed_chunks) = (simulation.total_rate, Vec::new());
             for request in self.requests.iter_mut().filter(|request| flows(request)) {
                 let share = (left / flowing as u64)
-                    .min(world.per_connection)
+                    .min(simulation.connection_rate)
                     .min(unpacked);
-                let came = share.min(request.len - request.received);
-                (left, flowing) = (left - came, flowing - 1);
-                request.received += came;
-                self.received += came;
+                let completed = share.min(request.len - request.received);
+                (left, flowing) = (left - completed, flowing - 1);
+                request.received += completed;
+                self.received += completed;
                 if !request.is_in_flight() {
-                    landings.push(Landing {
+                    completed_chunks.push(CompletedChunk {
                         start: request.start,
                         len: request.len,
                         took: ms(now - request.began),
                         latency: Some(ms(request.answered - request.began)),
                         cost: Some(ms(
-                            (request.answered - request.began).saturating_sub(world.round_trip)
+                            (request.answered - request.began).saturating_sub(simulation.round_trip)
                         )),
                     });
                 }
             }
-            for landing in landings {
-                self.pace.landed(self.moment(), landing);
+            for chunk in completed_chunks {
+                self.concurrency.on_completed(self.sample(), chunk);
             }
         }
 
         fn consume(&mut self) {
-            let mut appetite = self.world.reader;
-            while appetite > 0 {
+            let mut wanted = self.simulation.reader;
+            while wanted > 0 {
                 let Some(front) = self
                     .requests
                     .front_mut()
                     .filter(|front| !front.is_in_flight())
                 else {
-                    self.waited += u64::from(appetite == self.world.reader);
+                    self.waited += u64::from(wanted == self.simulation.reader);
                     return;
                 };
-                let bite = appetite.min(front.len - front.read);
-                front.read += bite;
-                appetite -= bite;
-                self.read += bite;
+                let consumed = wanted.min(front.len - front.read);
+                front.read += consumed;
+                wanted -= consumed;
+                self.read += consumed;
                 if front.read == front.len {
                     self.requests.pop_front();
                 }
@@ -999,10 +999,10 @@ mod tests {
         }
     }
 
-    const LOOPBACK: World = World {
+    const LOOPBACK: Simulation = Simulation {
         round_trip: 0,
-        per_connection: 1_000_000,
-        in_all: 1_500_000,
+        connection_rate: 1_000_000,
+        total_rate: 1_500_000,
         reader: 500_000,
         len: 400 * MIB,
         server: Server::Ready,
@@ -1010,100 +1010,100 @@ mod tests {
 
     #[test]
     fn serial_server_gets_one_request_at_once() {
-        let world = World {
+        let simulation = Simulation {
             server: Server::Serial(500),
             len: 240 * MIB,
             ..LOOPBACK
         };
-        let transfer = world.transfer(None);
-        assert!(transfer.pace.is_serial() && transfer.pace.is_single());
-        assert_eq!((transfer.most_requests, transfer.sent), (2, 2));
-        assert!(transfer.pace.is_surely_serial());
-        let short = World {
+        let transfer = simulation.transfer(None);
+        assert!(transfer.concurrency.is_serial() && transfer.concurrency.is_streaming());
+        assert_eq!((transfer.max_requests, transfer.sent), (2, 2));
+        assert!(transfer.concurrency.is_confirmed_serial());
+        let short = Simulation {
             len: 2 * MIB,
-            ..world
+            ..simulation
         };
         let transfer = short.transfer(None);
-        assert!(transfer.pace.is_serial() && !transfer.pace.is_surely_serial());
+        assert!(transfer.concurrency.is_serial() && !transfer.concurrency.is_confirmed_serial());
     }
 
     #[test]
-    fn server_that_thinks_about_all_requests_at_once_gets_many() {
-        let world = World {
+    fn server_with_parallel_latency_gets_many_requests() {
+        let simulation = Simulation {
             server: Server::Parallel(500),
-            per_connection: 20_000,
+            connection_rate: 20_000,
             ..LOOPBACK
         };
-        let transfer = world.transfer(None);
-        assert!(!transfer.pace.is_serial());
-        assert_eq!(transfer.settled(), 16);
+        let transfer = simulation.transfer(None);
+        assert!(!transfer.concurrency.is_serial());
+        assert_eq!(transfer.requests_without_trial(), 16);
     }
 
     #[test]
-    fn server_that_unpacks_from_the_front_gets_one_request() {
-        let world = World {
+    fn server_that_decompresses_from_the_start_gets_one_request() {
+        let simulation = Simulation {
             server: Server::Unpacking(240_000),
             len: 240 * MIB,
             ..LOOPBACK
         };
-        let transfer = world.transfer(None);
-        assert!(transfer.pace.is_single() && !transfer.pace.is_serial());
+        let transfer = simulation.transfer(None);
+        assert!(transfer.concurrency.is_streaming() && !transfer.concurrency.is_serial());
 
         assert!(transfer.sent < 20, "{} requests", transfer.sent);
-        let stream = world.len / 240_000;
+        let stream = simulation.len / 240_000;
         assert!(transfer.now < stream * 5 / 4, "{} ms", transfer.now);
     }
 
     #[test]
-    fn stream_asks_for_four_times_as_much_each_time() {
-        let world = World {
+    fn each_stream_request_is_four_times_as_long() {
+        let simulation = Simulation {
             server: Server::Serial(500),
             len: 16_384 * MIB,
             reader: 100_000,
             ..LOOPBACK
         };
-        let transfer = world.transfer(None);
+        let transfer = simulation.transfer(None);
         // 1 GiB, 4 GiB, and the rest; one more found out that the server is serial.
         assert_eq!(transfer.sent, 4);
     }
 
     #[test]
-    fn a_reader_that_never_waits_gets_no_more_connections() {
+    fn reader_that_never_waits_gets_no_more_requests() {
         let (transfer, longer) = LOOPBACK.run();
-        assert_eq!(transfer.most_requests, FIRST);
+        assert_eq!(transfer.max_requests, INITIAL_REQUESTS);
         assert!(longer <= 5, "{longer} %");
     }
 
     #[test]
-    fn what_begins_fast_is_not_taken_for_slow() {
+    fn fast_start_does_not_add_requests() {
         // The reader takes what it gets at once, until what it hands on to is busy.
-        let world = World {
-            per_connection: 200_000,
-            in_all: 800_000,
+        let simulation = Simulation {
+            connection_rate: 200_000,
+            total_rate: 800_000,
             reader: 5_000_000,
             len: 64 * MIB,
             ..LOOPBACK
         };
-        let (transfer, _) = world.run();
+        let (transfer, _) = simulation.run();
         assert!(transfer.now < 100, "{} ms", transfer.now);
-        assert_eq!(transfer.most_requests, FIRST);
+        assert_eq!(transfer.max_requests, INITIAL_REQUESTS);
     }
 
     #[test]
-    fn connections_that_are_no_longer_needed_are_given_up_soon() {
-        let mut pace = Pace::new(16, 8 * MIB, BUDGET, None);
+    fn unneeded_requests_are_dropped_soon() {
+        let mut concurrency = AdaptiveConcurrency::new(16, 8 * MIB, BUDGET, None);
         for now in [10, 20] {
-            pace.look(Moment {
+            concurrency.update(Sample {
                 now: ms(now),
                 waited: ms(now),
                 in_flight: 16,
-                ..Moment::default()
+                ..Sample::default()
             });
         }
-        assert_eq!(pace.requests(), 16);
+        assert_eq!(concurrency.requests(), 16);
         // From now on the reader takes 100 bytes a millisecond, and each request brings 50.
         for now in 3..=5 {
-            let moment = Moment {
+            let sample = Sample {
                 now: ms(now * 100),
                 waited: ms(20),
                 received: now * 10_000,
@@ -1111,9 +1111,9 @@ mod tests {
                 in_flight: 2,
                 is_cheap: false,
             };
-            pace.landed(
-                moment,
-                Landing {
+            concurrency.on_completed(
+                sample,
+                CompletedChunk {
                     start: 0,
                     len: 500,
                     took: ms(10),
@@ -1121,103 +1121,103 @@ mod tests {
                     cost: None,
                 },
             );
-            pace.look(moment);
+            concurrency.update(sample);
         }
-        assert_eq!(pace.requests(), FIRST);
+        assert_eq!(concurrency.requests(), INITIAL_REQUESTS);
     }
 
     #[test]
-    fn no_more_is_asked_for_than_three_times_what_may_be_in_flight() {
-        let mut pace = Pace::new(16, 2 * MIB, BUDGET, None);
-        assert_eq!(pace.ahead(), 3 * MIB);
+    fn readahead_is_three_times_the_bytes_in_flight() {
+        let mut concurrency = AdaptiveConcurrency::new(16, 2 * MIB, BUDGET, None);
+        assert_eq!(concurrency.readahead_bytes(), 3 * MIB);
         for _ in 0..10 {
-            pace.launched();
+            concurrency.on_sent();
         }
-        assert_eq!(pace.ahead(), 24 * MIB);
+        assert_eq!(concurrency.readahead_bytes(), 24 * MIB);
     }
 
     #[test]
-    fn slow_connections_are_many_at_once() {
-        let world = World {
-            per_connection: 60_000,
+    fn slow_connections_lead_to_many_requests() {
+        let simulation = Simulation {
+            connection_rate: 60_000,
             ..LOOPBACK
         };
-        let (transfer, longer) = world.run();
-        assert_eq!(transfer.settled(), 16);
+        let (transfer, longer) = simulation.run();
+        assert_eq!(transfer.requests_without_trial(), 16);
         assert!(transfer.grown <= 30, "after {} ms", transfer.grown);
         assert!(longer <= 10, "{longer} %");
     }
 
     #[test]
-    fn a_long_round_trip_is_filled_before_it_is_over() {
+    fn long_round_trip_is_filled_within_one_round_trip() {
         // A window of 4 MiB is what a connection can have on its way.
-        let world = World {
+        let simulation = Simulation {
             round_trip: 40,
-            per_connection: 4 * MIB / 40,
+            connection_rate: 4 * MIB / 40,
             ..LOOPBACK
         };
-        let (transfer, longer) = world.run();
-        assert_eq!(transfer.settled(), 16);
+        let (transfer, longer) = simulation.run();
+        assert_eq!(transfer.requests_without_trial(), 16);
         assert!(transfer.grown <= 40, "after {} ms", transfer.grown);
         assert!(longer <= 10, "{longer} %");
     }
 
     #[test]
-    fn connections_that_bring_nothing_are_given_up() {
-        let world = World {
+    fn requests_that_add_no_throughput_are_dropped() {
+        let simulation = Simulation {
             round_trip: 5,
-            per_connection: 200_000,
-            in_all: 200_000,
+            connection_rate: 200_000,
+            total_rate: 200_000,
             len: 4096 * MIB,
             ..LOOPBACK
         };
-        let (transfer, longer) = world.run();
-        assert_eq!(transfer.most_requests, 16);
-        assert_eq!(transfer.settled(), FIRST);
+        let (transfer, longer) = simulation.run();
+        assert_eq!(transfer.max_requests, 16);
+        assert_eq!(transfer.requests_without_trial(), INITIAL_REQUESTS);
         assert!(longer <= 10, "{longer} %");
     }
 
     #[test]
-    fn what_was_given_up_wrongly_is_not_given_up_for_long() {
-        let world = World {
-            per_connection: 60_000,
+    fn wrongly_dropped_requests_are_restored_soon() {
+        let simulation = Simulation {
+            connection_rate: 60_000,
             reader: 2_000_000,
             len: 8192 * MIB,
             ..LOOPBACK
         };
-        let (transfer, longer) = world.run();
-        assert!(transfer.pace.has_tried);
-        assert_eq!(transfer.settled(), 16);
+        let (transfer, longer) = simulation.run();
+        assert!(transfer.concurrency.has_tried);
+        assert_eq!(transfer.requests_without_trial(), 16);
         assert!(longer <= 5, "{longer} %");
     }
 
     #[test]
-    fn a_slow_reader_gets_as_many_connections_as_it_needs() {
-        let world = World {
-            per_connection: 20_000,
+    fn slow_reader_gets_as_many_requests_as_it_needs() {
+        let simulation = Simulation {
+            connection_rate: 20_000,
             reader: 100_000,
             ..LOOPBACK
         };
-        let (transfer, longer) = world.run();
-        assert_eq!(transfer.settled(), 8);
+        let (transfer, longer) = simulation.run();
+        assert_eq!(transfer.requests_without_trial(), 8);
         assert!(longer <= 5, "{longer} %");
     }
 
     fn measured(latency: u64, took: u64, len: u64) -> u64 {
-        let mut pace = Pace::new(16, 64 * MIB, 1 << 40, None);
-        let landing = Landing {
+        let mut concurrency = AdaptiveConcurrency::new(16, 64 * MIB, 1 << 40, None);
+        let chunk = CompletedChunk {
             start: 0,
             len,
             took: ms(took),
             latency: Some(ms(latency)),
             cost: None,
         };
-        pace.landed(Moment::default(), landing);
-        pace.chunk_len()
+        concurrency.on_completed(Sample::default(), chunk);
+        concurrency.chunk_len()
     }
 
     #[test]
-    fn a_chunk_takes_eight_times_as_long_as_a_request_and_is_a_power_of_two() {
+    fn chunk_takes_eight_round_trips_and_is_a_power_of_two() {
         assert_eq!(measured(40, 140, 5_000_000), 8 * MIB);
         assert_eq!(measured(40, 140, 6_000_000), 16 * MIB);
         assert_eq!(measured(40, 40, 5_000_000), 64 * MIB);
@@ -1226,12 +1226,12 @@ mod tests {
     }
 
     #[test]
-    fn chunks_double_until_something_is_measured() {
-        let mut pace = Pace::new(2, 2 * MIB, 1 << 40, None);
+    fn chunk_length_doubles_until_the_first_measurement() {
+        let mut concurrency = AdaptiveConcurrency::new(2, 2 * MIB, 1 << 40, None);
         let mut lens = Vec::new();
         for _ in 0..5 {
-            lens.push(pace.chunk_len());
-            pace.launched();
+            lens.push(concurrency.chunk_len());
+            concurrency.on_sent();
         }
         assert_eq!(lens, [MIB / 4, MIB / 2, MIB, 2 * MIB, 2 * MIB]);
     }
@@ -1239,29 +1239,29 @@ mod tests {
     #[test]
     fn the_budget_holds_two_chunks_more_than_are_in_flight() {
         for (connections, budget) in [(1, 16), (4, 16), (16, 64), (64, 16), (256, 64)] {
-            let mut pace = Pace::new(connections, 8 * MIB, budget * MIB, None);
+            let mut concurrency = AdaptiveConcurrency::new(connections, 8 * MIB, budget * MIB, None);
             for _ in 0..10 {
-                pace.launched();
+                concurrency.on_sent();
             }
-            let held = (connections as u64 + 2) * pace.chunk_len();
+            let held = (connections as u64 + 2) * concurrency.chunk_len();
             assert!(held <= budget * MIB, "{connections} with {budget} MiB");
         }
-        assert!(Pace::new(1, 1, 0, None).chunk_len() > 0);
+        assert!(AdaptiveConcurrency::new(1, 1, 0, None).chunk_len() > 0);
     }
 
     #[test]
     fn no_limit_is_exceeded() {
         for most in [1, 2, 3, 5] {
-            let mut pace = Pace::new(most, MIB, BUDGET, None);
+            let mut concurrency = AdaptiveConcurrency::new(most, MIB, BUDGET, None);
             for now in 0..100 {
-                pace.look(Moment {
+                concurrency.update(Sample {
                     now: ms(now * 10),
                     waited: ms(now * 10),
                     in_flight: 100,
-                    ..Moment::default()
+                    ..Sample::default()
                 });
             }
-            assert_eq!(pace.requests(), most);
+            assert_eq!(concurrency.requests(), most);
         }
     }
 }

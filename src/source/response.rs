@@ -5,12 +5,12 @@ use std::time::Duration;
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
-use super::date;
+use super::http_date;
 use super::{Cause, Fingerprint, Validator};
 
 /// The part of an answer that matters, before its body.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Answer {
+pub(super) struct ResponseHead {
     /// Status code.
     pub(super) status: u16,
     /// Which part of the whole the body is, when the answer says so.
@@ -27,24 +27,24 @@ pub(super) struct Answer {
     encoding: Option<String>,
 }
 
-impl Answer {
+impl ResponseHead {
     /// `now` is the time in seconds since the epoch, for a server that tells none.
     pub(super) fn new(status: StatusCode, headers: &HeaderMap, now: u64) -> Self {
-        let number = |name| text(headers, name).and_then(|text| digits(text.trim()));
+        let number = |name| header_text(headers, name).and_then(|text| parse_digits(text.trim()));
         Self {
             status: status.as_u16(),
-            range: text(headers, header::CONTENT_RANGE).and_then(ContentRange::parse),
+            range: header_text(headers, header::CONTENT_RANGE).and_then(ContentRange::parse),
             content_len: number(header::CONTENT_LENGTH),
             validator: Validator::from_http(
-                text(headers, header::ETAG),
-                text(headers, header::LAST_MODIFIED),
+                header_text(headers, header::ETAG),
+                header_text(headers, header::LAST_MODIFIED),
             ),
             redirect: status
                 .is_redirection()
-                .then(|| text(headers, header::LOCATION).map(str::to_owned))
+                .then(|| header_text(headers, header::LOCATION).map(str::to_owned))
                 .flatten(),
             retry_after: retry_after(headers, now),
-            encoding: text(headers, header::CONTENT_ENCODING)
+            encoding: header_text(headers, header::CONTENT_ENCODING)
                 .map(|encoding| encoding.trim().to_ascii_lowercase())
                 .filter(|encoding| !encoding.is_empty() && encoding != "identity"),
         }
@@ -64,7 +64,7 @@ impl Answer {
     }
 
     /// The part of the whole that a 206 carries: half-open, never empty.
-    pub(super) fn part(&self) -> Result<(u64, u64), Cause> {
+    pub(super) fn content_range(&self) -> Result<(u64, u64), Cause> {
         match self.range {
             Some(ContentRange::Part { start, end, .. }) => Ok((start, end)),
             _ => Err(Cause::Protocol(
@@ -77,7 +77,7 @@ impl Answer {
     /// Ranges then are of the encoded bytes, which are read as they are.
     pub(super) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
         match self.encoding.as_deref() {
-            Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => Err(wrapped(encoding)),
+            Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => Err(unexpected_encoding(encoding)),
             encoding => Ok(encoding),
         }
     }
@@ -86,13 +86,13 @@ impl Answer {
     /// the stored bytes.
     pub(super) fn check_encoding(&self, first: Option<&str>) -> Result<(), Cause> {
         match self.encoding.as_deref() {
-            Some(encoding) if first != Some(encoding) => Err(wrapped(encoding)),
+            Some(encoding) if first != Some(encoding) => Err(unexpected_encoding(encoding)),
             _ => Ok(()),
         }
     }
 
     /// Why this answer is none, by its status alone.
-    pub(super) fn refusal(&self) -> Cause {
+    pub(super) fn failure_cause(&self) -> Cause {
         match self.status {
             401 | 403 => Cause::Unauthorized(self.status),
             404 | 410 => Cause::NotFound,
@@ -103,7 +103,7 @@ impl Answer {
 
     /// Whether a resolved URL may have run out while the original one still works: object stores and
     /// CDNs say so by any client error but those that speak of the request or its pace.
-    pub(super) fn may_be_stale(&self) -> bool {
+    pub(super) fn may_be_expired_url(&self) -> bool {
         matches!(self.status, 400..=499) && !matches!(self.status, 408 | 412 | 416 | 425 | 429)
     }
 }
@@ -111,7 +111,7 @@ impl Answer {
 /// Encodings that are formats an archive is packed in.
 const STORED_ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "zstd", "bzip2", "x-bzip2", "xz"];
 
-fn wrapped(encoding: &str) -> Cause {
+fn unexpected_encoding(encoding: &str) -> Cause {
     Cause::Protocol(format!(
         "the server sends Content-Encoding: {encoding} although identity was asked for"
     ))
@@ -120,20 +120,20 @@ fn wrapped(encoding: &str) -> Cause {
 /// How long a server asks to be left alone: in seconds, or until a date (RFC 9110, 10.2.3), which is
 /// by the server's own clock if it tells the time.
 fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
-    let asked = text(headers, header::RETRY_AFTER)?.trim();
-    let seconds = digits(asked).or_else(|| {
-        let told = text(headers, header::DATE).and_then(date::seconds);
-        Some(date::seconds(asked)?.saturating_sub(told.unwrap_or(now)))
+    let asked = header_text(headers, header::RETRY_AFTER)?.trim();
+    let seconds = parse_digits(asked).or_else(|| {
+        let told = header_text(headers, header::DATE).and_then(http_date::parse_http_date);
+        Some(http_date::parse_http_date(asked)?.saturating_sub(told.unwrap_or(now)))
     });
     seconds.map(Duration::from_secs)
 }
 
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+fn header_text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
 /// Decimal digits and nothing else.
-fn digits(text: &str) -> Option<u64> {
+fn parse_digits(text: &str) -> Option<u64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
@@ -164,7 +164,7 @@ impl ContentRange {
         let (range, total) = rest.trim().split_once('/')?;
         let total = match total {
             "*" => None,
-            total => Some(digits(total)?),
+            total => Some(parse_digits(total)?),
         };
         if !unit.eq_ignore_ascii_case("bytes") {
             return None;
@@ -173,7 +173,7 @@ impl ContentRange {
             return Some(Self::Unsatisfied { total });
         }
         let (first, last) = range.split_once('-')?;
-        let (start, end) = (digits(first)?, digits(last)?.checked_add(1)?);
+        let (start, end) = (parse_digits(first)?, parse_digits(last)?.checked_add(1)?);
         (start < end && total.is_none_or(|total| end <= total)).then_some(Self::Part {
             start,
             end,
@@ -191,7 +191,7 @@ mod tests {
     /// Fri, 31 Dec 1999 23:59:00 GMT.
     const NOW: u64 = 946_684_740;
 
-    fn answer(status: u16, headers: &[(&'static str, &'static str)]) -> Answer {
+    fn head(status: u16, headers: &[(&'static str, &'static str)]) -> ResponseHead {
         let headers = headers
             .iter()
             .map(|&(name, value)| {
@@ -202,11 +202,11 @@ mod tests {
             })
             .collect();
         let status = StatusCode::from_u16(status).expect("a status");
-        Answer::new(status, &headers, NOW)
+        ResponseHead::new(status, &headers, NOW)
     }
 
     #[test]
-    fn a_part_names_its_place_in_the_whole() {
+    fn content_range_is_parsed() {
         assert_eq!(
             ContentRange::parse("bytes 5-9/100"),
             Some(ContentRange::Part {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_contradict_themselves_are_none() {
+    fn contradictory_content_range_is_rejected() {
         for value in [
             "",
             "bytes",
@@ -248,31 +248,31 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_the_whole_is_never_the_length_of_a_part() {
-        let part = answer(
+    fn source_length_is_not_taken_from_a_part() {
+        let part = head(
             206,
             &[("content-length", "10"), ("content-range", "bytes 0-9/*")],
         );
         assert_eq!(part.fingerprint().len, None);
-        let part = answer(
+        let part = head(
             206,
             &[("content-length", "10"), ("content-range", "bytes 0-9/55")],
         );
         assert_eq!(part.fingerprint().len, Some(55));
         assert_eq!(
-            answer(200, &[("content-length", "10")]).fingerprint().len,
+            head(200, &[("content-length", "10")]).fingerprint().len,
             Some(10)
         );
         assert_eq!(
-            answer(416, &[("content-length", "10")]).fingerprint().len,
+            head(416, &[("content-length", "10")]).fingerprint().len,
             None
         );
     }
 
     #[test]
-    fn encodings_of_stored_archives_are_accepted_and_pinned() {
-        let encoded = |encoding| answer(206, &[("content-encoding", encoding)]);
-        assert_eq!(answer(206, &[]).stored_encoding().ok(), Some(None));
+    fn content_encodings_of_stored_archives_are_pinned() {
+        let encoded = |encoding| head(206, &[("content-encoding", encoding)]);
+        assert_eq!(head(206, &[]).stored_encoding().ok(), Some(None));
         assert_eq!(encoded("identity").stored_encoding().ok(), Some(None));
         assert_eq!(
             encoded("X-GZIP").stored_encoding().ok(),
@@ -287,26 +287,26 @@ mod tests {
         assert!(encoded("gzip").check_encoding(Some("gzip")).is_ok());
         assert!(encoded("gzip").check_encoding(None).is_err());
         assert!(encoded("gzip").check_encoding(Some("x-gzip")).is_err());
-        assert!(answer(206, &[]).check_encoding(Some("gzip")).is_ok());
-        assert!(answer(206, &[]).check_encoding(None).is_ok());
+        assert!(head(206, &[]).check_encoding(Some("gzip")).is_ok());
+        assert!(head(206, &[]).check_encoding(None).is_ok());
     }
 
     #[test]
-    fn statuses_become_what_the_caller_can_do() {
+    fn http_status_maps_to_a_cause() {
         assert!(matches!(
-            answer(403, &[]).refusal(),
+            head(403, &[]).failure_cause(),
             Cause::Unauthorized(403)
         ));
-        assert!(matches!(answer(410, &[]).refusal(), Cause::NotFound));
-        assert!(matches!(answer(412, &[]).refusal(), Cause::Changed));
-        assert!(matches!(answer(500, &[]).refusal(), Cause::Http(500)));
+        assert!(matches!(head(410, &[]).failure_cause(), Cause::NotFound));
+        assert!(matches!(head(412, &[]).failure_cause(), Cause::Changed));
+        assert!(matches!(head(500, &[]).failure_cause(), Cause::Http(500)));
     }
 
     #[test]
-    fn a_server_that_asks_for_patience_is_understood_in_seconds_and_by_date() {
+    fn retry_after_is_parsed_as_seconds_and_as_date() {
         let after = |headers: &[_]| {
-            let answer = answer(503, headers);
-            answer.retry_after.map(|pause| pause.as_secs())
+            let head = head(503, headers);
+            head.retry_after.map(|pause| pause.as_secs())
         };
         let until = ("retry-after", "Fri, 31 Dec 1999 23:59:59 GMT");
         assert_eq!(after(&[]), None);

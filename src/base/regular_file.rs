@@ -28,11 +28,11 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::base::task::Thread;
+    use crate::base::thread::Thread;
 
     /// Who opens a named pipe for reading wakes who opens it for writing.
     #[test]
-    fn what_is_no_regular_file_is_not_opened() {
+    fn non_regular_file_is_not_opened() {
         let place = tempfile::tempdir().expect("a directory");
         let path = place.path().join("fifo");
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).expect("made");

@@ -19,16 +19,16 @@ pub enum Wait {
 }
 
 /// Longer reads are left to the kernel's read-ahead: they are of those who read on.
-const LONGEST: usize = 128 << 10;
+const MAX_RANDOM_LEN: usize = 128 << 10;
 
 /// The way of short reads to one file, as soon as there is one.
 #[derive(Debug, Default)]
-pub struct ShortReads {
+pub struct RandomReads {
     /// The same file once more, as advice is given to a descriptor; `None` when it cannot be opened so.
     file: OnceLock<Option<File>>,
 }
 
-impl ShortReads {
+impl RandomReads {
     /// Fills `bytes` with what lies at `offset` of `file`, which is the same at each call. `None` with
     /// [`Wait::Never`] when that is not in the page cache.
     ///
@@ -47,7 +47,7 @@ impl ShortReads {
             let read = preadv2(file, buffers, offset, ReadWriteFlags::NOWAIT);
             return (read == Ok(wanted)).then_some(Ok(()));
         }
-        let is_short = bytes.len() < LONGEST;
+        let is_short = bytes.len() < MAX_RANDOM_LEN;
         let short = is_short.then(|| self.file(file)).flatten();
         Some(short.unwrap_or(file).read_exact_at(bytes, offset))
     }
@@ -69,11 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_from_their_place_whatever_the_length() {
+    fn random_read_of_any_length_returns_the_right_bytes() {
         let mut file = tempfile::tempfile().expect("a file");
         let content: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
         file.write_all(&content).expect("written");
-        let reads = ShortReads::default();
+        let reads = RandomReads::default();
         for (offset, len) in [(0, 1), (5, 4096), (7, 200_000), (299_999, 1)] {
             for wait in [Wait::ForDisk, Wait::Never] {
                 let mut bytes = vec![0; len];

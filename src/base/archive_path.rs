@@ -13,10 +13,10 @@ pub struct Sanitized {
     /// Where the member lies.
     pub path: ArchivePath,
     /// The name ended in a slash, and so says "directory" whatever the member's type.
-    pub trailing_slash: bool,
+    pub has_trailing_slash: bool,
     /// The name has a `..` component: GNU tar refuses such members, and drops it from the targets
     /// of hard links only.
-    pub climbs: bool,
+    pub has_parent_component: bool,
     /// The leading bytes that were dropped, as GNU tar drops them: everything up to the last
     /// `..` component, and then all leading slashes. Empty for well-behaved names.
     pub stripped: Vec<u8>,
@@ -47,8 +47,8 @@ impl ArchivePath {
         let (stripped, rest) = name.split_at(keep_from.min(name.len()));
         Sanitized {
             path: Self::from_components(rest.split(|&byte| byte == b'/')),
-            trailing_slash: name.last() == Some(&b'/'),
-            climbs: keep_from > 0 && name.split(|&byte| byte == b'/').any(|part| part == b".."),
+            has_trailing_slash: name.last() == Some(&b'/'),
+            has_parent_component: keep_from > 0 && name.split(|&byte| byte == b'/').any(|part| part == b".."),
             stripped: stripped.to_vec(),
         }
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_what_leads_out_of_the_root() {
+    fn sanitize_strips_leading_slashes_and_parent_components() {
         assert_eq!(sanitized("a/b"), pair("a/b", ""));
         assert_eq!(sanitized("/a"), pair("a", "/"));
         assert_eq!(sanitized("///a//b"), pair("a/b", "///"));
@@ -164,18 +164,18 @@ mod tests {
     }
 
     #[test]
-    fn dots_and_slashes_mean_nothing() {
+    fn sanitize_drops_dots_and_repeated_slashes() {
         assert_eq!(sanitized("./a/./b//c/"), pair("a/b/c", ""));
         assert_eq!(sanitized("./"), pair(".", ""));
         assert_eq!(sanitized(""), pair(".", ""));
-        assert!(ArchivePath::sanitize(b"a/").trailing_slash);
+        assert!(ArchivePath::sanitize(b"a/").has_trailing_slash);
     }
 
     #[test]
-    fn only_a_whole_component_of_dots_climbs() {
-        let climbs = |name: &[u8]| ArchivePath::sanitize(name).climbs;
-        assert!(climbs(b"../a") && climbs(b"a/../b") && climbs(b"a/.."));
-        assert!(!climbs(b"/a") && !climbs(b"a/..b") && !climbs(b"...") && !climbs(b""));
+    fn only_a_whole_dot_dot_component_is_a_parent() {
+        let has_parent_component = |name: &[u8]| ArchivePath::sanitize(name).has_parent_component;
+        assert!(has_parent_component(b"../a") && has_parent_component(b"a/../b") && has_parent_component(b"a/.."));
+        assert!(!has_parent_component(b"/a") && !has_parent_component(b"a/..b") && !has_parent_component(b"...") && !has_parent_component(b""));
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ancestor_ends_at_a_slash() {
+    fn ancestor_ends_at_a_slash() {
         let path = |name: &str| ArchivePath::sanitize(name.as_bytes()).path;
         assert!(path("a/b").starts_with(&path("a")));
         assert!(path("a").starts_with(&path("a")));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_component_comes_off() {
+    fn split_last_returns_parent_and_name() {
         let path = ArchivePath::sanitize(b"a/b/c").path;
         let (parent, name) = path.split_last().expect("not the root");
         assert_eq!((parent.to_string().as_str(), name), ("a/b", &b"c"[..]));

@@ -5,35 +5,35 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::pace::CHEAP;
-use crate::base::buffer::{Buffer, Pool};
+use super::adaptive::CHEAP_FACTOR;
+use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::source::{Error, Source, Watch};
+use crate::source::{Error, Source, ReadHandle};
 
 /// A chunk that was asked for.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct ChunkRequest {
     extent: Extent<Packed>,
-    began: Instant,
-    watch: Watch,
-    is_late: Notify,
+    started: Instant,
+    read_handle: ReadHandle,
+    hedge_requested: Notify,
 }
 
 /// A chunk that came: its bytes in two parts, of which either may be empty.
 #[derive(Debug)]
-pub(super) struct Landed {
+pub(super) struct ChunkBytes {
     pub(super) front: Bytes,
     pub(super) rest: Bytes,
 }
 
-impl Landed {
+impl ChunkBytes {
     pub(super) fn len(&self) -> u64 {
         (self.front.len() + self.rest.len()) as u64
     }
 }
 
-impl From<Bytes> for Landed {
+impl From<Bytes> for ChunkBytes {
     fn from(front: Bytes) -> Self {
         Self {
             front,
@@ -42,14 +42,14 @@ impl From<Bytes> for Landed {
     }
 }
 
-impl Flight {
-    /// Of `extent`, watched by `watch`.
-    pub(super) fn new(extent: Extent<Packed>, watch: Watch) -> Self {
+impl ChunkRequest {
+    /// Of `extent`, watched by `read_handle`.
+    pub(super) fn new(extent: Extent<Packed>, read_handle: ReadHandle) -> Self {
         Self {
             extent,
-            began: Instant::now(),
-            watch,
-            is_late: Notify::new(),
+            started: Instant::now(),
+            read_handle,
+            hedge_requested: Notify::new(),
         }
     }
 
@@ -57,51 +57,51 @@ impl Flight {
         self.extent
     }
 
-    pub(super) fn began(&self) -> Instant {
-        self.began
+    pub(super) fn started(&self) -> Instant {
+        self.started
     }
 
-    pub(super) fn watch(&self) -> &Watch {
-        &self.watch
+    pub(super) fn read_handle(&self) -> &ReadHandle {
+        &self.read_handle
     }
 
-    /// Whether its content has been coming for at least [`CHEAP`] times as long as the answer cost.
+    /// Whether its content has been coming for at least [`CHEAP_FACTOR`] times as long as the answer cost.
     pub(super) fn is_cheap(&self) -> bool {
-        let (Some(latency), Some(cost)) = (self.watch.latency(), self.watch.cost()) else {
+        let (Some(latency), Some(cost)) = (self.read_handle.latency(), self.read_handle.cost()) else {
             return false;
         };
-        self.began.elapsed().saturating_sub(latency) >= cost * CHEAP
+        self.started.elapsed().saturating_sub(latency) >= cost * CHEAP_FACTOR
     }
 
     /// Asks for what is still missing a second time, if there is memory for it.
-    pub(super) fn hedge(&self) {
-        self.is_late.notify_one();
+    pub(super) fn request_hedge(&self) {
+        self.hedge_requested.notify_one();
     }
 
     /// Fills `buffer`, of the extent's length; whichever request for the rest ends first wins.
     ///
     /// # Errors
     /// When the source cannot be read there.
-    pub(super) async fn land(
+    pub(super) async fn receive(
         &self,
         source: &dyn Source,
         buffer: Buffer,
-        pool: &Pool,
+        pool: &BufferPool,
         stats: &Stats,
-    ) -> Result<Landed, Error> {
-        let mut read = source.read_watched(self.extent.start(), buffer, &self.watch);
+    ) -> Result<ChunkBytes, Error> {
+        let mut read = source.read_with_handle(self.extent.start(), buffer, &self.read_handle);
         let (received, rest) = tokio::select! {
             biased;
-            landed = &mut read => return landed.map(Landed::from),
-            rest = self.rest(source, pool, stats) => rest,
+            completed = &mut read => return completed.map(ChunkBytes::from),
+            rest = self.hedge_rest(source, pool, stats) => rest,
         };
-        self.watch.stop();
+        self.read_handle.stop();
         let front = read.await?;
         if front.len() as u64 == self.extent.len() {
             return Ok(front.into());
         }
         // The first request went on while the second one was under way.
-        Ok(Landed {
+        Ok(ChunkBytes {
             front: front.slice(..received.min(front.len())),
             rest,
         })
@@ -109,17 +109,17 @@ impl Flight {
 
     /// Waits to be told that the flight is late, and requests the rest: how many bytes are not
     /// in it, and the others. Never returns if that fails: the first request may still succeed.
-    async fn rest(&self, source: &dyn Source, pool: &Pool, stats: &Stats) -> (usize, Bytes) {
+    async fn hedge_rest(&self, source: &dyn Source, pool: &BufferPool, stats: &Stats) -> (usize, Bytes) {
         loop {
-            self.is_late.notified().await;
-            let received = self.watch.received();
+            self.hedge_requested.notified().await;
+            let received = self.read_handle.received();
             let (Ok(front_len), Ok(len)) = (
                 usize::try_from(received),
                 usize::try_from(self.extent.len().saturating_sub(received)),
             ) else {
                 continue;
             };
-            let Some(buffer) = pool.try_take(len) else {
+            let Some(buffer) = pool.try_acquire(len) else {
                 continue;
             };
             stats.source_hedges.increment();

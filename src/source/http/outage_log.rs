@@ -8,11 +8,11 @@ use crate::source::Error;
 /// Tells when the first read goes on in vain, and when one goes well after that; not what all others
 /// meet with meanwhile.
 #[derive(Debug, Default)]
-pub(super) struct Outage(AtomicBool);
+pub(super) struct OutageLog(AtomicBool);
 
-impl Outage {
+impl OutageLog {
     /// A read has come to `error`, and asks again after `pause`.
-    pub(super) fn lasts(&self, error: &Error, pause: Duration) {
+    pub(super) fn report_failure(&self, error: &Error, pause: Duration) {
         if !self.0.swap(true, Ordering::Relaxed) {
             let seconds = pause.as_secs();
             tracing::warn!("{error}; it is asked again after {seconds} s, and on and on");
@@ -20,7 +20,7 @@ impl Outage {
     }
 
     /// A read of `location` went well.
-    pub(super) fn ends(&self, location: &str) {
+    pub(super) fn report_recovery(&self, location: &str) {
         if self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed) {
             tracing::info!("{location} can be read again");
         }

@@ -9,36 +9,36 @@ const MONTHS: [&str; 12] = [
 /// Seconds from the epoch to a date like `Sun, 06 Nov 1994 08:49:37 GMT`, which is what servers
 /// must write (IMF-fixdate, RFC 9110, 5.6.7); `None` for anything else, also for the two formats of
 /// old, for days that are not, and before 1970.
-pub(super) fn seconds(text: &str) -> Option<u64> {
+pub(super) fn parse_http_date(text: &str) -> Option<u64> {
     let (weekday, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
     let mut word = || words.next();
-    let (day, month, year) = (number(word()?, 2)?, word()?, number(word()?, 4)?);
+    let (day, month, year) = (parse_number(word()?, 2)?, word()?, parse_number(word()?, 4)?);
     let (time, zone) = (word()?, word()?);
     if words.next().is_some() || zone != "GMT" {
         return None;
     }
     let month = MONTHS.iter().position(|&known| known == month)? as u64 + 1;
     let mut parts = time.split(':');
-    let mut part = || parts.next().and_then(|part| number(part, 2));
+    let mut part = || parts.next().and_then(|part| parse_number(part, 2));
     let (hour, minute, second) = (part()?, part()?, part()?);
     // A leap second is the first of the next minute.
     if parts.next().is_some() || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
-    let days = days(year, month, day)?;
+    let days = days_since_epoch(year, month, day)?;
     let is_right = WEEKDAYS.get(usize::try_from(days % 7).ok()?) == Some(&weekday);
     is_right.then_some(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
 
 /// Exactly `len` digits.
-fn number(text: &str, len: usize) -> Option<u64> {
+fn parse_number(text: &str, len: usize) -> Option<u64> {
     let is_plain = text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
 }
 
 /// Days from the epoch to a day of the Gregorian calendar.
-fn days(year: u64, month: u64, day: u64) -> Option<u64> {
+fn days_since_epoch(year: u64, month: u64, day: u64) -> Option<u64> {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let len_of = |month| match month {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_seconds_since_the_epoch() {
+    fn http_date_is_parsed_to_unix_seconds() {
         for (text, expected) in [
             ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
             ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
@@ -69,12 +69,12 @@ mod tests {
             ("Sat, 31 Dec 2016 23:59:60 GMT", 1_483_228_800),
             ("Fri, 31 Dec 9999 23:59:59 GMT", 253_402_300_799),
         ] {
-            assert_eq!(seconds(text), Some(expected), "{text}");
+            assert_eq!(parse_http_date(text), Some(expected), "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_date_is_none() {
+    fn malformed_http_date_is_rejected() {
         for text in [
             "",
             "Sunday, 06-Nov-94 08:49:37 GMT",
@@ -94,7 +94,7 @@ mod tests {
             "Sun, 00 Nov 1994 08:49:37 GMT",
             "Sun, +6 Nov 1994 08:49:37 GMT",
         ] {
-            assert_eq!(seconds(text), None, "{text}");
+            assert_eq!(parse_http_date(text), None, "{text}");
         }
     }
 }

@@ -1,0 +1,749 @@
+//! Byte buffers under a budget, reused, and frozen into slices that share them.
+//!
+//! Everything that waits, waits on bytes: a [`BufferPool`] hands out no more than its budget, and a
+//! buffer's share comes back when the last [`Bytes`] cut from it is dropped. Reuse spares the
+//! kernel from zeroing fresh pages for every chunk. A pool is also a [`Reclaim`].
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use bytes::Bytes;
+
+use super::free_list::{self, ALIGNMENT, FreeList, RecycledBuffer};
+use super::memory_reclaim::Reclaim;
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Buffers that may be alive at once, in bytes. Clones share one budget.
+#[derive(Clone)]
+pub struct BufferPool {
+    shared: Arc<Shared>,
+    /// What its buffers are counted in before they count in the pool.
+    preallocated: Option<Arc<Preallocation>>,
+}
+
+struct Shared {
+    budget: u64,
+    /// Where its memory comes from and goes to.
+    source_list: Option<FreeList>,
+    soft_limit: SoftLimit,
+    state: Mutex<State>,
+    released: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Bytes of capacity handed out.
+    used: u64,
+    /// Buffers handed out.
+    buffers: usize,
+    /// Bytes of the budget that others have for now.
+    reclaimed: u64,
+    /// The highest `used` has been.
+    peak: u64,
+    /// Buffers at rest, oldest first; their capacity counts in `idle`.
+    free: VecDeque<Vec<u8>>,
+    idle: u64,
+    /// Tasks that wait in [`BufferPool::acquire_async`].
+    wakers: Vec<Waker>,
+    /// Whether the pool hands out nothing any more.
+    is_closed: bool,
+}
+
+/// Buffers of at least so many bytes begin at a page. glibc puts long ones 16 bytes behind the beginning
+/// of a page, and copying a page of the page cache there takes six times as long on AMD Zen processors
+/// (glibc bug 30994).
+const MIN_ALIGNED_LEN: usize = 128 << 10;
+
+/// How long a buffer in `memory` may be.
+fn usable_len(memory: &Vec<u8>) -> usize {
+    let capacity = memory.capacity();
+    if capacity < MIN_ALIGNED_LEN + ALIGNMENT {
+        return capacity;
+    }
+    capacity - ALIGNMENT
+}
+
+/// Where a buffer in `memory` begins.
+fn aligned_start(memory: &Vec<u8>) -> usize {
+    if usable_len(memory) == memory.capacity() {
+        return 0;
+    }
+    memory.as_ptr().addr().wrapping_neg() % ALIGNMENT
+}
+
+/// Error of a pool or of loans that were closed: no caller needs the memory any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cancelled while waiting for memory")]
+pub struct Closed;
+
+/// One part in so many of a budget is never lent: work goes on with it.
+const KEPT_DIVISOR: u64 = 4;
+
+/// How much of a budget is used, if whoever waits can do with it.
+#[derive(Clone, Copy, Debug)]
+pub struct SoftLimit {
+    /// Bytes that may be taken.
+    pub bytes: u64,
+    /// Buffers that may be taken, whatever their length.
+    pub buffers: usize,
+}
+
+impl SoftLimit {
+    const ALL: Self = Self {
+        bytes: u64::MAX,
+        buffers: usize::MAX,
+    };
+}
+
+impl BufferPool {
+    /// A pool whose buffers, taken and resting together, never exceed `budget` bytes, but for a
+    /// single buffer that is larger than the whole budget: it is handed out alone.
+    pub fn new(budget: u64) -> Self {
+        Self::with_soft_limit(budget, SoftLimit::ALL)
+    }
+
+    /// As [`BufferPool::new`], for a short life: its memory comes from `source_list`, as far as there is some, and
+    /// goes there in the end.
+    pub fn with_free_list(budget: u64, source_list: FreeList) -> Self {
+        Self::with_options(budget, SoftLimit::ALL, Some(source_list))
+    }
+
+    /// A pool that lets everyone wait who would have more than is `soft_limit` by both its measures,
+    /// though the budget allowed it: memory that lies idle has left the processor's caches when
+    /// it is used, and more of it had to be touched for the first time.
+    pub fn with_soft_limit(budget: u64, soft_limit: SoftLimit) -> Self {
+        Self::with_options(budget, soft_limit, None)
+    }
+
+    fn with_options(budget: u64, soft_limit: SoftLimit, source_list: Option<FreeList>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                budget,
+                source_list,
+                soft_limit,
+                state: Mutex::default(),
+                released: Condvar::new(),
+            }),
+            preallocated: None,
+        }
+    }
+
+    /// A pool whose buffers come from this one without waiting, as `bytes` of it are taken now,
+    /// as by [`BufferPool::acquire`]. What is not used of them returns when the last clone is dropped;
+    /// whatever is used beyond them is counted, but not waited for.
+    ///
+    /// # Errors
+    /// As [`BufferPool::acquire`].
+    pub fn preallocate(&self, bytes: u64) -> Result<Self, Closed> {
+        let reserved = self.reserve(bytes)?;
+        Ok(Self {
+            shared: Arc::clone(&self.shared),
+            preallocated: Some(Arc::new(Preallocation {
+                left: Mutex::new(reserved),
+            })),
+        })
+    }
+
+    /// A buffer of exactly `len` bytes with unspecified contents. Waits until the budget allows.
+    ///
+    /// A thread that waits holds no buffer of the same pool: it could wait for itself. To take a
+    /// buffer together with other memory, use [`BufferPool::acquire_with`].
+    ///
+    /// # Errors
+    /// When the pool is [closed](BufferPool::close), also while this waits.
+    pub fn acquire(&self, len: usize) -> Result<Buffer, Closed> {
+        let state = self.wait_for(len as u64)?;
+        Ok(self.allocate(state, len))
+    }
+
+    /// A buffer as from [`BufferPool::acquire`], and `bytes` as from [`BufferPool::reserve`], after one wait for both.
+    ///
+    /// # Errors
+    /// As [`BufferPool::acquire`].
+    pub fn acquire_with(&self, len: usize, bytes: u64) -> Result<(Buffer, Reservation), Closed> {
+        let mut state = self.wait_for((len as u64).saturating_add(bytes))?;
+        let reserved = self.reserve_now(&mut state, bytes);
+        Ok((self.allocate(state, len), reserved))
+    }
+
+    /// Counts `bytes` as taken, for memory that is not the pool's; waits as [`BufferPool::acquire`] does.
+    ///
+    /// # Errors
+    /// As [`BufferPool::acquire`].
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, Closed> {
+        let mut state = self.wait_for(bytes)?;
+        Ok(self.reserve_now(&mut state, bytes))
+    }
+
+    /// Ends every wait in [`BufferPool::acquire`] and its like with an error, now and later. Buffers that are
+    /// out stay valid.
+    pub fn close(&self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        self.shared.wake_waiters(state);
+    }
+
+    /// As [`BufferPool::acquire`], but waits as a task.
+    ///
+    /// # Cancel safety
+    /// Nothing is taken until the future is ready. To end the wait, drop the future.
+    pub async fn acquire_async(&self, len: usize) -> Buffer {
+        std::future::poll_fn(|context| {
+            let mut state = self.shared.lock();
+            if self.preallocated.is_none() && !self.shared.can_acquire(&state, len as u64) {
+                let waker = context.waker();
+                if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+                    state.wakers.push(waker.clone());
+                }
+                return Poll::Pending;
+            }
+            Poll::Ready(self.allocate(state, len))
+        })
+        .await
+    }
+
+    /// As [`BufferPool::acquire`], but `None` instead of waiting.
+    pub fn try_acquire(&self, len: usize) -> Option<Buffer> {
+        let state = self.shared.lock();
+        if self.preallocated.is_none() && !self.shared.can_acquire(&state, len as u64) {
+            return None;
+        }
+        Some(self.allocate(state, len))
+    }
+
+    /// Waits until `bytes` may be taken; a ration never waits.
+    fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
+        match self.preallocated {
+            None => self.shared.wait_for(bytes),
+            Some(_) => Ok(self.shared.lock()),
+        }
+    }
+
+    /// Counts `bytes` for which there is room.
+    fn reserve_now(&self, state: &mut State, bytes: u64) -> Reservation {
+        state.charge(bytes, self.shared.budget);
+        if let Some(preallocated) = &self.preallocated {
+            state.used -= preallocated.consume(bytes);
+        }
+        Reservation {
+            bytes,
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    fn allocate(&self, mut state: MutexGuard<'_, State>, len: usize) -> Buffer {
+        // The best fit that does not waste more than half of what it holds; among equals the one
+        // that came back last, which the processor's cache may still hold.
+        let best_fit = state
+            .free
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, free)| usable_len(free) >= len && usable_len(free) / 2 <= len)
+            .min_by_key(|(_, free)| usable_len(free))
+            .map(|(number, _)| number);
+        let reused = best_fit.and_then(|number| state.free.remove(number));
+        let capacity = reused.as_ref().map_or(0, usable_len);
+        state.idle -= capacity as u64;
+        let charge = len.max(capacity) as u64;
+        state.charge(charge, self.shared.budget);
+        state.buffers += 1;
+        if let Some(preallocated) = &self.preallocated {
+            state.used -= preallocated.consume(charge);
+        }
+        drop(state);
+        let mut bytes = reused.unwrap_or_else(|| self.shared.allocate_memory(len));
+        let start = aligned_start(&bytes);
+        bytes.resize(start + len, 0);
+        Buffer {
+            bytes,
+            start,
+            charge,
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Bytes handed out at this moment.
+    pub fn used_bytes(&self) -> u64 {
+        self.shared.lock().used
+    }
+
+    /// The most that was ever handed out at once, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.shared.lock().peak
+    }
+
+    /// The limit, in bytes.
+    pub fn budget(&self) -> u64 {
+        self.shared.budget
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool")
+            .field("budget", &self.shared.budget)
+            .field("taken", &self.used_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reclaim for BufferPool {
+    fn reclaimable_bytes(&self) -> u64 {
+        self.shared.budget - self.shared.budget / KEPT_DIVISOR
+    }
+
+    fn reclaim(&self, bytes: u64) -> u64 {
+        let mut state = self.shared.lock();
+        let part = bytes.min(self.reclaimable_bytes().saturating_sub(state.reclaimed));
+        state.reclaimed += part;
+        state.evict_idle(self.shared.budget);
+        part
+    }
+
+    fn restore(&self, bytes: u64) {
+        let mut state = self.shared.lock();
+        state.reclaimed = state.reclaimed.saturating_sub(bytes);
+        self.shared.wake_waiters(state);
+    }
+}
+
+impl Shared {
+    /// Memory with room for `len` bytes that is new to this pool.
+    fn allocate_memory(&self, len: usize) -> Vec<u8> {
+        let Some(source_list) = &self.source_list else {
+            // Zeroed by the kernel, page by page as it is touched.
+            return vec![
+                0;
+                if len < MIN_ALIGNED_LEN {
+                    len
+                } else {
+                    len + ALIGNMENT
+                }
+            ];
+        };
+        source_list.pop_fitting(len).unwrap_or_else(|| free_list::allocate_zeroed(len))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn can_acquire(&self, state: &State, bytes: u64) -> bool {
+        let used = state.used.saturating_add(bytes);
+        let is_over_soft_limit = used > self.soft_limit.bytes && state.buffers >= self.soft_limit.buffers;
+        state.used == 0 || (used <= self.budget - state.reclaimed && !is_over_soft_limit)
+    }
+
+    /// Waits until `bytes` may be taken.
+    fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
+        let mut state = self.lock();
+        while !state.is_closed {
+            if self.can_acquire(&state, bytes) {
+                return Ok(state);
+            }
+            state = self
+                .released
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Err(Closed)
+    }
+
+    /// Tells everyone who waits that there may be room now.
+    fn wake_waiters(&self, mut state: MutexGuard<'_, State>) {
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.released.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(source_list) = &self.source_list {
+            for bytes in state.free.drain(..) {
+                source_list.recycle(bytes);
+            }
+        }
+    }
+}
+
+impl State {
+    fn charge(&mut self, bytes: u64, budget: u64) {
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+        self.evict_idle(budget);
+    }
+
+    /// Lets go of buffers at rest for which there is no room any more.
+    fn evict_idle(&mut self, budget: u64) {
+        while self.used + self.idle > budget - self.reclaimed {
+            let Some(oldest) = self.free.pop_front() else {
+                break;
+            };
+            self.idle -= usable_len(&oldest) as u64;
+        }
+    }
+}
+
+/// What is left of bytes that were taken in advance.
+struct Preallocation {
+    left: Mutex<Reservation>,
+}
+
+impl Preallocation {
+    /// Takes `bytes`, or what is left, out of the ration.
+    fn consume(&self, bytes: u64) -> u64 {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = left.bytes.min(bytes);
+        left.bytes -= used;
+        used
+    }
+}
+
+/// Bytes of a budget that are taken without a buffer of the pool; they return when dropped.
+pub struct Reservation {
+    bytes: u64,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({} bytes)", self.bytes)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.used -= self.bytes;
+        self.shared.wake_waiters(state);
+    }
+}
+
+/// A writable buffer of a pool; returns to it when dropped.
+pub struct Buffer {
+    bytes: Vec<u8>,
+    /// Where it begins in there.
+    start: usize,
+    /// What this buffer counts against the budget: its length or its capacity, the larger.
+    charge: u64,
+    shared: Arc<Shared>,
+}
+
+impl Buffer {
+    /// Keeps the first `len` bytes; longer than the buffer changes nothing.
+    pub fn truncate(&mut self, len: usize) {
+        self.bytes.truncate(self.start.saturating_add(len));
+    }
+
+    /// Detaches the memory from the pool, because the caller counts it from now on. It must come from a
+    /// [`FreeList`], be hardly longer than its bytes, and begin at an address that is `phase` more than a
+    /// multiple of [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// The buffer, unchanged, if the memory must stay in the pool.
+    pub fn detach(mut self, phase: u64) -> Result<RecycledBuffer, Self> {
+        let Some(source_list) = self.shared.source_list.clone() else {
+            return Err(self);
+        };
+        let is_in_phase =
+            self.as_ptr().addr() as u64 % ALIGNMENT as u64 == phase % ALIGNMENT as u64;
+        if !is_in_phase || !free_list::is_fitting(&self.bytes, self.len()) {
+            return Err(self);
+        }
+        Ok(source_list.wrap(std::mem::take(&mut self.bytes), self.start))
+    }
+
+    /// Ends writing: the bytes become shareable, and go back to the pool with the last slice.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(self.start..).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        let capacity = usable_len(&bytes) as u64;
+        let mut state = self.shared.lock();
+        state.used -= self.charge;
+        state.buffers -= 1;
+        let room = (self.shared.budget - state.reclaimed).saturating_sub(state.used + state.idle);
+        if (1..=room).contains(&capacity) {
+            state.idle += capacity;
+            state.free.push_back(bytes);
+            return self.shared.wake_waiters(state);
+        }
+        self.shared.wake_waiters(state);
+        if let Some(source_list) = &self.shared.source_list {
+            source_list.recycle(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_buffers_begin_at_a_page() {
+        let pools = [
+            BufferPool::new(1 << 30),
+            BufferPool::with_free_list(1 << 30, FreeList::new(1 << 30)),
+        ];
+        for pool in pools {
+            for len in [MIN_ALIGNED_LEN, 300_000, 200_000, 1 << 20] {
+                let mut buffer = pool.acquire(len).expect("open");
+                assert_eq!((buffer.len(), buffer.as_ptr().addr() % ALIGNMENT), (len, 0));
+                buffer.truncate(len - 1);
+                assert_eq!(buffer.len(), len - 1);
+            }
+        }
+    }
+
+    #[test]
+    fn detached_memory_is_not_counted_and_returns_to_its_list() {
+        let source_list = FreeList::new(1 << 30);
+        let pool = BufferPool::with_free_list(1 << 20, source_list.clone());
+        let mut buffer = pool.acquire(1 << 20).expect("open");
+        buffer.fill(7);
+        buffer.truncate((1 << 20) - 5);
+        let buffer = buffer.detach(1).expect_err("another phase");
+        let bytes = buffer.detach(8192).expect("at a page").freeze();
+        assert_eq!(pool.used_bytes(), 0);
+        assert_eq!(bytes.len(), (1 << 20) - 5);
+        assert!(bytes.iter().all(|&byte| byte == 7));
+        assert!(source_list.pop_fitting(1 << 20).is_none());
+        drop(bytes);
+        assert!(source_list.pop_fitting(1 << 20).is_some());
+    }
+
+    #[test]
+    fn oversized_or_unlisted_memory_is_not_detached() {
+        let mut buffer = BufferPool::with_free_list(1 << 20, FreeList::new(1 << 30))
+            .acquire(1 << 20)
+            .expect("open");
+        buffer.truncate(1 << 19);
+        assert!(buffer.detach(0).is_err());
+        assert!(
+            BufferPool::new(1 << 20)
+                .acquire(1 << 20)
+                .expect("open")
+                .detach(0)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn buffer_is_charged_until_its_last_slice_is_dropped() {
+        let pool = BufferPool::new(100);
+        let bytes = pool.acquire(60).expect("open").freeze();
+        let slice = bytes.slice(10..20);
+        drop(bytes);
+        assert_eq!(pool.used_bytes(), 60);
+        assert!(pool.try_acquire(60).is_none());
+        drop(slice);
+        assert_eq!(pool.used_bytes(), 0);
+        assert!(pool.try_acquire(60).is_some());
+    }
+
+    #[test]
+    fn buffer_larger_than_the_budget_is_acquired_alone() {
+        let pool = BufferPool::new(10);
+        let large = pool.acquire(100).expect("open");
+        assert!(pool.try_acquire(1).is_none());
+        drop(large);
+        assert!(pool.try_acquire(1).is_some());
+    }
+
+    #[test]
+    fn buffers_are_reused() {
+        let pool = BufferPool::new(1000);
+        let first = pool.acquire(400).expect("open");
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!(pool.acquire(300).expect("open").as_ptr(), address);
+    }
+
+    #[test]
+    fn idle_buffers_are_evicted_for_acquired_ones() {
+        let pool = BufferPool::new(1000);
+        drop(pool.acquire(900).expect("open"));
+        let small = pool.acquire(200).expect("open");
+        assert_eq!(small.len(), 200);
+        let used = pool.used_bytes();
+        assert!(pool.shared.lock().idle + used <= 1000);
+    }
+
+    #[test]
+    fn soft_limit_needs_both_measures_and_budget_still_holds() {
+        let soft_limit = SoftLimit {
+            bytes: 30,
+            buffers: 2,
+        };
+        let pool = BufferPool::with_soft_limit(100, soft_limit);
+        let large = [pool.acquire(40).expect("open"), pool.acquire(40).expect("open")];
+        assert!(pool.try_acquire(1).is_none(), "enough of both");
+        drop(large);
+        let small = [10, 10, 10].map(|len| pool.acquire(len).expect("open"));
+        assert!(pool.try_acquire(1).is_none(), "enough of both");
+        drop(small);
+        let _first = pool.acquire(70).expect("open");
+        assert!(pool.try_acquire(31).is_none(), "more than the budget");
+        assert!(pool.try_acquire(30).is_some());
+    }
+
+    #[test]
+    fn reservation_counts_against_the_budget() {
+        let pool = BufferPool::new(100);
+        let reserved = pool.reserve(60).expect("open");
+        assert!(pool.try_acquire(41).is_none());
+        drop(pool.try_acquire(40).expect("room"));
+        drop(reserved);
+        assert_eq!(pool.used_bytes(), 0);
+        assert!(pool.try_acquire(41).is_some());
+    }
+
+    #[test]
+    fn preallocated_buffers_do_not_wait() {
+        let pool = BufferPool::new(100);
+        drop(pool.acquire(40).expect("open"));
+        let preallocated = pool.preallocate(70).expect("open");
+        assert_eq!(pool.used_bytes(), 70);
+        let first = preallocated.acquire(40).expect("open");
+        let second = preallocated.clone().acquire(20).expect("open");
+        assert_eq!(pool.used_bytes(), 70);
+        let third = preallocated.acquire(50).expect("open");
+        assert_eq!(pool.used_bytes(), 110, "which is beyond the ration");
+        drop((first, third));
+        assert_eq!(pool.used_bytes(), 20);
+        drop(second);
+        drop(preallocated);
+        assert_eq!(pool.used_bytes(), 0);
+        let preallocated = pool.preallocate(70).expect("open");
+        drop(preallocated.acquire(30).expect("open"));
+        drop(preallocated);
+        assert_eq!(pool.used_bytes(), 0, "what was not used returns too");
+    }
+
+    #[test]
+    fn reclaimed_bytes_are_unavailable_and_a_quarter_remains() {
+        let pool = BufferPool::new(100);
+        drop(pool.acquire(50).expect("open"));
+        assert_eq!(pool.reclaim(60), 60);
+        assert_eq!(pool.shared.lock().idle, 0);
+        let held = pool.acquire(30).expect("open");
+        assert!(pool.try_acquire(11).is_none());
+        assert_eq!(pool.reclaim(60), 15);
+        assert_eq!(pool.reclaim(60), 0);
+        drop(held);
+        assert_eq!(pool.acquire(90).expect("open").len(), 90, "alone");
+        pool.restore(75);
+        assert!(pool.try_acquire(100).is_some());
+    }
+
+    #[test]
+    fn waiter_wakes_when_reclaimed_bytes_are_restored() {
+        let pool = BufferPool::new(100);
+        let _held = pool.acquire(20).expect("open");
+        assert_eq!(pool.reclaim(70), 70);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pool.acquire(50).expect("open").len());
+            pool.restore(70);
+            assert_eq!(waiter.join().ok(), Some(50));
+        });
+    }
+
+    #[test]
+    fn waiter_wakes_when_bytes_are_released() {
+        let pool = BufferPool::new(10);
+        let held = pool.acquire(10).expect("open");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pool.acquire(5).expect("open").len());
+            drop(held);
+            assert_eq!(waiter.join().ok(), Some(5));
+        });
+    }
+
+    #[test]
+    fn closing_ends_every_wait_and_leaves_buffers_valid() {
+        let pool = BufferPool::new(10);
+        let held = pool.acquire(10).expect("open");
+        std::thread::scope(|scope| {
+            let waiters = [
+                scope.spawn(|| pool.acquire(5).map(drop)),
+                scope.spawn(|| pool.reserve(5).map(drop)),
+                scope.spawn(|| pool.preallocate(5).map(drop)),
+                scope.spawn(|| pool.acquire_with(1, 1).map(drop)),
+            ];
+            pool.close();
+            for waiter in waiters {
+                assert_eq!(waiter.join().expect("no panic"), Err(Closed));
+            }
+        });
+        assert_eq!(held.len(), 10);
+        drop(held);
+        assert_eq!(pool.acquire(1).map(drop), Err(Closed), "also later");
+    }
+
+    #[test]
+    fn buffer_and_reservation_are_acquired_atomically() {
+        let pool = BufferPool::new(100);
+        let held = pool.acquire(50).expect("open");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pool.acquire_with(40, 30).map(|(buffer, _)| buffer.len()));
+            // It holds nothing while it waits, so the other half can still be taken.
+            drop(pool.acquire(50));
+            drop(held);
+            assert_eq!(waiter.join().expect("no panic"), Ok(40));
+        });
+        let (alone, reserved) = pool.acquire_with(90, 90).expect("more than all, alone");
+        assert_eq!((alone.len(), pool.used_bytes()), (90, 180));
+        drop(alone);
+        assert_eq!(pool.used_bytes(), 90);
+        drop(reserved);
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn reservation_uses_preallocated_bytes() {
+        let pool = BufferPool::new(100);
+        let preallocated = pool.preallocate(70).expect("open");
+        let reserved = preallocated.reserve(60).expect("never waits");
+        assert_eq!(pool.used_bytes(), 70);
+        drop(preallocated);
+        assert_eq!(pool.used_bytes(), 60);
+        drop(reserved);
+        assert_eq!(pool.used_bytes(), 0);
+    }
+}

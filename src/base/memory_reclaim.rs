@@ -1,0 +1,243 @@
+//! Memory that changes hands: what buffers and caches give up while a decoder needs it.
+//!
+//! What a decoder's state takes (an xz dictionary, a zstd window) is known only when the stream
+//! says so, and then it is needed at once. So nothing is set aside for it: those who hold memory
+//! that they can do without lend it, for as long as the decoder lives.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::buffer_pool::Closed;
+use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Holds memory and can do with less for a while.
+pub trait Reclaim: Send + Sync + Debug {
+    /// The most it has out at once, in bytes; never changes.
+    fn reclaimable_bytes(&self) -> u64;
+
+    /// Lowers its own limit by up to `bytes`, never waiting, and answers by how many.
+    fn reclaim(&self, bytes: u64) -> u64;
+
+    /// Takes `bytes` back that it lent.
+    fn restore(&self, bytes: u64);
+}
+
+/// What decoders may borrow. Clones share one limit.
+#[derive(Clone, Debug)]
+pub struct MemoryBroker {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    limit_bytes: u64,
+    reclaimers: Vec<Arc<dyn Reclaim>>,
+    state: Mutex<State>,
+    released: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Bytes of all loans.
+    granted: u64,
+    /// Whether nothing is lent any more.
+    is_closed: bool,
+}
+
+/// Error of [`MemoryBroker::grant`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GrantError {
+    /// More than [`MemoryBroker::limit_bytes`].
+    #[error("more than may be borrowed")]
+    OverLimit,
+    /// See [`MemoryBroker::close`].
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+impl MemoryBroker {
+    /// Grants memory from the first of `reclaimers` as far as it can, then from the next.
+    pub fn new(reclaimers: Vec<Arc<dyn Reclaim>>) -> Self {
+        let limit_bytes = reclaimers.iter().map(|reclaimer| reclaimer.reclaimable_bytes()).sum();
+        Self::start(limit_bytes, reclaimers)
+    }
+
+    /// Grants memory of `limit_bytes` together that no one has to give up anything for.
+    pub fn with_limit(limit_bytes: u64) -> Self {
+        Self::start(limit_bytes, Vec::new())
+    }
+
+    fn start(limit_bytes: u64, reclaimers: Vec<Arc<dyn Reclaim>>) -> Self {
+        let shared = Arc::new(Shared {
+            limit_bytes,
+            reclaimers,
+            state: Mutex::default(),
+            released: Condvar::new(),
+        });
+        Self { shared }
+    }
+
+    /// The most that can be borrowed, in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.shared.limit_bytes
+    }
+
+    /// What is borrowed at this moment, in bytes.
+    pub fn granted_bytes(&self) -> u64 {
+        self.shared.state().granted
+    }
+
+    /// Borrows `bytes`. Waits while others have so much that it would be beyond the limit: who has a
+    /// loan must therefore not wait for someone who wants one.
+    ///
+    /// # Errors
+    /// [`GrantError::OverLimit`] when `bytes` alone are beyond the limit; [`GrantError::Closed`] when the
+    /// loans are [closed](MemoryBroker::close), also while this waits.
+    pub fn grant(&self, bytes: u64) -> Result<MemoryGrant, GrantError> {
+        let room = self.shared.limit_bytes.checked_sub(bytes);
+        let room = room.ok_or(GrantError::OverLimit)?;
+        let mut state = self.shared.state();
+        while state.granted > room && !state.is_closed {
+            state = self
+                .shared
+                .released
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.is_closed {
+            return Err(Closed.into());
+        }
+        state.granted += bytes;
+        let mut parts = Vec::new();
+        let mut missing = bytes;
+        for reclaimer in &self.shared.reclaimers {
+            let part = reclaimer.reclaim(missing).min(missing);
+            if part > 0 {
+                parts.push((Arc::clone(reclaimer), part));
+                missing -= part;
+            }
+        }
+        drop(state);
+        Ok(MemoryGrant {
+            bytes,
+            parts,
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    /// Ends every wait in [`MemoryBroker::grant`] with an error, now and later.
+    pub fn close(&self) {
+        self.shared.state().is_closed = true;
+        self.shared.released.notify_all();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Borrowed memory; goes back to its lenders when dropped.
+#[derive(Debug)]
+pub struct MemoryGrant {
+    bytes: u64,
+    parts: Vec<(Arc<dyn Reclaim>, u64)>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for MemoryGrant {
+    fn drop(&mut self) {
+        for (reclaimer, part) in &self.parts {
+            reclaimer.restore(*part);
+        }
+        self.shared.state().granted -= self.bytes;
+        self.shared.released.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Lends what it has; this, and what it had.
+    #[derive(Debug)]
+    struct TestMemory(AtomicU64, u64);
+
+    impl Reclaim for TestMemory {
+        fn reclaimable_bytes(&self) -> u64 {
+            self.1
+        }
+
+        fn reclaim(&self, bytes: u64) -> u64 {
+            let part = self.0.load(Ordering::Relaxed).min(bytes);
+            self.0.fetch_sub(part, Ordering::Relaxed);
+            part
+        }
+
+        fn restore(&self, bytes: u64) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn memories(contents: [u64; 2]) -> (Vec<Arc<TestMemory>>, MemoryBroker) {
+        let memories = contents.map(|bytes| Arc::new(TestMemory(AtomicU64::new(bytes), bytes)));
+        let reclaimers = memories
+            .iter()
+            .map(|memory| Arc::clone(memory) as Arc<dyn Reclaim>);
+        let broker = MemoryBroker::new(reclaimers.collect());
+        (memories.to_vec(), broker)
+    }
+
+    fn left(memories: &[Arc<TestMemory>]) -> Vec<u64> {
+        let left = memories.iter().map(|memory| memory.0.load(Ordering::Relaxed));
+        left.collect()
+    }
+
+    #[test]
+    fn memory_is_reclaimed_in_order_and_restored() {
+        let (memories, broker) = memories([10, 20]);
+        let small = broker.grant(4);
+        assert_eq!(left(&memories), [6, 20]);
+        let large = broker.grant(16);
+        assert_eq!(left(&memories), [0, 10]);
+        assert_eq!(broker.granted_bytes(), 20);
+        drop(small);
+        assert_eq!(left(&memories), [4, 10]);
+        assert_eq!(broker.granted_bytes(), 16);
+        drop(large);
+        assert_eq!(left(&memories), [10, 20]);
+    }
+
+    #[test]
+    fn grants_never_exceed_the_limit() {
+        let (memories, broker) = memories([10, 20]);
+        assert!(broker.grant(31).is_err());
+        assert!(broker.grant(u64::MAX).is_err());
+        let held = broker.grant(25);
+        assert!(held.is_ok());
+        assert!(broker.grant(5).is_ok());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| broker.grant(6).is_ok());
+            drop(held);
+            assert_eq!(waiter.join().ok(), Some(true));
+        });
+        assert!(broker.grant(30).is_ok());
+        assert_eq!(left(&memories), [10, 20]);
+    }
+
+    #[test]
+    fn close_ends_a_wait_for_a_grant() {
+        let broker = MemoryBroker::with_limit(10);
+        let _held = broker.grant(10);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| broker.grant(1).map(drop));
+            broker.close();
+            let waited = waiter.join().expect("no panic");
+            assert_eq!(waited, Err(GrantError::Closed(Closed)));
+        });
+        assert_eq!(broker.grant(11).map(drop), Err(GrantError::OverLimit));
+    }
+}

@@ -1,0 +1,85 @@
+//! How long somebody waits for bytes; pure.
+
+use std::time::Duration;
+
+/// Bytes a second that are worth waiting for: below that a link is taken for dead, though drops
+/// still come. A sixteenth of what a modem brought.
+const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
+
+/// The time that who waits for bytes has left.
+///
+/// It begins with all of it, loses what it waits, and gains, up to what it began with, what the
+/// bytes that come would have taken on the slowest link that is worth waiting for. So a slow and
+/// steady link is waited for however much is read, while silence ends by the whole time and a server
+/// that sends a byte now and then gains next to nothing. A read of a number of bytes ends at the
+/// latest after the whole time and what they take at that speed.
+#[derive(Clone, Copy, Debug)]
+pub struct StallTimeout {
+    limit: Duration,
+    remaining: Duration,
+}
+
+impl StallTimeout {
+    /// All of `limit`.
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, remaining: limit }
+    }
+
+    /// What is left; zero when it is over.
+    pub fn remaining(&self) -> Duration {
+        self.remaining
+    }
+
+    /// Begins anew.
+    pub fn reset(&mut self) {
+        self.remaining = self.limit;
+    }
+
+    /// Loses the time that was waited, and gains by the bytes that came meanwhile.
+    pub fn record_wait(&mut self, time: Duration, received: u64) {
+        let gained = u128::from(received) * 1_000_000_000 / u128::from(MIN_BYTES_PER_SECOND);
+        let gained = Duration::from_nanos(u64::try_from(gained).unwrap_or(u64::MAX));
+        let remaining = self.remaining.saturating_add(gained).saturating_sub(time);
+        self.remaining = remaining.min(self.limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(time: &StallTimeout) -> f64 {
+        time.remaining().as_secs_f64()
+    }
+
+    /// Seconds until it is over, when `bytes` come every `pause` seconds.
+    fn seconds_until_timeout(bytes: u64, pause: u64) -> Option<u64> {
+        let mut time = StallTimeout::new(Duration::from_mins(1));
+        (1..10_000).map(|number| number * pause).find(|_| {
+            time.record_wait(Duration::from_secs(pause), bytes);
+            time.remaining().is_zero()
+        })
+    }
+
+    #[test]
+    fn stalled_and_trickling_links_time_out_and_slow_ones_do_not() {
+        assert_eq!(seconds_until_timeout(0, 1), Some(60));
+        assert_eq!(seconds_until_timeout(1, 1), Some(61));
+        assert_eq!(seconds_until_timeout(1, 29), Some(87));
+        assert_eq!(seconds_until_timeout(MIN_BYTES_PER_SECOND / 2, 1), Some(120));
+        assert_eq!(seconds_until_timeout(MIN_BYTES_PER_SECOND, 1), None);
+        assert_eq!(seconds_until_timeout(30 * MIN_BYTES_PER_SECOND, 29), None);
+    }
+
+    #[test]
+    fn fast_bytes_extend_the_timeout_up_to_its_limit() {
+        let mut time = StallTimeout::new(Duration::from_secs(10));
+        time.record_wait(Duration::from_secs(4), 100 << 20);
+        assert!((seconds(&time) - 10.0).abs() < 1e-9);
+        time.record_wait(Duration::from_secs(4), u64::MAX);
+        time.record_wait(Duration::from_secs(9), 0);
+        assert!((seconds(&time) - 1.0).abs() < 1e-9);
+        time.record_wait(Duration::from_secs(9), 0);
+        assert!(time.remaining().is_zero());
+    }
+}

@@ -1,0 +1,234 @@
+//! Reads of single ranges for those who wait for them, and a second request for one that straggles.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::stragglers::{MIN_HEDGE_DELAY, HEDGE_FACTOR, CHECK_INTERVAL};
+use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::{Extent, Packed};
+use crate::base::stats::Stats;
+use crate::source::{Error, Source, ReadHandle};
+
+/// Answers of which the time is known, at the least and at the most.
+const MIN_LATENCY_SAMPLES: usize = 3;
+const MAX_LATENCY_SAMPLES: usize = 16;
+
+/// One read in so many may be sent twice, and one more.
+const READS_PER_HEDGE: u64 = 20;
+
+/// Reads ranges of one source on behalf of those who wait.
+///
+/// A read from which nothing has come for three times as long as answers take (the median of the
+/// last ones), and half a second, is sent a second time beside the first, once; what comes first
+/// counts. That is done for one read in twenty at the most, never while the source's server complains,
+/// and only into memory that is to spare.
+#[derive(Debug)]
+pub struct RangeReader {
+    handle: Handle,
+    source: Arc<dyn Source>,
+    /// For second requests.
+    hedge_pool: BufferPool,
+    latency_stats: Mutex<LatencyStats>,
+    stats: Arc<Stats>,
+}
+
+/// How long the source takes to answer, and how often it was not waited for; pure.
+#[derive(Debug, Default)]
+struct LatencyStats {
+    latencies: VecDeque<Duration>,
+    reads: u64,
+    hedges: u64,
+}
+
+/// How long nothing has come; pure.
+#[derive(Debug, Default)]
+struct StallClock {
+    received: u64,
+    stalled_for: Duration,
+}
+
+impl RangeReader {
+    /// For reads of `source`, with memory for second requests from `hedge_pool`.
+    pub fn new(handle: Handle, source: Arc<dyn Source>, hedge_pool: BufferPool, stats: Arc<Stats>) -> Self {
+        Self {
+            handle,
+            source,
+            hedge_pool,
+            latency_stats: Mutex::default(),
+            stats,
+        }
+    }
+
+    /// As [`read`](super::read).
+    ///
+    /// # Errors
+    /// When the source cannot be read there.
+    pub fn read(&self, extent: Extent<Packed>, pool: &BufferPool) -> Result<Bytes, Error> {
+        let len = super::checked_len(&self.source, extent)?;
+        let buffer = super::acquire_buffer(&self.source, pool, len)?;
+        if !self.source.is_remote() {
+            let reading = self.source.read_at(extent.start(), buffer);
+            return super::block_on_read(&self.handle, &self.source, reading);
+        }
+        self.latency_stats().reads += 1;
+        let read_handle = ReadHandle::default();
+        let first = self.source.read_with_handle(extent.start(), buffer, &read_handle);
+        let result = super::block_on_read(&self.handle, &self.source, async {
+            tokio::select! {
+                biased;
+                result = first => result,
+                result = self.send_hedge(extent.start(), len, &read_handle) => Ok(result),
+            }
+        });
+        if let (Ok(_), Some(latency)) = (&result, read_handle.latency()) {
+            self.latency_stats().record(latency);
+        }
+        result
+    }
+
+    /// Waits until the read straggles, and asks for the same. Never returns if that fails, or cannot
+    /// be done: the first request may still succeed.
+    async fn send_hedge(&self, start: Packed, len: usize, read_handle: &ReadHandle) -> Bytes {
+        let buffer = loop {
+            self.wait_for_stall(read_handle).await;
+            if self.source.max_concurrent_reads() == usize::MAX
+                && let Some(buffer) = self.hedge_pool.try_acquire(len)
+            {
+                if self.latency_stats().take_hedge_credit() {
+                    break buffer;
+                }
+                return std::future::pending().await;
+            }
+        };
+        self.stats.source_hedges.increment();
+        match self.source.read_at(start, buffer).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::debug!(cause = %error.cause, "the second request failed");
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Waits until nothing has come for too long.
+    async fn wait_for_stall(&self, read_handle: &ReadHandle) {
+        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut stall, mut last_check) = (StallClock::default(), Instant::now());
+        loop {
+            ticks.tick().await;
+            let now = Instant::now();
+            stall.update(read_handle.received(), now - last_check);
+            last_check = now;
+            let limit = self.latency_stats().hedge_delay();
+            if limit.is_some_and(|limit| stall.stalled_for >= limit) {
+                return;
+            }
+        }
+    }
+
+    fn latency_stats(&self) -> MutexGuard<'_, LatencyStats> {
+        self.latency_stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StallClock {
+    /// So many bytes are there, `elapsed` after it was looked at last. Only time counts in which
+    /// someone looked.
+    fn update(&mut self, received: u64, elapsed: Duration) {
+        if received == self.received {
+            self.stalled_for += elapsed.min(CHECK_INTERVAL * 2);
+        } else {
+            *self = Self {
+                received,
+                stalled_for: Duration::ZERO,
+            };
+        }
+    }
+}
+
+impl LatencyStats {
+    fn record(&mut self, latency: Duration) {
+        self.latencies.truncate(MAX_LATENCY_SAMPLES - 1);
+        self.latencies.push_front(latency);
+    }
+
+    /// How long nothing may come; `None` while too little is known.
+    fn hedge_delay(&self) -> Option<Duration> {
+        if self.latencies.len() < MIN_LATENCY_SAMPLES {
+            return None;
+        }
+        let mut latencies: Vec<Duration> = self.latencies.iter().copied().collect();
+        latencies.sort_unstable();
+        let median = latencies.get(latencies.len() / 2)?;
+        Some((*median * HEDGE_FACTOR).max(MIN_HEDGE_DELAY))
+    }
+
+    /// Counts a second request, if there may be one.
+    fn take_hedge_credit(&mut self) -> bool {
+        let may = self.hedges * READS_PER_HEDGE <= self.reads;
+        self.hedges += u64::from(may);
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn hedge_delay(latencies: &[u64]) -> Option<Duration> {
+        let mut latency_stats = LatencyStats::default();
+        for &latency in latencies {
+            latency_stats.record(ms(latency));
+        }
+        latency_stats.hedge_delay()
+    }
+
+    #[test]
+    fn hedge_delay_is_three_times_the_median_latency() {
+        assert_eq!(hedge_delay(&[1, 1]), None, "too few to know");
+        assert_eq!(hedge_delay(&[1, 1, 1]), Some(MIN_HEDGE_DELAY));
+        assert_eq!(hedge_delay(&[2000, 1, 1900]), Some(ms(5700)));
+        let mut latencies = vec![5000; 20];
+        latencies.extend([400; 16]);
+        assert_eq!(
+            hedge_delay(&latencies),
+            Some(ms(1200)),
+            "only the last ones count"
+        );
+    }
+
+    #[test]
+    fn at_most_one_read_in_twenty_is_hedged() {
+        let mut latency_stats = LatencyStats::default();
+        let mut hedges = Vec::new();
+        for read in 1..=100 {
+            latency_stats.reads = read;
+            if latency_stats.take_hedge_credit() {
+                hedges.push(read);
+            }
+        }
+        assert_eq!(hedges, [1, 20, 40, 60, 80, 100]);
+    }
+
+    #[test]
+    fn stall_clock_resets_on_bytes_and_ignores_unobserved_time() {
+        let mut stall = StallClock::default();
+        stall.update(0, ms(100));
+        stall.update(0, ms(60_000));
+        assert_eq!(stall.stalled_for, CHECK_INTERVAL * 3);
+        stall.update(1, ms(100));
+        assert_eq!(stall.stalled_for, Duration::ZERO);
+        stall.update(1, ms(50));
+        assert_eq!(stall.stalled_for, ms(50));
+    }
+}
