@@ -14,7 +14,7 @@ use crate::base::thread::Thread;
 
 /// Chunks that may wait to be hashed. Each holds a share of the buffers that fetching needs, and an
 /// eighth of these at the most.
-const WAITING: usize = 2;
+const MAX_QUEUED_CHUNKS: usize = 2;
 
 /// The digest of `bytes`.
 ///
@@ -37,7 +37,7 @@ impl Digester {
     /// # Errors
     /// When the system has no thread left to give.
     pub(super) fn start() -> io::Result<Self> {
-        let (sender, chunks) = sync_channel::<Bytes>(WAITING);
+        let (sender, chunks) = sync_channel::<Bytes>(MAX_QUEUED_CHUNKS);
         let thread = Thread::spawn("tarfs-sha256", move || {
             let mut context = Context::new(&SHA256);
             for chunk in chunks {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_add_up_to_the_digest_of_the_whole() {
+    fn digest_of_pieces_equals_digest_of_the_whole() {
         let digester = Digester::start().expect("a thread");
         for piece in [&b"a"[..], b"", b"bc"] {
             digester.update(&Bytes::from_static(piece));

@@ -56,7 +56,7 @@ pub enum Error {
     WebPage,
     /// The packed bytes are not those that were asked for.
     #[error("its SHA-256 is {found}, not {expected}")]
-    OtherDigest {
+    DigestMismatch {
         /// What was asked for.
         expected: Sha256,
         /// What is there.
@@ -64,13 +64,13 @@ pub enum Error {
     },
     /// The source gives other packed bytes than the scan read.
     #[error("the block at byte {} of the archive is not as it was indexed", .packed.0)]
-    OtherBytes {
+    BlockMismatch {
         /// Where the first block begins that differs.
         packed: Packed,
     },
     /// The decompressed bytes are not those that were asked for.
     #[error("the SHA-256 of its decompressed bytes is {found}, not {expected}")]
-    OtherPlainDigest {
+    PlainDigestMismatch {
         /// The digest that was asked for.
         expected: Sha256,
         /// The digest of the bytes that were decompressed.
@@ -82,44 +82,44 @@ pub enum Error {
 }
 
 /// What to do about damage.
-const DAMAGED: &str = "the archive is damaged: get another copy";
+const HINT_DAMAGED: &str = "the archive is damaged: get another copy";
 
 /// What to do about an archive of which the end is missing.
-const CUT: &str = "get a whole copy, or take its readable part with --allow-truncated";
+const HINT_TRUNCATED: &str = "get a whole copy, or take its readable part with --allow-truncated";
 
 /// What to do about a packing that nobody here can undo.
-const REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
+const HINT_REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
 
 /// What to do about bytes that someone has vouched for in vain.
-const OTHER: &str = "what came of it must not be trusted: compare the digest with the one that was \
+const HINT_DIGEST_MISMATCH: &str = "what came of it must not be trusted: compare the digest with the one that was \
                      published";
 
 /// What to do about an archive that is not the indexed one, although its server says so.
-const REPLACED: &str = "the archive was replaced or damaged at its source: if it is right, remove its \
+const HINT_REPLACED: &str = "the archive was replaced or damaged at its source: if it is right, remove its \
                         index with `tarfs cache clear` and mount it again";
 
 /// What to do about something else in the archive's place.
-const CHECK: &str = "check that SOURCE names the archive itself";
+const HINT_CHECK_SOURCE: &str = "check that SOURCE names the archive itself";
 
 /// What to do about an archive of which more has to be kept in memory than is allowed.
-const MORE_KEPT: &str = "if that is to be expected, allow it with a larger --memory: as much may be \
+const HINT_RAISE_MEMORY: &str = "if that is to be expected, allow it with a larger --memory: as much may be \
                          kept as is twice that";
 
 /// What to do about an archive that holds more of something than any that was meant well.
-const EXCESSIVE: &str = "ordinary archives stay far below it, and no flag raises it: this one is \
+const HINT_FIXED_LIMIT: &str = "ordinary archives stay far below it, and no flag raises it: this one is \
                          damaged, or was made to do harm";
 
 /// What to do about an archive with more entries than the user allowed.
-pub const MORE_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
+pub const HINT_RAISE_MAX_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
 
 /// What to do about an archive whose index needs more memory than is allowed.
-pub const MORE_INDEX: &str = "if that is to be expected, allow it with a larger --index-memory";
+pub const HINT_RAISE_INDEX_MEMORY: &str = "if that is to be expected, allow it with a larger --index-memory";
 
 /// What to do about a source that may never end.
-const SAVE_FIRST: &str = "it may never end; if it does, save it to a file and name that";
+const HINT_SAVE_TO_FILE: &str = "it may never end; if it does, save it to a file and name that";
 
 /// What to do about an archive that is larger than the user allowed.
-const MORE_BYTES: &str = "if that is to be expected, allow it with a larger --max-unpacked-size";
+const HINT_RAISE_MAX_UNPACKED_SIZE: &str = "if that is to be expected, allow it with a larger --max-unpacked-size";
 
 impl Error {
     /// What the user can do about it.
@@ -142,37 +142,37 @@ impl Error {
                  `{command}` to `tarfs materialize -`"
             )));
         }
-        self.known_hint().map(Cow::from)
+        self.static_hint().map(Cow::from)
     }
 
-    fn known_hint(&self) -> Option<&'static str> {
+    fn static_hint(&self) -> Option<&'static str> {
         match self {
             // Truncated: other causes have hints of their own.
-            Self::Source(_) => Some(CUT),
+            Self::Source(_) => Some(HINT_TRUNCATED),
             Self::Codec(error) => match error.cause {
-                codec::Cause::Truncated => Some(CUT),
-                codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(DAMAGED),
-                codec::Cause::Unsupported(_) => Some(REPACK),
+                codec::Cause::Truncated => Some(HINT_TRUNCATED),
+                codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(HINT_DAMAGED),
+                codec::Cause::Unsupported(_) => Some(HINT_REPACK),
                 codec::Cause::Memory { .. } | codec::Cause::Cancelled => None,
             },
             Self::Tar(error) => match error.cause {
-                tar::Cause::Truncated(_) => Some(CUT),
-                tar::Cause::NotTar => Some(CHECK),
+                tar::Cause::Truncated(_) => Some(HINT_TRUNCATED),
+                tar::Cause::NotTar => Some(HINT_CHECK_SOURCE),
                 tar::Cause::LimitExceeded {
                     which: tar::Limit::KeptBytes,
                     ..
-                } => Some(MORE_KEPT),
-                tar::Cause::LimitExceeded { .. } => Some(EXCESSIVE),
-                tar::Cause::TooManyEntries { .. } => Some(MORE_ENTRIES),
-                tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => Some(MORE_BYTES),
+                } => Some(HINT_RAISE_MEMORY),
+                tar::Cause::LimitExceeded { .. } => Some(HINT_FIXED_LIMIT),
+                tar::Cause::TooManyEntries { .. } => Some(HINT_RAISE_MAX_ENTRIES),
+                tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => Some(HINT_RAISE_MAX_UNPACKED_SIZE),
             },
-            Self::NotAnArchive | Self::WebPage | Self::Empty => Some(CHECK),
-            Self::TooManyEntries { .. } => Some(MORE_ENTRIES),
-            Self::TooMuchMemory(_) => Some(MORE_INDEX),
-            Self::EndlessZeros => Some(SAVE_FIRST),
-            Self::UnsupportedFormat(_) => Some(REPACK),
-            Self::OtherDigest { .. } | Self::OtherPlainDigest { .. } => Some(OTHER),
-            Self::OtherBytes { .. } => Some(REPLACED),
+            Self::NotAnArchive | Self::WebPage | Self::Empty => Some(HINT_CHECK_SOURCE),
+            Self::TooManyEntries { .. } => Some(HINT_RAISE_MAX_ENTRIES),
+            Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
+            Self::EndlessZeros => Some(HINT_SAVE_TO_FILE),
+            Self::UnsupportedFormat(_) => Some(HINT_REPACK),
+            Self::DigestMismatch { .. } | Self::PlainDigestMismatch { .. } => Some(HINT_DIGEST_MISMATCH),
+            Self::BlockMismatch { .. } => Some(HINT_REPLACED),
             Self::Encrypted(_) | Self::Interrupted => None,
         }
     }
@@ -191,9 +191,9 @@ impl Error {
             | Self::UnsupportedFormat(_)
             | Self::Encrypted(_)
             | Self::WebPage
-            | Self::OtherDigest { .. }
-            | Self::OtherBytes { .. }
-            | Self::OtherPlainDigest { .. }
+            | Self::DigestMismatch { .. }
+            | Self::BlockMismatch { .. }
+            | Self::PlainDigestMismatch { .. }
             | Self::Interrupted => false,
         }
     }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_meets_a_limit_is_told_what_raises_it_or_that_nothing_does() {
+    fn limit_error_hint_names_the_flag_that_raises_the_limit() {
         let hint = |which| {
             let error = Error::Tar(tar::Error {
                 offset: crate::base::extent::Plain(0),

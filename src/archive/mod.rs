@@ -1,36 +1,36 @@
 //! The library's front door: one archive, opened, scanned and read.
 
-mod ahead;
-mod bookmark;
-mod catalog;
-mod check;
-mod decode;
+mod sequential;
+mod resume_point;
+mod live_index;
+mod verify_sink;
+mod decode_pipeline;
 mod digest;
 mod error;
-mod flights;
-mod foreground;
-mod hops;
-mod indexing;
-pub mod kept;
-mod leash;
-mod make;
-mod nested;
+mod single_flight;
+mod priority;
+mod skip_policy;
+mod index_sink;
+pub mod cache_inventory;
+mod lag_limit;
+mod batch;
+mod member_source;
 mod open;
 mod packed;
-mod pass;
-mod passing;
+mod background_scan;
+mod scan_push;
 mod prefetch;
-mod rate;
+mod rate_limit;
 mod read;
-mod recorder;
+mod access_log;
 mod replay;
-mod room;
-mod saved;
+mod available_memory;
+mod saved_index;
 pub mod scan;
-mod share;
-mod spans;
-mod spooler;
-mod walks;
+mod resources;
+mod span_splitter;
+mod disk_cache_policy;
+mod lookup_runs;
 mod windows;
 mod zeros;
 
@@ -45,30 +45,30 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::SpoolUse;
-pub use bookmark::Bookmark;
-pub use catalog::{Awaited, Known, Then, Wanted, Watcher};
-pub use check::Check;
+pub use resume_point::ResumePoint;
+pub use live_index::{WaitFor, IndexGuard, Callback, IsWanted, Watcher};
+pub use verify_sink::VerifySink;
 pub use digest::sha256;
-pub use error::{Error, MORE_ENTRIES, MORE_INDEX};
-pub use open::{OpenError, OpenOptions, SpoolFailure, Spooling};
-pub use prefetch::{Ahead, PageCache, Prefetch, PrefetchProgress, PrefetchState, Profile};
+pub use error::{Error, HINT_RAISE_MAX_ENTRIES, HINT_RAISE_INDEX_MEMORY};
+pub use open::{OpenError, OpenOptions, DiskCacheFailure, DiskCacheMode};
+pub use prefetch::{PrefetchMode, PageCache, PrefetchOptions, PrefetchProgress, PrefetchState, Profile};
 pub use read::ReadError;
-pub use recorder::Touched;
-pub use saved::Saved;
-pub use share::Share;
+pub use access_log::AccessedRange;
+pub use saved_index::SavedIndex;
+pub use resources::SharedResources;
 
 /// An archive: its tree, as far as it is known, and any byte of any file, from memory, from a
-/// spool, or from the source.
+/// disk cache, or from the source.
 #[derive(Debug)]
 pub struct Archive {
     // In this order: the pass runs what waits for it, which goes to the workers, who use the reader,
     // as do the threads that are ahead of readers.
-    pass: Option<pass::Pass>,
-    prefetch: OnceLock<prefetch::Engine>,
+    background_scan: Option<background_scan::BackgroundScan>,
+    prefetch: OnceLock<prefetch::Prefetcher>,
     workers: Arc<ThreadPool>,
     reader: Arc<read::Reader>,
     /// Whether others may still want something of the workers.
-    shares_workers: bool,
+    has_shared_workers: bool,
 }
 
 /// What an archive uses memory for, as it accounts for it. What the process takes besides, such
@@ -91,62 +91,62 @@ impl Drop for Archive {
     /// Who asked for what is still queued is gone, and the source may take long to say that it
     /// cannot be reached.
     fn drop(&mut self) {
-        if !self.shares_workers || Arc::strong_count(&self.workers) == 1 {
+        if !self.has_shared_workers || Arc::strong_count(&self.workers) == 1 {
             self.close();
-        } else if let Some(pass) = &self.pass {
-            pass.abandon();
+        } else if let Some(background_scan) = &self.background_scan {
+            background_scan.cancel();
         }
     }
 }
 
 impl Archive {
     /// Ends all work soon: the scan, reads, also those that wait for memory, and what is ahead of them.
-    /// Reads fail from now on, of all archives that [share](Share) their memory.
+    /// Reads fail from now on, of all archives that [share](SharedResources) their memory.
     pub fn close(&self) {
-        if let Some(pass) = &self.pass {
-            pass.abandon();
+        if let Some(background_scan) = &self.background_scan {
+            background_scan.cancel();
         }
         self.reader.close();
         self.workers.discard_queue();
     }
 
     /// The tree, as far as it is known.
-    pub fn index(&self) -> Known<'_> {
-        self.reader.catalog.known()
+    pub fn index(&self) -> IndexGuard<'_> {
+        self.reader.live_index.read()
     }
 
     /// The tree for who goes on with it, once all of it is known.
     pub fn complete_index(&self) -> Option<Arc<Index>> {
-        self.reader.catalog.completed().cloned()
+        self.reader.live_index.completed().cloned()
     }
 
     /// Whether the scan is over, if there was one: what is not in the index now never will be.
     pub fn is_scanned(&self) -> bool {
-        self.reader.catalog.is_over()
+        self.reader.live_index.is_scan_over()
     }
 
-    /// Does `then` when what is `awaited` is there or the scan is over: at once, or later on the
+    /// Does `callback` when what is `awaited` is there or the scan is over: at once, or later on the
     /// scan's thread, which must not be made to wait; perhaps never, once it is not wanted any more.
-    /// Whoever calls holds no [`Known`].
-    pub fn when(&self, awaited: Awaited, then: Then) {
-        self.reader.catalog.when(awaited, then);
+    /// Whoever calls holds no [`IndexGuard`].
+    pub fn on_available(&self, awaited: WaitFor, callback: Callback) {
+        self.reader.live_index.on_available(awaited, callback);
     }
 
     /// Has `watcher` told whose attributes later members have changed, on the scan's thread,
     /// which must not be made to wait. The first word counts.
     pub fn watch(&self, watcher: Watcher) {
-        self.reader.catalog.watch(watcher);
+        self.reader.live_index.watch(watcher);
     }
 
     /// Why the scan ended before the archive, if it did.
     pub fn failure(&self) -> Option<Arc<OpenError>> {
-        self.pass.as_ref()?.failure()
+        self.background_scan.as_ref()?.failure()
     }
 
     /// # Errors
     /// Why the scan, which is over, ended before the archive.
-    fn ended_well(&self) -> Result<(), OpenError> {
-        let failure = self.pass.as_ref().and_then(pass::Pass::take_failure);
+    fn check_scan_result(&self) -> Result<(), OpenError> {
+        let failure = self.background_scan.as_ref().and_then(background_scan::BackgroundScan::take_failure);
         failure.map_or(Ok(()), Err)
     }
 
@@ -162,41 +162,41 @@ impl Archive {
 
     /// What the user should know, one line each.
     pub fn notes(&self) -> Vec<String> {
-        self.pass
+        self.background_scan
             .as_ref()
-            .map(pass::Pass::notes)
+            .map(background_scan::BackgroundScan::notes)
             .unwrap_or_default()
     }
 
-    /// Whether some bytes can only be decoded from far before them, or read from a spool.
-    pub fn has_long_ways(&self) -> bool {
+    /// Whether some bytes can only be decoded from far before them, or read from a disk cache.
+    pub fn has_unseekable_spans(&self) -> bool {
         let index = self.index();
         (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
     }
 
     /// Why something is not kept on disk that might be, for the user.
-    pub fn spool_trouble(&self) -> Option<String> {
-        let trouble = self.reader.spool.as_ref()?.trouble()?;
+    pub fn disk_cache_problem(&self) -> Option<String> {
+        let trouble = self.reader.disk_cache.as_ref()?.trouble()?;
         Some(format!(
             "the disk cache is incomplete ({trouble}); missing data is decoded again when read"
         ))
     }
 
     /// How much disk decoded spans take at this moment; `None` when none are kept there.
-    pub fn spool_use(&self) -> Option<SpoolUse> {
-        Some(self.reader.spool.as_ref()?.disk_use())
+    pub fn disk_cache_use(&self) -> Option<SpoolUse> {
+        Some(self.reader.disk_cache.as_ref()?.disk_use())
     }
 
     /// Bytes of decoded spans kept in memory at this moment.
-    pub fn kept_bytes(&self) -> u64 {
-        self.reader.memory.kept_bytes()
+    pub fn cached_bytes(&self) -> u64 {
+        self.reader.span_cache.kept_bytes()
     }
 
     /// What memory is used for at this moment.
     pub fn memory_use(&self) -> MemoryUse {
         MemoryUse {
             budget_bytes: self.reader.memory_bytes,
-            spans_bytes: self.kept_bytes(),
+            spans_bytes: self.cached_bytes(),
             reads_bytes: self.reader.budget.used_bytes(),
             decoders_bytes: self.reader.broker.granted_bytes(),
             index_bytes: self.index().memory_bytes() as u64,
@@ -207,30 +207,30 @@ impl Archive {
     ///
     /// # Errors
     /// When the system has no thread left to give.
-    pub fn start_prefetch(&self, options: Prefetch) -> io::Result<()> {
-        let engine = prefetch::Engine::start(Arc::clone(&self.reader), options)?;
-        drop(self.prefetch.set(engine));
+    pub fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
+        let prefetcher = prefetch::Prefetcher::start(Arc::clone(&self.reader), options)?;
+        drop(self.prefetch.set(prefetcher));
         Ok(())
     }
 
     /// Takes note of a read of `len` bytes at `offset` of file `ino`, for what comes after it.
     /// Never waits.
-    pub fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+    pub fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(prefetch) = self.prefetch.get() {
-            prefetch.saw_read(ino, offset, len);
+            prefetch.note_read(ino, offset, len);
         }
     }
 
     /// Takes note that `ino` was asked for by name, for the names that follow it. Never waits.
-    pub fn saw_lookup(&self, ino: Ino) {
+    pub fn note_lookup(&self, ino: Ino) {
         if let Some(prefetch) = self.prefetch.get() {
-            prefetch.saw_lookup(ino);
+            prefetch.note_lookup(ino);
         }
     }
 
     /// Whether what was seen of reads has led to all that it leads to, but for what is pushed.
     pub fn is_prefetch_idle(&self) -> bool {
-        self.prefetch.get().is_none_or(prefetch::Engine::is_idle)
+        self.prefetch.get().is_none_or(prefetch::Prefetcher::is_idle)
     }
 
     /// How far what is fetched in the background is; `None` when nothing was started.
@@ -240,14 +240,14 @@ impl Archive {
 
     /// What was read, if that is recorded and there were more than `reads` reads; and how many
     /// there are now.
-    pub fn recorded(&self, reads: u64) -> Option<(Vec<Touched>, u64)> {
-        self.prefetch.get()?.recorded(reads)
+    pub fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
+        self.prefetch.get()?.accesses_since(reads)
     }
 
     /// Where files may be pushed to before they are read. The first word counts.
-    pub fn push_into(&self, pages: Arc<dyn PageCache>) {
+    pub fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
         if let Some(prefetch) = self.prefetch.get() {
-            prefetch.push_into(pages);
+            prefetch.set_page_cache(pages);
         }
     }
 
@@ -264,7 +264,7 @@ impl Archive {
         ino: Ino,
         offset: u64,
         len: u32,
-        wanted: Wanted,
+        wanted: IsWanted,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
         let (workers, reader) = (Arc::clone(&self.workers), Arc::clone(&self.reader));
@@ -275,20 +275,20 @@ impl Archive {
                 done(reader.read(ino, offset, len));
             }
         };
-        if self.reader.catalog.completed().is_some() {
+        if self.reader.live_index.completed().is_some() {
             return workers.submit(work);
         }
-        let needs = self.reader.needs(ino, offset, len);
+        let scan_end = self.reader.required_scan_end(ino, offset, len);
         // A worker never waits for the scan, as the next one in the queue may not need to.
-        let then = Then::while_wanted(wanted, move || workers.submit(work));
-        self.when(Awaited::Plain(needs), then);
+        let callback = Callback::while_wanted(wanted, move || workers.submit(work));
+        self.on_available(WaitFor::Plain(scan_end), callback);
     }
 
     /// As [`Archive::read`], on the calling thread, which must not be one of the runtime's.
     ///
     /// # Errors
     /// When the bytes cannot be had, or are not those that were indexed.
-    pub fn read_here(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+    pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         self.reader.read(ino, offset, len)
     }
 }

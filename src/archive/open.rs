@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use tokio::runtime::Handle;
 
 use super::Archive;
-use super::catalog::{Awaited, Catalog};
+use super::live_index::{WaitFor, LiveIndex};
 use super::error::Error;
-use super::flights::Flights;
-use super::packed::FirstRead;
-use super::pass::Pass;
+use super::single_flight::SingleFlight;
+use super::packed::FirstReadHashes;
+use super::background_scan::BackgroundScan;
 use super::read::{ReadError, Reader};
 use super::scan::{self, Digest};
-use super::share::{self, Purse, RESTING_SHARE, Share};
-use super::spooler::{Spooler, keeps_spans};
+use super::resources::{self, MemoryBudgets, FREE_LIST_DIVISOR, SharedResources};
+use super::disk_cache_policy::{ScanDiskCache, should_cache_spans};
 use super::windows::Windows;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
@@ -43,11 +43,11 @@ pub struct OpenOptions {
     pub index_memory: MemoryLimit,
     /// Whether an archive whose version nothing proves is scanned whatever was saved of it: for a
     /// caller that has files of an earlier scan.
-    pub rescans_unproven: bool,
+    pub should_rescan_unproven: bool,
     /// Whether members that are damaged or not in the tree are logged as the scan finds them.
-    pub logs_problems: bool,
+    pub should_log_problems: bool,
     /// What to do with bytes that cost more to make again than to read back from disk.
-    pub spooling: Spooling,
+    pub disk_cache: DiskCacheMode,
     /// How the archive says what of the layers below it is gone, if it is a layer.
     pub layer: Option<Whiteouts>,
 }
@@ -57,17 +57,17 @@ const MAX_LOGGED_PROBLEMS: u64 = 10_000;
 
 /// What to do with plain bytes that come from far away, or take long to decode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Spooling {
+pub enum DiskCacheMode {
     /// Nothing: the tree is all that is wanted.
-    TreeOnly,
+    IndexOnly,
     /// Write them to a file beside the index. All such files together take up to so many bytes;
     /// `None` is all the disk has but a tenth of it.
-    ToDisk {
+    Enabled {
         /// The limit.
         limit_bytes: Option<u64>,
     },
     /// Fetch and decode them again whenever they are read.
-    Refused,
+    Disabled,
 }
 
 /// Why an archive cannot be opened.
@@ -103,22 +103,22 @@ pub enum OpenError {
         "{location}: the server gives no byte ranges, so files can only be read from a disk cache; \
          allow one (no --no-disk-cache, enough --cache-size), or use `tarfs materialize`"
     )]
-    NoSpool {
+    NoDiskCache {
         /// Where it is, without secrets.
         location: String,
-        /// Why the spool failed, if it was tried.
+        /// Why the disk cache failed, if it was tried.
         #[source]
-        cause: Option<SpoolFailure>,
+        cause: Option<DiskCacheFailure>,
     },
     /// No thread could be started.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
 }
 
-/// Why a spool failed.
+/// Why a disk cache failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct SpoolFailure(String);
+pub struct DiskCacheFailure(String);
 
 fn member_text(member: Option<&[u8]>) -> String {
     member.map_or_else(String::new, |name| {
@@ -138,7 +138,7 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        Self::open_early(source, options, network, stats)?.whole()
+        Self::open_early(source, options, network, stats)?.wait_until_scanned()
     }
 
     /// As [`Archive::open`], for one of several archives with one memory and the same threads:
@@ -149,18 +149,18 @@ impl Archive {
     pub fn open_layer(
         source: Arc<dyn Source>,
         options: &OpenOptions,
-        (share, layer): (&Share, u16),
+        (resources, layer): (&SharedResources, u16),
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        let share = Some((share.clone(), layer));
-        Self::begin(source, options, share, network, stats)?.whole()
+        let resources = Some((resources.clone(), layer));
+        Self::open_with(source, options, resources, network, stats)?.wait_until_scanned()
     }
 
     /// Waits for the end of the scan.
-    fn whole(self) -> Result<Self, OpenError> {
-        self.reader.catalog.wait_for(Awaited::End);
-        self.ended_well()?;
+    fn wait_until_scanned(self) -> Result<Self, OpenError> {
+        self.reader.live_index.wait_for(WaitFor::End);
+        self.check_scan_result()?;
         Ok(self)
     }
 
@@ -177,25 +177,25 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        Self::begin(source, options, None, network, stats)
+        Self::open_with(source, options, None, network, stats)
     }
 
-    fn begin(
+    fn open_with(
         source: Arc<dyn Source>,
         options: &OpenOptions,
-        share: Option<(Share, u16)>,
+        resources: Option<(SharedResources, u16)>,
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let options = &OpenOptions {
-            scan: options.scan.of(&*source),
+            scan: options.scan.for_source(&*source),
             ..options.clone()
         };
-        let free_list = match &share {
-            Some((share, _)) => share.free_list.clone(),
-            None => FreeList::new(options.scan.memory / RESTING_SHARE),
+        let free_list = match &resources {
+            Some((resources, _)) => resources.free_list.clone(),
+            None => FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
         };
-        let opening = Opening {
+        let opener = Opener {
             locator: locator(&*source, options),
             store: options
                 .cache_dir
@@ -205,15 +205,15 @@ impl Archive {
             options: options.clone(),
             network: network.clone(),
             stats: Arc::clone(stats),
-            share,
+            resources,
             free_list,
         };
         let found = if let Some(path) = &options.index_file {
-            opening.with_index_file(path)?
+            opener.open_index_file(path)?
         } else {
-            let found = opening.find_saved()?;
+            let found = opener.find_saved_index()?;
             if let Some(reader) = &found {
-                opening.check_entries(&reader.catalog.known())?;
+                opener.check_entry_count(&reader.live_index.read())?;
                 if let Some(in_use) = reader.in_use.get() {
                     in_use.note();
                 }
@@ -221,14 +221,14 @@ impl Archive {
             found
         };
         match found {
-            Some(reader) => opening.archive(Arc::new(reader)),
-            None => opening.by_scanning(),
+            Some(reader) => opener.build_archive(Arc::new(reader)),
+            None => opener.start_scan(),
         }
     }
 }
 
 /// An archive being opened.
-pub(super) struct Opening {
+pub(super) struct Opener {
     pub(super) source: Arc<dyn Source>,
     pub(super) locator: Locator,
     pub(super) store: Option<Store>,
@@ -236,7 +236,7 @@ pub(super) struct Opening {
     pub(super) network: Handle,
     pub(super) stats: Arc<Stats>,
     /// What it has together with others, and which of them it is.
-    share: Option<(Share, u16)>,
+    resources: Option<(SharedResources, u16)>,
     /// Where the memory of spans comes from.
     free_list: FreeList,
 }
@@ -263,7 +263,7 @@ pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
 }
 
 /// The index in the file at `path`, if it is of an archive as long as `source`.
-pub(super) fn index_file(
+pub(super) fn read_index_file(
     path: &Path,
     source: &dyn Source,
     limit: &MemoryLimit,
@@ -284,16 +284,16 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
 }
 
 /// Says as long as `reader` lives that the saved index is in use.
-pub(super) fn keep(reader: &Reader, in_use: Option<InUse>) {
+pub(super) fn hold_index(reader: &Reader, in_use: Option<InUse>) {
     if let Some(in_use) = in_use {
         // It has none: it has read its index, or made it, once.
         drop(reader.in_use.set(in_use));
     }
 }
 
-impl Opening {
+impl Opener {
     /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
-    fn find_saved(&self) -> Result<Option<Reader>, OpenError> {
+    fn find_saved_index(&self) -> Result<Option<Reader>, OpenError> {
         let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
@@ -302,17 +302,17 @@ impl Opening {
             Ok(None) => return Ok(None),
             Err(error) => {
                 // A damaged file is replaced by what the scan finds.
-                tracing::warn!(error = in_words(&error), "a saved index cannot be used");
+                tracing::warn!(error = error_chain(&error), "a saved index cannot be used");
                 return Ok(None);
             }
         };
-        if !self.is_vouched_for(&index)? {
+        if !self.matches_expected_digest(&index)? {
             return Ok(None);
         }
-        let spool = self.found_spool(&index);
-        let reader = self.reader(Catalog::complete(index), spool);
-        keep(&reader, in_use);
-        Ok(self.fits(&reader).then_some(reader))
+        let disk_cache = self.open_disk_cache(&index);
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        hold_index(&reader, in_use);
+        Ok(self.matches_source(&reader).then_some(reader))
     }
 
     /// Whether `index` was made from bytes with the digest that is wanted, if one is, and the source
@@ -320,7 +320,7 @@ impl Opening {
     ///
     /// # Errors
     /// When it says that the digest is another one.
-    fn is_vouched_for(&self, index: &Index) -> Result<bool, OpenError> {
+    fn matches_expected_digest(&self, index: &Index) -> Result<bool, OpenError> {
         // The locator of the saved index contains the source's own plain digest, and no other one.
         let own = self.source.fingerprint().plain_sha256();
         if let Digest::Expect(expected) = self.options.scan.plain_sha256
@@ -336,51 +336,51 @@ impl Opening {
         match origin.sha256.filter(|_| is_ours) {
             None => Ok(false),
             Some(found) if found == expected => Ok(true),
-            Some(found) => Err(self.failed(Error::OtherDigest { expected, found }, None)),
+            Some(found) => Err(self.archive_error(Error::DigestMismatch { expected, found }, None)),
         }
     }
 
     /// Whether only a scan of this process counts.
     fn must_rescan(&self) -> bool {
-        self.options.rescans_unproven && self.source.fingerprint().doubt().is_some()
+        self.options.should_rescan_unproven && self.source.fingerprint().doubt().is_some()
     }
 
     /// Whether the index belongs to the bytes and they can be had: by a strong validator, or by
     /// samples that come from the source itself.
-    fn fits(&self, reader: &Reader) -> bool {
-        match (self.source.fingerprint().is_strong(), self.is_readable()) {
+    fn matches_source(&self, reader: &Reader) -> bool {
+        match (self.source.fingerprint().is_strong(), self.has_byte_ranges()) {
             (true, true) => true,
             // All of it, or a part that is lost could not be had again while the mount lasts.
-            (true, false) => reader.is_spooled(),
+            (true, false) => reader.is_fully_on_disk(),
             (false, _) => {
-                let is_hashed = reader.catalog.known().is_hashed();
+                let is_hashed = reader.live_index.read().is_hashed();
                 is_hashed && reader.verify_samples(Reader::verify_source).is_ok()
             }
         }
     }
 
-    fn is_readable(&self) -> bool {
+    fn has_byte_ranges(&self) -> bool {
         self.source.access() == Access::Ranges
     }
 
     /// The index in the file at `path`; `None` when the archive must be read all the same, for its
     /// digest.
-    fn with_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
-        let index = index_file(path, &*self.source, &self.options.index_memory)?;
+    fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
+        let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
         // Whoever made the file may have written any digest into it.
         if self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }
-        self.check_entries(&index)?;
+        self.check_entry_count(&index)?;
         // The file may have been made elsewhere, from another URL: only the bytes can tell.
-        let spool = self.found_spool(&index);
+        let disk_cache = self.open_disk_cache(&index);
         let is_ours =
             self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
         if !is_ours && !index.is_hashed() {
             return Err(foreign_index(path, &*self.source));
         }
-        let reader = self.reader(Catalog::complete(index), spool);
-        let verified = match (is_ours, reader.catalog.known().is_hashed()) {
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        let verified = match (is_ours, reader.live_index.read().is_hashed()) {
             (true, false) => Ok(()),
             (true, true) => reader.verify_samples(Reader::verify),
             (false, _) => reader.verify_samples(Reader::verify_source),
@@ -395,25 +395,25 @@ impl Opening {
             ) => Err(foreign_index(path, &*self.source)),
             Err(
                 ReadError::Changed(error)
-                | ReadError::Gone(error)
+                | ReadError::NotFound(error)
                 | ReadError::Unreachable(error)
                 | ReadError::TimedOut(error)
-                | ReadError::Refused(error),
-            ) => Err(self.failed(Error::clone(&error), None)),
+                | ReadError::AccessDenied(error),
+            ) => Err(self.archive_error(Error::clone(&error), None)),
         }
     }
 
     /// Starts a scan, and returns when it has come to the first member; with an expected digest when
     /// all of the archive has it.
-    fn by_scanning(self) -> Result<Archive, OpenError> {
-        let spool = self.new_spool()?;
-        let kept = spool.clone();
-        let spooler = kept.map(|spool| Spooler::new(spool, &*self.source));
+    fn start_scan(self) -> Result<Archive, OpenError> {
+        let disk_cache = self.create_disk_cache()?;
+        let cached = disk_cache.clone();
+        let disk_cache_writer = cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
             whiteouts: self.options.layer,
-            max_entries: self.max_numbers(),
-            max_reported_problems: if self.options.logs_problems {
+            max_entries: self.max_inodes(),
+            max_reported_problems: if self.options.should_log_problems {
                 MAX_LOGGED_PROBLEMS
             } else {
                 0
@@ -421,28 +421,28 @@ impl Opening {
             ..index::Options::default()
         })
         .with_memory_limit(&self.options.index_memory);
-        let reader = Arc::new(self.reader(Catalog::growing(builder), spool));
-        let mut archive = self.archive(Arc::clone(&reader))?;
+        let reader = Arc::new(self.build_reader(LiveIndex::growing(builder), disk_cache));
+        let mut archive = self.build_archive(Arc::clone(&reader))?;
         let awaited = if self.options.scan.expects_digest() {
-            Awaited::End
+            WaitFor::End
         } else {
-            Awaited::Member
+            WaitFor::Member
         };
-        let pass = Pass::start(self, spooler, reader).map_err(OpenError::Threads)?;
-        archive.pass = Some(pass);
-        archive.reader.catalog.wait_for(awaited);
-        if archive.reader.catalog.is_over() {
-            archive.ended_well()?;
+        let background_scan = BackgroundScan::start(self, disk_cache_writer, reader).map_err(OpenError::Threads)?;
+        archive.background_scan = Some(background_scan);
+        archive.reader.live_index.wait_for(awaited);
+        if archive.reader.live_index.is_scan_over() {
+            archive.check_scan_result()?;
         }
         Ok(archive)
     }
 
     /// The packed format, for sources that tell it at once; `None` when it is not known yet.
     fn compression(&self) -> Option<Compression> {
-        let given = self.options.scan.compression;
+        let requested = self.options.scan.compression;
         let len = self.source.fingerprint().len?;
-        if given.is_some() || self.source.is_remote() || !self.is_readable() {
-            return given;
+        if requested.is_some() || self.source.is_remote() || !self.has_byte_ranges() {
+            return requested;
         }
         let len = len.min(codec::detect::DETECT_LEN as u64);
         let first = Extent::with_len(Packed(0), len);
@@ -464,23 +464,23 @@ impl Opening {
     }
 
     /// As many numbers, that of the root and 0 included.
-    fn max_numbers(&self) -> u32 {
+    fn max_inodes(&self) -> u32 {
         let numbers = self.max_entries().saturating_add(2);
         u32::try_from(numbers).unwrap_or(u32::MAX)
     }
 
     /// What an index says that was made with another limit, or none.
-    fn check_entries(&self, index: &Index) -> Result<(), OpenError> {
+    fn check_entry_count(&self, index: &Index) -> Result<(), OpenError> {
         let entries = index.entry_count().saturating_sub(1);
         let limit = self.max_entries();
         if entries > limit {
-            return Err(self.failed(Error::TooManyEntries { entries, limit }, None));
+            return Err(self.archive_error(Error::TooManyEntries { entries, limit }, None));
         }
         Ok(())
     }
 
     /// That the member called `name`, whose header is at `at`, needs one entry too many.
-    pub(super) fn too_many(&self, name: &[u8], at: Plain) -> Error {
+    pub(super) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
         let limit = self.max_entries();
         Error::Tar(tar::Error {
             offset: at,
@@ -488,115 +488,115 @@ impl Opening {
         })
     }
 
-    /// Where spools lie; `None` when none are wanted, or there is nowhere to put them.
-    fn shelf(&self) -> Option<Shelf> {
-        share::shelf(&self.options)
+    /// Where disk caches lie; `None` when none are wanted, or there is nowhere to put them.
+    fn disk_cache_dir(&self) -> Option<Shelf> {
+        resources::disk_cache_dir(&self.options)
     }
 
-    fn spool_options(&self) -> SpoolOptions {
+    fn disk_cache_options(&self) -> SpoolOptions {
         SpoolOptions {
             queue_bytes: self.queue_bytes(),
-            is_only_copy: !self.is_readable(),
+            is_only_copy: !self.has_byte_ranges(),
             free_list: self.free_list.clone(),
             stats: Arc::clone(&self.stats),
         }
     }
 
-    /// A spool to fill while scanning, unless none is wanted.
-    fn new_spool(&self) -> Result<Option<Arc<Spool>>, OpenError> {
-        let is_needed = !self.is_readable() && self.options.spooling != Spooling::TreeOnly;
-        if !keeps_spans(&*self.source, self.compression()) {
+    /// A disk cache to fill while scanning, unless none is wanted.
+    fn create_disk_cache(&self) -> Result<Option<Arc<Spool>>, OpenError> {
+        let is_needed = !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
+        if !should_cache_spans(&*self.source, self.compression()) {
             return Ok(None);
         }
-        let Some(shelf) = self.shelf() else {
+        let Some(disk_cache_dir) = self.disk_cache_dir() else {
             return if is_needed {
-                Err(self.no_spool(None))
+                Err(self.no_disk_cache_error(None))
             } else {
                 Ok(None)
             };
         };
-        match Spool::create(shelf, self.spool_options()) {
-            Ok(spool) => Ok(Some(Arc::new(spool))),
-            Err(error) if is_needed => Err(self.no_spool(Some(in_words(&error)))),
+        match Spool::create(disk_cache_dir, self.disk_cache_options()) {
+            Ok(disk_cache) => Ok(Some(Arc::new(disk_cache))),
+            Err(error) if is_needed => Err(self.no_disk_cache_error(Some(error_chain(&error)))),
             Err(error) => {
-                tracing::warn!(error = in_words(&error), "nothing is kept on disk");
+                tracing::warn!(error = error_chain(&error), "nothing is kept on disk");
                 Ok(None)
             }
         }
     }
 
-    /// The spool for an index that was found: an earlier mount's, or a new one, which fills as
+    /// The disk cache for an index that was found: an earlier mount's, or a new one, which fills as
     /// spans are made.
-    fn found_spool(&self, index: &Index) -> Option<Arc<Spool>> {
-        let shelf = self.shelf()?;
-        if !keeps_spans(&*self.source, Some(index.origin().compression)) {
+    fn open_disk_cache(&self, index: &Index) -> Option<Arc<Spool>> {
+        let disk_cache_dir = self.disk_cache_dir()?;
+        if !should_cache_spans(&*self.source, Some(index.origin().compression)) {
             return None;
         }
-        let spool = if self.source.fingerprint().doubt().is_some() {
+        let disk_cache = if self.source.fingerprint().doubt().is_some() {
             // Of this process alone: nothing tells whether the source still is what others have read.
-            Spool::create(shelf, self.spool_options())
+            Spool::create(disk_cache_dir, self.disk_cache_options())
         } else {
-            Spool::open(shelf, &content(index.origin()), self.spool_options())
+            Spool::open(disk_cache_dir, &disk_cache_name(index.origin()), self.disk_cache_options())
         };
-        match spool {
-            Ok(spool) => Some(Arc::new(spool)),
+        match disk_cache {
+            Ok(disk_cache) => Some(Arc::new(disk_cache)),
             Err(error) => {
-                tracing::warn!(error = in_words(&error), "nothing is kept on disk");
+                tracing::warn!(error = error_chain(&error), "nothing is kept on disk");
                 None
             }
         }
     }
 
-    fn reader(&self, catalog: Catalog, spool: Option<Arc<Spool>>) -> Reader {
-        let (purse, number) = match &self.share {
-            Some((share, number)) => (share.purse.clone(), *number),
-            None => (Purse::of(&self.options), 0),
+    fn build_reader(&self, live_index: LiveIndex, disk_cache: Option<Arc<Spool>>) -> Reader {
+        let (budgets, number) = match &self.resources {
+            Some((resources, number)) => (resources.budgets.clone(), *number),
+            None => (MemoryBudgets::new(&self.options), 0),
         };
-        let Purse {
-            memory,
+        let MemoryBudgets {
+            span_cache,
             budget,
             broker,
-            foreground,
+            read_priority,
             memory_bytes,
-        } = purse;
+        } = budgets;
         // What was made by a saved index that did not fit is nothing to who scans.
-        let layer = 2 * number + u16::from(!catalog.is_over());
+        let layer = 2 * number + u16::from(!live_index.is_scan_over());
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
             reads: fetch::RangeReader::new(network, source, budget.clone(), stats),
             source: Arc::clone(&self.source),
-            catalog,
-            memory,
+            live_index,
+            span_cache,
             free_list: self.free_list.clone(),
-            spool,
-            long_way: Mutex::default(),
-            flights: Flights::default(),
+            disk_cache,
+            far_decode_lock: Mutex::default(),
+            single_flight: SingleFlight::default(),
             windows: Windows::default(),
-            foreground,
+            read_priority,
             layer,
-            leash: Arc::default(),
+            lag_limit: Arc::default(),
             network: self.network.clone(),
             budget,
             broker,
             memory_bytes,
             stats: Arc::clone(&self.stats),
-            first_read: FirstRead::default(),
+            first_read_hashes: FirstReadHashes::default(),
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         }
     }
 
     /// The archive of `reader`, without a pass.
-    fn archive(&self, reader: Arc<Reader>) -> Result<Archive, OpenError> {
-        let workers = match &self.share {
-            Some((share, _)) => Arc::clone(&share.workers),
-            None => share::workers().map_err(OpenError::Threads)?,
+    fn build_archive(&self, reader: Arc<Reader>) -> Result<Archive, OpenError> {
+        let workers = match &self.resources {
+            Some((resources, _)) => Arc::clone(&resources.workers),
+            None => resources::start_read_workers().map_err(OpenError::Threads)?,
         };
         Ok(Archive {
-            pass: None,
+            background_scan: None,
             prefetch: OnceLock::new(),
-            shares_workers: self.share.is_some(),
+            has_shared_workers: self.resources.is_some(),
             workers,
             reader,
         })
@@ -604,20 +604,20 @@ impl Opening {
 
     /// What may wait to be written to disk.
     fn queue_bytes(&self) -> u64 {
-        share::queue_bytes(&self.options)
+        resources::queue_bytes(&self.options)
     }
 
     /// Half the memory, which buffers and decoders have while the archive is read.
-    pub(super) fn half(&self) -> u64 {
-        share::half(&self.options)
+    pub(super) fn half_memory(&self) -> u64 {
+        resources::half_memory(&self.options)
     }
 
     /// What a scan has for its buffers.
     pub(super) fn scan_memory(&self) -> u64 {
-        self.half().max(scan::MIN_MEMORY)
+        self.half_memory().max(scan::MIN_MEMORY)
     }
 
-    pub(super) fn failed(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
+    pub(super) fn archive_error(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
         OpenError::Archive {
             location: self.source.location().to_string(),
             member,
@@ -625,16 +625,16 @@ impl Opening {
         }
     }
 
-    pub(super) fn no_spool(&self, cause: Option<String>) -> OpenError {
-        OpenError::NoSpool {
+    pub(super) fn no_disk_cache_error(&self, cause: Option<String>) -> OpenError {
+        OpenError::NoDiskCache {
             location: self.source.location().to_string(),
-            cause: cause.map(SpoolFailure),
+            cause: cause.map(DiskCacheFailure),
         }
     }
 }
 
-/// What a spool is found by.
-pub(super) fn content(origin: &Origin) -> String {
+/// What a disk cache is found by.
+pub(super) fn disk_cache_name(origin: &Origin) -> String {
     if origin.content_id == [0; 32] {
         // Not all of it was seen: it is known by its place and version alone.
         let name = origin.locator.file_name();
@@ -644,9 +644,9 @@ pub(super) fn content(origin: &Origin) -> String {
 }
 
 /// An error and its causes.
-pub(super) fn in_words(error: &dyn std::error::Error) -> String {
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
     match error.source() {
-        Some(cause) => format!("{error}: {}", in_words(cause)),
+        Some(cause) => format!("{error}: {}", error_chain(cause)),
         None => error.to_string(),
     }
 }

@@ -22,24 +22,24 @@ use crate::source::{self, Cause, RetryForever, Source};
 
 /// Packed extents up to this length are fetched by one request; longer ones, which occur only
 /// without seek points, as a stream.
-const ONE_REQUEST: u64 = 16 << 20;
+const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
 
 /// Packed bytes pushed at once to a decoder that reads a stream of them.
-const STREAM_CHUNK: u64 = 2 << 20;
+const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 
 /// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
 /// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
-const STREAM_BUFFERS: u64 = 8 * STREAM_CHUNK;
+const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
 
 /// How packed bytes are fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum FetchMode {
     /// As any read.
-    Usual,
+    Normal,
     /// As nobody waits for it: by one request, however long it takes.
     Background,
     /// By a request that shares no cache and no connection with the one before.
-    Afresh,
+    Refetch,
 }
 
 /// An extent of packed bytes to decode from, and the blocks that it lies in.
@@ -57,7 +57,7 @@ pub(super) enum PackedBytes {
 /// Whole blocks of a stream of packed bytes.
 pub(super) struct Streamed {
     request: Request,
-    pieces: Pieces,
+    pieces: StreamPieces,
     /// Fetched, and neither verified nor handed on.
     rest: Bytes,
     /// The number of the block that `rest` begins with.
@@ -65,14 +65,14 @@ pub(super) struct Streamed {
 }
 
 /// Where the bytes of a stream come from.
-enum Pieces {
+enum StreamPieces {
     /// Ahead of the decoder.
-    Ahead {
+    ReadAhead {
         stream: fetch::Stream,
         source: Arc<dyn Source>,
     },
     /// Piece by piece, each only when it is needed.
-    Afresh {
+    OnDemand {
         network: Handle,
         source: Arc<dyn Source>,
         rest: Extent<Packed>,
@@ -86,7 +86,7 @@ impl Reader {
     /// # Errors
     /// When the index has no digests of these bytes, or not yet.
     pub(super) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
-        let index = self.catalog.known();
+        let index = self.live_index.read();
         let Some(blocks) = index.blocks(extent) else {
             return Err(if index.is_complete() {
                 ReadError::Index
@@ -113,7 +113,7 @@ impl Reader {
             return None;
         }
         let wanted = Extent::with_len(Packed(extent.start().0), extent.len());
-        let blocks = self.catalog.known().blocks(wanted)?;
+        let blocks = self.live_index.read().blocks(wanted)?;
         let fetched = blocks.extent();
         if fetched.intersection(&wanted) != Some(wanted) {
             return None;
@@ -128,24 +128,24 @@ impl Reader {
             extent: wanted,
             blocks,
         };
-        Some(request.cut(fetched, &bytes.freeze()))
+        Some(request.slice(fetched, &bytes.freeze()))
     }
 
     /// Fetches what is `requested`, by one request, and verifies it.
     ///
     /// # Errors
     /// When the bytes cannot be had, or are not those that were scanned.
-    pub(super) fn fetch_verified(&self, requested: &Request, way: Way) -> Result<Bytes, Error> {
+    pub(super) fn fetch_verified(&self, requested: &Request, mode: FetchMode) -> Result<Bytes, Error> {
         let extent = requested.blocks.extent();
         let pool = BufferPool::with_free_list(extent.len(), self.free_list.clone());
-        let bytes = match way {
-            Way::Usual => self.reads.read(extent, &pool)?,
-            Way::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
-            Way::Afresh => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
+        let bytes = match mode {
+            FetchMode::Normal => self.reads.read(extent, &pool)?,
+            FetchMode::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
+            FetchMode::Refetch => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
         };
         match self.mismatch(&requested.blocks, &bytes) {
-            Some(packed) => Err(Error::OtherBytes { packed }),
-            None => Ok(requested.cut(extent, &bytes)),
+            Some(packed) => Err(Error::BlockMismatch { packed }),
+            None => Ok(requested.slice(extent, &bytes)),
         }
     }
 }
@@ -157,31 +157,31 @@ impl Reader {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
             let mut unseen = blocks.unseen(bytes);
-            let (number, _) = unseen.find(|(number, block)| !self.first_read.is(*number, block))?;
+            let (number, _) = unseen.find(|(number, block)| !self.first_read_hashes.matches(*number, block))?;
             blocks.stream_block(number)
         })
     }
 }
 
 /// Hashes that share one allocation.
-const LEAF: usize = 512;
+const HASHES_PER_LEAF: usize = 512;
 
 /// What blocks without digests had in them when they were first read: eight bytes for each block near
 /// one that was read.
 #[derive(Debug, Default)]
-pub(super) struct FirstRead {
+pub(super) struct FirstReadHashes {
     /// Hashes of blocks that follow each other; zero stands for none.
     leaves: Mutex<HashMap<usize, Box<[u64]>>>,
 }
 
-impl FirstRead {
+impl FirstReadHashes {
     /// Whether block `number` is `block`, as far as it was read before.
-    fn is(&self, number: usize, block: &[u8]) -> bool {
+    fn matches(&self, number: usize, block: &[u8]) -> bool {
         let hash = xxh3_64(block).max(1);
         let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
-        let leaf = leaves.entry(number / LEAF);
-        let leaf = leaf.or_insert_with(|| vec![0; LEAF].into());
-        let Some(first) = leaf.get_mut(number % LEAF) else {
+        let leaf = leaves.entry(number / HASHES_PER_LEAF);
+        let leaf = leaf.or_insert_with(|| vec![0; HASHES_PER_LEAF].into());
+        let Some(first) = leaf.get_mut(number % HASHES_PER_LEAF) else {
             return false;
         };
         if *first == 0 {
@@ -194,7 +194,7 @@ impl FirstRead {
 impl Request {
     /// Bytes of memory that serving it takes, but for what a decoder needs.
     pub(super) fn buffer_bytes(&self) -> u64 {
-        self.blocks.extent().len().min(STREAM_BUFFERS)
+        self.blocks.extent().len().min(STREAM_BUFFER_BYTES)
     }
 
     /// How many bytes are wanted.
@@ -213,7 +213,7 @@ impl Request {
     }
 
     /// What is wanted of `bytes`, which are those of `fetched`.
-    pub(super) fn cut(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
+    pub(super) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
         let Some(wanted) = fetched.intersection(&self.extent) else {
             return Bytes::new();
         };
@@ -230,18 +230,18 @@ impl PackedBytes {
     ///
     /// # Errors
     /// When they cannot be had, or are not those that were scanned; of a stream only as it is read.
-    pub(super) fn open(reader: &Reader, requested: Request, way: Way) -> Result<Self, Error> {
-        if requested.len() <= ONE_REQUEST {
-            let bytes = reader.fetch_verified(&requested, way)?;
+    pub(super) fn open(reader: &Reader, requested: Request, mode: FetchMode) -> Result<Self, Error> {
+        if requested.len() <= MAX_SINGLE_REQUEST_BYTES {
+            let bytes = reader.fetch_verified(&requested, mode)?;
             return Ok(Self::Fetched(Some(bytes)));
         }
         let extent = requested.blocks.extent();
         let source = Arc::clone(&reader.source);
-        let pool = BufferPool::new(STREAM_BUFFERS);
-        let pieces = match way {
-            Way::Usual | Way::Background => {
+        let pool = BufferPool::new(STREAM_BUFFER_BYTES);
+        let pieces = match mode {
+            FetchMode::Normal | FetchMode::Background => {
                 let config = fetch::Config {
-                    chunk_len: STREAM_CHUNK,
+                    chunk_len: STREAM_CHUNK_BYTES,
                     connections: 2,
                     min_speed: fetch::MinSpeed::default(),
                     retry_forever: RetryForever::default(),
@@ -251,9 +251,9 @@ impl PackedBytes {
                 let start = extent.start();
                 let stream = Arc::clone(&source);
                 let stream = fetch::Stream::start(&reader.network, stream, start, config);
-                Pieces::Ahead { stream, source }
+                StreamPieces::ReadAhead { stream, source }
             }
-            Way::Afresh => Pieces::Afresh {
+            FetchMode::Refetch => StreamPieces::OnDemand {
                 network: reader.network.clone(),
                 source,
                 rest: extent,
@@ -300,28 +300,28 @@ impl Streamed {
         }
         if !blocks.matches(self.next, &bytes) {
             let packed = block.start();
-            return Err(Error::OtherBytes { packed });
+            return Err(Error::BlockMismatch { packed });
         }
         self.next += 1;
-        Ok(Some(self.request.cut(block, &bytes)))
+        Ok(Some(self.request.slice(block, &bytes)))
     }
 }
 
-impl Pieces {
+impl StreamPieces {
     /// The next bytes of the source, at least one.
     fn next(&mut self) -> Result<Bytes, Error> {
         match self {
-            Self::Ahead { stream, source } => match stream.next()? {
+            Self::ReadAhead { stream, source } => match stream.next()? {
                 Some(bytes) if !bytes.is_empty() => Ok(bytes),
                 _ => Err(truncated(source)),
             },
-            Self::Afresh {
+            Self::OnDemand {
                 network,
                 source,
                 rest,
                 pool,
             } => {
-                let piece = Extent::with_len(rest.start(), rest.len().min(STREAM_CHUNK));
+                let piece = Extent::with_len(rest.start(), rest.len().min(STREAM_CHUNK_BYTES));
                 let after = Extent::new(piece.end(), rest.end()).filter(|_| !piece.is_empty());
                 let after = after.ok_or_else(|| truncated(source))?;
                 let bytes = fetch::read_uncached(network, source, piece, pool)?;

@@ -1,4 +1,4 @@
-//! From a file's bytes to spans, and from a span to its bytes: memory, spool, or the source
+//! From a file's bytes to spans, and from a span to its bytes: memory, disk cache, or the source
 //! decoded again from the nearest seek point.
 //!
 //! Packed bytes of the source are decoded only after their blocks had the digests in the index
@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::catalog::Catalog;
+use super::live_index::LiveIndex;
 use super::error::Error;
-use super::flights::{FlightError, Flights};
-use super::foreground::Foreground;
-use super::leash::Leash;
-use super::packed::{FirstRead, PackedBytes, Way};
+use super::single_flight::{FlightError, SingleFlight};
+use super::priority::ReadPriority;
+use super::lag_limit::LagLimit;
+use super::packed::{FirstReadHashes, PackedBytes, FetchMode};
 use super::windows::{LONG_READ_BYTES, Windows};
 use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 use crate::base::extent::{Extent, Packed, Plain};
@@ -56,7 +56,7 @@ pub enum ReadError {
     Changed(#[source] Arc<Error>),
     /// The source is no longer there.
     #[error("the archive is gone from its source")]
-    Gone(#[source] Arc<Error>),
+    NotFound(#[source] Arc<Error>),
     /// The source's bytes cannot be had.
     #[error("the archive cannot be reached")]
     Unreachable(#[source] Arc<Error>),
@@ -65,7 +65,7 @@ pub enum ReadError {
     TimedOut(#[source] Arc<Error>),
     /// The source's server refuses access.
     #[error("the archive's server refuses access")]
-    Refused(#[source] Arc<Error>),
+    AccessDenied(#[source] Arc<Error>),
     /// The bytes came and are not those that were indexed.
     #[error("plain bytes {extent:?} of the archive are damaged")]
     Damaged {
@@ -86,7 +86,7 @@ pub enum ReadError {
 impl FlightError for ReadError {
     fn is_shared(&self) -> bool {
         match self {
-            Self::Changed(_) | Self::Gone(_) | Self::TimedOut(_) | Self::Refused(_) => true,
+            Self::Changed(_) | Self::NotFound(_) | Self::TimedOut(_) | Self::AccessDenied(_) => true,
             // That one thread was interrupted says nothing about the source.
             Self::Unreachable(error) => match &**error {
                 Error::Source(source) => !matches!(source.cause, Cause::Cancelled),
@@ -102,23 +102,23 @@ impl FlightError for ReadError {
 #[derive(Debug)]
 pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
-    pub(super) catalog: Catalog,
-    pub(super) memory: Memory,
+    pub(super) live_index: LiveIndex,
+    pub(super) span_cache: Memory,
     /// Where the memory of spans comes from.
     pub(super) free_list: FreeList,
-    pub(super) spool: Option<Arc<Spool>>,
-    /// Held while decoding from far away: whoever comes second may find all in the spool.
-    pub(super) long_way: Mutex<()>,
+    pub(super) disk_cache: Option<Arc<Spool>>,
+    /// Held while decoding from far away: whoever comes second may find all in the disk cache.
+    pub(super) far_decode_lock: Mutex<()>,
     /// Spans that are being made, for a read or ahead of one.
-    pub(super) flights: Flights<ReadError>,
+    pub(super) single_flight: SingleFlight<ReadError>,
     /// Windows, in which a remote archive without compression is read.
     pub(super) windows: Windows,
     /// Reads that make spans: what is made ahead waits for them.
-    pub(super) foreground: Arc<Foreground>,
+    pub(super) read_priority: Arc<ReadPriority>,
     /// Whose spans these are, of those that share the memory.
     pub(super) layer: u16,
     /// How far the scan may be ahead of who stores what it passes.
-    pub(super) leash: Arc<Leash>,
+    pub(super) lag_limit: Arc<LagLimit>,
     pub(super) network: Handle,
     /// What reads fetch by one request.
     pub(super) reads: fetch::RangeReader,
@@ -130,7 +130,7 @@ pub(super) struct Reader {
     /// What kept spans, reads and their decoders may take together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
-    pub(super) first_read: FirstRead,
+    pub(super) first_read_hashes: FirstReadHashes,
     /// Keeps the saved index from being removed.
     pub(super) in_use: OnceLock<InUse>,
     /// Whether no caller waits for a span any more.
@@ -141,7 +141,7 @@ impl Reader {
     /// Ends all reads soon, now and later: those that wait for memory at once, others at their next span.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        self.foreground.close();
+        self.read_priority.close();
         self.budget.close();
         self.broker.close();
     }
@@ -155,11 +155,11 @@ impl Reader {
     ) -> Option<Result<Bytes, ReadError>> {
         let mut found_spans = 0;
         let bytes = self.read_with(ino, offset, len, |part| {
-            if let Some(bytes) = self.remembered(part)? {
+            if let Some(bytes) = self.cached_part(part)? {
                 found_spans += 1;
                 return Ok(bytes);
             }
-            self.read_exactly(part, Wait::Never).ok_or(None)
+            self.read_part_from_disk(part, Wait::Never).ok_or(None)
         });
         match bytes {
             Ok(bytes) => {
@@ -176,42 +176,42 @@ impl Reader {
     /// As [`super::Archive::read`], on the calling thread.
     pub(super) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         self.read_with(ino, offset, len, |part| {
-            if let Some(bytes) = self.remembered(part)? {
+            if let Some(bytes) = self.cached_part(part)? {
                 self.stats.memory_hit_spans.increment();
                 return Ok(bytes);
             }
-            if let Some(bytes) = self.read_exactly(part, Wait::ForDisk) {
+            if let Some(bytes) = self.read_part_from_disk(part, Wait::ForDisk) {
                 return Ok(bytes);
             }
             if let Some(bytes) = self.read_windows(part)? {
                 return Ok(bytes);
             }
-            part.of(&self.span(part.span)?)
+            part.slice_of(&self.load_span(part.span)?)
         })
         .map_err(|error| error.unwrap_or(ReadError::Index))
     }
 
     /// `part` of a span that is on a local disk, and hardly more.
-    fn read_exactly(&self, part: &Part, wait: Wait) -> Option<Bytes> {
+    fn read_part_from_disk(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
         let bytes = self.read_here(part.plain, wait);
-        let bytes = bytes.or_else(|| self.unspool_part(part, wait))?;
+        let bytes = bytes.or_else(|| self.part_from_disk_cache(part, wait))?;
         self.stats.exact_reads.increment();
         Some(bytes)
     }
 
-    /// `part` of a span from the spool: the blocks that it lies in, each held against its checksum in the
+    /// `part` of a span from the disk cache: the blocks that it lies in, each held against its checksum in the
     /// index.
-    fn unspool_part(&self, part: &Part, wait: Wait) -> Option<Bytes> {
-        let spool = self.spool.as_ref()?;
+    fn part_from_disk_cache(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
+        let disk_cache = self.disk_cache.as_ref()?;
         // A sequential reader shares the span that read-ahead reads at this moment.
-        if part.plain.len() >= LONG_READ_BYTES && self.flights.find(part.span).is_some() {
+        if part.plain.len() >= LONG_READ_BYTES && self.single_flight.find(part.span).is_some() {
             return None;
         }
         let checksums_of =
             |index: &Index| Some(index.span_checksums(part.span)?.blocks(&part.range));
-        let (blocks, extent) = checksums_of(&self.catalog.known())??;
-        let bytes = spool.read_part(extent, wait)?;
-        let index = self.catalog.known();
+        let (blocks, extent) = checksums_of(&self.live_index.read())??;
+        let bytes = disk_cache.read_part(extent, wait)?;
+        let index = self.live_index.read();
         // A block that was never written, or is damaged: the read of the whole span tells which.
         if !index
             .span_checksums(part.span)?
@@ -222,7 +222,7 @@ impl Reader {
         let span = index.span_extent(part.span)?;
         drop(index);
         // Of windows only these: the disk cache may lack others of the span.
-        spool.used(
+        disk_cache.used(
             self.layout()
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
         );
@@ -232,17 +232,17 @@ impl Reader {
     }
 
     /// `part` of a span, or of windows, in memory.
-    fn remembered(&self, part: &Part) -> Result<Option<Bytes>, Option<ReadError>> {
-        match self.memory.get(self.key(part.span)) {
-            Some(span) => part.of(&span).map(Some),
-            None => Ok(self.remembered_windows(part.plain)),
+    fn cached_part(&self, part: &SpanPart) -> Result<Option<Bytes>, Option<ReadError>> {
+        match self.span_cache.get(self.key(part.span)) {
+            Some(span) => part.slice_of(&span).map(Some),
+            None => Ok(self.cached_windows(part.plain)),
         }
     }
 
     /// How far the scan must have come for this read; 0 when it needs no bytes at all.
-    pub(super) fn needs(&self, ino: Ino, offset: u64, len: u32) -> Plain {
-        let index = self.catalog.known();
-        let Some(entry) = file(&index, ino) else {
+    pub(super) fn required_scan_end(&self, ino: Ino, offset: u64, len: u32) -> Plain {
+        let index = self.live_index.read();
+        let Some(entry) = regular_file(&index, ino) else {
             return Plain(0);
         };
         let len = entry.size().saturating_sub(offset).min(len.into());
@@ -259,9 +259,9 @@ impl Reader {
         ino: Ino,
         offset: u64,
         len: u32,
-        mut part_bytes: impl FnMut(&Part) -> Result<Bytes, Option<ReadError>>,
+        mut part_bytes: impl FnMut(&SpanPart) -> Result<Bytes, Option<ReadError>>,
     ) -> Result<Bytes, Option<ReadError>> {
-        let (len, parts) = self.parts(ino, offset, len)?;
+        let (len, parts) = self.plan_parts(ino, offset, len)?;
         let mut assembly = Assembly::new(offset, len);
         for part in parts {
             let bytes = part_bytes(&part)?;
@@ -272,9 +272,9 @@ impl Reader {
 
     /// What a read is put together from, and how many bytes it gets. Looked up before anything is
     /// waited for: nobody waits with the index in hand.
-    fn parts(&self, ino: Ino, offset: u64, len: u32) -> Result<(u64, Vec<Part>), ReadError> {
-        let index = self.catalog.known();
-        let entry = file(&index, ino).ok_or(if index.is_complete() {
+    fn plan_parts(&self, ino: Ino, offset: u64, len: u32) -> Result<(u64, Vec<SpanPart>), ReadError> {
+        let index = self.live_index.read();
+        let entry = regular_file(&index, ino).ok_or(if index.is_complete() {
             ReadError::NotAFile
         } else {
             // A scan that ended badly may have taken back what was known.
@@ -300,7 +300,7 @@ impl Reader {
                 let plain = extent.intersection(&wanted).ok_or(ReadError::Index)?;
                 let within =
                     |at: Plain| usize::try_from(at.0 - extent.start().0).unwrap_or(usize::MAX);
-                parts.push(Part {
+                parts.push(SpanPart {
                     span,
                     piece,
                     plain,
@@ -317,28 +317,28 @@ impl Reader {
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
     pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
-        self.known_span(number)?.hash.ok_or(ReadError::Index)?;
-        self.span(number).map(drop)
+        self.indexed_span(number)?.hash.ok_or(ReadError::Index)?;
+        self.load_span(number).map(drop)
     }
 
-    /// Whether every span is in the spool, and what it was.
-    pub(super) fn is_spooled(&self) -> bool {
-        let count = self.catalog.known().span_count();
+    /// Whether every span is in the disk cache, and what it was.
+    pub(super) fn is_fully_on_disk(&self) -> bool {
+        let count = self.live_index.read().span_count();
         (0..count).all(|number| {
-            let span = self.known_span(number).ok();
-            span.is_some_and(|span| self.unspool(&span).is_some())
+            let span = self.indexed_span(number).ok();
+            span.is_some_and(|span| self.span_from_disk_cache(&span).is_some())
         })
     }
 
-    /// As [`Reader::verify`], but from the source alone: what a spool holds tells nothing about
+    /// As [`Reader::verify`], but from the source alone: what a disk cache holds tells nothing about
     /// the bytes that are at the source now.
     ///
     /// # Errors
     /// As [`Reader::verify`]; always when the source gives its bytes only once.
     pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
-        let span = self.known_span(number)?;
+        let span = self.indexed_span(number)?;
         span.hash.ok_or(ReadError::Index)?;
-        self.fetch(&span).map(drop)
+        self.fetch_span(&span).map(drop)
     }
 
     /// Checks samples with `verify`: the front of the archive, its end, and some spans at random.
@@ -349,30 +349,30 @@ impl Reader {
         &self,
         verify: impl Fn(&Self, u32) -> Result<(), ReadError>,
     ) -> Result<(), ReadError> {
-        let mut samples = self.samples().into_iter();
+        let mut samples = self.sample_spans().into_iter();
         samples.try_for_each(|span| verify(self, span))
     }
 
     /// The numbers of the spans to compare; at least one.
-    fn samples(&self) -> BTreeSet<u32> {
-        let index = self.catalog.known();
+    fn sample_spans(&self) -> BTreeSet<u32> {
+        let index = self.live_index.read();
         let starts = (0..index.span_count()).filter(|&span| index.seek_offset(span).is_some());
         let starts: Vec<u32> = starts.collect();
         let random = RandomState::new();
         let count = starts.len().max(1) as u64;
         let at_random = (0..RANDOM_SAMPLES).map(|sample| random.hash_one(sample) % count);
         let stretches = [0, count - 1].into_iter().chain(at_random);
-        let spans = stretches.map(|stretch| self.sample(&starts, stretch));
+        let spans = stretches.map(|stretch| self.sample_span(&starts, stretch));
         spans.collect()
     }
 
     /// The last span that is cheap to decode from the seek point at `starts[stretch]`.
-    fn sample(&self, starts: &[u32], stretch: u64) -> u32 {
+    fn sample_span(&self, starts: &[u32], stretch: u64) -> u32 {
         let place = usize::try_from(stretch).unwrap_or(usize::MAX);
         let Some(&first) = starts.get(place) else {
             return 0;
         };
-        let index = self.catalog.known();
+        let index = self.live_index.read();
         let next = starts.get(place + 1).copied();
         let packed_end = next.and_then(|next| index.seek_offset(next));
         let packed_end = packed_end.map_or(index.origin().packed_bytes, |end| end.0);
@@ -390,20 +390,20 @@ impl Reader {
         Key { layer, span }
     }
 
-    pub(super) fn known_span(&self, number: u32) -> Result<Span, ReadError> {
-        self.catalog.known().span(number).ok_or(ReadError::Index)
+    pub(super) fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
+        self.live_index.read().span(number).ok_or(ReadError::Index)
     }
 
     /// Span `number`, from memory or made again; one flight however many ask.
-    pub(super) fn span(&self, number: u32) -> Result<Bytes, ReadError> {
-        if let Some(bytes) = self.memory.get(self.key(number)) {
+    pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
+        if let Some(bytes) = self.span_cache.get(self.key(number)) {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);
         }
         let mut is_ours = false;
-        let filled = self.memory.get_or_fill(self.key(number), || {
+        let filled = self.span_cache.get_or_fill(self.key(number), || {
             is_ours = true;
-            self.fly(number)
+            self.fill_once(number)
         });
         if !is_ours {
             self.stats.memory_shared_spans.increment();
@@ -412,16 +412,16 @@ impl Reader {
     }
 
     /// Makes span `number`, or waits for who makes it ahead of reads.
-    fn fly(&self, number: u32) -> Result<Bytes, ReadError> {
-        let look = || self.memory.get(self.key(number));
-        let make = || {
-            let _busy = self.foreground.enter();
+    fn fill_once(&self, number: u32) -> Result<Bytes, ReadError> {
+        let find = || self.span_cache.get(self.key(number));
+        let fill = || {
+            let _active_read = self.read_priority.start_read();
             self.stats.memory_miss_spans.increment();
-            let bytes = self.fill(number)?;
-            self.memory.insert(self.key(number), bytes.clone());
+            let bytes = self.fill_span(number)?;
+            self.span_cache.insert(self.key(number), bytes.clone());
             Ok(bytes)
         };
-        let (bytes, is_new) = self.flights.get(number, look, make)?;
+        let (bytes, is_new) = self.single_flight.get_or_fill(number, find, fill)?;
         if !is_new {
             self.stats.memory_shared_spans.increment();
         }
@@ -430,42 +430,42 @@ impl Reader {
 
     /// As [`Reader::try_read`], for who reads on nobody's behalf and may wait for a local disk; `None` also
     /// when it fails.
-    pub(super) fn peek(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
-        let find = |part: &Part| {
-            let found = self.remembered(part)?;
+    pub(super) fn read_cached(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
+        let find = |part: &SpanPart| {
+            let found = self.cached_part(part)?;
             found
-                .or_else(|| self.read_exactly(part, Wait::ForDisk))
+                .or_else(|| self.read_part_from_disk(part, Wait::ForDisk))
                 .ok_or(None)
         };
         self.read_with(ino, offset, len, find).ok()
     }
 
-    fn fill(&self, number: u32) -> Result<Bytes, ReadError> {
-        let span = self.known_span(number)?;
+    fn fill_span(&self, number: u32) -> Result<Bytes, ReadError> {
+        let span = self.indexed_span(number)?;
         span_len(&span)?;
-        if let Some(bytes) = self.find_spooled(&span) {
+        if let Some(bytes) = self.find_in_disk_cache(&span) {
             return Ok(bytes);
         }
         let is_far = span.seek_point.is_none();
-        let _way = is_far.then(|| self.long_way.lock().unwrap_or_else(PoisonError::into_inner));
-        if is_far && let Some(bytes) = self.find_spooled(&span) {
+        let _far_decode = is_far.then(|| self.far_decode_lock.lock().unwrap_or_else(PoisonError::into_inner));
+        if is_far && let Some(bytes) = self.find_in_disk_cache(&span) {
             return Ok(bytes);
         }
-        if self.spool.is_some() {
+        if self.disk_cache.is_some() {
             self.stats.disk_cache_miss_spans.increment();
         }
-        self.fetch(&span)
+        self.fetch_span(&span)
     }
 
-    /// As [`Reader::unspool`], for a read.
-    fn find_spooled(&self, span: &Span) -> Option<Bytes> {
-        let bytes = self.unspool(span)?;
+    /// As [`Reader::span_from_disk_cache`], for a read.
+    fn find_in_disk_cache(&self, span: &Span) -> Option<Bytes> {
+        let bytes = self.span_from_disk_cache(span)?;
         self.stats.disk_cache_hit_spans.increment();
         Some(bytes)
     }
 
     /// Makes `span` from the source.
-    fn fetch(&self, span: &Span) -> Result<Bytes, ReadError> {
+    fn fetch_span(&self, span: &Span) -> Result<Bytes, ReadError> {
         if self.source.access() == Access::Stream {
             return Err(ReadError::Damaged {
                 extent: span.plain,
@@ -474,93 +474,93 @@ impl Reader {
         }
         // Bytes that are not the indexed ones may be a fault of the way: they get a second chance,
         // and another way.
-        match self.decode(span, Way::Usual) {
-            Err(ReadError::Damaged { .. }) => self.decode(span, Way::Afresh),
+        match self.decode_span(span, FetchMode::Normal) {
+            Err(ReadError::Damaged { .. }) => self.decode_span(span, FetchMode::Refetch),
             result => result,
         }
     }
 
     /// Keeps on disk what is worth it, so that no one has to make it again.
-    pub(super) fn spool_span(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
-        if let Some(spool) = &self.spool
-            && self.keeps(span)
+    pub(super) fn cache_span_on_disk(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
+        if let Some(disk_cache) = &self.disk_cache
+            && self.should_cache_on_disk(span)
         {
             // A span that a read needs, or that was decoded from far away, is worth a moment of waiting
             // for the disk. Read-ahead does not wait: it would be as slow as the disk.
-            let patience = if is_for_read || span.seek_point.is_none() {
+            let disk_wait = if is_for_read || span.seek_point.is_none() {
                 Patience::Short
             } else {
                 Patience::No
             };
-            spool.keep_wanted(span.plain, bytes.clone(), patience);
+            disk_cache.keep_wanted(span.plain, bytes.clone(), disk_wait);
         }
     }
 
-    /// As [`Reader::spool_span`] for a span that no reader asked for: it displaces nothing, and can wait.
-    pub(super) fn spool_span_quietly(&self, span: &Span, bytes: &Bytes) {
-        if let Some(spool) = &self.spool
-            && self.keeps(span)
+    /// As [`Reader::cache_span_on_disk`] for a span that no reader asked for: it displaces nothing, and can wait.
+    pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
+        if let Some(disk_cache) = &self.disk_cache
+            && self.should_cache_on_disk(span)
         {
-            spool.keep_skipped(span.plain, bytes.clone(), Patience::Short);
+            disk_cache.keep_skipped(span.plain, bytes.clone(), Patience::Short);
         }
     }
 
     /// The hash that a span with these bytes has.
     fn hash(&self, bytes: &[u8]) -> u64 {
-        let block_len = self.catalog.known().block_len();
+        let block_len = self.live_index.read().block_len();
         span_hash::of_bytes(bytes, block_len)
     }
 
-    pub(super) fn unspool(&self, span: &Span) -> Option<Bytes> {
+    pub(super) fn span_from_disk_cache(&self, span: &Span) -> Option<Bytes> {
         // What nobody has a hash of could be anything.
         let hash = span.hash?;
-        // The spool of an archive is as long as that, whatever an index says of it.
+        // The disk cache of an archive is as long as that, whatever an index says of it.
         span_len(span).ok()?;
-        let spool = self.spool.as_ref()?;
-        let bytes = spool.read(span.plain)?;
+        let disk_cache = self.disk_cache.as_ref()?;
+        let bytes = disk_cache.read(span.plain)?;
         if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
-        spool.used(span.plain);
+        disk_cache.used(span.plain);
         self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
 
     /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
     /// kept too: whoever reads on will want them.
-    fn decode(&self, span: &Span, way: Way) -> Result<Bytes, ReadError> {
+    fn decode_span(&self, span: &Span, mode: FetchMode) -> Result<Bytes, ReadError> {
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let request = self.request(extent)?;
-        let failed = |error: Error| self.failed(span, error);
+        let read_error = |error: Error| self.read_error(span, error);
         // All at once: a decoder under way never waits for one that waits for it.
         let needed_bytes = request.buffer_bytes()
             + codec::reading_bytes(self.compression())
             + span_len(span)? as u64;
         let reserved = self.budget.reserve(needed_bytes);
-        let _reserved = reserved.map_err(|Closed| failed(Error::Interrupted))?;
-        let mut decoder = self.resumed(seek_point).map_err(failed)?;
-        let mut packed = PackedBytes::open(self, request, way).map_err(failed)?;
+        let _reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
+        let mut decoder = self.resume_decoder(seek_point).map_err(read_error)?;
+        let mut packed = PackedBytes::open(self, request, mode).map_err(read_error)?;
         for number in first.number..span.number {
-            let between = self.known_span(number)?;
-            let bytes = self.take(&between, &mut decoder, &mut packed)?;
-            let spool = self.spool.as_ref();
+            let between = self.indexed_span(number)?;
+            let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
+            let disk_cache = self.disk_cache.as_ref();
             // All of a long stream may lie between, on disk since the scan.
-            if !spool.is_some_and(|spool| spool.covers(between.plain)) {
-                self.spool_span(&between, &bytes, true);
+            if !disk_cache.is_some_and(|disk_cache| disk_cache.covers(between.plain)) {
+                self.cache_span_on_disk(&between, &bytes, true);
             }
-            self.memory.insert(self.key(number), bytes);
+            self.span_cache.insert(self.key(number), bytes);
         }
-        let bytes = self.take(span, &mut decoder, &mut packed)?;
-        self.spool_span(span, &bytes, true);
+        let bytes = self.decode_next(span, &mut decoder, &mut packed)?;
+        self.cache_span_on_disk(span, &bytes, true);
         Ok(bytes)
     }
 
     /// A decoder that stands at `seek_point`.
-    pub(super) fn resumed(&self, seek_point: &SeekPoint) -> Result<Resumed, Error> {
+    pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
         let context = Context {
             pool: BufferPool::with_free_list(codec::READING_POOL, self.free_list.clone()),
             seek_points: false,
@@ -568,27 +568,27 @@ impl Reader {
             workers: 0,
         };
         let decoder = codec::resume(self.compression(), context, seek_point)?;
-        Ok(Resumed::new(decoder))
+        Ok(SpanDecoder::new(decoder))
     }
 
     pub(super) fn compression(&self) -> Compression {
-        self.catalog.known().origin().compression
+        self.live_index.read().origin().compression
     }
 
     /// The plain bytes of `span`, which `decoder` is about to make.
-    pub(super) fn take(
+    pub(super) fn decode_next(
         &self,
         span: &Span,
-        decoder: &mut Resumed,
+        decoder: &mut SpanDecoder,
         packed: &mut PackedBytes,
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
         if self.is_closed.load(Ordering::Relaxed) {
-            return Err(self.failed(span, Error::Interrupted));
+            return Err(self.read_error(span, Error::Interrupted));
         }
         let bytes = decoder
-            .take(&self.free_list, span.plain.start(), len, packed)
-            .map_err(|error| self.failed(span, error))?;
+            .take_bytes(&self.free_list, span.plain.start(), len, packed)
+            .map_err(|error| self.read_error(span, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         let has_hash = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
@@ -613,18 +613,18 @@ impl Reader {
     }
 
     /// What `error` means to a reader of `span`; damage is counted.
-    pub(super) fn failed(&self, span: &Span, error: Error) -> ReadError {
-        self.failed_at(span.plain, error)
+    pub(super) fn read_error(&self, span: &Span, error: Error) -> ReadError {
+        self.read_error_at(span.plain, error)
     }
 
-    /// As [`Reader::failed`], for a reader of the plain bytes `extent`.
-    pub(super) fn failed_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
+    /// As [`Reader::read_error`], for a reader of the plain bytes `extent`.
+    pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
             Error::Source(source) => match &source.cause {
                 Cause::Changed => ReadError::Changed(error),
-                Cause::NotFound => ReadError::Gone(error),
-                Cause::Unauthorized(_) => ReadError::Refused(error),
+                Cause::NotFound => ReadError::NotFound(error),
+                Cause::Unauthorized(_) => ReadError::AccessDenied(error),
                 cause if cause.is_outage() => ReadError::TimedOut(error),
                 _ => ReadError::Unreachable(error),
             },
@@ -643,9 +643,9 @@ impl Reader {
             | Error::UnsupportedFormat(_)
             | Error::Encrypted(_)
             | Error::WebPage
-            | Error::OtherDigest { .. }
-            | Error::OtherPlainDigest { .. }
-            | Error::OtherBytes { .. } => {
+            | Error::DigestMismatch { .. }
+            | Error::PlainDigestMismatch { .. }
+            | Error::BlockMismatch { .. } => {
                 self.stats.damaged_spans.increment();
                 ReadError::Damaged {
                     extent,
@@ -657,7 +657,7 @@ impl Reader {
 
     /// The last span at or before `span` that decoding can start at.
     fn seekable_before(&self, span: &Span) -> Result<Span, ReadError> {
-        let index = self.catalog.known();
+        let index = self.live_index.read();
         let number = (0..=span.number)
             .rev()
             .find(|&number| index.seek_offset(number).is_some())
@@ -668,7 +668,7 @@ impl Reader {
     /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
     /// with the source.
     pub(super) fn packed_end(&self, number: u32) -> Packed {
-        let index = self.catalog.known();
+        let index = self.live_index.read();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
         let origin = index.origin();
         let slack = match origin.compression {
@@ -681,7 +681,7 @@ impl Reader {
 }
 
 /// Bytes of one span that a read is made of.
-pub(super) struct Part {
+pub(super) struct SpanPart {
     pub(super) span: u32,
     /// The stored piece of the file that they belong to.
     piece: Piece,
@@ -690,9 +690,9 @@ pub(super) struct Part {
     range: Range<usize>,
 }
 
-impl Part {
+impl SpanPart {
     /// It, of all bytes of its span.
-    pub(super) fn of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
+    pub(super) fn slice_of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
         if self.range.end > span.len() {
             return Err(Some(ReadError::Index));
         }
@@ -700,7 +700,7 @@ impl Part {
     }
 }
 
-fn file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
+fn regular_file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
     index
         .entry(ino)
         .filter(|entry| matches!(entry.kind(), Kind::File))
@@ -754,10 +754,10 @@ impl Assembly {
         }
         let mut copied = match std::mem::replace(&mut self.content, Content::Nothing) {
             Content::Copied(copied) => copied,
-            Content::Nothing | Content::Whole(_) => free_list.allocate_empty(whole(self.len), 0),
+            Content::Nothing | Content::Whole(_) => free_list.allocate_empty(to_usize(self.len), 0),
         };
         let in_file = piece.offset + (part.start().0 - piece.plain.start().0);
-        copied.append_zeros(whole(in_file - self.offset));
+        copied.append_zeros(to_usize(in_file - self.offset));
         copied.append(&bytes);
         self.content = Content::Copied(copied);
     }
@@ -766,21 +766,21 @@ impl Assembly {
         match self.content {
             Content::Whole(bytes) => bytes,
             Content::Copied(mut copied) => {
-                copied.append_zeros(whole(self.len));
+                copied.append_zeros(to_usize(self.len));
                 copied.freeze()
             }
-            Content::Nothing => vec![0; whole(self.len)].into(),
+            Content::Nothing => vec![0; to_usize(self.len)].into(),
         }
     }
 }
 
 /// A length of at most what one read asks for, which is an u32.
-fn whole(len: u64) -> usize {
+fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or_default()
 }
 
 /// A decoder that stands somewhere, with what it made and no one has taken yet.
-pub(super) struct Resumed {
+pub(super) struct SpanDecoder {
     decoder: Box<dyn Decoder>,
     /// What a job of the decoder makes.
     output: Option<Output>,
@@ -805,7 +805,7 @@ impl From<DecodedPiece> for Bytes {
     }
 }
 
-impl Resumed {
+impl SpanDecoder {
     pub(super) fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
@@ -816,7 +816,7 @@ impl Resumed {
 
     /// The next `len` plain bytes, which begin at `start`, in memory of `free_list`. There are fewer at the end
     /// of the stream. A piece that is exactly these bytes is not copied.
-    fn take(
+    fn take_bytes(
         &mut self,
         free_list: &FreeList,
         start: Plain,
@@ -829,7 +829,7 @@ impl Resumed {
             if self.rest.is_empty() {
                 // Whatever is left of it keeps its buffer from the decoder.
                 self.rest = Bytes::new();
-                match self.pull(packed)? {
+                match self.next_piece(packed)? {
                     Some(DecodedPiece::Buffer(buffer)) if missing == len && buffer.len() == len => {
                         match buffer.detach(start.0) {
                             Ok(memory) => return Ok(memory.freeze()),
@@ -849,7 +849,7 @@ impl Resumed {
     }
 
     /// Makes the next piece; `None` at the end of the stream.
-    fn pull(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
+    fn next_piece(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
         loop {
             if let Some(output) = &mut self.output {
                 if let Some(buffer) = output.take_buffer() {
@@ -888,7 +888,7 @@ mod tests {
     use crate::source::MemorySource;
 
     #[test]
-    fn what_an_index_claims_is_not_allocated() {
+    fn oversized_span_of_an_index_is_not_allocated() {
         let origin = Origin {
             locator: Locator::default(),
             content_id: [0; 32],
@@ -911,22 +911,22 @@ mod tests {
                 Arc::default(),
             ),
             source,
-            catalog: Catalog::complete(builder.finish(origin)),
-            memory: Memory::new(0),
+            live_index: LiveIndex::complete(builder.finish(origin)),
+            span_cache: Memory::new(0),
             free_list: FreeList::new(0),
-            spool: None,
-            long_way: Mutex::default(),
-            flights: Flights::default(),
+            disk_cache: None,
+            far_decode_lock: Mutex::default(),
+            single_flight: SingleFlight::default(),
             windows: Windows::default(),
-            foreground: Arc::default(),
+            read_priority: Arc::default(),
             layer: 0,
-            leash: Arc::default(),
+            lag_limit: Arc::default(),
             network: network.handle().clone(),
             budget: BufferPool::new(0),
             broker: MemoryBroker::with_limit(0),
             memory_bytes: 0,
             stats: Arc::default(),
-            first_read: FirstRead::default(),
+            first_read_hashes: FirstReadHashes::default(),
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };
@@ -981,7 +981,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_sparse_file_is_put_together_right() {
+    fn every_range_of_a_sparse_file_is_assembled() {
         let file = expected();
         for offset in 0..=FILE_LEN {
             for len in 0..=FILE_LEN - offset {
@@ -994,7 +994,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_one_span_is_not_copied() {
+    fn read_within_one_span_is_not_copied() {
         let piece = Piece {
             offset: 0,
             plain: Extent::with_len(Plain(0), 4),
@@ -1007,7 +1007,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_pieces_is_zeros() {
+    fn file_without_pieces_reads_as_zeros() {
         assert_eq!(assemble(3, 5, &[]), [0; 5][..]);
         assert!(assemble(0, 0, &pieces()).is_empty());
     }

@@ -7,41 +7,41 @@ use std::collections::HashMap;
 pub(super) struct Replay {
     spans: Vec<u32>,
     /// Bytes of all spans before each, and of all.
-    before: Vec<u64>,
+    start_bytes: Vec<u64>,
     /// Where in the list each is.
-    places: HashMap<u32, usize>,
+    positions: HashMap<u32, usize>,
     /// Those before were handed out.
     next: usize,
     /// Those before were read, or passed over.
     reached: usize,
     /// Bytes that may be handed out and not read; `None` when what is made is kept anyway.
-    room: Option<u64>,
+    max_ahead_bytes: Option<u64>,
 }
 
 impl Replay {
     /// Goes through spans, each with its length in bytes; of repetitions the first counts.
-    pub(super) fn new(spans: impl Iterator<Item = (u32, u64)>, room: Option<u64>) -> Self {
+    pub(super) fn new(spans: impl Iterator<Item = (u32, u64)>, max_ahead_bytes: Option<u64>) -> Self {
         let mut replay = Self {
-            before: vec![0],
-            room,
+            start_bytes: vec![0],
+            max_ahead_bytes,
             ..Self::default()
         };
         let mut sum = 0_u64;
         for (span, len) in spans {
-            if replay.places.contains_key(&span) {
+            if replay.positions.contains_key(&span) {
                 continue;
             }
-            replay.places.insert(span, replay.spans.len());
+            replay.positions.insert(span, replay.spans.len());
             replay.spans.push(span);
             sum = sum.saturating_add(len);
-            replay.before.push(sum);
+            replay.start_bytes.push(sum);
         }
         replay
     }
 
     /// From now on no more than `bytes` may be handed out and not read.
-    pub(super) fn limit(&mut self, bytes: u64) {
-        self.room = Some(bytes);
+    pub(super) fn set_max_ahead_bytes(&mut self, bytes: u64) {
+        self.max_ahead_bytes = Some(bytes);
     }
 
     /// How many spans there are.
@@ -51,25 +51,25 @@ impl Replay {
 
     /// How many bytes they have together.
     pub(super) fn bytes(&self) -> u64 {
-        self.before_at(self.spans.len())
+        self.start_bytes_at(self.spans.len())
     }
 
     /// Someone reads `span`.
-    pub(super) fn read(&mut self, span: u32) {
-        if let Some(&place) = self.places.get(&span) {
-            self.reached = self.reached.max(place);
+    pub(super) fn mark_read(&mut self, span: u32) {
+        if let Some(&position) = self.positions.get(&span) {
+            self.reached = self.reached.max(position);
         }
     }
 
     /// The next spans to make, at most `count`, ascending, so that neighbours are together.
     pub(super) fn next(&mut self, count: usize) -> Vec<u32> {
-        let reached = self.before_at(self.reached);
+        let reached = self.start_bytes_at(self.reached);
         // What was read before it was made need not be made any more.
         self.next = self.next.max(self.reached);
         let from = self.next;
         while self.next < self.spans.len() && self.next - from < count {
-            let ahead = self.before_at(self.next + 1) - reached;
-            if self.room.is_some_and(|room| ahead > room) {
+            let ahead = self.start_bytes_at(self.next + 1) - reached;
+            if self.max_ahead_bytes.is_some_and(|max_ahead_bytes| ahead > max_ahead_bytes) {
                 break;
             }
             self.next += 1;
@@ -79,8 +79,8 @@ impl Replay {
         next
     }
 
-    fn before_at(&self, place: usize) -> u64 {
-        self.before.get(place).copied().unwrap_or_default()
+    fn start_bytes_at(&self, position: usize) -> u64 {
+        self.start_bytes.get(position).copied().unwrap_or_default()
     }
 }
 
@@ -88,12 +88,12 @@ impl Replay {
 mod tests {
     use super::*;
 
-    fn replay(spans: &[u32], room: Option<u64>) -> Replay {
-        Replay::new(spans.iter().map(|&span| (span, 10)), room)
+    fn replay(spans: &[u32], max_ahead_bytes: Option<u64>) -> Replay {
+        Replay::new(spans.iter().map(|&span| (span, 10)), max_ahead_bytes)
     }
 
     #[test]
-    fn neighbours_of_a_batch_are_together_and_repetitions_are_left_out() {
+    fn batch_is_sorted_and_has_no_repetitions() {
         let mut replay = replay(&[9, 3, 9, 4, 3, 1, 8], None);
         assert_eq!(replay.len(), 5);
         assert_eq!(replay.next(4), [1, 3, 4, 9]);
@@ -102,22 +102,22 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_as_far_ahead_of_its_reader_as_there_is_room() {
+    fn replay_stays_within_the_limit_ahead_of_its_reader() {
         let mut replay = replay(&[0, 1, 2, 3, 4, 5, 6, 7], Some(35));
         assert_eq!(replay.next(9), [0, 1, 2]);
         assert_eq!(replay.next(9), [] as [u32; 0]);
-        replay.read(77);
+        replay.mark_read(77);
         assert_eq!(replay.next(9), [] as [u32; 0]);
-        replay.read(2);
+        replay.mark_read(2);
         assert_eq!(replay.next(9), [3, 4]);
-        replay.read(1);
+        replay.mark_read(1);
         assert_eq!(replay.next(9), [] as [u32; 0], "it never goes back");
     }
 
     #[test]
-    fn who_is_faster_leaves_nothing_to_make_behind_it() {
+    fn replay_skips_spans_that_its_reader_has_passed() {
         let mut replay = replay(&[0, 1, 2, 3, 4, 5], Some(20));
-        replay.read(4);
+        replay.mark_read(4);
         assert_eq!(replay.next(9), [4, 5]);
     }
 }

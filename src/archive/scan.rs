@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 
-use super::bookmark::Bookmark;
-use super::decode::{self, Item, PlainStream};
+use super::resume_point::ResumePoint;
+use super::decode_pipeline::{self, StreamItem, PlainStream};
 use super::digest::Digester;
 use super::error::Error;
-use super::hops::Hops;
-use super::saved::Saved;
-use super::spans::{Spans, here};
+use super::skip_policy::SkipPolicy;
+use super::saved_index::SavedIndex;
+use super::span_splitter::{SpanSplitter, plain_seek_point};
 use super::zeros::ZeroRun;
 use crate::base::buffer_pool::{SoftLimit, BufferPool};
 use crate::base::extent::{Packed, Plain};
@@ -68,7 +68,7 @@ pub trait Sink {
     ///
     /// # Errors
     /// When it has none, which ends the scan.
-    fn check_room(&mut self) -> Result<(), Self::Error> {
+    fn check_memory(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }
 
@@ -82,7 +82,7 @@ pub trait Sink {
     fn span_end(&mut self, _span: Span, _checksums: &[u64]) {}
 
     /// A later scan can go on at the member that comes next; where it cannot, this is not called.
-    fn bookmark(&mut self, _bookmark: Bookmark) {}
+    fn resume_point(&mut self, _bookmark: ResumePoint) {}
 }
 
 /// How to scan.
@@ -114,12 +114,12 @@ pub struct Options {
     /// Whether large payloads of an archive that is not packed may be passed over, so that their
     /// bytes have no hashes and the source no content id; only with a source whose version is pinned
     /// by a strong validator.
-    pub hops: bool,
-    /// Whether the sink is to hear of [bookmarks](Sink::bookmark). A saved index is not used then.
-    pub bookmarks: bool,
+    pub allow_skipping: bool,
+    /// Whether the sink is to hear of [resume points](Sink::resume_point). A saved index is not used then.
+    pub resume_points: bool,
     /// Where to go on, if not at the front; then neither `spans` nor a digest can be had, and what was
     /// stored to check an earlier part of the stream together with what follows is not verified.
-    pub resume: Option<Bookmark>,
+    pub resume: Option<ResumePoint>,
     /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then. It always does
     /// for a source that is known by its digest ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
     pub sha256: Digest,
@@ -129,7 +129,7 @@ pub struct Options {
     /// An index of this version of the source, if there is one: with it a stream that must
     /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
     /// wanted.
-    pub saved: Option<Saved>,
+    pub saved_index: Option<SavedIndex>,
 }
 
 impl Default for Options {
@@ -148,12 +148,12 @@ impl Default for Options {
             memory: 128 << 20,
             lenders: Vec::new(),
             workers: 1,
-            hops: false,
-            bookmarks: false,
+            allow_skipping: false,
+            resume_points: false,
             resume: None,
             sha256: Digest::default(),
             plain_sha256: Digest::default(),
-            saved: None,
+            saved_index: None,
         }
     }
 }
@@ -161,7 +161,7 @@ impl Default for Options {
 impl Options {
     /// The same for `source`, which may be known by its digest: that is expected then, unless someone
     /// wants something else.
-    pub(super) fn of(&self, source: &dyn Source) -> Self {
+    pub(super) fn for_source(&self, source: &dyn Source) -> Self {
         let fingerprint = source.fingerprint();
         let expected = |asked, known: Option<Sha256>| match (asked, known) {
             (Digest::Ignore, Some(sha256)) => Digest::Expect(sha256),
@@ -188,7 +188,7 @@ pub enum Digest {
     #[default]
     Ignore,
     /// Takes it, also of what cannot be decoded to its end.
-    Take,
+    Compute,
     /// Takes it, and fails at the end when it is another one.
     Expect(Sha256),
 }
@@ -235,7 +235,7 @@ pub enum ScanError<E> {
         error: Error,
         /// The name of the member it happened in.
         member: Option<Vec<u8>>,
-        /// SHA-256 of the packed bytes, when [`Digest::Take`] asked for it and all of them came.
+        /// SHA-256 of the packed bytes, when [`Digest::Compute`] asked for it and all of them came.
         sha256: Option<Box<Sha256>>,
     },
     /// The sink had enough.
@@ -255,10 +255,10 @@ pub fn scan<S: Sink>(
     sink: &mut S,
 ) -> Result<Summary, ScanError<S::Error>> {
     stats.scans.increment();
-    let options = &options.of(&**source);
+    let options = &options.for_source(&**source);
     let len = source.fingerprint().len;
     let needs_all = [options.sha256, options.plain_sha256] != [Digest::Ignore; 2];
-    let may_hop = options.hops && !needs_all && source.access() == Access::Ranges;
+    let may_skip = options.allow_skipping && !needs_all && source.access() == Access::Ranges;
     let resume = options.resume.as_ref();
     let parser = match resume {
         None => Ok(Parser::new(options.tar.clone())),
@@ -269,21 +269,21 @@ pub fn scan<S: Sink>(
             &place.globals,
         ),
     };
-    let failed = |error| ScanError::Archive {
+    let archive_error = |error| ScanError::Archive {
         error,
         member: None,
         sha256: None,
     };
-    let parser = parser.map_err(|error| failed(error.into()))?;
+    let parser = parser.map_err(|error| archive_error(error.into()))?;
     let plain_digester = (options.plain_sha256 != Digest::Ignore)
         .then(Digester::start)
         .transpose()
-        .map_err(|_| failed(Error::Interrupted))?;
+        .map_err(|_| archive_error(Error::Interrupted))?;
     let mut scan = Scan {
         parser,
-        spans: options
+        span_splitter: options
             .spans
-            .then(|| Spans::new(block_len(source.fingerprint().len))),
+            .then(|| SpanSplitter::new(block_len(source.fingerprint().len))),
         compression: resume.map_or(Compression::None, |place| place.compression),
         seek_points: resume
             .map(|place| place.seek_point.clone())
@@ -297,10 +297,10 @@ pub fn scan<S: Sink>(
         options,
         network,
         is_plain: false,
-        end: len.filter(|_| may_hop && source.fingerprint().is_strong()),
-        hops: Hops::default(),
-        run: Run::new(),
-        hopped: false,
+        end: len.filter(|_| may_skip && source.fingerprint().is_strong()),
+        skip_policy: SkipPolicy::default(),
+        stream_run: StreamRun::new(),
+        has_skipped: false,
         plain_digester,
         zeros: len.is_none().then(ZeroRun::default),
         stats,
@@ -310,16 +310,16 @@ pub fn scan<S: Sink>(
     if let Some((_, seek_point)) = &start {
         stats.scanned_packed_bytes.add(seek_point.packed.0);
     }
-    let mut plain = scan.open(start).map_err(|error| scan.failed(error))?;
+    let mut plain = scan.open(start).map_err(|error| scan.archive_error(error))?;
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
         Err(ScanError::Archive { error, member, .. }) => {
-            scan.cut()?;
+            scan.end_truncated()?;
             if !(options.allow_truncated && error.is_truncation()) {
                 let sha256 = match error {
                     // It may have none.
                     Error::EndlessZeros => None,
-                    _ => scan.digest_all_the_same(&mut plain),
+                    _ => scan.digest_despite_error(&mut plain),
                 };
                 return Err(ScanError::Archive {
                     error,
@@ -335,28 +335,28 @@ pub fn scan<S: Sink>(
     };
     let finished = plain
         .finished()
-        .ok_or_else(|| scan.failed(Error::Interrupted))?;
+        .ok_or_else(|| scan.archive_error(Error::Interrupted))?;
     if let Digest::Expect(expected) = options.sha256 {
         // There is none where the last byte was not seen: then nothing tells what was.
         let found = finished.sha256.ok_or(Error::Interrupted);
-        let found = found.map_err(|error| scan.failed(error))?;
+        let found = found.map_err(|error| scan.archive_error(error))?;
         if found != expected {
-            return Err(scan.failed(Error::OtherDigest { expected, found }));
+            return Err(scan.archive_error(Error::DigestMismatch { expected, found }));
         }
     }
     let plain_sha256 = scan.plain_digester.take().and_then(Digester::finish);
     if let Digest::Expect(expected) = options.plain_sha256 {
         let found = plain_sha256.ok_or(Error::Interrupted);
-        let found = found.map_err(|error| scan.failed(error))?;
+        let found = found.map_err(|error| scan.archive_error(error))?;
         if found != expected {
-            return Err(scan.failed(Error::OtherPlainDigest { expected, found }));
+            return Err(scan.archive_error(Error::PlainDigestMismatch { expected, found }));
         }
     }
     Ok(Summary {
         compression: finished.compression,
         packed_len: finished.packed_len,
         plain_len: scan.plain_len,
-        content_id: finished.content_id.filter(|_| !scan.hopped),
+        content_id: finished.content_id.filter(|_| !scan.has_skipped),
         sha256: finished.sha256,
         plain_sha256,
         truncated,
@@ -366,19 +366,19 @@ pub fn scan<S: Sink>(
 
 /// Plain bytes for each thread that decodes, and for the consumer, when buffers are short. As many a
 /// decoder may hold that decodes ahead (gzip).
-const ENOUGH_BYTES: u64 = 8 << 20;
+const PLAIN_BYTES_PER_THREAD: u64 = 8 << 20;
 
 /// Plain bytes beyond that, for what comes before all that is decoded ahead.
-const SERIAL_BYTES: u64 = 2 << 20;
+const SERIAL_PLAIN_BYTES: u64 = 2 << 20;
 
 /// What keeps so many threads decoding: for each, and for the consumer, a buffer at hand and
 /// another one, which may be long.
-fn enough_plain(workers: usize) -> SoftLimit {
-    let hands = workers.saturating_add(1);
-    let bytes = ENOUGH_BYTES.saturating_mul(hands as u64);
+fn plain_soft_limit(workers: usize) -> SoftLimit {
+    let holders = workers.saturating_add(1);
+    let bytes = PLAIN_BYTES_PER_THREAD.saturating_mul(holders as u64);
     SoftLimit {
-        bytes: bytes.saturating_add(SERIAL_BYTES),
-        buffers: hands.saturating_mul(2),
+        bytes: bytes.saturating_add(SERIAL_PLAIN_BYTES),
+        buffers: holders.saturating_mul(2),
     }
 }
 
@@ -392,7 +392,7 @@ fn open_stream(
     // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
     let half = options.memory.max(MIN_MEMORY) / 2;
     let packed = BufferPool::new(half);
-    let plain = BufferPool::with_soft_limit(half, enough_plain(options.workers));
+    let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
     let mut lenders = options.lenders.clone();
     lenders.push(Arc::new(plain.clone()));
     // Last: what is fetched ahead is here already and takes its time to go.
@@ -413,26 +413,26 @@ fn open_stream(
     let source_len = source.fingerprint().len;
     let chunks = fetch::Stream::start(network, Arc::clone(source), start, fetch);
     let is_empty = options.tar.accepts_empty && source_len == Some(0);
-    let given = options
+    let requested = options
         .compression
         .or(is_empty.then_some(Compression::None));
-    let decode = decode::Options {
+    let decode = decode_pipeline::Options {
         compression: resume
             .as_ref()
-            .map_or(given, |(compression, _)| Some(*compression)),
+            .map_or(requested, |(compression, _)| Some(*compression)),
         resume: resume.map(|(_, seek_point)| seek_point),
         context: Context {
             pool: plain,
-            seek_points: options.spans || options.bookmarks,
+            seek_points: options.spans || options.resume_points,
             broker: MemoryBroker::new(lenders),
             workers: options.workers,
         },
         block_len: options.spans.then(|| block_len(source_len)),
         sha256: options.sha256,
-        saved: options
-            .saved
+        saved_index: options
+            .saved_index
             .clone()
-            .filter(|_| !options.spans && !options.bookmarks),
+            .filter(|_| !options.spans && !options.resume_points),
         has_len: source.fingerprint().len.is_some(),
     };
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
@@ -440,14 +440,14 @@ fn open_stream(
 
 /// What came since streaming began, or began again.
 #[derive(Clone, Copy)]
-struct Run {
+struct StreamRun {
     since: Instant,
     /// When the first bytes came.
     first: Option<Duration>,
     bytes: u64,
 }
 
-impl Run {
+impl StreamRun {
     fn new() -> Self {
         Self {
             since: Instant::now(),
@@ -460,9 +460,9 @@ impl Run {
 /// A scan in progress.
 struct Scan<'a, S> {
     parser: Parser,
-    spans: Option<Spans>,
+    span_splitter: Option<SpanSplitter>,
     compression: Compression,
-    /// The last two; for bookmarks. Between them and the next member lies at most a header with its
+    /// The last two; for resume points. Between them and the next member lies at most a header with its
     /// extensions.
     seek_points: VecDeque<SeekPoint>,
     plain_len: u64,
@@ -478,9 +478,9 @@ struct Scan<'a, S> {
     is_plain: bool,
     /// The source's end, if payloads before it may be passed over.
     end: Option<u64>,
-    hops: Hops,
-    run: Run,
-    hopped: bool,
+    skip_policy: SkipPolicy,
+    stream_run: StreamRun,
+    has_skipped: bool,
     /// Takes the digest of the plain stream, if it is wanted.
     plain_digester: Option<Digester>,
     /// Of plain bytes, if they may go on without end.
@@ -495,19 +495,19 @@ impl<S: Sink> Scan<'_, S> {
             match self
                 .parser
                 .pull()
-                .map_err(|error| self.failed(error.into()))?
+                .map_err(|error| self.archive_error(error.into()))?
             {
-                Event::NeedInput if self.is_worth_hopping(plain) => {
+                Event::NeedInput if self.should_skip_payload(plain) => {
                     // It goes on asking meanwhile.
-                    let asked = plain.ask_no_more();
-                    *plain = self.hop(asked)?;
+                    let requested_end = plain.stop_requesting();
+                    *plain = self.skip_payload(requested_end)?;
                 }
                 Event::NeedInput => match self.next_bytes(plain)? {
                     Some(bytes) => self.parser.push(bytes),
                     None => self.parser.finish(),
                 },
                 Event::End => break,
-                event => self.event(event).map_err(ScanError::Sink)?,
+                event => self.handle_event(event).map_err(ScanError::Sink)?,
             }
         }
         // Past the archive's end the stream still has checksums to verify and bytes to count.
@@ -521,24 +521,24 @@ impl<S: Sink> Scan<'_, S> {
 
     /// Whether the rest of a payload is to be passed over. Nothing is that has been asked for, so no
     /// byte is asked for twice.
-    fn is_worth_hopping(&mut self, plain: &PlainStream) -> bool {
+    fn should_skip_payload(&mut self, plain: &PlainStream) -> bool {
         let Some(source_end) = self.end.filter(|_| self.is_plain) else {
             return false;
         };
         let block_len = self.block_len();
-        let Some(end) = self.behind_payload().filter(|&end| end <= source_end) else {
+        let Some(end) = self.payload_end().filter(|&end| end <= source_end) else {
             return false;
         };
-        let asked = plain.asked().0.max(self.plain_len);
+        let requested_end = plain.requested_end().0.max(self.plain_len);
         // What shares a block with bytes that are passed over has no digest.
-        if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= asked {
+        if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= requested_end {
             return false;
         }
-        if let Some(first) = self.run.first {
-            self.hops
-                .saw(self.run.bytes, self.run.since.elapsed(), first);
+        if let Some(first) = self.stream_run.first {
+            self.skip_policy
+                .record_run(self.stream_run.bytes, self.stream_run.since.elapsed(), first);
         }
-        self.hops.is_worth(end / block_len * block_len - asked)
+        self.skip_policy.should_skip(end / block_len * block_len - requested_end)
     }
 
     /// The length of the blocks that have digests.
@@ -547,32 +547,32 @@ impl<S: Sink> Scan<'_, S> {
     }
 
     /// Where the payload ends of which some is lacking.
-    fn behind_payload(&self) -> Option<u64> {
+    fn payload_end(&self) -> Option<u64> {
         let lacking = self.parser.lacking();
         let end = self.plain_len.checked_add(lacking)?;
         (lacking > 0).then_some(end)
     }
 
     /// Goes on with the block in which the payload ends, of which nothing from `asked` on was asked for.
-    fn hop(&mut self, asked: Packed) -> Result<PlainStream, ScanError<S::Error>> {
-        let end = self.behind_payload().unwrap_or(self.plain_len);
+    fn skip_payload(&mut self, requested_end: Packed) -> Result<PlainStream, ScanError<S::Error>> {
+        let end = self.payload_end().unwrap_or(self.plain_len);
         let block_len = self.block_len();
-        let passed = (end / block_len * block_len).saturating_sub(self.plain_len);
-        self.parser.skip_lacking(passed);
-        if let Some(spans) = &mut self.spans {
-            let passed = spans.gap(passed, self.sink);
-            passed.map_err(ScanError::Sink)?;
+        let skipped = (end / block_len * block_len).saturating_sub(self.plain_len);
+        self.parser.skip_lacking(skipped);
+        if let Some(splitter) = &mut self.span_splitter {
+            let skipped = splitter.skip(skipped, self.sink);
+            skipped.map_err(ScanError::Sink)?;
         }
-        self.plain_len += passed;
+        self.plain_len += skipped;
         self.stats
             .skipped_bytes
-            .add(self.plain_len.saturating_sub(asked.0));
-        self.stats.scanned_packed_bytes.add(passed);
-        self.run = Run::new();
-        self.hopped = true;
-        let here = here(Plain(self.plain_len));
+            .add(self.plain_len.saturating_sub(requested_end.0));
+        self.stats.scanned_packed_bytes.add(skipped);
+        self.stream_run = StreamRun::new();
+        self.has_skipped = true;
+        let here = plain_seek_point(Plain(self.plain_len));
         self.open(Some((Compression::None, here)))
-            .map_err(|error| self.failed(error))
+            .map_err(|error| self.archive_error(error))
     }
 
     /// The next plain bytes; `None` at the end of the stream.
@@ -581,30 +581,30 @@ impl<S: Sink> Scan<'_, S> {
         plain: &mut PlainStream,
     ) -> Result<Option<Bytes>, ScanError<S::Error>> {
         while plain.finished().is_none() {
-            match plain.next().map_err(|error| self.failed(error))? {
-                Item::Begin(compression) => {
+            match plain.next().map_err(|error| self.archive_error(error))? {
+                StreamItem::Begin(compression) => {
                     self.is_plain = compression == Compression::None;
                     self.compression = compression;
                     self.sink.begin(compression);
                 }
-                Item::Plain(mut bytes) => {
+                StreamItem::Plain(mut bytes) => {
                     let before = self.skipped_to.0.saturating_sub(self.plain_len);
                     let before = usize::try_from(before).unwrap_or(usize::MAX);
                     // Before these are counted, whose members have not been seen yet.
                     self.check_len()?;
                     self.check_zeros(&bytes)?;
                     self.plain_len += bytes.len() as u64;
-                    self.run.bytes += bytes.len() as u64;
-                    self.run
+                    self.stream_run.bytes += bytes.len() as u64;
+                    self.stream_run
                         .first
-                        .get_or_insert_with(|| self.run.since.elapsed());
+                        .get_or_insert_with(|| self.stream_run.since.elapsed());
                     if let Some(digester) = &self.plain_digester {
                         digester.update(&bytes);
                     }
-                    if let Some(spans) = &mut self.spans {
-                        spans.plain(&bytes, self.sink);
+                    if let Some(splitter) = &mut self.span_splitter {
+                        splitter.push(&bytes, self.sink);
                         // Spans need memory behind the last member, too.
-                        self.sink.check_room().map_err(ScanError::Sink)?;
+                        self.sink.check_memory().map_err(ScanError::Sink)?;
                     }
                     bytes.advance(before.min(bytes.len()));
                     if bytes.is_empty() {
@@ -612,19 +612,19 @@ impl<S: Sink> Scan<'_, S> {
                     }
                     return Ok(Some(bytes));
                 }
-                Item::SeekPoint(seek_point) => {
-                    if self.options.bookmarks {
-                        self.keep(&seek_point);
+                StreamItem::SeekPoint(seek_point) => {
+                    if self.options.resume_points {
+                        self.keep_seek_point(&seek_point);
                     }
-                    if let Some(spans) = &mut self.spans {
-                        spans.seek_point(seek_point, self.sink);
+                    if let Some(splitter) = &mut self.span_splitter {
+                        splitter.add_seek_point(seek_point, self.sink);
                     }
                 }
-                Item::Digests(digests) => self.sink.digests(&digests),
-                Item::Warning(text) => self.sink.warning(&text),
-                Item::End => {
+                StreamItem::Digests(digests) => self.sink.digests(&digests),
+                StreamItem::Warning(text) => self.sink.warning(&text),
+                StreamItem::End => {
                     self.check_len()?;
-                    self.end_spans();
+                    self.end_span();
                 }
             }
         }
@@ -638,7 +638,7 @@ impl<S: Sink> Scan<'_, S> {
         if self.plain_len <= limit {
             return Ok(());
         }
-        Err(self.failed(Error::Tar(tar::Error {
+        Err(self.archive_error(Error::Tar(tar::Error {
             offset: Plain(self.plain_len),
             cause: tar::Cause::TooLong { members, limit },
         })))
@@ -654,16 +654,16 @@ impl<S: Sink> Scan<'_, S> {
             zeros.reset();
         }
         let added = zeros.add(bytes.get(content..).unwrap_or_default());
-        added.map_err(|error| self.failed(error))
+        added.map_err(|error| self.archive_error(error))
     }
 
-    fn event(&mut self, event: Event) -> Result<(), S::Error> {
+    fn handle_event(&mut self, event: Event) -> Result<(), S::Error> {
         match event {
             Event::Member(member) => {
                 self.stats.scanned_members.increment();
                 self.member = Some(member.name.clone());
-                if self.options.bookmarks {
-                    self.mark(member.header);
+                if self.options.resume_points {
+                    self.report_resume_point(member.header);
                 }
                 self.sink.member(*member)
             }
@@ -685,8 +685,8 @@ impl<S: Sink> Scan<'_, S> {
         }
     }
 
-    /// Keeps a seek point for bookmarks.
-    fn keep(&mut self, seek_point: &SeekPoint) {
+    /// Keeps a seek point for resume points.
+    fn keep_seek_point(&mut self, seek_point: &SeekPoint) {
         if self.seek_points.len() > 1 {
             self.seek_points.pop_front();
         }
@@ -697,13 +697,13 @@ impl<S: Sink> Scan<'_, S> {
     }
 
     /// Tells the sink where the member that begins at `member` can be found again.
-    fn mark(&mut self, member: Plain) {
+    fn report_resume_point(&mut self, member: Plain) {
         let mut latest = self.seek_points.iter().rev();
         let seek_point = latest.find(|seek_point| seek_point.plain <= member);
         if let Some(seek_point) = seek_point
             && let Some(globals) = self.parser.globals()
         {
-            self.sink.bookmark(Bookmark {
+            self.sink.resume_point(ResumePoint {
                 compression: self.compression,
                 seek_point: seek_point.clone(),
                 member,
@@ -713,7 +713,7 @@ impl<S: Sink> Scan<'_, S> {
         }
     }
 
-    fn failed(&self, error: Error) -> ScanError<S::Error> {
+    fn archive_error(&self, error: Error) -> ScanError<S::Error> {
         ScanError::Archive {
             error,
             member: self.member.clone(),
@@ -722,8 +722,8 @@ impl<S: Sink> Scan<'_, S> {
     }
 
     /// The digest of a source whose archive cannot be read on, when it is wanted for itself.
-    fn digest_all_the_same(&self, plain: &mut PlainStream) -> Option<Sha256> {
-        if self.options.sha256 != Digest::Take {
+    fn digest_despite_error(&self, plain: &mut PlainStream) -> Option<Sha256> {
+        if self.options.sha256 != Digest::Compute {
             return None;
         }
         // What is decoded has lost its meaning, and further errors tell nothing new.
@@ -736,17 +736,17 @@ impl<S: Sink> Scan<'_, S> {
     }
 
     /// Ends what is under way because nothing follows.
-    fn cut(&mut self) -> Result<(), ScanError<S::Error>> {
-        self.end_spans();
+    fn end_truncated(&mut self) -> Result<(), ScanError<S::Error>> {
+        self.end_span();
         if self.member.take().is_some() {
             self.sink.member_end(true).map_err(ScanError::Sink)?;
         }
         Ok(())
     }
 
-    fn end_spans(&mut self) {
-        if let Some(spans) = &mut self.spans {
-            spans.end(self.sink);
+    fn end_span(&mut self) {
+        if let Some(splitter) = &mut self.span_splitter {
+            splitter.end_span(self.sink);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a
 //! read that misses memory and disk fetches the aligned windows that it needs, and not whole spans. A
 //! read that continues where the last fetch ended fetches more, up to [`MAX_FETCH_BYTES`]. A sequential
-//! reader and [read-ahead](super::make) fetch whole spans. Windows are kept in memory, and in the spool at their plain
+//! reader and [read-ahead](super::batch) fetch whole spans. Windows are kept in memory, and in the disk cache at their plain
 //! offset, where the digests of the index verify them.
 
 use std::collections::VecDeque;
@@ -14,9 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use super::error::Error;
-use super::flights::{Claim, FlightError, Flights};
-use super::packed::{Request, Way};
-use super::read::{Part, ReadError, Reader, span_len};
+use super::single_flight::{Claim, FlightError, SingleFlight};
+use super::packed::{Request, FetchMode};
+use super::read::{SpanPart, ReadError, Reader, span_len};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
@@ -34,7 +34,7 @@ const MAX_FETCH_BYTES: u64 = 1 << 20;
 pub(super) const LONG_READ_BYTES: u64 = 256 << 10;
 
 /// A read that continues a fetch fetches so many times as much.
-const GROWTH: u64 = 4;
+const FETCH_GROWTH_FACTOR: u64 = 4;
 
 /// Fetches that a read may continue; the oldest is forgotten first.
 const MAX_RECENT_FETCHES: usize = 16;
@@ -46,7 +46,7 @@ pub(super) type WindowClaim = Claim<ReadError, u64>;
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// Windows that are being fetched.
-    flights: Flights<ReadError, u64>,
+    single_flight: SingleFlight<ReadError, u64>,
     recent: Mutex<RecentFetches>,
 }
 
@@ -80,7 +80,7 @@ impl RecentFetches {
     /// How many windows to fetch from `number` on, for a read that misses it.
     fn next_len(&self, number: u64, max: u64) -> u64 {
         let continued = self.0.iter().find(|fetch| fetch.end == number);
-        let len = continued.map_or(1, |fetch| (fetch.end - fetch.start).saturating_mul(GROWTH));
+        let len = continued.map_or(1, |fetch| (fetch.end - fetch.start).saturating_mul(FETCH_GROWTH_FACTOR));
         len.min(max)
     }
 
@@ -134,7 +134,7 @@ impl Layout {
 impl Reader {
     /// How the archive is cut into windows; `None` where reads make whole spans.
     pub(super) fn layout(&self) -> Option<Layout> {
-        let index = self.catalog.completed()?;
+        let index = self.live_index.completed()?;
         let origin = index.origin();
         let is_windowed = origin.compression == Compression::None
             && self.source.access() == Access::Ranges
@@ -153,10 +153,10 @@ impl Reader {
     }
 
     /// `plain`, if all of its windows are in memory.
-    pub(super) fn remembered_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
+    pub(super) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
         let layout = self.layout()?;
         let windows = layout.windows(plain).map(|number| {
-            let bytes = self.memory.get(self.window_key(number))?;
+            let bytes = self.span_cache.get(self.window_key(number))?;
             Some((layout.window(number), bytes))
         });
         let windows: Option<Vec<_>> = windows.collect();
@@ -168,19 +168,19 @@ impl Reader {
     ///
     /// # Errors
     /// When its bytes cannot be had, or are not those that were indexed.
-    pub(super) fn read_windows(&self, part: &Part) -> Result<Option<Bytes>, ReadError> {
+    pub(super) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
         let Some(layout) = self.layout() else {
             return Ok(None);
         };
         // Read-ahead that makes the span brings all windows.
-        if let Some(flight) = self.flights.find(part.span)
+        if let Some(flight) = self.single_flight.find(part.span)
             && let Some(bytes) = flight.wait()?
         {
             self.stats.memory_shared_spans.increment();
-            let bytes = part.of(&bytes);
+            let bytes = part.slice_of(&bytes);
             return bytes.map(Some).map_err(|_| ReadError::Index);
         }
-        let span = self.known_span(part.span)?;
+        let span = self.indexed_span(part.span)?;
         span_len(&span)?;
         let span = span.plain;
         if part.plain.end().0 > layout.end {
@@ -204,7 +204,7 @@ impl Reader {
             let extent = layout.window(number);
             if windows.iter().all(|(found, _)| *found != extent) {
                 let limits = (wanted.end, of_span.end);
-                self.window(layout, number, limits, &mut windows)?;
+                self.load_window(layout, number, limits, &mut windows)?;
             }
         }
         let bytes = self.join(part.plain, &windows);
@@ -216,7 +216,7 @@ impl Reader {
     fn read_span(
         &self,
         layout: Layout,
-        part: &Part,
+        part: &SpanPart,
         span: Extent<Plain>,
         is_long: bool,
     ) -> Result<Option<Bytes>, ReadError> {
@@ -233,7 +233,7 @@ impl Reader {
         // No other read fetches a window of the span meanwhile.
         let claims = windows
             .clone()
-            .map(|number| self.windows.flights.claim(number).ok());
+            .map(|number| self.windows.single_flight.claim(number).ok());
         let Some(mut claims) = claims.collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
@@ -242,10 +242,10 @@ impl Reader {
             return Ok(None);
         }
         self.windows.recent().add(windows.clone());
-        match self.span(part.span) {
+        match self.load_span(part.span) {
             Ok(bytes) => {
-                self.land_windows(span, &bytes, &mut claims);
-                let bytes = part.of(&bytes);
+                self.complete_windows(span, &bytes, &mut claims);
+                let bytes = part.slice_of(&bytes);
                 bytes.map(Some).map_err(|_| ReadError::Index)
             }
             // Damage of other windows must not make this read fail.
@@ -262,7 +262,7 @@ impl Reader {
     /// Adds window `number` to `found`, and whatever else is fetched with it. A fetch brings missing
     /// windows up to the first of `limits` at least, and for a sequential reader at most up to the second,
     /// the end of the span.
-    fn window(
+    fn load_window(
         &self,
         layout: Layout,
         number: u64,
@@ -272,9 +272,9 @@ impl Reader {
         let extent = layout.window(number);
         let bytes = loop {
             if self.is_closed.load(Ordering::Relaxed) {
-                return Err(self.failed_at(extent, Error::Interrupted));
+                return Err(self.read_error_at(extent, Error::Interrupted));
             }
-            let claim = match self.windows.flights.claim(number) {
+            let claim = match self.windows.single_flight.claim(number) {
                 Ok(claim) => claim,
                 Err(flight) => match flight.wait()? {
                     Some(bytes) => {
@@ -285,13 +285,13 @@ impl Reader {
                     None => continue,
                 },
             };
-            if let Some(bytes) = self.window_in_memory(layout, number) {
+            if let Some(bytes) = self.cached_window(layout, number) {
                 self.stats.memory_hit_spans.increment();
-                claim.land(bytes.clone());
+                claim.complete(bytes.clone());
                 break bytes;
             }
-            if let Some(bytes) = self.unspool_window(extent) {
-                claim.land(bytes.clone());
+            if let Some(bytes) = self.window_from_disk_cache(extent) {
+                claim.complete(bytes.clone());
                 break bytes;
             }
             let claims = self.claim_neighbours(layout, claim, limits);
@@ -303,18 +303,18 @@ impl Reader {
     }
 
     /// Window `number`, of its own or as a part of a span.
-    fn window_in_memory(&self, layout: Layout, number: u64) -> Option<Bytes> {
-        if let Some(bytes) = self.memory.get(self.window_key(number)) {
+    fn cached_window(&self, layout: Layout, number: u64) -> Option<Bytes> {
+        if let Some(bytes) = self.span_cache.get(self.window_key(number)) {
             return Some(bytes);
         }
-        let (span, plain) = self.span_around(layout.window(number))?;
-        let bytes = self.memory.get(self.key(span))?;
-        cut(plain, &bytes, layout.window(number))
+        let (span, plain) = self.span_containing(layout.window(number))?;
+        let bytes = self.span_cache.get(self.key(span))?;
+        slice_extent(plain, &bytes, layout.window(number))
     }
 
     /// The span that holds all of `extent`, if there is one, and its bytes' extent.
-    fn span_around(&self, extent: Extent<Plain>) -> Option<(u32, Extent<Plain>)> {
-        let index = self.catalog.known();
+    fn span_containing(&self, extent: Extent<Plain>) -> Option<(u32, Extent<Plain>)> {
+        let index = self.live_index.read();
         let span = index.span_at(extent.start())?;
         let plain = index.span_extent(span)?;
         (plain.intersection(&extent) == Some(extent)).then_some((span, plain))
@@ -323,38 +323,38 @@ impl Reader {
     /// Whether window `number` need not be fetched, as far as can be told without reading it.
     fn has_window(&self, layout: Layout, number: u64) -> bool {
         let extent = layout.window(number);
-        if self.memory.contains(self.window_key(number)) {
+        if self.span_cache.contains(self.window_key(number)) {
             return true;
         }
-        let span = self.span_around(extent);
-        if span.is_some_and(|(span, _)| self.memory.contains(self.key(span))) {
+        let span = self.span_containing(extent);
+        if span.is_some_and(|(span, _)| self.span_cache.contains(self.key(span))) {
             return true;
         }
         let is_digested = || {
             self.whole_request(extent)
                 .is_ok_and(|request| request.is_digested())
         };
-        let spool = self.spool.as_ref();
-        spool.is_some_and(|spool| spool.covers(extent)) && is_digested()
+        let disk_cache = self.disk_cache.as_ref();
+        disk_cache.is_some_and(|disk_cache| disk_cache.covers(extent)) && is_digested()
     }
 
-    /// The bytes of a window from the spool.
-    fn unspool_window(&self, extent: Extent<Plain>) -> Option<Bytes> {
-        let spool = self.spool.as_ref()?;
+    /// The bytes of a window from the disk cache.
+    fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
+        let disk_cache = self.disk_cache.as_ref()?;
         let request = self.whole_request(extent).ok()?;
         if !request.is_digested() {
             return None;
         }
         // By parts, as a window may wait to be written in one piece with others.
-        let bytes = spool
+        let bytes = disk_cache
             .covers(extent)
-            .then(|| spool.read_part(extent, Wait::ForDisk));
+            .then(|| disk_cache.read_part(extent, Wait::ForDisk));
         let bytes = bytes??;
         if request.blocks().mismatch(&bytes).is_some() {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
-        spool.used(extent);
+        disk_cache.used(extent);
         self.stats.disk_cache_hit_spans.increment();
         self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes)
@@ -380,8 +380,8 @@ impl Reader {
             len => len,
         };
         let archive_end = layout.end.div_ceil(layout.window_bytes);
-        let read_on = number.saturating_add(len).min(span_end);
-        let mut wanted = number..end.max(read_on).min(archive_end);
+        let read_ahead_end = number.saturating_add(len).min(span_end);
+        let mut wanted = number..end.max(read_ahead_end).min(archive_end);
         if is_half_here {
             wanted = group.start..wanted.end.max(group.end);
         }
@@ -407,7 +407,7 @@ impl Reader {
     /// Whether a read that misses window `number` is one of many in order.
     fn is_sequential(&self, layout: Layout, number: u64) -> bool {
         let len = self.windows.recent().next_len(number, u64::MAX);
-        len > GROWTH || len == 1 && self.continues_all(layout, number)
+        len > FETCH_GROWTH_FACTOR || len == 1 && self.continues_all(layout, number)
     }
 
     /// Whether as many windows before `number` are here as one fetch can bring.
@@ -418,7 +418,7 @@ impl Reader {
 
     /// The claim to window `number`, unless it is here or being fetched.
     fn claim_missing(&self, layout: Layout, number: u64) -> Option<WindowClaim> {
-        let claim = self.windows.flights.claim(number).ok()?;
+        let claim = self.windows.single_flight.claim(number).ok()?;
         // Looked for only now: it may just have been fetched.
         (!self.has_window(layout, number)).then_some(claim)
     }
@@ -431,24 +431,24 @@ impl Reader {
         number: u64,
         mut claims: VecDeque<WindowClaim>,
     ) -> Result<Vec<(Extent<Plain>, Bytes)>, ReadError> {
-        let _busy = self.foreground.enter();
+        let _active_read = self.read_priority.start_read();
         self.stats.memory_miss_spans.increment();
-        if self.spool.is_some() {
+        if self.disk_cache.is_some() {
             self.stats.disk_cache_miss_spans.increment();
         }
         let first = claims.front().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
         // Wrong bytes may be a fault of the way: they get a second chance, and another way.
-        let mut fetched = self.fetch_extent(extent, Way::Usual);
+        let mut fetched = self.fetch_extent(extent, FetchMode::Normal);
         if let Err(ReadError::Damaged { .. }) = fetched {
-            fetched = self.fetch_extent(extent, Way::Afresh);
+            fetched = self.fetch_extent(extent, FetchMode::Refetch);
         }
         if let Err(ReadError::Damaged { .. }) = fetched
             && claims.len() > 1
         {
             // Damage of other windows must not make this read fail.
             claims.retain(|claim| claim.span() == number);
-            fetched = self.fetch_extent(layout.window(number), Way::Afresh);
+            fetched = self.fetch_extent(layout.window(number), FetchMode::Refetch);
         }
         let (bytes, _reserved) = match fetched {
             Ok(fetched) => fetched,
@@ -461,55 +461,55 @@ impl Reader {
             }
         };
         // A sequential reader would be as slow as the disk.
-        let patience = if extent.len() < MAX_FETCH_BYTES {
+        let disk_wait = if extent.len() < MAX_FETCH_BYTES {
             Patience::Short
         } else {
             Patience::No
         };
-        Ok(self.keep_windows(layout, claims.into(), &bytes, patience, true))
+        Ok(self.cache_windows(layout, claims.into(), &bytes, disk_wait, true))
     }
 
     fn fetch_extent(
         &self,
         extent: Extent<Plain>,
-        way: Way,
+        mode: FetchMode,
     ) -> Result<(Bytes, Reservation), ReadError> {
-        let failed = |error: Error| self.failed_at(extent, error);
+        let read_error = |error: Error| self.read_error_at(extent, error);
         let request = self.whole_request(extent)?;
         // The bytes as they are fetched, and as they are kept.
         let reserved = self.budget.reserve(2 * request.buffer_bytes());
-        let reserved = reserved.map_err(|Closed| failed(Error::Interrupted))?;
-        let bytes = self.fetch_verified(&request, way).map_err(failed)?;
+        let reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
+        let bytes = self.fetch_verified(&request, mode).map_err(read_error)?;
         Ok((bytes, reserved))
     }
 
     /// Keeps the verified `bytes` of windows that follow each other, and gives them to all readers
-    /// that wait. `displaces` says whether older spans may leave the spool for them.
-    pub(super) fn keep_windows(
+    /// that wait. `can_evict` says whether older spans may leave the disk cache for them.
+    pub(super) fn cache_windows(
         &self,
         layout: Layout,
         claims: Vec<WindowClaim>,
         bytes: &Bytes,
-        patience: Patience,
-        displaces: bool,
+        disk_wait: Patience,
+        can_evict: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let first = claims.first().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
-        self.spool_windows(extent, bytes, patience, displaces);
+        self.cache_windows_on_disk(extent, bytes, disk_wait, can_evict);
         let keep = |claim: WindowClaim| {
             let window = layout.window(claim.span());
             // A copy, as a slice would keep all bytes of the fetch in memory.
-            let bytes = Bytes::copy_from_slice(&cut(extent, bytes, window)?);
-            self.memory
+            let bytes = Bytes::copy_from_slice(&slice_extent(extent, bytes, window)?);
+            self.span_cache
                 .insert(self.window_key(claim.span()), bytes.clone());
-            claim.land(bytes.clone());
+            claim.complete(bytes.clone());
             Some((window, bytes))
         };
         claims.into_iter().filter_map(keep).collect()
     }
 
     /// Gives the windows of a span that was made to all readers that wait.
-    pub(super) fn land_windows(
+    pub(super) fn complete_windows(
         &self,
         span: Extent<Plain>,
         bytes: &Bytes,
@@ -517,29 +517,29 @@ impl Reader {
     ) {
         let Some(layout) = self.layout() else { return };
         for claim in claims.drain(..) {
-            if let Some(window) = cut(span, bytes, layout.window(claim.span())) {
-                claim.land(window);
+            if let Some(window) = slice_extent(span, bytes, layout.window(claim.span())) {
+                claim.complete(window);
             }
         }
     }
 
-    fn spool_windows(
+    fn cache_windows_on_disk(
         &self,
         extent: Extent<Plain>,
         bytes: &Bytes,
-        patience: Patience,
-        displaces: bool,
+        disk_wait: Patience,
+        can_evict: bool,
     ) {
-        let Some(spool) = &self.spool else { return };
+        let Some(disk_cache) = &self.disk_cache else { return };
         // Bytes without digests could not be verified when they are read back.
         let request = self.whole_request(extent).ok();
         if !request.is_some_and(|request| request.is_digested()) {
             return;
         }
-        if displaces {
-            spool.keep_wanted(extent, bytes.clone(), patience);
+        if can_evict {
+            disk_cache.keep_wanted(extent, bytes.clone(), disk_wait);
         } else {
-            spool.keep(extent, bytes.clone(), patience);
+            disk_cache.keep(extent, bytes.clone(), disk_wait);
         }
     }
 
@@ -558,7 +558,7 @@ impl Reader {
         let mut is_all = first == windows.start;
         for number in first..windows.end {
             let claim = if is_damaged {
-                self.windows.flights.claim(number).ok()
+                self.windows.single_flight.claim(number).ok()
             } else {
                 self.claim_missing(layout, number)
             };
@@ -604,7 +604,7 @@ impl Reader {
                 .iter()
                 .find(|(extent, _)| extent.start() <= at && at < extent.end())?;
             let rest = Extent::new(at, wanted.end())?.intersection(extent)?;
-            Some((rest, cut(*extent, bytes, rest)?))
+            Some((rest, slice_extent(*extent, bytes, rest)?))
         };
         let (first, bytes) = find(wanted.start())?;
         if first == wanted {
@@ -630,7 +630,7 @@ fn fail_all(claims: impl IntoIterator<Item = WindowClaim>, error: &ReadError) {
 }
 
 /// `wanted` of `bytes`, which are those of `extent`; `None` when that does not hold all of it.
-fn cut(extent: Extent<Plain>, bytes: &Bytes, wanted: Extent<Plain>) -> Option<Bytes> {
+fn slice_extent(extent: Extent<Plain>, bytes: &Bytes, wanted: Extent<Plain>) -> Option<Bytes> {
     let start = usize::try_from(wanted.start().0.checked_sub(extent.start().0)?).ok()?;
     let end = start.checked_add(usize::try_from(wanted.len()).ok()?)?;
     (end <= bytes.len()).then(|| bytes.slice(start..end))
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn fetches_grow_with_sequential_reads_alone() {
+    fn fetch_size_grows_only_with_sequential_reads() {
         let mut recent = RecentFetches::default();
         assert_eq!(recent.next_len(7, 8), 1);
         recent.add(7..8);

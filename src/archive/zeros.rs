@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_count_in_a_row_and_across_pieces() {
+    fn consecutive_zeros_count_across_pieces() {
         let zeros = vec![0; 32 << 20];
         let mut run = ZeroRun::default();
         for _ in 0..2 {

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::args::{self, CacheDirArgs, Size};
 use super::{output, status};
-use crate::archive::kept::{self, Kept, Kind};
+use crate::archive::cache_inventory::{self, CacheEntry, Kind};
 use crate::list::escape;
 
 /// Arguments of `tarfs cache`.
@@ -77,7 +77,7 @@ pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     match &args.verb {
         CacheVerb::List(args) => {
             let directory = args.place.directory()?;
-            let all = kept::list(&directory)?;
+            let all = cache_inventory::list(&directory)?;
             let text = if args.json {
                 in_json(&directory, &all)?
             } else {
@@ -87,15 +87,15 @@ pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         CacheVerb::Prune(args) => {
-            let all = kept::list(&args.place.directory()?)?;
+            let all = cache_inventory::list(&args.place.directory()?)?;
             let max_bytes = args.max_size.map(|size| size.0);
             let days = |days: u32| Duration::from_hours(24 * u64::from(days));
             let max_age = args.older_than.map(days);
-            let surplus = kept::surplus(&all, max_bytes, max_age, SystemTime::now());
+            let surplus = cache_inventory::surplus(&all, max_bytes, max_age, SystemTime::now());
             remove(&all, &surplus, args.dry_run)
         }
         CacheVerb::Clear(args) => {
-            let all = kept::list(&args.place.directory()?)?;
+            let all = cache_inventory::list(&args.place.directory()?)?;
             let unused: Vec<_> = all.iter().filter(|kept| !kept.in_use).collect();
             remove(&all, &unused, args.dry_run)
         }
@@ -103,7 +103,7 @@ pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Removes `those` of `all` and says what came of it.
-fn remove(all: &[Kept], those: &[&Kept], dry_run: bool) -> anyhow::Result<ExitCode> {
+fn remove(all: &[CacheEntry], those: &[&CacheEntry], dry_run: bool) -> anyhow::Result<ExitCode> {
     if dry_run {
         let those: Vec<_> = those.iter().map(|&kept| kept.clone()).collect();
         print(&table(&those, SystemTime::now()))?;
@@ -146,7 +146,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn of(all: &[Kept]) -> Self {
+    fn of(all: &[CacheEntry]) -> Self {
         let mut sum = Self::default();
         for kept in all {
             sum.add(kept);
@@ -154,7 +154,7 @@ impl Sum {
         sum
     }
 
-    fn add(&mut self, kept: &Kept) {
+    fn add(&mut self, kept: &CacheEntry) {
         self.files += 1;
         self.bytes = self.bytes.saturating_add(kept.held_bytes);
     }
@@ -170,13 +170,13 @@ impl std::fmt::Display for Sum {
 fn word(kind: Kind) -> &'static str {
     match kind {
         Kind::Index => "index",
-        Kind::Spool => "disk-cache",
+        Kind::DiskCache => "disk-cache",
         Kind::Unfinished => "unfinished",
     }
 }
 
 /// A line for each file, its columns under each other; at the end the sum. Nothing for nothing.
-fn table(all: &[Kept], now: SystemTime) -> String {
+fn table(all: &[CacheEntry], now: SystemTime) -> String {
     if all.is_empty() {
         return String::new();
     }
@@ -203,7 +203,7 @@ fn table(all: &[Kept], now: SystemTime) -> String {
     text
 }
 
-fn row(kept: &Kept, now: SystemTime) -> [String; 5] {
+fn row(kept: &CacheEntry, now: SystemTime) -> [String; 5] {
     let shown = |text: &Option<String>| text.as_ref().map(|text| escape(text.as_bytes()));
     let source = match (shown(&kept.source), shown(&kept.version)) {
         (Some(source), Some(version)) => format!("{source} ({version})"),
@@ -219,7 +219,7 @@ fn row(kept: &Kept, now: SystemTime) -> [String; 5] {
     ]
 }
 
-/// As [`Kept`], for programs.
+/// As [`CacheEntry`], for programs.
 #[derive(Serialize)]
 struct Line<'a> {
     kind: &'static str,
@@ -231,7 +231,7 @@ struct Line<'a> {
     in_use: bool,
 }
 
-fn in_json(directory: &Path, all: &[Kept]) -> anyhow::Result<String> {
+fn in_json(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String> {
     let mut text = String::new();
     for kept in all {
         let line = Line {

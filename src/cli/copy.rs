@@ -28,7 +28,7 @@ impl Original {
         let (read, index) = (Arc::clone(archive), Arc::clone(archive));
         Self::new(
             move || index.complete_index(),
-            move |ino, offset, len| read.read_here(ino, offset, len),
+            move |ino, offset, len| read.read_blocking(ino, offset, len),
         )
     }
 

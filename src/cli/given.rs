@@ -12,7 +12,7 @@ use super::headers::{self, Header};
 use super::layers::LayerArgs;
 use super::part::{Part, What};
 use super::{open, privileges};
-use crate::archive::{Archive, OpenOptions, Spooling, scan};
+use crate::archive::{Archive, OpenOptions, DiskCacheMode, scan};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
@@ -34,7 +34,7 @@ pub(super) struct Outer {
     /// Where its index is kept, if anywhere.
     pub cache_dir: Option<PathBuf>,
     /// Where what is decoded of it is kept when it is packed.
-    pub spooling: Spooling,
+    pub spooling: DiskCacheMode,
     /// Whether nobody wants to see how it goes.
     pub quiet: bool,
     /// How many archives around SOURCE share their part of the memory.
@@ -48,7 +48,7 @@ impl Outer {
     pub(super) fn new(place: &CacheDirArgs, quiet: bool) -> Self {
         Self {
             cache_dir: place.directory().ok(),
-            spooling: Spooling::ToDisk { limit_bytes: None },
+            spooling: DiskCacheMode::Enabled { limit_bytes: None },
             quiet,
             count: 1,
             shown_version: None,
@@ -96,7 +96,7 @@ impl Outer {
                 compression: None,
                 tar: tar::Options::default(),
                 allow_truncated: false,
-                hops: true,
+                allow_skipping: true,
                 memory: args.memory.0 / OUTER_SHARE / self.count.max(1),
                 sha256: scan::Digest::Ignore,
                 ..open::scan_options(args)
@@ -104,12 +104,12 @@ impl Outer {
             cache_dir: self.cache_dir.clone(),
             index_file: None,
             index_memory: MemoryLimit::new(args.index_memory.0),
-            rescans_unproven: false,
-            logs_problems: false,
+            should_rescan_unproven: false,
+            should_log_problems: false,
             layer: None,
             // Of a plain one nothing is read but by ranges of its source.
             spooling: if is_plain {
-                Spooling::TreeOnly
+                DiskCacheMode::IndexOnly
             } else {
                 self.spooling
             },

@@ -10,7 +10,7 @@ use super::args::{CacheArgs, SourceArgs};
 use super::layers::LayerArgs;
 use super::open::{self, Opening, Tree};
 use super::{given, output};
-use crate::archive::Spooling;
+use crate::archive::DiskCacheMode;
 use crate::index::store;
 
 /// Arguments of `tarfs index`.
@@ -37,10 +37,10 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         source: &args.source,
         layers: &LayerArgs::default(),
         cache: &args.cache,
-        spooling: Spooling::TreeOnly,
+        spooling: DiskCacheMode::IndexOnly,
         hops: false,
-        rescans_unproven: false,
-        logs_problems: false,
+        should_rescan_unproven: false,
+        should_log_problems: false,
         quiet: args.quiet,
     };
     ensure!(

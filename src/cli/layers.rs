@@ -166,7 +166,7 @@ pub(super) fn stack(
     let mut options = opening.options();
     options.scan.memory = opening.layers.memory(opening.source);
     // What one layer lacks can be an entry of another one.
-    options.logs_problems = false;
+    options.should_log_problems = false;
     let whiteouts = opening.layers.whiteouts();
     let stack = Stack::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)
@@ -209,7 +209,7 @@ pub(super) fn for_mount(
         is_strong: versions.clone().all(source::Fingerprint::is_strong),
         original: Original::new(
             move || Some(Arc::clone(&index)),
-            move |ino, offset, len| read.read_here(ino, offset, len),
+            move |ino, offset, len| read.read_blocking(ino, offset, len),
         ),
         content: Arc::<Stack>::clone(&stack),
         telling: Box::new(OfStack {

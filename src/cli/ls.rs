@@ -12,7 +12,7 @@ use super::args::{CacheArgs, SourceArgs};
 use super::layers::LayerArgs;
 use super::open::{self, Opening};
 use super::output;
-use crate::archive::Spooling;
+use crate::archive::DiskCacheMode;
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino};
 use crate::list::{self, Columns, json};
@@ -57,10 +57,10 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         source: &args.source,
         layers: &args.layers,
         cache: &args.cache,
-        spooling: Spooling::TreeOnly,
+        spooling: DiskCacheMode::IndexOnly,
         hops: true,
-        rescans_unproven: false,
-        logs_problems: false,
+        should_rescan_unproven: false,
+        should_log_problems: false,
         quiet: !io::stderr().is_terminal(),
     };
     let tree = opening.open(&network, &Arc::default())?;

@@ -21,7 +21,7 @@ use super::undo::Undo;
 use super::xattrs::XattrArgs;
 use super::{headers, open, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
-use crate::archive::{Error, OpenOptions, Saved, Spooling};
+use crate::archive::{Error, OpenOptions, SavedIndex, DiskCacheMode};
 use crate::base::extent::Plain;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
@@ -193,14 +193,14 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         &stats,
     )?;
     let source = &layers.first().context("there is always SOURCE")?.source;
-    let mut opening = open::open_options(&args.source, &args.saved, Spooling::TreeOnly);
+    let mut opening = open::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
     opening.scan.memory = args.layers.memory(&args.source);
     opening.layer = whiteouts;
     opening.scan.tar.accepts_empty = is_stack;
     if let Some(size) = args.max_unpacked_size {
         opening.scan.tar.limits.size = size.0;
     }
-    let saved = Saved::find(&**source, &opening)?;
+    let saved = SavedIndex::find(&**source, &opening)?;
     let wanted = args.selection().paths;
     let wanted: Vec<_> = wanted.into_iter().map(|wanted| wanted.path).collect();
     if !wanted.is_empty() {
@@ -220,7 +220,7 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         args,
         since: Instant::now(),
         scan_options: scan::Options {
-            saved,
+            saved_index: saved,
             ..opening.scan.clone()
         },
         opening: &opening,
@@ -505,7 +505,7 @@ impl Run<'_> {
         for layer in self.layers {
             let mut options = self.opening.scan.clone();
             options.sha256 = layer.digest;
-            options.saved = Saved::find(&*layer.source, self.opening)?;
+            options.saved_index = SavedIndex::find(&*layer.source, self.opening)?;
             sink.begin_layer();
             if !self.write_layer(sink, &layer.source, &options, &mut left_bytes) {
                 return Ok(false);
@@ -559,7 +559,7 @@ impl Run<'_> {
         let place = directory.display().to_string();
         let counted = Arc::clone(self.stats);
         let _undo = Undo::on_signals(move || tell_interrupted(&counted, &place, RESUMES))?;
-        self.scan_options.bookmarks = true;
+        self.scan_options.resume_points = true;
         let has_checksums = bookmark
             .as_ref()
             .is_some_and(|place| place.compression != Compression::None && place.member > Plain(0));

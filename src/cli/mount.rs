@@ -34,7 +34,7 @@ use super::telling::Telling;
 use super::writable::{self, Writable};
 use super::xattrs::XattrArgs;
 use super::{control, exit, output, panics, privileges, status as words, telemetry, undo};
-use crate::archive::{Awaited, Then};
+use crate::archive::{WaitFor, Callback};
 use crate::base::archive_path::ArchivePath;
 use crate::base::trusted_dir::TrustedDir;
 use crate::base::stats::Stats;
@@ -384,8 +384,8 @@ const LARGE_BYTES: u64 = 64 << 20;
 /// Waits until the scan is over, for [`SCAN_WAIT`] at most.
 fn wait_for_scan(opened: &Opened) {
     let (sender, scanned) = mpsc::channel::<()>();
-    let then = Then::new(move || drop(sender));
-    opened.content.when(Awaited::End, then);
+    let then = Callback::new(move || drop(sender));
+    opened.content.on_available(WaitFor::End, then);
     // Nothing is ever sent.
     let is_over = |wait| scanned.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
     if is_over(SCAN_LOOK) {
@@ -554,8 +554,8 @@ fn serve_opened(
     };
     let tree = tree(args, opened, view, options, copy)?;
     let scanned = events.clone();
-    let then = Then::new(move || tell(&scanned, Event::Scanned));
-    opened.content.when(Awaited::End, then);
+    let then = Callback::new(move || tell(&scanned, Event::Scanned));
+    opened.content.on_available(WaitFor::End, then);
     let ended = events.clone();
     let ended = move || tell(&ended, Event::Ended);
     let is_heir = inheritance.is_some();

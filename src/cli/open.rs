@@ -21,7 +21,7 @@ use super::part::Part;
 use super::prefetch::Mode;
 use super::telling::OfArchive;
 use super::{privileges, settings};
-use crate::archive::{Archive, Awaited, Known, OpenOptions, Spooling, Then, scan};
+use crate::archive::{Archive, WaitFor, IndexGuard, OpenOptions, DiskCacheMode, Callback, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::image::{Reference, Transport};
@@ -129,13 +129,13 @@ pub(super) struct Opening<'a> {
     pub layers: &'a LayerArgs,
     pub cache: &'a CacheArgs,
     /// What is to be done with decoded data.
-    pub spooling: Spooling,
+    pub spooling: DiskCacheMode,
     /// Whether an index to be made may lack hashes of what nobody has to read for it.
     pub hops: bool,
     /// Whether an archive whose version nothing proves is scanned whatever was saved of it.
-    pub rescans_unproven: bool,
+    pub should_rescan_unproven: bool,
     /// Whether members that are damaged or not in the tree are logged.
-    pub logs_problems: bool,
+    pub should_log_problems: bool,
     /// Whether no progress is shown.
     pub quiet: bool,
 }
@@ -149,10 +149,10 @@ pub(super) enum Tree {
 
 impl Tree {
     /// All of it.
-    pub(super) fn index(&self) -> Known<'_> {
+    pub(super) fn index(&self) -> IndexGuard<'_> {
         match self {
             Self::Archive(archive) => archive.index(),
-            Self::Stack(stack) => Known::Complete(stack.index()),
+            Self::Stack(stack) => IndexGuard::Complete(stack.index()),
         }
     }
 }
@@ -161,9 +161,9 @@ impl Opening<'_> {
     /// How each archive is opened.
     pub(super) fn options(&self) -> OpenOptions {
         let mut options = open_options(self.source, &self.cache.saved, self.spooling);
-        options.scan.hops = self.hops;
-        options.rescans_unproven = self.rescans_unproven;
-        options.logs_problems = self.logs_problems;
+        options.scan.allow_skipping = self.hops;
+        options.should_rescan_unproven = self.should_rescan_unproven;
+        options.should_log_problems = self.should_log_problems;
         options
     }
 
@@ -221,8 +221,8 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
         // What is fetched anyway had better be fetched while the scan goes by.
         hops: args.prefetch.prefetch != Mode::All,
         // The copy holds files of an earlier scan.
-        rescans_unproven: args.copy_to.is_some(),
-        logs_problems: true,
+        should_rescan_unproven: args.copy_to.is_some(),
+        should_log_problems: true,
         quiet: !(args.foreground || args.waits() && has_terminal),
     };
     if opening.is_of_layers()? {
@@ -258,7 +258,7 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
         options.scan.retry_forever.enable();
         archive
     };
-    archive.when(Awaited::End, Then::new(move || drop(progress)));
+    archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
     let archive = Arc::new(archive);
     let (recording, said) =
         super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;
@@ -287,11 +287,11 @@ pub(super) fn name(args: &SourceArgs) -> String {
 }
 
 /// What is to be done with decoded data.
-pub(super) fn spooling(cache: &CacheArgs) -> Spooling {
+pub(super) fn spooling(cache: &CacheArgs) -> DiskCacheMode {
     if cache.no_disk_cache {
-        return Spooling::Refused;
+        return DiskCacheMode::Disabled;
     }
-    Spooling::ToDisk {
+    DiskCacheMode::Enabled {
         limit_bytes: cache.cache_size.map(|size| size.0),
     }
 }
@@ -385,17 +385,17 @@ pub(super) fn indexing(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool
 pub(super) fn open_options(
     args: &SourceArgs,
     saved: &SavedArgs,
-    spooling: Spooling,
+    spooling: DiskCacheMode,
 ) -> OpenOptions {
     OpenOptions {
         scan: scan_options(args),
         cache_dir: saved.place.directory().ok(),
         index_file: saved.index.clone(),
         index_memory: MemoryLimit::new(args.index_memory.0),
-        rescans_unproven: false,
-        logs_problems: false,
+        should_rescan_unproven: false,
+        should_log_problems: false,
         layer: None,
-        spooling,
+        disk_cache: spooling,
     }
 }
 

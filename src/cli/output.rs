@@ -75,10 +75,10 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     }
     match error.downcast_ref::<StackError>() {
         Some(StackError::TooManyEntries { .. }) => {
-            return Some(Cow::from(archive::MORE_ENTRIES));
+            return Some(Cow::from(archive::HINT_RAISE_MAX_ENTRIES));
         }
         Some(StackError::Merge(MergeError::TooMuchMemory(_))) => {
-            return Some(Cow::from(archive::MORE_INDEX));
+            return Some(Cow::from(archive::HINT_RAISE_INDEX_MEMORY));
         }
         _ => {}
     }

@@ -18,7 +18,7 @@ use super::headers::Header;
 use super::open;
 use super::profile;
 use super::settings::{self, Role};
-use crate::archive::{Ahead, Archive, Prefetch, Profile, Touched};
+use crate::archive::{PrefetchMode, Archive, PrefetchOptions, Profile, AccessedRange};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -92,7 +92,7 @@ pub(super) fn start(
             }
         }
     });
-    let prefetch = Prefetch {
+    let prefetch = PrefetchOptions {
         replay,
         record: args.record.is_some(),
         ..ahead(args)
@@ -109,15 +109,15 @@ pub(super) fn start(
 }
 
 /// What `args` ask for, but for replaying and recording.
-fn ahead(args: &PrefetchArgs) -> Prefetch {
-    Prefetch {
-        ahead: match args.prefetch {
-            Mode::None => Ahead::None,
-            Mode::Ahead => Ahead::Readers,
-            Mode::All => Ahead::All,
+fn ahead(args: &PrefetchArgs) -> PrefetchOptions {
+    PrefetchOptions {
+        mode: match args.prefetch {
+            Mode::None => PrefetchMode::Off,
+            Mode::Ahead => PrefetchMode::ReadAhead,
+            Mode::All => PrefetchMode::All,
         },
         bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
-        ..Prefetch::default()
+        ..PrefetchOptions::default()
     }
 }
 
@@ -133,7 +133,7 @@ pub(super) fn start_layer(
     let whole = ahead(args);
     // They fetch at the same time.
     let rate = whole.bytes_per_second;
-    let prefetch = Prefetch {
+    let prefetch = PrefetchOptions {
         bytes_per_second: rate.map(|rate| rate.div_ceil(count.max(1) as u64)),
         ..whole
     };
@@ -228,7 +228,7 @@ impl Recording {
             let mut reads = 0;
             loop {
                 let is_over = ended.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout);
-                if let Some((ranges, now)) = archive.recorded(reads) {
+                if let Some((ranges, now)) = archive.accesses_since(reads) {
                     match write(&path, &archive, &[&before[..], &ranges].concat()) {
                         Ok(()) => reads = now,
                         Err(error) => tracing::warn!(%error, "the recording cannot be written"),
@@ -255,7 +255,7 @@ impl Drop for Recording {
 }
 
 /// What the process that died has recorded; nothing where that cannot be read.
-fn recorded_before(path: &Path, archive: &Archive) -> Vec<Touched> {
+fn recorded_before(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| {
         let most = MAX_PROFILE_BYTES as u64;
@@ -269,7 +269,7 @@ fn recorded_before(path: &Path, archive: &Archive) -> Vec<Touched> {
 
 /// Puts a profile of `ranges` at `path`, for this user only, as it tells what is in the archive: what
 /// is there before or after a crash is whole.
-fn write(path: &Path, archive: &Archive, ranges: &[Touched]) -> io::Result<()> {
+fn write(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);

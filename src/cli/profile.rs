@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use crate::archive::Touched;
+use crate::archive::AccessedRange;
 use crate::base::archive_path::ArchivePath;
 use crate::index::Index;
 use crate::list::escape;
@@ -32,13 +32,13 @@ pub(super) enum ProfileError {
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Found {
     /// In the profile's order.
-    pub ranges: Vec<Touched>,
+    pub ranges: Vec<AccessedRange>,
     /// How many name a file that the archive does not have.
     pub unknown: usize,
 }
 
 /// `ranges` as a profile.
-pub(super) fn text(index: &Index, ranges: &[Touched]) -> String {
+pub(super) fn text(index: &Index, ranges: &[AccessedRange]) -> String {
     let mut text = format!("{FIRST}\n");
     for range in ranges {
         let Some(path) = index.path(range.ino) else {
@@ -74,7 +74,7 @@ pub(super) fn find(profile: &str, index: &Index) -> Result<Found, ProfileError> 
         let (offset, len, path) = range(line).ok_or(ProfileError::Line(number + 1))?;
         let path = ArchivePath::sanitize(&path).path;
         match index.find(&path) {
-            Some(entry) if found.ranges.len() < MAX_RANGES => found.ranges.push(Touched {
+            Some(entry) if found.ranges.len() < MAX_RANGES => found.ranges.push(AccessedRange {
                 ino: entry.ino(),
                 offset,
                 len: len.min(entry.size().saturating_sub(offset)),
@@ -144,9 +144,9 @@ mod tests {
         builder.finish(Origin::default())
     }
 
-    fn touched(index: &Index, name: &[u8], offset: u64, len: u64) -> Touched {
+    fn touched(index: &Index, name: &[u8], offset: u64, len: u64) -> AccessedRange {
         let entry = index.find(&ArchivePath::sanitize(name).path);
-        Touched {
+        AccessedRange {
             ino: entry.expect("there").ino(),
             offset,
             len,
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_file_that_went_is_not_written() {
         let index = index(&[b"a"]);
-        let gone = Touched {
+        let gone = AccessedRange {
             ino: Ino(77),
             offset: 0,
             len: 1,

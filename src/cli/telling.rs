@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
 use super::output;
 use super::prefetch::Notes;
-use crate::archive::{Ahead, Archive, PrefetchProgress, PrefetchState};
+use crate::archive::{PrefetchMode, Archive, PrefetchProgress, PrefetchState};
 use crate::index::Index;
 use crate::stack::Stack;
 
@@ -156,7 +156,7 @@ impl Telling for OfStack {
         let sum = layers
             .filter_map(|layer| layer.prefetch_progress())
             .reduce(|one, other| PrefetchProgress {
-                ahead: one.ahead,
+                mode: one.mode,
                 state: one.state.min(other.state),
                 done_spans: one.done_spans + other.done_spans,
                 total_spans: one.total_spans + other.total_spans,
@@ -171,7 +171,7 @@ impl Telling for OfStack {
 /// What is not as it could be with the bytes of an archive.
 fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
     let mut notes = archive.notes();
-    notes.extend(archive.spool_trouble());
+    notes.extend(archive.disk_cache_problem());
     let doubt = archive.source().fingerprint().doubt();
     notes.extend(doubt.map(|doubt| {
         format!(
@@ -179,7 +179,7 @@ fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
              samples of the archive, and decoded data of earlier mounts is not used"
         )
     }));
-    if !is_spooled && archive.has_long_ways() {
+    if !is_spooled && archive.has_unseekable_spans() {
         notes.push(
             "parts of the stream cannot be decoded from the middle: without a disk cache \
              (--no-disk-cache) reads there decode from the start of their frame"
@@ -209,7 +209,7 @@ fn memory(archive: &Archive) -> MemoryUse {
 }
 
 fn spool(archive: &Archive) -> Option<SpoolUse> {
-    let used = archive.spool_use()?;
+    let used = archive.disk_cache_use()?;
     Some(SpoolUse {
         held_bytes: used.held_bytes,
         all_bytes: used.all_bytes,
@@ -218,10 +218,10 @@ fn spool(archive: &Archive) -> Option<SpoolUse> {
 }
 
 fn in_words(progress: PrefetchProgress) -> PrefetchStatus {
-    let what = match progress.ahead {
-        Ahead::None => "none",
-        Ahead::Readers => "ahead",
-        Ahead::All => "all",
+    let what = match progress.mode {
+        PrefetchMode::Off => "none",
+        PrefetchMode::ReadAhead => "ahead",
+        PrefetchMode::All => "all",
     };
     let state = match progress.state {
         PrefetchState::Running => "running",

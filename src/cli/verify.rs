@@ -17,7 +17,7 @@ use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, Task};
 use super::{headers, open, privileges};
 use crate::archive::scan::{self, Digest, ScanError, Sink};
-use crate::archive::{Check, Error};
+use crate::archive::{VerifySink, Error};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
@@ -162,7 +162,7 @@ impl Layers {
 /// A check of an archive that indexes it if it is a layer.
 #[derive(Debug)]
 struct Checked {
-    check: Check,
+    check: VerifySink,
     layer: Option<Builder>,
 }
 
@@ -218,13 +218,13 @@ fn verify(
 ) -> Report {
     let plain_digest = source.fingerprint().plain_sha256();
     let mut options = scan::Options {
-        sha256: Digest::Take,
-        plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Take),
+        sha256: Digest::Compute,
+        plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Compute),
         spans: index.is_some(),
         ..open::scan_options(&args.source)
     };
     options.tar.accepts_empty = layers.is_some();
-    let check = index.map_or_else(Check::new, |index| Check::against(Arc::new(index)));
+    let check = index.map_or_else(VerifySink::new, |index| VerifySink::with_index(Arc::new(index)));
     let mut checked = Checked {
         check,
         layer: layers.as_ref().map(|layers| layers.builder()),
@@ -291,7 +291,7 @@ fn verify(
     // What is expected of an image is expected of its manifest, and that of its layer.
     let asked = match open::scan_options(&args.source).sha256 {
         Digest::Expect(digest) => Some(digest),
-        Digest::Take | Digest::Ignore => None,
+        Digest::Compute | Digest::Ignore => None,
     };
     let expected = source.fingerprint().sha256().or(asked);
     let problem = expected.and_then(|expected| digest_problem(expected, sha256));
@@ -305,7 +305,7 @@ fn verify(
 fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
     match found {
         Some(found) if found == expected => None,
-        Some(found) => Some(Error::OtherDigest { expected, found }.to_string()),
+        Some(found) => Some(Error::DigestMismatch { expected, found }.to_string()),
         None => Some("its SHA-256 could not be taken: not all bytes came".to_owned()),
     }
 }
@@ -314,7 +314,7 @@ fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
 fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Option<String> {
     let expected = expected?;
     // Without a digest its thread is gone, and nothing was compared.
-    let error = found.map_or(Error::Interrupted, |found| Error::OtherPlainDigest {
+    let error = found.map_or(Error::Interrupted, |found| Error::PlainDigestMismatch {
         expected,
         found,
     });

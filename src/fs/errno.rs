@@ -10,10 +10,10 @@ pub(super) fn of_read(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,
         // The handle is good, what it stood for is gone: NFS' word for the same thing.
-        ReadError::Changed(_) | ReadError::Gone(_) => Errno::ESTALE,
+        ReadError::Changed(_) | ReadError::NotFound(_) => Errno::ESTALE,
         // What a network file system says that does not wait for ever (nfs(5), softerr).
         ReadError::TimedOut(_) => Errno::ETIMEDOUT,
-        ReadError::Refused(_) => Errno::EACCES,
+        ReadError::AccessDenied(_) => Errno::EACCES,
         ReadError::Unreachable(_)
         | ReadError::Damaged { .. }
         | ReadError::Unscanned
@@ -37,9 +37,9 @@ mod tests {
         for (error, number) in [
             (ReadError::NotAFile, Errno::EINVAL),
             (ReadError::Changed(failure()), Errno::ESTALE),
-            (ReadError::Gone(failure()), Errno::ESTALE),
+            (ReadError::NotFound(failure()), Errno::ESTALE),
             (ReadError::TimedOut(failure()), Errno::ETIMEDOUT),
-            (ReadError::Refused(failure()), Errno::EACCES),
+            (ReadError::AccessDenied(failure()), Errno::EACCES),
             (ReadError::Unreachable(failure()), Errno::EIO),
             (ReadError::Unscanned, Errno::EIO),
         ] {

@@ -52,7 +52,7 @@ use fuser::{
 use rustix::ioctl::opcode;
 use tracing::trace_span;
 
-use crate::archive::{Archive, Awaited, Known, PageCache, ReadError, Then, Wanted, Watcher};
+use crate::archive::{Archive, WaitFor, IndexGuard, PageCache, ReadError, Callback, IsWanted, Watcher};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
@@ -121,13 +121,13 @@ pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
 /// The files behind a mount: a tree and its bytes.
 pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::index`].
-    fn index(&self) -> Known<'_>;
+    fn index(&self) -> IndexGuard<'_>;
 
     /// As [`Archive::is_scanned`].
     fn is_scanned(&self) -> bool;
 
-    /// As [`Archive::when`].
-    fn when(&self, awaited: Awaited, then: Then);
+    /// As [`Archive::on_available`].
+    fn on_available(&self, awaited: WaitFor, then: Callback);
 
     /// As [`Archive::watch`].
     fn watch(&self, _watcher: Watcher) {}
@@ -136,23 +136,23 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
     /// As [`Archive::read`].
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: Wanted, done: ReadReply);
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply);
 
-    /// As [`Archive::saw_read`].
-    fn saw_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
+    /// As [`Archive::note_read`].
+    fn note_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
 
-    /// As [`Archive::saw_lookup`].
-    fn saw_lookup(&self, _ino: Ino) {}
+    /// As [`Archive::note_lookup`].
+    fn note_lookup(&self, _ino: Ino) {}
 
-    /// As [`Archive::push_into`].
-    fn push_into(&self, _pages: Arc<dyn PageCache>) {}
+    /// As [`Archive::set_page_cache`].
+    fn set_page_cache(&self, _pages: Arc<dyn PageCache>) {}
 
     /// As [`Archive::close`].
     fn close(&self) {}
 }
 
 impl Content for Archive {
-    fn index(&self) -> Known<'_> {
+    fn index(&self) -> IndexGuard<'_> {
         Self::index(self)
     }
 
@@ -160,8 +160,8 @@ impl Content for Archive {
         Self::is_scanned(self)
     }
 
-    fn when(&self, awaited: Awaited, then: Then) {
-        Self::when(self, awaited, then);
+    fn on_available(&self, awaited: WaitFor, then: Callback) {
+        Self::on_available(self, awaited, then);
     }
 
     fn watch(&self, watcher: Watcher) {
@@ -172,20 +172,20 @@ impl Content for Archive {
         Self::try_read(self, ino, offset, len)
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: Wanted, done: ReadReply) {
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
         Self::read(self, ino, offset, len, wanted, done);
     }
 
-    fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
-        Self::saw_read(self, ino, offset, len);
+    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+        Self::note_read(self, ino, offset, len);
     }
 
-    fn saw_lookup(&self, ino: Ino) {
-        Self::saw_lookup(self, ino);
+    fn note_lookup(&self, ino: Ino) {
+        Self::note_lookup(self, ino);
     }
 
-    fn push_into(&self, pages: Arc<dyn PageCache>) {
-        Self::push_into(self, pages);
+    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+        Self::set_page_cache(self, pages);
     }
 
     fn close(&self) {
@@ -194,15 +194,15 @@ impl Content for Archive {
 }
 
 impl Content for Stack {
-    fn index(&self) -> Known<'_> {
-        Known::Complete(Self::index(self))
+    fn index(&self) -> IndexGuard<'_> {
+        IndexGuard::Complete(Self::index(self))
     }
 
     fn is_scanned(&self) -> bool {
         true
     }
 
-    fn when(&self, _awaited: Awaited, then: Then) {
+    fn on_available(&self, _awaited: WaitFor, then: Callback) {
         then.run();
     }
 
@@ -210,20 +210,20 @@ impl Content for Stack {
         Self::try_read(self, ino, offset, len)
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: Wanted, done: ReadReply) {
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
         Self::read(self, ino, offset, len, wanted, done);
     }
 
-    fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
-        Self::saw_read(self, ino, offset, len);
+    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+        Self::note_read(self, ino, offset, len);
     }
 
-    fn saw_lookup(&self, ino: Ino) {
-        Self::saw_lookup(self, ino);
+    fn note_lookup(&self, ino: Ino) {
+        Self::note_lookup(self, ino);
     }
 
-    fn push_into(&self, pages: Arc<dyn PageCache>) {
-        Self::push_into(self, &pages);
+    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+        Self::set_page_cache(self, &pages);
     }
 
     fn close(&self) {
@@ -405,7 +405,7 @@ impl Tree {
             self.stats.served_lookups.increment();
             if index.is_complete() {
                 self.pages.named(entry.ino());
-                self.content.saw_lookup(entry.ino());
+                self.content.note_lookup(entry.ino());
             } else {
                 // The name is soon asked for again.
                 self.pages.heard_of(entry.ino());
@@ -420,7 +420,7 @@ impl Tree {
             return reply.error(Errno::EIO);
         }
         let later = self.later();
-        let awaited = Awaited::Name(directory, name.clone());
+        let awaited = WaitFor::Name(directory, name.clone());
         let kept = self.patience.keep(reply, caller, For::TheScan);
         let wanted = kept.wanted();
         let then = move || match (kept.take(), later()) {
@@ -429,7 +429,7 @@ impl Tree {
             // Given up.
             (None, _) => {}
         };
-        self.content.when(awaited, Then::while_wanted(wanted, then));
+        self.content.on_available(awaited, Callback::while_wanted(wanted, then));
     }
 
     /// Has `answer` given with `reply` to `caller` when listings are whole.
@@ -453,8 +453,8 @@ impl Tree {
             // Given up.
             (None, _) => {}
         };
-        let then = Then::while_wanted(wanted, then);
-        self.content.when(Awaited::End, then);
+        let then = Callback::while_wanted(wanted, then);
+        self.content.on_available(WaitFor::End, then);
     }
 
     /// This tree for an answer that comes later, if its archive still lives then: who waits for the
@@ -805,7 +805,7 @@ impl Filesystem for Tree {
         if offset == 0 {
             self.pages.asked_for(entry);
         }
-        self.content.saw_read(entry, offset, len);
+        self.content.note_read(entry, offset, len);
         let answer = Answer {
             reply,
             caller: req.pid(),

@@ -181,22 +181,22 @@ impl Pages {
 }
 
 impl PageCache for Pages {
-    fn wants(&self, ino: Ino) -> bool {
+    fn can_store(&self, ino: Ino) -> bool {
         self.known.has(ino) && !self.stored.has(ino)
     }
 
-    fn shows(&self, index: &Index, ino: Ino) -> bool {
+    fn is_visible(&self, index: &Index, ino: Ino) -> bool {
         self.view.shows(index, ino)
     }
 
-    fn introduce(&self, files: &[Ino]) -> usize {
+    fn prime_inodes(&self, files: &[Ino]) -> usize {
         let is_unknown = |ino: &Ino| !self.known.has(*ino);
         let unknown: Vec<_> = files.iter().copied().filter(is_unknown).collect();
         self.ahead(|place| self.roster.show(place, unknown.clone()));
         unknown.iter().filter(|ino| self.known.has(**ino)).count()
     }
 
-    fn learn(&self, index: &Index, ino: Ino) {
+    fn prime_dentries(&self, index: &Index, ino: Ino) {
         let Some((directory, number)) = index.place(ino) else {
             return;
         };
@@ -307,15 +307,15 @@ mod tests {
     fn a_file_is_wanted_once_while_the_kernel_knows_it() {
         let pages = Pages::new(View::WHOLE, Arc::default());
         for ino in [Ino(1), Ino(64), Ino(INODES_A_LEAF + 3), Ino(u32::MAX)] {
-            assert!(!pages.wants(ino));
+            assert!(!pages.can_store(ino));
             pages.named(ino);
-            assert!(pages.wants(ino));
-            assert!(!pages.wants(Ino(ino.0 ^ 1)), "its neighbour");
+            assert!(pages.can_store(ino));
+            assert!(!pages.can_store(Ino(ino.0 ^ 1)), "its neighbour");
             pages.asked_for(ino);
-            assert!(!pages.wants(ino));
+            assert!(!pages.can_store(ino));
             pages.forgotten(ino);
             pages.named(ino);
-            assert!(pages.wants(ino), "again");
+            assert!(pages.can_store(ino), "again");
         }
     }
 
@@ -330,11 +330,11 @@ mod tests {
             pages.asked_for(Ino(number));
         }
         assert!(
-            !pages.wants(Ino(50)),
+            !pages.can_store(Ino(50)),
             "one or two may have been pushed late"
         );
         pages.asked_for(Ino(LOST));
-        assert!(pages.wants(Ino(50)));
+        assert!(pages.can_store(Ino(50)));
     }
 
     #[test]
@@ -342,6 +342,6 @@ mod tests {
         let pages = Pages::new(View::WHOLE, Arc::default());
         pages.named(Ino(7));
         assert!(pages.store(Ino(7), 0, b"bytes").is_err());
-        assert!(pages.wants(Ino(7)));
+        assert!(pages.can_store(Ino(7)));
     }
 }

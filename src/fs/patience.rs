@@ -12,7 +12,7 @@ use std::{fs, io};
 
 use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 
-use crate::archive::Wanted;
+use crate::archive::IsWanted;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::base::stall_timeout::StallTimeout;
@@ -91,7 +91,7 @@ impl<R: Refusal> Kept<R> {
     }
 
     /// Whether the reply is still to be given.
-    pub(super) fn wanted(&self) -> Wanted {
+    pub(super) fn wanted(&self) -> IsWanted {
         let slot = Arc::clone(&self.0);
         Arc::new(move || !slot.is_answered())
     }

@@ -281,7 +281,7 @@ impl Mount {
         if mount.site.namespace.is_none() {
             mount.pages.mounted(&mount.site.mountpoint, seen);
         }
-        content.push_into(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
+        content.set_page_cache(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
         read_ahead(device);
         Ok(mount)
     }

@@ -27,7 +27,7 @@ use super::directories::Pending;
 use super::entries::LateLink;
 use super::problem::Error;
 use super::root::{Directory, Identity, name_of, parent_of};
-use crate::archive::Bookmark;
+use crate::archive::ResumePoint;
 use crate::base::file_time::nanoseconds;
 use crate::base::archive_path::ArchivePath;
 
@@ -84,7 +84,7 @@ struct State {
 /// What an earlier run has left.
 #[derive(Debug)]
 pub(super) struct Past {
-    pub(super) bookmark: Bookmark,
+    pub(super) bookmark: ResumePoint,
     /// Members before that.
     pub(super) before: u64,
     /// Members that are done: at least those.
@@ -332,7 +332,7 @@ impl Journal {
 
     /// All members before the bookmark are done, on disk or told of as problems; and so says the
     /// file when this returns true.
-    pub(super) fn checkpoint(&self, bookmark: &Bookmark, progress: &Progress<'_>) -> bool {
+    pub(super) fn checkpoint(&self, bookmark: &ResumePoint, progress: &Progress<'_>) -> bool {
         let mut fields = Fields::default();
         fields.number(progress.before);
         fields.number(progress.members);
@@ -586,7 +586,7 @@ fn checkpoint(fields: &mut Reader<'_>) -> Option<Past> {
     let (claims, errors) = (fields.number()?, fields.number()?);
     let found = fields.bytes()?.to_vec();
     Some(Past {
-        bookmark: Bookmark::decode(fields.bytes()?)?,
+        bookmark: ResumePoint::decode(fields.bytes()?)?,
         before,
         members: members.max(before),
         claims,
@@ -645,12 +645,12 @@ mod tests {
 
     use super::*;
 
-    fn bookmark(member: u64) -> Bookmark {
+    fn bookmark(member: u64) -> ResumePoint {
         let mut bytes = vec![0; 80];
         bytes[8..16].copy_from_slice(&member.to_le_bytes());
-        Bookmark {
+        ResumePoint {
             globals: Arc::new(vec![b"12 uname=me\n".to_vec()]),
-            ..Bookmark::decode(&bytes).expect("a plain one at the front")
+            ..ResumePoint::decode(&bytes).expect("a plain one at the front")
         }
     }
 

@@ -53,7 +53,7 @@ use self::resume::Keeping;
 use self::root::{Missing, Root, parent_of};
 use self::unwritable::Unwritable;
 use self::writers::Writers;
-use crate::archive::Bookmark;
+use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;
 use crate::base::passwd::Accounts;
 use crate::base::archive_path::ArchivePath;
@@ -517,7 +517,7 @@ impl Sink for Materializer {
         self.check()
     }
 
-    fn bookmark(&mut self, bookmark: Bookmark) {
+    fn resume_point(&mut self, bookmark: ResumePoint) {
         self.place(bookmark);
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
-use crate::archive::MORE_INDEX;
+use crate::archive::HINT_RAISE_INDEX_MEMORY;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::PathError;
 use crate::index::TooMuchMemory;
@@ -293,7 +293,7 @@ impl Error {
                 Some("name a directory in a directory that is yours, or do without --resume")
             }
             Self::Sync { .. } => Some("look at the disk, and write it again"),
-            Self::TooMuchMemory(_) => Some(MORE_INDEX),
+            Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
             Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }
     }

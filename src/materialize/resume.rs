@@ -21,7 +21,7 @@ use super::problem::Error;
 use super::root::{Directory, Missing, name_of, parent_of, status};
 use super::writers::Mark;
 use super::{Options, Summary};
-use crate::archive::Bookmark;
+use crate::archive::ResumePoint;
 use crate::base::extent::Plain;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
@@ -35,7 +35,7 @@ const EVERY: u64 = 2 << 20;
 struct Place {
     /// So many members came before it.
     number: u64,
-    bookmark: Bookmark,
+    bookmark: ResumePoint,
     /// What has been counted against the limit of entries by then.
     claims: u64,
 }
@@ -86,7 +86,7 @@ impl Materializer {
         options: Options,
         stats: Arc<Stats>,
         owner: &str,
-    ) -> Result<(Self, Option<Bookmark>), Error> {
+    ) -> Result<(Self, Option<ResumePoint>), Error> {
         let mut materializer = Self::new(destination, options, stats)?;
         let (journal, past) = Journal::open(destination, owner)?;
         let journal = Arc::new(journal);
@@ -203,7 +203,7 @@ impl Materializer {
     }
 
     /// The next member can be found at `bookmark`.
-    pub(super) fn place(&mut self, bookmark: Bookmark) {
+    pub(super) fn place(&mut self, bookmark: ResumePoint) {
         if let Some(keeping) = &mut self.keeping {
             keeping.place = Some(Place {
                 number: keeping.number,

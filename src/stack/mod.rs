@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::archive::{Archive, PageCache, ReadError, Wanted};
+use crate::archive::{Archive, PageCache, ReadError, IsWanted};
 use crate::index::{Index, Ino, Merged};
 use pages::LayerPages;
 
@@ -68,7 +68,7 @@ impl Stack {
         ino: Ino,
         offset: u64,
         len: u32,
-        wanted: Wanted,
+        wanted: IsWanted,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
         match self.place(ino) {
@@ -81,29 +81,29 @@ impl Stack {
     ///
     /// # Errors
     /// When the bytes cannot be had, or are not those that were indexed.
-    pub fn read_here(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+    pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         let (layer, ino) = self.place(ino).ok_or(ReadError::NotAFile)?;
-        layer.read_here(ino, offset, len)
+        layer.read_blocking(ino, offset, len)
     }
 
-    /// As [`Archive::saw_read`].
-    pub fn saw_read(&self, ino: Ino, offset: u64, len: u32) {
+    /// As [`Archive::note_read`].
+    pub fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some((layer, ino)) = self.place(ino) {
-            layer.saw_read(ino, offset, len);
+            layer.note_read(ino, offset, len);
         }
     }
 
-    /// As [`Archive::saw_lookup`].
-    pub fn saw_lookup(&self, ino: Ino) {
+    /// As [`Archive::note_lookup`].
+    pub fn note_lookup(&self, ino: Ino) {
         if let Some((layer, ino)) = self.place(ino) {
-            layer.saw_lookup(ino);
+            layer.note_lookup(ino);
         }
     }
 
-    /// As [`Archive::push_into`].
-    pub fn push_into(&self, pages: &Arc<dyn PageCache>) {
+    /// As [`Archive::set_page_cache`].
+    pub fn set_page_cache(&self, pages: &Arc<dyn PageCache>) {
         for (number, layer) in (0_u32..).zip(&self.layers) {
-            layer.push_into(Arc::new(LayerPages {
+            layer.set_page_cache(Arc::new(LayerPages {
                 layer: number,
                 merged: Arc::clone(&self.merged),
                 pages: Arc::clone(pages),

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use super::Stack;
 use super::merge::merge;
 use crate::archive::scan::{self, Digest};
-use crate::archive::{Archive, Error, OpenError, OpenOptions, Share};
+use crate::archive::{Archive, Error, OpenError, OpenOptions, SharedResources};
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::codec;
@@ -65,7 +65,7 @@ impl Stack {
         let Ok(count) = u16::try_from(layers.len()) else {
             return Err(StackError::TooManyLayers(layers.len()));
         };
-        let share = Share::new(options).map_err(StackError::Threads)?;
+        let share = SharedResources::new(options).map_err(StackError::Threads)?;
         let opener = Arc::new(Opener {
             layers: (0..count).zip(layers.iter().cloned()).collect(),
             share,
@@ -116,7 +116,7 @@ fn check_entries(layers: &[Arc<Archive>], options: &OpenOptions) -> Result<(), S
 struct Opener {
     /// Each with its number from the bottom.
     layers: Vec<(u16, Layer)>,
-    share: Share,
+    share: SharedResources,
     network: Handle,
     stats: Arc<Stats>,
     whiteouts: Whiteouts,

@@ -25,24 +25,24 @@ impl LayerPages {
 }
 
 impl PageCache for LayerPages {
-    fn wants(&self, ino: Ino) -> bool {
-        self.number(ino).is_some_and(|ino| self.pages.wants(ino))
+    fn can_store(&self, ino: Ino) -> bool {
+        self.number(ino).is_some_and(|ino| self.pages.can_store(ino))
     }
 
-    fn shows(&self, _index: &Index, ino: Ino) -> bool {
+    fn is_visible(&self, _index: &Index, ino: Ino) -> bool {
         let index = &self.merged.index;
         self.number(ino)
-            .is_some_and(|ino| self.pages.shows(index, ino))
+            .is_some_and(|ino| self.pages.is_visible(index, ino))
     }
 
-    fn introduce(&self, files: &[Ino]) -> usize {
+    fn prime_inodes(&self, files: &[Ino]) -> usize {
         let seen: Vec<_> = files.iter().filter_map(|&ino| self.number(ino)).collect();
-        self.pages.introduce(&seen)
+        self.pages.prime_inodes(&seen)
     }
 
-    fn learn(&self, _index: &Index, ino: Ino) {
+    fn prime_dentries(&self, _index: &Index, ino: Ino) {
         if let Some(ino) = self.number(ino) {
-            self.pages.learn(&self.merged.index, ino);
+            self.pages.prime_dentries(&self.merged.index, ino);
         }
     }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::thread;
 
-use crate::flights::{FlightError, Flights};
+use crate::single_flight::{FlightError, SingleFlight};
 use crate::noise::Noise;
 
 const SPANS: usize = 2;
@@ -16,7 +16,7 @@ const READERS: u64 = 4;
 /// What readers share.
 #[derive(Default)]
 struct Reader {
-    flights: Flights<Failure>,
+    single_flight: SingleFlight<Failure>,
     spans: [Span; SPANS],
 }
 
@@ -75,7 +75,7 @@ impl Reader {
             Ok(bytes)
         };
         let span = u32::try_from(number).expect("small");
-        let read = self.flights.get(span, || lock(memory).clone(), make);
+        let read = self.single_flight.get_or_fill(span, || lock(memory).clone(), make);
         read.ok().map(|(bytes, _)| bytes)
     }
 
@@ -133,7 +133,7 @@ fn read_all(mut noise: Noise, failures: [u64; SPANS], is_shared: bool) {
     }
     for (((number, span), failures), failed) in (0..).zip(&reader.spans).zip(failures).zip(failed) {
         let making = *lock(&span.making);
-        assert!(reader.flights.claim(number).is_ok(), "nobody has it");
+        assert!(reader.single_flight.claim(number).is_ok(), "nobody has it");
         if is_shared {
             assert!(failed >= failures - making.failures, "one for each failure");
             assert_eq!(

@@ -14,7 +14,7 @@ mod noise;
 mod rounds;
 
 mod base;
-#[path = "../../src/archive/flights.rs"]
+#[path = "../../src/archive/single_flight.rs"]
 #[allow(
     dead_code,
     unused_imports,
@@ -22,7 +22,7 @@ mod base;
     clippy::pedantic,
     reason = "the library's, and looked at there"
 )]
-mod flights;
+mod single_flight;
 mod flying;
 mod taking;
 

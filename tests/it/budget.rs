@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Archive, OpenOptions, ReadError, Spooling};
+use tarfs::archive::{Archive, OpenOptions, ReadError, DiskCacheMode};
 use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;
@@ -115,12 +115,12 @@ fn least() -> scan::Options {
         memory: 0,
         lenders: Vec::new(),
         workers: 2,
-        hops: false,
+        allow_skipping: false,
         sha256: scan::Digest::Ignore,
         plain_sha256: scan::Digest::Ignore,
-        bookmarks: false,
+        resume_points: false,
         resume: None,
-        saved: None,
+        saved_index: None,
     }
 }
 
@@ -255,7 +255,7 @@ fn bzip2_blocks_longer_than_memory_are_scanned_and_read() {
         let cache = tempfile::tempdir().expect("a directory");
         let network = runtime();
         let options = OpenOptions {
-            spooling: Spooling::Refused,
+            disk_cache: DiskCacheMode::Disabled,
             ..options(cache.path())
         };
         let source = Arc::new(MemorySource::new("test", for_reads));
@@ -281,7 +281,7 @@ fn closing_an_archive_ends_reads_that_wait_for_memory() {
         let cache = tempfile::tempdir().expect("a directory");
         let network = runtime();
         let options = OpenOptions {
-            spooling: Spooling::Refused,
+            disk_cache: DiskCacheMode::Disabled,
             ..options(cache.path())
         };
         let source = Arc::new(MemorySource::new("test", packed));
@@ -292,7 +292,7 @@ fn closing_an_archive_ends_reads_that_wait_for_memory() {
             .lookup(Ino::ROOT, b"a")
             .map(|entry| entry.ino());
         archive.close();
-        archive.read_here(found.expect("it is there"), 19 * MIB as u64, 100)
+        archive.read_blocking(found.expect("it is there"), 19 * MIB as u64, 100)
     });
     assert!(matches!(ended, Err(ReadError::Unreachable(_))), "{ended:?}");
 }
@@ -346,7 +346,7 @@ fn readers_take_turns_with_memory_that_only_one_decoder_can_have() {
         let network = runtime();
         let mut options = options(cache.path());
         options.scan.memory = 90 << 20;
-        options.spooling = Spooling::Refused;
+        options.disk_cache = DiskCacheMode::Disabled;
         let source = Arc::new(MemorySource::new("test", packed));
         let archive = Archive::open(source, &options, network.handle(), &Arc::default());
         let archive = archive.expect("opened");
@@ -369,10 +369,10 @@ fn options(cache_dir: &Path) -> OpenOptions {
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
         index_memory: tarfs::index::MemoryLimit::default(),
-        rescans_unproven: false,
-        logs_problems: false,
+        should_rescan_unproven: false,
+        should_log_problems: false,
         layer: None,
-        spooling: Spooling::ToDisk {
+        disk_cache: DiskCacheMode::Enabled {
             limit_bytes: Some(1 << 30),
         },
     }
@@ -390,7 +390,7 @@ fn read(archive: &Archive, name: &[u8], offset: u64) -> Vec<u8> {
         .lookup(Ino::ROOT, name)
         .map(|entry| entry.ino());
     archive
-        .read_here(found.expect("it is there"), offset, 100)
+        .read_blocking(found.expect("it is there"), offset, 100)
         .expect("readable")
         .to_vec()
 }
@@ -403,7 +403,7 @@ fn blocks_longer_than_memory_are_read_from_their_beginning() {
         let cache = tempfile::tempdir().expect("a directory");
         let network = runtime();
         let options = OpenOptions {
-            spooling: Spooling::Refused,
+            disk_cache: DiskCacheMode::Disabled,
             ..options(cache.path())
         };
         let source = Arc::new(MemorySource::new("test", packed));

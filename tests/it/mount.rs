@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use tarfs::archive::{Awaited, Known, ReadError, Then, Wanted};
+use tarfs::archive::{WaitFor, IndexGuard, ReadError, Callback, IsWanted};
 use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Stats;
@@ -69,15 +69,15 @@ impl Memory {
 }
 
 impl Content for Memory {
-    fn index(&self) -> Known<'_> {
-        Known::Complete(&self.index)
+    fn index(&self) -> IndexGuard<'_> {
+        IndexGuard::Complete(&self.index)
     }
 
     fn is_scanned(&self) -> bool {
         true
     }
 
-    fn when(&self, _awaited: Awaited, then: Then) {
+    fn on_available(&self, _awaited: WaitFor, then: Callback) {
         then.run();
     }
 
@@ -85,7 +85,7 @@ impl Content for Memory {
         (self.speed == Speed::AtOnce).then(|| self.bytes(ino, offset, len))
     }
 
-    fn read(&self, ino: Ino, offset: u64, len: u32, _wanted: Wanted, done: ReadReply) {
+    fn read(&self, ino: Ino, offset: u64, len: u32, _wanted: IsWanted, done: ReadReply) {
         if self.speed == Speed::Later {
             let bytes = self.bytes(ino, offset, len);
             Thread::spawn("later", move || done(bytes))

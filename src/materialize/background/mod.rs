@@ -504,8 +504,8 @@ impl Background {
                 Err(Failure::Read(
                     ReadError::Unreachable(error)
                     | ReadError::TimedOut(error)
-                    | ReadError::Refused(error)
-                    | ReadError::Gone(error),
+                    | ReadError::AccessDenied(error)
+                    | ReadError::NotFound(error),
                 )) => {
                     let why = format!("the archive cannot be reached: {error}");
                     self.tell(State::Retrying, Some(why));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use flate2::write::GzEncoder;
 use rustix::fs::{CWD, Mode, mkfifoat};
-use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, Spooling, scan};
+use tarfs::archive::{PrefetchMode, Archive, OpenOptions, PrefetchOptions, PrefetchState, DiskCacheMode, scan};
 use tarfs::base::extent::{Extent, Packed, Plain};
 use tarfs::base::free_list::FreeList;
 use tarfs::base::span_hash::SpanHasher;
@@ -262,10 +262,10 @@ impl Place {
             cache_dir: Some(self.path("cache")),
             index_file: None,
             index_memory: tarfs::index::MemoryLimit::default(),
-            rescans_unproven: false,
-            logs_problems: false,
+            should_rescan_unproven: false,
+            should_log_problems: false,
             layer: None,
-            spooling: Spooling::ToDisk {
+            disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(disk_bytes),
             },
         };
@@ -279,7 +279,7 @@ impl Place {
         let archive = self.open(disk_bytes);
         assert_eq!(archive.stats().scans.get(), 0, "the index is found");
         let len = u32::try_from(KNOWN.plain.len()).expect("small");
-        let bytes = archive.read_here(FILE, 0, len).expect("it is in memory");
+        let bytes = archive.read_blocking(FILE, 0, len).expect("it is in memory");
         assert!(bytes == KNOWN.plain, "other bytes than the archive's");
         archive.stats().decoded_spans.get()
     }
@@ -373,9 +373,9 @@ fn is_used_and_mended(place: &Place, bytes: &[u8]) {
 /// Has all spans made ahead, of an index that claims one which cannot be.
 fn prepare_all(place: &Place) {
     let archive = place.open(MUCH_DISK);
-    let all = Prefetch {
-        ahead: Ahead::All,
-        ..Prefetch::default()
+    let all = PrefetchOptions {
+        mode: PrefetchMode::All,
+        ..PrefetchOptions::default()
     };
     archive.start_prefetch(all).expect("threads");
     let start = Instant::now();

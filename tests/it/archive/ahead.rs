@@ -1,6 +1,6 @@
 //! A long gzip member, decoded ahead by several threads, is what it is when one decodes it.
 
-use tarfs::archive::{Spooling, scan};
+use tarfs::archive::{DiskCacheMode, scan};
 
 use super::{Lab, assert_files, assert_files_backwards, assert_random_reads, packed, scan_options};
 use crate::support::packing::Packing;
@@ -42,11 +42,11 @@ fn an_index_made_ahead_serves_every_byte() {
     let archive = lab.open_with(&options);
     assert!(archive.stats().decoder_jobs.get() > 0);
     assert_eq!(archive.index().problem_count(), 0);
-    assert!(!archive.has_long_ways());
+    assert!(!archive.has_unseekable_spans());
     assert_files(&archive, &tree);
 
     // Every span from its seek point.
-    options.spooling = Spooling::Refused;
+    options.disk_cache = DiskCacheMode::Disabled;
     options.scan.memory = 0;
     let archive = lab.open_with(&options);
     assert_eq!(archive.stats().scans.get(), 0);

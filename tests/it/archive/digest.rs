@@ -20,7 +20,7 @@ impl Lab {
         let mut options = self.options();
         options.scan.sha256 = Digest::Expect(digest);
         // Large members would be passed over.
-        options.scan.hops = true;
+        options.scan.allow_skipping = true;
         options
     }
 
@@ -28,7 +28,7 @@ impl Lab {
     fn refuses(&self, digest: Sha256) -> Sha256 {
         match self.try_open(&self.expecting(digest)) {
             Err(OpenError::Archive { error, .. }) => match *error {
-                Error::OtherDigest { expected, found } => {
+                Error::DigestMismatch { expected, found } => {
                     assert_eq!(expected, digest);
                     found
                 }
@@ -125,6 +125,6 @@ fn nothing_is_left_of_an_archive_that_turns_out_to_be_another_one() {
     let Err(OpenError::Archive { error, .. }) = opened else {
         panic!("opened: {}", opened.is_ok());
     };
-    assert!(matches!(*error, Error::OtherDigest { .. }), "{error:?}");
+    assert!(matches!(*error, Error::DigestMismatch { .. }), "{error:?}");
     assert!(lab.cached("index").is_empty() && lab.cached("disk-cache").is_empty());
 }

@@ -119,14 +119,14 @@ fn what_is_kept_stays_within_its_share_of_the_memory() {
     for scans in [1, 0] {
         let archive = lab.open_with(&options);
         assert_eq!(archive.stats().scans.get(), scans);
-        assert!(archive.kept_bytes() <= 12 << 20);
+        assert!(archive.cached_bytes() <= 12 << 20);
         for (name, content) in &tree.files {
             assert_file(&archive, name, content);
-            assert!(archive.kept_bytes() <= 12 << 20);
+            assert!(archive.cached_bytes() <= 12 << 20);
         }
         // The kernel keeps what is read from the disk cache.
         assert!(
-            scans == 0 || archive.kept_bytes() >= 6 << 20,
+            scans == 0 || archive.cached_bytes() >= 6 << 20,
             "and half of it is used"
         );
     }
@@ -156,7 +156,7 @@ fn reading_in_the_order_of_listings_decodes_every_span_once() {
     for ino in files {
         let len = archive.index().entry(ino).expect("an entry").size();
         let len = u32::try_from(len).expect("small");
-        archive.read_here(ino, 0, len).expect("bytes");
+        archive.read_blocking(ino, 0, len).expect("bytes");
     }
     let decoded = archive.stats().decoded_spans.get();
     assert_eq!(decoded, u64::from(archive.index().span_count()));

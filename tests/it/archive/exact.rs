@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
-use tarfs::archive::{Archive, Prefetch};
+use tarfs::archive::{Archive, PrefetchOptions};
 use tarfs::base::stats::Stats;
 use tarfs::source;
 
@@ -64,7 +64,7 @@ fn assert_short_reads(archive: &Archive, tree: &Tree, seed: u64) -> u64 {
     let ((name, content), small) = tree.files.split_first().expect("files");
     for _ in 0..READS {
         let offset = noise.below(FILE_BYTES as u64 - 4096);
-        let read = archive.read_here(ino(archive, name), offset, 4096);
+        let read = archive.read_blocking(ino(archive, name), offset, 4096);
         let read = read.expect("read");
         let start = usize::try_from(offset).expect("small");
         let expected = content.get(start..start + 4096);
@@ -109,7 +109,7 @@ fn spans_that_the_disk_cache_did_not_take_at_first_are_on_disk_afterwards() {
     let writing = File::open(&directory).expect("there");
     flock(&writing, FlockOperation::LockExclusive).expect("free");
     let archive = open(&lab);
-    let prefetch = archive.start_prefetch(Prefetch::default());
+    let prefetch = archive.start_prefetch(PrefetchOptions::default());
     prefetch.expect("threads");
     let stats = Arc::clone(archive.stats());
     wait::until("the archive is scanned", || archive.is_scanned());
@@ -119,7 +119,7 @@ fn spans_that_the_disk_cache_did_not_take_at_first_are_on_disk_afterwards() {
     drop(writing);
     let plain_bytes = tree.tar.len() as u64;
     wait::until("all spans are on disk", || {
-        let held = archive.spool_use().map(|held| held.held_bytes);
+        let held = archive.disk_cache_use().map(|held| held.held_bytes);
         held.is_some_and(|held| held >= plain_bytes)
     });
     wait::until("it settles", || archive.is_prefetch_idle());

@@ -57,13 +57,13 @@ fn spans_of_reads_are_counted_by_where_they_were_found() {
 
     assert!(archive.try_read(ino, 0, len).is_none());
     assert_eq!(found(&archive), [0; 5], "who is refused asks again");
-    assert_eq!(archive.read_here(ino, 0, len).expect("bytes"), content[..]);
+    assert_eq!(archive.read_blocking(ino, 0, len).expect("bytes"), content[..]);
     assert_eq!(found(&archive), [0, count, 0, 0, 0]);
     let stats = archive.stats();
     assert_eq!(stats.decoded_spans.get(), count);
     assert_eq!(stats.decoded_bytes.get(), sum(&spans));
 
-    assert_eq!(archive.read_here(ino, 0, len).expect("bytes"), content[..]);
+    assert_eq!(archive.read_blocking(ino, 0, len).expect("bytes"), content[..]);
     assert_eq!(found(&archive), [count, count, 0, 0, 0]);
     assert!(
         archive
@@ -164,7 +164,7 @@ fn the_use_of_memory_is_told_while_a_read_is_under_way_too() {
     assert_eq!(read, content[..]);
     let after = archive.memory_use();
     assert_eq!((after.reads_bytes, after.decoders_bytes), (0, 0));
-    assert_eq!(after.spans_bytes, archive.kept_bytes());
+    assert_eq!(after.spans_bytes, archive.cached_bytes());
     assert!(after.spans_bytes >= span);
 }
 

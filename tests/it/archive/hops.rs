@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenError, OpenOptions, Spooling, scan::Digest};
+use tarfs::archive::{Archive, OpenError, OpenOptions, DiskCacheMode, scan::Digest};
 use tarfs::base::extent::{Extent, Packed};
 use tarfs::index::{Index, Ino};
 
@@ -47,7 +47,7 @@ fn archive() -> Bytes {
 
 fn hopping(lab: &Lab) -> OpenOptions {
     let mut options = lab.options();
-    options.scan.hops = true;
+    options.scan.allow_skipping = true;
     options
 }
 
@@ -73,7 +73,7 @@ fn facts(index: &Index) -> Vec<String> {
 fn check(archive: &Archive, name: &str, file: u8, at: usize, len: usize) {
     let ino = ino(archive, name);
     let len = u32::try_from(len).expect("small");
-    let bytes = archive.read_here(ino, at as u64, len).expect("readable");
+    let bytes = archive.read_blocking(ino, at as u64, len).expect("readable");
     assert_eq!(bytes.len(), len as usize);
     let right = (at..).zip(&bytes).all(|(at, &read)| read == byte(file, at));
     assert!(right, "{name} at {at}");
@@ -144,7 +144,7 @@ fn a_short_read_of_a_skipped_payload_fetches_a_window() {
 fn what_was_passed_over_is_the_same_each_time_or_fetched_once_more() {
     let lab = Lab::serving(archive());
     let mut options = hopping(&lab);
-    options.spooling = Spooling::Refused;
+    options.disk_cache = DiskCacheMode::Disabled;
     options.scan.memory = 32 << 20;
     let opened = lab.open_with(&options);
     let at = 40 << 20;

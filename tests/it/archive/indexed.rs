@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use tarfs::archive::scan::{self, Sink};
-use tarfs::archive::{OpenError, OpenOptions, Saved};
+use tarfs::archive::{OpenError, OpenOptions, SavedIndex};
 use tarfs::tar::Member;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -42,9 +42,9 @@ impl Sink for Hashed {
 /// What a scan saw, and how many of them decoded along an index.
 fn scanned(lab: &Lab, options: &OpenOptions, use_saved: bool) -> (u64, u64) {
     let (source, stats) = lab.source();
-    let saved = Saved::find(&*source, options).expect("a usable index, or none");
+    let saved = SavedIndex::find(&*source, options).expect("a usable index, or none");
     let options = scan::Options {
-        saved: saved.filter(|_| use_saved),
+        saved_index: saved.filter(|_| use_saved),
         ..options.scan.clone()
     };
     let mut hashed = Hashed::default();
@@ -105,6 +105,6 @@ fn another_archives_index_file_is_nothing_to_decode_along() {
         ..lab.options()
     };
     let (source, _stats) = lab.source();
-    let found = Saved::find(&*source, &named);
+    let found = SavedIndex::find(&*source, &named);
     assert!(matches!(found, Err(OpenError::ForeignIndex { .. })));
 }

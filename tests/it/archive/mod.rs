@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenError, OpenOptions, ReadError, Spooling, scan};
+use tarfs::archive::{Archive, OpenError, OpenOptions, ReadError, DiskCacheMode, scan};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::index::Ino;
@@ -98,11 +98,11 @@ impl Lab {
             cache_dir: Some(self.cache.path().to_owned()),
             index_file: None,
             index_memory: tarfs::index::MemoryLimit::default(),
-            rescans_unproven: false,
-            logs_problems: false,
+            should_rescan_unproven: false,
+            should_log_problems: false,
             layer: None,
             // A limit, as what the disk has left is nothing a test may depend on.
-            spooling: Spooling::ToDisk {
+            disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(1 << 30),
             },
         }
@@ -111,7 +111,7 @@ impl Lab {
     /// As [`Lab::options`], but every byte that is not in memory comes from the source.
     fn without_spool(&self) -> OpenOptions {
         OpenOptions {
-            spooling: Spooling::Refused,
+            disk_cache: DiskCacheMode::Disabled,
             ..self.options()
         }
     }
@@ -219,7 +219,7 @@ fn read(archive: &Archive, name: &str) -> Result<Vec<u8>, ReadError> {
     let mut content = Vec::new();
     loop {
         let len = u32::try_from(PIECE).expect("small");
-        let piece = archive.read_here(ino, content.len() as u64, len)?;
+        let piece = archive.read_blocking(ino, content.len() as u64, len)?;
         content.extend_from_slice(&piece);
         if piece.len() < PIECE {
             return Ok(content);
@@ -257,7 +257,7 @@ fn assert_random_reads(archive: &Archive, tree: &Tree, count: u64, seed: u64) {
         let len = noise.below(300_000);
         let expected = content.iter().skip(index(offset)).take(index(len));
         let len = u32::try_from(len).expect("small");
-        let read = archive.read_here(ino(archive, name), offset, len);
+        let read = archive.read_blocking(ino(archive, name), offset, len);
         let read = read.unwrap_or_else(|error| panic!("{name}: {error:?}"));
         assert!(
             read.iter().eq(expected),

@@ -44,6 +44,6 @@ fn every_span_is_decoded_on_its_own_when_nothing_is_kept(packing: Packing) {
     options.scan.memory = 0;
     let archive = lab.open_with(&options);
     assert_random_reads(&archive, &tree, 40, 3);
-    assert!(archive.kept_bytes() == 0);
+    assert!(archive.cached_bytes() == 0);
 }
 for_each_packing!(every_span_is_decoded_on_its_own_when_nothing_is_kept);

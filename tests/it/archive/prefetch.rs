@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use tarfs::archive::{
-    Ahead, Archive, OpenOptions, PageCache, Prefetch, PrefetchState, Spooling, Touched,
+    PrefetchMode, Archive, OpenOptions, PageCache, PrefetchOptions, PrefetchState, DiskCacheMode, AccessedRange,
 };
 use tarfs::base::extent::Plain;
 use tarfs::base::archive_path::ArchivePath;
@@ -34,8 +34,8 @@ fn settle(archive: &Archive) {
 fn follow(archive: &Archive, ino: Ino, content: &[u8]) {
     for (number, piece) in content.chunks(REQUEST as usize).enumerate() {
         let offset = number as u64 * u64::from(REQUEST);
-        archive.saw_read(ino, offset, REQUEST);
-        let read = archive.read_here(ino, offset, REQUEST).expect("readable");
+        archive.note_read(ino, offset, REQUEST);
+        let read = archive.read_blocking(ino, offset, REQUEST).expect("readable");
         assert!(read == piece, "{} at {offset} is wrong", ino.0);
     }
 }
@@ -43,7 +43,7 @@ fn follow(archive: &Archive, ino: Ino, content: &[u8]) {
 fn open_ahead(lab: &Lab, options: &OpenOptions) -> Archive {
     let archive = lab.open_with(options);
     archive
-        .start_prefetch(Prefetch::default())
+        .start_prefetch(PrefetchOptions::default())
         .expect("threads");
     archive
 }
@@ -383,19 +383,19 @@ struct SlowPages {
 }
 
 impl PageCache for SlowPages {
-    fn wants(&self, _ino: Ino) -> bool {
+    fn can_store(&self, _ino: Ino) -> bool {
         true
     }
 
-    fn shows(&self, _index: &Index, _ino: Ino) -> bool {
+    fn is_visible(&self, _index: &Index, _ino: Ino) -> bool {
         true
     }
 
-    fn introduce(&self, files: &[Ino]) -> usize {
+    fn prime_inodes(&self, files: &[Ino]) -> usize {
         files.len()
     }
 
-    fn learn(&self, _index: &Index, _ino: Ino) {}
+    fn prime_dentries(&self, _index: &Index, _ino: Ino) {}
 
     fn store(&self, _ino: Ino, _offset: u64, bytes: &[u8]) -> std::io::Result<()> {
         std::thread::sleep(Duration::from_millis(2));
@@ -427,10 +427,10 @@ fn a_scan_waits_for_who_stores_what_it_passes() {
     let archive =
         Archive::open_early(source, &options, lab.network.handle(), &stats).expect("begun");
     archive
-        .start_prefetch(Prefetch::default())
+        .start_prefetch(PrefetchOptions::default())
         .expect("threads");
     let pages = Arc::<SlowPages>::default();
-    archive.push_into(Arc::clone(&pages) as Arc<dyn PageCache>);
+    archive.set_page_cache(Arc::clone(&pages) as Arc<dyn PageCache>);
     gate.wait();
     let total: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
     // Most: a machine may be too busy for either of them.
@@ -440,7 +440,7 @@ fn a_scan_waits_for_who_stores_what_it_passes() {
 }
 
 /// Opens with empty memory and prepares `prefetch`.
-fn open_with(lab: &Lab, memory: u64, prefetch: Prefetch) -> Archive {
+fn open_with(lab: &Lab, memory: u64, prefetch: PrefetchOptions) -> Archive {
     let mut options = lab.without_spool();
     options.scan.memory = memory;
     let archive = lab.open_with(&options);
@@ -448,10 +448,10 @@ fn open_with(lab: &Lab, memory: u64, prefetch: Prefetch) -> Archive {
     archive
 }
 
-fn all() -> Prefetch {
-    Prefetch {
-        ahead: Ahead::All,
-        ..Prefetch::default()
+fn all() -> PrefetchOptions {
+    PrefetchOptions {
+        mode: PrefetchMode::All,
+        ..PrefetchOptions::default()
     }
 }
 
@@ -501,7 +501,7 @@ fn without_room_for_everything_fetching_stops_and_says_so() {
     let fetched = lab.server.sent_bytes(PATH) - before;
     // Three quarters of what spans may take, which are noise and pack to as much.
     assert!((10 << 20..20 << 20).contains(&fetched), "{fetched}");
-    assert!(archive.kept_bytes() <= 24 << 20);
+    assert!(archive.cached_bytes() <= 24 << 20);
     let progress = archive.prefetch_progress().expect("started");
     assert!(progress.done_spans < progress.total_spans, "{progress:?}");
 }
@@ -511,9 +511,9 @@ fn nothing_is_fetched_ahead_when_nothing_may_be() {
     let tree = Tree::large();
     let lab = Lab::serving(large_lz4());
     drop(lab.open());
-    let none = Prefetch {
-        ahead: Ahead::None,
-        ..Prefetch::default()
+    let none = PrefetchOptions {
+        mode: PrefetchMode::Off,
+        ..PrefetchOptions::default()
     };
     let archive = open_with(&lab, 64 << 20, none);
     for (name, content) in &tree.files {
@@ -529,7 +529,7 @@ fn who_waits_for_the_rate_is_in_nobodys_way() {
     let tree = Tree::large();
     let lab = Lab::serving(large_lz4());
     drop(lab.open());
-    let slow = Prefetch {
+    let slow = PrefetchOptions {
         bytes_per_second: Some(1),
         ..all()
     };
@@ -539,7 +539,7 @@ fn who_waits_for_the_rate_is_in_nobodys_way() {
     });
     // It sleeps for weeks now.
     for (name, content) in &tree.files {
-        let read = archive.read_here(ino(&archive, name), 0, 1 << 20);
+        let read = archive.read_blocking(ino(&archive, name), 0, 1 << 20);
         assert!(read.expect("readable") == *content, "{name} is wrong");
     }
     assert_eq!(archive.stats().prefetched_spans.get(), 1);
@@ -565,23 +565,23 @@ fn read_slowly(archive: &Archive, numbers: &[usize]) {
 }
 
 /// Records how they are read.
-fn record(lab: &Lab, numbers: &[usize]) -> Vec<Touched> {
-    let record = Prefetch {
-        ahead: Ahead::None,
+fn record(lab: &Lab, numbers: &[usize]) -> Vec<AccessedRange> {
+    let record = PrefetchOptions {
+        mode: PrefetchMode::Off,
         record: true,
-        ..Prefetch::default()
+        ..PrefetchOptions::default()
     };
     let archive = open_with(lab, 64 << 20, record);
-    assert_eq!(archive.recorded(0), None);
+    assert_eq!(archive.accesses_since(0), None);
     read_slowly(&archive, numbers);
     assert!(archive.stats().memory_miss_spans.get() > 0);
-    let (recorded, reads) = archive.recorded(0).expect("something was read");
-    assert_eq!(archive.recorded(reads), None, "nothing since");
+    let (recorded, reads) = archive.accesses_since(0).expect("something was read");
+    assert_eq!(archive.accesses_since(reads), None, "nothing since");
     let distinct: BTreeSet<_> = numbers.iter().collect();
     assert_eq!(recorded.len(), distinct.len(), "each file is one range");
     let (tree, first) = (Tree::large(), *numbers.first().expect("some"));
     let (name, content) = tree.files.get(first).expect("inside");
-    let expected = Touched {
+    let expected = AccessedRange {
         ino: ino(&archive, name),
         offset: 0,
         len: content.len() as u64,
@@ -600,10 +600,10 @@ fn a_replayed_recording_leaves_nothing_to_fetch_for_reads() {
     // All of it has room, or a third.
     for (numbers, memory) in [(random, 256 << 20), (sorted, 96 << 20)] {
         let recorded = record(&lab, &numbers);
-        let replay = Prefetch {
-            ahead: Ahead::None,
+        let replay = PrefetchOptions {
+            mode: PrefetchMode::Off,
             replay: Some(Box::new(move |_| recorded)),
-            ..Prefetch::default()
+            ..PrefetchOptions::default()
         };
         let archive = open_with(&lab, memory, replay);
         read_slowly(&archive, &numbers);
@@ -620,7 +620,7 @@ fn what_memory_has_no_room_for_is_fetched_once_in_the_background_and_kept_on_dis
     let tree = Tree::large();
     let lab = Lab::serving(large_lz4());
     let mut options = lab.options();
-    options.spooling = Spooling::TreeOnly;
+    options.disk_cache = DiskCacheMode::IndexOnly;
     drop(lab.open_with(&options));
 
     let before = lab.server.sent_bytes(PATH);
@@ -635,7 +635,7 @@ fn what_memory_has_no_room_for_is_fetched_once_in_the_background_and_kept_on_dis
     assert!((fetched - before) * 100 <= large_lz4().len() as u64 * 102);
     assert_eq!(archive.stats().disk_cache_skipped_spans.get(), 0);
     for (name, content) in tree.files.iter().rev() {
-        let read = archive.read_here(ino(&archive, name), 0, 1 << 20);
+        let read = archive.read_blocking(ino(&archive, name), 0, 1 << 20);
         assert!(read.expect("readable") == *content, "{name} is wrong");
     }
     assert_eq!(lab.server.sent_bytes(PATH), fetched);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use tarfs::archive::{Archive, OpenError, Spooling};
+use tarfs::archive::{Archive, OpenError, DiskCacheMode};
 use tarfs::base::stats::Stats;
 use tarfs::source;
 
@@ -72,7 +72,7 @@ fn an_archive_is_fetched_once_in_whatever_order_it_is_read(packing: Packing) {
     let sent = lab.server.sent_bytes(PATH);
     assert!(sent <= once, "{sent} of {once}");
     assert_eq!(archive.stats().decoded_spans.get(), 0);
-    assert_eq!(archive.spool_trouble(), None);
+    assert_eq!(archive.disk_cache_problem(), None);
     drop(archive);
 
     let requests = lab.server.seen(PATH).len();
@@ -94,7 +94,7 @@ fn reads_fill_the_disk_cache_with_a_foreign_index() {
     let packed = packed(Packing::Lz4);
     let lab = Lab::serving(packed.clone());
     let mut options = lab.options();
-    options.spooling = Spooling::TreeOnly;
+    options.disk_cache = DiskCacheMode::IndexOnly;
     drop(lab.open_with(&options));
     assert!(lab.cached("disk-cache").is_empty());
 
@@ -198,12 +198,12 @@ fn disk_cache_that_cannot_grow_is_noted_in_status() {
         let lab = Lab::serving(packed(Packing::Zstd));
         let mut options = lab.options();
         options.scan.memory = 8 << 20;
-        options.spooling = Spooling::ToDisk {
+        options.disk_cache = DiskCacheMode::Enabled {
             limit_bytes: Some(limit),
         };
         let archive = lab.open_with(&options);
-        wait::until("it is noted", || archive.spool_trouble().is_some());
-        let trouble = archive.spool_trouble().expect("just seen");
+        wait::until("it is noted", || archive.disk_cache_problem().is_some());
+        let trouble = archive.disk_cache_problem().expect("just seen");
         assert!(
             trouble.contains("the disk cache is incomplete"),
             "{trouble}"
@@ -214,7 +214,7 @@ fn disk_cache_that_cannot_grow_is_noted_in_status() {
         let archive = lab.open_with(&options);
         for (name, content) in Tree::mixed().files.iter().rev() {
             assert_file(&archive, name, content);
-            let used = archive.spool_use().expect("a spool");
+            let used = archive.disk_cache_use().expect("a spool");
             assert!(used.all_bytes <= limit, "{used:?}");
             assert_eq!(used.limit_bytes, limit);
         }
@@ -280,7 +280,7 @@ fn server_without_ranges_needs_a_disk_cache() {
     let too_small = lab.options();
     let cases = [
         tarfs::archive::OpenOptions {
-            spooling: Spooling::Refused,
+            disk_cache: DiskCacheMode::Disabled,
             ..refused
         },
         tarfs::archive::OpenOptions {
@@ -288,7 +288,7 @@ fn server_without_ranges_needs_a_disk_cache() {
             ..nowhere
         },
         tarfs::archive::OpenOptions {
-            spooling: Spooling::ToDisk {
+            disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(1 << 20),
             },
             ..too_small
@@ -297,7 +297,7 @@ fn server_without_ranges_needs_a_disk_cache() {
     for options in cases {
         let error = lab.try_open(&options).err();
         assert!(
-            matches!(error, Some(OpenError::NoSpool { .. })),
+            matches!(error, Some(OpenError::NoDiskCache { .. })),
             "{error:?}"
         );
     }
@@ -308,7 +308,7 @@ fn server_without_ranges_needs_a_disk_cache() {
 fn tree_needs_no_disk_cache() {
     let lab = without_ranges(Packing::Gzip);
     let mut options = lab.options();
-    options.spooling = Spooling::TreeOnly;
+    options.disk_cache = DiskCacheMode::IndexOnly;
     let archive = lab.open_with(&options);
     assert!(archive.index().entry_count() > Tree::mixed().files.len() as u64);
     assert!(lab.cached("disk-cache").is_empty());

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::archive::{Ahead, Archive, OpenOptions, Prefetch, PrefetchState, ReadError, Spooling};
+use tarfs::archive::{PrefetchMode, Archive, OpenOptions, PrefetchOptions, PrefetchState, ReadError, DiskCacheMode};
 use tarfs::base::extent::{Extent, Plain};
 
 use super::damage::flipped;
@@ -40,7 +40,7 @@ fn tree() -> Tree {
 fn indexed(tree: &Tree, packing: Packing) -> Lab {
     let lab = Lab::serving(packing.pack(&tree.tar));
     let mut options = lab.options();
-    options.spooling = Spooling::TreeOnly;
+    options.disk_cache = DiskCacheMode::IndexOnly;
     drop(lab.open_with(&options));
     assert!(lab.cached("disk-cache").is_empty());
     lab
@@ -55,7 +55,7 @@ fn little_memory(options: OpenOptions) -> OpenOptions {
 
 fn open_ahead(lab: &Lab, options: &OpenOptions) -> Archive {
     let archive = lab.open_with(options);
-    let started = archive.start_prefetch(Prefetch::default());
+    let started = archive.start_prefetch(PrefetchOptions::default());
     started.expect("threads");
     archive
 }
@@ -69,9 +69,9 @@ fn settle(archive: &Archive) {
 fn check(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
     let (name, content) = tree.files.first().expect("the large file");
     let ino = ino(archive, name);
-    archive.saw_read(ino, offset, len);
+    archive.note_read(ino, offset, len);
     let read = archive.try_read(ino, offset, len);
-    let read = read.unwrap_or_else(|| archive.read_here(ino, offset, len));
+    let read = read.unwrap_or_else(|| archive.read_blocking(ino, offset, len));
     let read = read.expect("readable");
     let start = index(offset);
     let end = (start + len as usize).min(content.len());
@@ -267,7 +267,7 @@ fn serve_slowly(lab: &Lab, packed: Bytes, is_down: &Arc<AtomicBool>) -> Arc<Atom
 
 #[track_caller]
 fn assert_times_out(archive: &Archive, offset: u64, len: u32) {
-    let read = archive.read_here(ino(archive, "large"), offset, len);
+    let read = archive.read_blocking(ino(archive, "large"), offset, len);
     assert!(
         matches!(read, Err(ReadError::TimedOut(_))),
         "{:?}",
@@ -308,7 +308,7 @@ fn readers_share_the_damage_of_a_window_that_they_wait_for() {
         for reader in 0..8 {
             let archive = &archive;
             scope.spawn(move || {
-                let read = archive.read_here(ino(archive, "large"), window + reader * 1000, SHORT);
+                let read = archive.read_blocking(ino(archive, "large"), window + reader * 1000, SHORT);
                 let expected = Extent::with_len(Plain(window), WINDOW);
                 assert!(
                     matches!(&read, Err(ReadError::Damaged { extent, .. }) if *extent == expected),
@@ -423,7 +423,7 @@ fn a_window_that_stays_wrong_is_an_error_and_others_are_read() {
     let archive = lab.open();
     let ino = ino(&archive, "large");
     for _ in 0..2 {
-        let error = archive.read_here(ino, place, SHORT).err();
+        let error = archive.read_blocking(ino, place, SHORT).err();
         assert!(
             matches!(&error, Some(ReadError::Damaged { extent, .. })
                 if (extent.start().0..extent.end().0).contains(&place) && extent.len() <= WINDOW),
@@ -437,7 +437,7 @@ fn a_window_that_stays_wrong_is_an_error_and_others_are_read() {
     for number in (4..20).rev() {
         check(&archive, &tree, first - number * WINDOW, 100 << 10);
     }
-    assert!(archive.read_here(ino, first - WINDOW, 2 << 17).is_err());
+    assert!(archive.read_blocking(ino, first - WINDOW, 2 << 17).is_err());
     for number in 2..20 {
         check(&archive, &tree, first + number * WINDOW, 100 << 10);
     }
@@ -493,9 +493,9 @@ fn prefetching_all_repairs_the_disk_cache() {
     let options = little_memory(lab.options());
     let fetch_all = || {
         let archive = lab.open_with(&options);
-        let started = archive.start_prefetch(Prefetch {
-            ahead: Ahead::All,
-            ..Prefetch::default()
+        let started = archive.start_prefetch(PrefetchOptions {
+            mode: PrefetchMode::All,
+            ..PrefetchOptions::default()
         });
         started.expect("threads");
         wait::until("all is fetched", || {
@@ -539,11 +539,11 @@ fn a_span_of_which_one_run_fails_is_not_complete() {
         }
     });
     let before = lab.server.seen(PATH).len();
-    let started = archive.start_prefetch(Prefetch {
-        ahead: Ahead::All,
+    let started = archive.start_prefetch(PrefetchOptions {
+        mode: PrefetchMode::All,
         // Spans are requested one by one then.
         bytes_per_second: Some(1 << 30),
-        ..Prefetch::default()
+        ..PrefetchOptions::default()
     });
     started.expect("threads");
     let state = || archive.prefetch_progress().map(|progress| progress.state);
@@ -567,9 +567,9 @@ fn windows_stay_within_the_memory() {
     let archive = open_ahead(&lab, &options);
     for offset in offsets(8, 400) {
         check(&archive, &tree, offset, SHORT);
-        assert!(archive.kept_bytes() <= 8 << 20, "{}", archive.kept_bytes());
+        assert!(archive.cached_bytes() <= 8 << 20, "{}", archive.cached_bytes());
     }
-    assert!(archive.kept_bytes() >= 3 << 20, "half of it is used");
+    assert!(archive.cached_bytes() >= 3 << 20, "half of it is used");
     for (name, content) in &tree.files {
         assert_file(&archive, name, content);
     }
@@ -584,9 +584,9 @@ fn random_reads_of_a_remote_packed_archive_decode_a_span_once() {
     let cache = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let mut options = little_memory(lab.options());
     options.cache_dir = Some(cache.path().to_owned());
-    options.spooling = Spooling::TreeOnly;
+    options.disk_cache = DiskCacheMode::IndexOnly;
     drop(lab.open_with(&options));
-    options.spooling = lab.options().spooling;
+    options.disk_cache = lab.options().disk_cache;
     let archive = Arc::new(lab.open_with(&options));
     std::thread::scope(|scope| {
         for seed in 1..5 {

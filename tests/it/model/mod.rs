@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::Value;
-use tarfs::archive::{Archive, OpenOptions, Spooling, scan};
+use tarfs::archive::{Archive, OpenOptions, DiskCacheMode, scan};
 use tarfs::source;
 use tokio::runtime::Runtime;
 
@@ -245,12 +245,12 @@ fn options() -> OpenOptions {
             ..scan::Options::default()
         },
         cache_dir: None,
-        rescans_unproven: false,
-        logs_problems: false,
+        should_rescan_unproven: false,
+        should_log_problems: false,
         layer: None,
         index_file: None,
         index_memory: tarfs::index::MemoryLimit::default(),
-        spooling: Spooling::Refused,
+        disk_cache: DiskCacheMode::Disabled,
     }
 }
 

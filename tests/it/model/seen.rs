@@ -94,7 +94,7 @@ pub(super) fn in_archive(archive: &Archive, has_root: bool) -> Sight {
 fn content(archive: &Archive, entry: &Entry<'_>) -> Vec<u8> {
     let mut content = Vec::new();
     while (content.len() as u64) < entry.size() {
-        let piece = archive.read_here(entry.ino(), content.len() as u64, 1 << 20);
+        let piece = archive.read_blocking(entry.ino(), content.len() as u64, 1 << 20);
         content.extend_from_slice(&piece.expect("it can be read"));
     }
     content

@@ -10,7 +10,7 @@ use crate::tar::Sums;
 
 /// A place in front of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Bookmark {
+pub struct ResumePoint {
     /// The packed format.
     pub compression: Compression,
     /// Where decoding starts: at the member, or before it.
@@ -33,8 +33,8 @@ const FORMATS: [Compression; 6] = [
     Compression::Bzip2,
 ];
 
-impl Bookmark {
-    /// As [`Bookmark::decode`] takes it: numbers of eight bytes, strings behind their lengths.
+impl ResumePoint {
+    /// As [`ResumePoint::decode`] takes it: numbers of eight bytes, strings behind their lengths.
     pub fn encode(&self) -> Vec<u8> {
         let point = &self.seek_point;
         let format = FORMATS
@@ -61,7 +61,7 @@ impl Bookmark {
         bytes
     }
 
-    /// What [`Bookmark::encode`] made; `None` when it makes no sense.
+    /// What [`ResumePoint::encode`] made; `None` when it makes no sense.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (numbers, mut rest) = bytes.split_first_chunk::<72>()?;
         let (numbers, _) = numbers.as_chunks::<8>();
@@ -99,8 +99,8 @@ impl Bookmark {
 mod tests {
     use super::*;
 
-    fn bookmark() -> Bookmark {
-        Bookmark {
+    fn resume_point() -> ResumePoint {
+        ResumePoint {
             compression: Compression::Bzip2,
             seek_point: SeekPoint {
                 packed: Packed(1 << 40),
@@ -117,31 +117,31 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let bookmark = bookmark();
-        assert_eq!(Bookmark::decode(&bookmark.encode()), Some(bookmark.clone()));
-        let bare = Bookmark {
+        let resume_point = resume_point();
+        assert_eq!(ResumePoint::decode(&resume_point.encode()), Some(resume_point.clone()));
+        let bare = ResumePoint {
             globals: Arc::default(),
-            ..bookmark
+            ..resume_point
         };
-        assert_eq!(Bookmark::decode(&bare.encode()), Some(bare));
+        assert_eq!(ResumePoint::decode(&bare.encode()), Some(bare));
     }
 
     #[test]
-    fn what_makes_no_sense_is_none() {
-        let bytes = bookmark().encode();
-        let whole = Bookmark::decode(&bytes);
+    fn invalid_bytes_decode_to_no_resume_point() {
+        let bytes = resume_point().encode();
+        let whole = ResumePoint::decode(&bytes);
         for len in 0..bytes.len() {
-            assert_ne!(Bookmark::decode(&bytes[..len]), whole, "{len}");
+            assert_ne!(ResumePoint::decode(&bytes[..len]), whole, "{len}");
         }
         for (place, byte) in [(0, 6), (31, 1), (47, 1), (79, 255)] {
             let mut bytes = bytes.clone();
             bytes[place] = byte;
-            assert_eq!(Bookmark::decode(&bytes), None, "{place}");
+            assert_eq!(ResumePoint::decode(&bytes), None, "{place}");
         }
-        let behind = Bookmark {
+        let behind = ResumePoint {
             member: Plain(511),
-            ..bookmark()
+            ..resume_point()
         };
-        assert_eq!(Bookmark::decode(&behind.encode()), None);
+        assert_eq!(ResumePoint::decode(&behind.encode()), None);
     }
 }

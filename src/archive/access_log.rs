@@ -9,7 +9,7 @@ const MAX_RANGES: usize = 1 << 20;
 
 /// A part of a file that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Touched {
+pub struct AccessedRange {
     /// The file.
     pub ino: Ino,
     /// Where it was read first.
@@ -20,15 +20,15 @@ pub struct Touched {
 
 /// Remembers reads; those of one file that touch or overlap are one.
 #[derive(Debug, Default)]
-pub(super) struct Recorder {
+pub(super) struct AccessLog {
     /// By file and start: the end, and which read was its first.
     ranges: BTreeMap<(Ino, u64), (u64, u64)>,
     reads: u64,
 }
 
-impl Recorder {
+impl AccessLog {
     /// Remembers a read of `len` bytes at `offset`.
-    pub(super) fn read(&mut self, ino: Ino, offset: u64, len: u64) {
+    pub(super) fn add(&mut self, ino: Ino, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if end == start {
             return;
@@ -57,17 +57,17 @@ impl Recorder {
     }
 
     /// How many reads there were; the ranges are the same while it is.
-    pub(super) fn reads(&self) -> u64 {
+    pub(super) fn read_count(&self) -> u64 {
         self.reads
     }
 
     /// The ranges in the order of their first reads.
-    pub(super) fn ranges(&self) -> Vec<Touched> {
+    pub(super) fn ranges(&self) -> Vec<AccessedRange> {
         let mut ranges: Vec<_> = self.ranges.iter().collect();
         ranges.sort_unstable_by_key(|(_, (_, first))| *first);
         let ranges = ranges
             .into_iter()
-            .map(|(&(ino, offset), &(end, _))| Touched {
+            .map(|(&(ino, offset), &(end, _))| AccessedRange {
                 ino,
                 offset,
                 len: end - offset,
@@ -82,18 +82,18 @@ mod tests {
     use proptest::prelude::*;
 
     fn ranges(reads: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
-        let mut recorder = Recorder::default();
+        let mut access_log = AccessLog::default();
         for &(ino, offset, len) in reads {
-            recorder.read(Ino(ino), offset, len);
+            access_log.add(Ino(ino), offset, len);
         }
-        let ranges = recorder.ranges().into_iter();
+        let ranges = access_log.ranges().into_iter();
         ranges
             .map(|range| (range.ino.0, range.offset, range.len))
             .collect()
     }
 
     #[test]
-    fn neighbours_are_one_range_in_the_place_of_the_first() {
+    fn adjacent_reads_merge_in_the_order_of_the_first() {
         let reads = [(7, 0, 10), (8, 5, 5), (7, 10, 10), (7, 30, 5), (8, 0, 6)];
         assert_eq!(ranges(&reads), [(7, 0, 20), (8, 0, 10), (7, 30, 5)]);
         assert_eq!(ranges(&[(7, 0, 1), (7, 2, 1), (7, 1, 1)]), [(7, 0, 3)]);
@@ -103,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_read_is_covered_once_and_nothing_else_is(
+        fn ranges_cover_exactly_the_bytes_read(
             reads in prop::collection::vec((1..4_u32, 0..60_u64, 0..20_u64), 0..40)
         ) {
             let bytes = |ranges: &[(u32, u64, u64)]| {

@@ -27,7 +27,7 @@ impl Archive {
     /// When there is none, or it is none.
     pub fn file(self: &Arc<Self>, path: &str) -> Result<Arc<dyn Source>, source::Error> {
         let name = format!("{}: {path}", self.source().location());
-        let found = find(&self.index(), path.as_bytes());
+        let found = find_file(&self.index(), path.as_bytes());
         let found = found.map_err(|cause| source::Error::new(&*name, cause))?;
         self.file_as_source(found, &name)
     }
@@ -50,13 +50,13 @@ impl Archive {
             let cause = Cause::Unsupported("what is no regular file".to_owned());
             source::Error::new(name, cause)
         })?;
-        if let Some(extent) = self.stretch(&index, ino, size) {
+        if let Some(extent) = self.contiguous_extent(&index, ino, size) {
             let whole = Arc::clone(self.source());
             return Ok(Arc::new(Slice::new(whole, extent, name)?));
         }
         let whole = self.source();
         let place = format!("file:{}:{}", ino.0, whole.locator());
-        Ok(Arc::new(Inner {
+        Ok(Arc::new(MemberSource {
             archive: Arc::clone(self),
             ino,
             location: Location::with_locator(name, place),
@@ -72,7 +72,7 @@ impl Archive {
     }
 
     /// Where in the source all of file `ino` lies, one byte behind the other.
-    fn stretch(&self, index: &Index, ino: Ino, size: u64) -> Option<Extent<Packed>> {
+    fn contiguous_extent(&self, index: &Index, ino: Ino, size: u64) -> Option<Extent<Packed>> {
         let is_plain = index.origin().compression == Compression::None;
         if !is_plain || self.source().access() == Access::Stream {
             return None;
@@ -87,28 +87,28 @@ impl Archive {
 }
 
 /// The file at `path`, links followed.
-fn find(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
-    let refused = |text: &str| Err(Cause::Malformed(text.to_owned()));
+fn find_file(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
+    let malformed = |text: &str| Err(Cause::Malformed(text.to_owned()));
     let mut path = path.to_vec();
     for _ in 0..=MAX_LINKS {
         let name = ArchivePath::sanitize(&path);
         if name.has_parent_component || !name.stripped.is_empty() {
-            return refused("its name leads out of the archive");
+            return malformed("its name leads out of the archive");
         }
         let entry = index.find(&name.path).ok_or(Cause::NotFound)?;
         let Kind::Symlink(target) = entry.kind() else {
             return Ok(entry.ino());
         };
-        path = match linked(&name.path, target) {
+        path = match link_target(&name.path, target) {
             Some(path) => path,
-            None => return refused("it is a link out of the archive"),
+            None => return malformed("it is a link out of the archive"),
         };
     }
-    refused("it is a link to a link, and so on")
+    malformed("it is a link to a link, and so on")
 }
 
 /// Where the link at `path` leads; `None` when that is not in the archive.
-fn linked(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
+fn link_target(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
     if target.first() == Some(&b'/') {
         return None;
     }
@@ -126,25 +126,25 @@ fn linked(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
 
 /// A file that is read through its archive.
 #[derive(Debug)]
-struct Inner {
+struct MemberSource {
     archive: Arc<Archive>,
     ino: Ino,
     location: Location,
     fingerprint: Fingerprint,
 }
 
-impl Inner {
+impl MemberSource {
     fn error(&self, cause: Cause) -> source::Error {
         source::Error::new(self.location.as_str(), cause)
     }
 
     /// Why a read of the archive failed, as the archive's own source would say it.
-    fn failed(&self, error: &ReadError) -> source::Error {
+    fn source_error(&self, error: &ReadError) -> source::Error {
         if let ReadError::Changed(error)
-        | ReadError::Gone(error)
+        | ReadError::NotFound(error)
         | ReadError::Unreachable(error)
         | ReadError::TimedOut(error)
-        | ReadError::Refused(error) = error
+        | ReadError::AccessDenied(error) = error
         {
             return match &**error {
                 Error::Source(error) => error.clone(),
@@ -154,7 +154,7 @@ impl Inner {
         self.error(Cause::Damaged(error.to_string()))
     }
 
-    async fn fill(&self, offset: Packed, mut buffer: Buffer) -> Result<Bytes, source::Error> {
+    async fn read_into(&self, offset: Packed, mut buffer: Buffer) -> Result<Bytes, source::Error> {
         let mut filled = 0;
         // Goes with this read, also when it is given up.
         let waiting = Arc::new(());
@@ -164,12 +164,12 @@ impl Inner {
             let (sender, read) = oneshot::channel();
             // Who asked may have given up.
             let done = move |read| drop(sender.send(read));
-            let waits = Arc::downgrade(&waiting);
-            let is_wanted = Arc::new(move || waits.strong_count() > 0);
+            let waiter = Arc::downgrade(&waiting);
+            let is_wanted = Arc::new(move || waiter.strong_count() > 0);
             self.archive.read(self.ino, at, wanted, is_wanted, done);
             // It is dropped unread only when the archive goes away.
             let read = read.await.map_err(|_| self.error(Cause::Cancelled))?;
-            let bytes = read.map_err(|error| self.failed(&error))?;
+            let bytes = read.map_err(|error| self.source_error(&error))?;
             let Some(space) = rest
                 .get_mut(..bytes.len())
                 .filter(|space| !space.is_empty())
@@ -183,7 +183,7 @@ impl Inner {
     }
 }
 
-impl Source for Inner {
+impl Source for MemberSource {
     fn location(&self) -> &str {
         self.location.as_str()
     }
@@ -205,7 +205,7 @@ impl Source for Inner {
         offset: Packed,
         buffer: Buffer,
     ) -> BoxFuture<'_, Result<Bytes, source::Error>> {
-        self.fill(offset, buffer).boxed()
+        self.read_into(offset, buffer).boxed()
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, source::Error>> {
@@ -218,14 +218,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_lead_to_other_files_of_the_archive_and_never_out_of_it() {
+    fn links_are_followed_inside_the_archive_only() {
         let path = ArchivePath::sanitize(b"a/b/layer.tar").path;
-        let linked = |target: &str| linked(&path, target.as_bytes());
-        assert_eq!(linked("x"), Some(b"a/b/x".to_vec()));
-        assert_eq!(linked("../c/layer.tar"), Some(b"a/c/layer.tar".to_vec()));
-        assert_eq!(linked("../../x.tar"), Some(b"x.tar".to_vec()));
+        let link_target = |target: &str| link_target(&path, target.as_bytes());
+        assert_eq!(link_target("x"), Some(b"a/b/x".to_vec()));
+        assert_eq!(link_target("../c/layer.tar"), Some(b"a/c/layer.tar".to_vec()));
+        assert_eq!(link_target("../../x.tar"), Some(b"x.tar".to_vec()));
         for outside in ["../../../x", "/x", "/a/b/x"] {
-            assert_eq!(linked(outside), None, "{outside}");
+            assert_eq!(link_target(outside), None, "{outside}");
         }
     }
 }

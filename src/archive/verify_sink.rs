@@ -16,11 +16,11 @@ const MAX_FINDINGS: usize = 100;
 
 /// What a scan finds out about an archive when all that is wanted is to know whether it is good.
 #[derive(Debug, Default)]
-pub struct Check {
+pub struct VerifySink {
     compression: Option<Compression>,
     members: u64,
     warnings: Findings,
-    against: Option<Against>,
+    comparison: Option<IndexComparison>,
 }
 
 /// Texts, as many as are of use.
@@ -48,38 +48,38 @@ impl Findings {
 }
 
 /// An index, and how far its spans have been seen.
-struct Against {
+struct IndexComparison {
     index: Arc<Index>,
     span: u32,
     seen: u64,
     hasher: SpanHasher,
-    wrong: Findings,
+    mismatches: Findings,
 }
 
-impl std::fmt::Debug for Against {
+impl std::fmt::Debug for IndexComparison {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Against")
+        f.debug_struct("IndexComparison")
             .field("span", &self.span)
             .finish_non_exhaustive()
     }
 }
 
-impl Check {
+impl VerifySink {
     /// Of an archive by itself.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As [`Check::new`], and every span is held against its hash in `index`; for a scan with
+    /// As [`VerifySink::new`], and every span is held against its hash in `index`; for a scan with
     /// [`spans`](super::scan::Options::spans), and without hops.
-    pub fn against(index: Arc<Index>) -> Self {
+    pub fn with_index(index: Arc<Index>) -> Self {
         Self {
-            against: Some(Against {
+            comparison: Some(IndexComparison {
                 hasher: SpanHasher::new(index.block_len()),
                 index,
                 span: 0,
                 seen: 0,
-                wrong: Findings::default(),
+                mismatches: Findings::default(),
             }),
             ..Self::default()
         }
@@ -102,15 +102,15 @@ impl Check {
 
     /// Where the index is not the archive's, of which a scan found out what `summary` says.
     pub fn differences(self, summary: &Summary) -> Vec<String> {
-        self.against
-            .map(|against| against.differences(summary))
+        self.comparison
+            .map(|comparison| comparison.differences(summary))
             .unwrap_or_default()
     }
 }
 
-impl Against {
+impl IndexComparison {
     /// Goes on with the next plain bytes.
-    fn plain(&mut self, mut bytes: &[u8]) {
+    fn add_bytes(&mut self, mut bytes: &[u8]) {
         // What comes behind the last span shows in the length.
         while let Some(extent) = self.index.span_extent(self.span) {
             let left = usize::try_from(extent.len() - self.seen).unwrap_or(usize::MAX);
@@ -121,11 +121,11 @@ impl Against {
             if self.seen < extent.len() {
                 break;
             }
-            self.end();
+            self.end_span();
         }
     }
 
-    fn end(&mut self) {
+    fn end_span(&mut self) {
         let number = self.span;
         let (found, _) = self.hasher.finish();
         let hash = self.index.span(number).map(|span| span.hash);
@@ -137,7 +137,7 @@ impl Against {
         };
         if !is_right {
             let extent = self.index.span_extent(number);
-            self.wrong.add(|| match extent {
+            self.mismatches.add(|| match extent {
                 Some(extent) => format!(
                     "the index has another hash for plain bytes {} to {}",
                     extent.start().0,
@@ -154,7 +154,7 @@ impl Against {
         let origin = self.index.origin().clone();
         let mut differs = |what: &str, is_same: bool| {
             if !is_same {
-                self.wrong
+                self.mismatches
                     .add(|| format!("the index is of an archive with {what}"));
             }
         };
@@ -181,14 +181,14 @@ impl Against {
         );
         if self.span < self.index.span_count() {
             let (seen, count) = (self.span, self.index.span_count());
-            self.wrong
+            self.mismatches
                 .add(|| format!("the archive ends in block {seen} of the {count} of the index"));
         }
-        self.wrong.finish()
+        self.mismatches.finish()
     }
 }
 
-impl Sink for Check {
+impl Sink for VerifySink {
     type Error = Infallible;
 
     fn begin(&mut self, compression: Compression) {
@@ -213,8 +213,8 @@ impl Sink for Check {
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {
-        if let Some(against) = &mut self.against {
-            against.plain(bytes);
+        if let Some(comparison) = &mut self.comparison {
+            comparison.add_bytes(bytes);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What a cache directory holds: indexes and spools of any archives, also of none that is open.
+//! What a cache directory holds: indexes and disk caches of any archives, also of none that is open.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::open::content;
+use super::open::disk_cache_name;
 use crate::base::retention::{self, RetentionPolicy};
 use crate::base::trusted_dir::TrustedDir;
 use crate::cache::{Shelf, Spooled};
@@ -14,11 +14,11 @@ use crate::index::store::{BOUNDS, Store, Stored};
 
 /// What belongs into a cache directory. One that holds other things, and none of these, was made for
 /// something else.
-const DIRECTORIES: [&str; 2] = ["index", "disk-cache"];
+const CACHE_SUBDIRECTORIES: [&str; 2] = ["index", "disk-cache"];
 
 /// Why a cache directory cannot be looked at.
 #[derive(Debug, thiserror::Error)]
-pub enum KeptError {
+pub enum InventoryError {
     /// It was made for something else.
     #[error("{} is not a cache of tarfs", .0.display())]
     Foreign(PathBuf),
@@ -35,7 +35,7 @@ pub enum KeptError {
 
 /// A file of a cache.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct CacheEntry {
     /// What it is.
     pub kind: Kind,
     /// Its path below the cache directory.
@@ -59,7 +59,7 @@ pub enum Kind {
     /// The tree of an archive.
     Index,
     /// Decoded data of an archive.
-    Spool,
+    DiskCache,
     /// Either, and not finished.
     Unfinished,
 }
@@ -67,10 +67,10 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 enum File {
     Index(Stored),
-    Spool(Spooled),
+    DiskCache(Spooled),
 }
 
-impl Kept {
+impl CacheEntry {
     /// Removes it, unless somebody uses it by now; whether it did.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Kept {
     pub fn remove(&self) -> io::Result<bool> {
         let removed = match &self.file {
             File::Index(stored) => stored.remove(),
-            File::Spool(spooled) => spooled.remove(),
+            File::DiskCache(spooled) => spooled.remove(),
         };
         match removed {
             // Somebody else was faster.
@@ -93,8 +93,8 @@ impl Kept {
 ///
 /// # Errors
 /// When it is something else, not this user's alone, or cannot be read.
-pub fn list(cache_dir: &Path) -> Result<Vec<Kept>, KeptError> {
-    let system = |cause| KeptError::System {
+pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
+    let system = |cause| InventoryError::System {
         path: cache_dir.to_owned(),
         cause,
     };
@@ -106,35 +106,35 @@ pub fn list(cache_dir: &Path) -> Result<Vec<Kept>, KeptError> {
             let is_ours = names.is_empty()
                 || names
                     .iter()
-                    .any(|name| DIRECTORIES.contains(&name.as_str()));
+                    .any(|name| CACHE_SUBDIRECTORIES.contains(&name.as_str()));
             if !is_ours {
-                return Err(KeptError::Foreign(cache_dir.to_owned()));
+                return Err(InventoryError::Foreign(cache_dir.to_owned()));
             }
         }
     }
     let stored = Store::new(cache_dir).files().map_err(system)?;
-    let shelf = Shelf::new(cache_dir.to_owned(), None);
-    shelf.check().map_err(system)?;
+    let disk_cache_dir = Shelf::new(cache_dir.to_owned(), None);
+    disk_cache_dir.check().map_err(system)?;
     let mut origins = HashMap::new();
     let mut all: Vec<_> = stored
         .into_iter()
         .map(|stored| {
             let origin = stored.origin();
-            let kept = index(stored, origin.as_ref());
+            let entry = index_entry(stored, origin.as_ref());
             if let Some(origin) = origin {
-                origins.insert(content(&origin), origin);
+                origins.insert(disk_cache_name(&origin), origin);
             }
-            kept
+            entry
         })
         .collect();
-    let spools = shelf.spools().into_iter();
-    all.extend(spools.filter_map(|spooled| spool(spooled, &origins)));
+    let spools = disk_cache_dir.spools().into_iter();
+    all.extend(spools.filter_map(|spooled| data_entry(spooled, &origins)));
     all.sort_by(|one, other| other.used.cmp(&one.used).then(one.path.cmp(&other.path)));
     Ok(all)
 }
 
-fn index(stored: Stored, origin: Option<&Origin>) -> Kept {
-    Kept {
+fn index_entry(stored: Stored, origin: Option<&Origin>) -> CacheEntry {
+    CacheEntry {
         kind: if stored.is_finished {
             Kind::Index
         } else {
@@ -150,15 +150,15 @@ fn index(stored: Stored, origin: Option<&Origin>) -> Kept {
     }
 }
 
-fn spool(spooled: Spooled, origins: &HashMap<String, Origin>) -> Option<Kept> {
+fn data_entry(spooled: Spooled, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
     let kind = match spooled.content() {
-        Some(content) if is_digits(content) => Kind::Spool,
+        Some(content) if is_content_hash(content) => Kind::DiskCache,
         None if spooled.is_unfinished() => Kind::Unfinished,
         // What does not look as if made here is left alone.
         Some(_) | None => return None,
     };
     let origin = spooled.content().and_then(|content| origins.get(content));
-    Some(Kept {
+    Some(CacheEntry {
         kind,
         path: Path::new("disk-cache").join(spooled.name()),
         source: origin.map(|origin| origin.locator.canonical.clone()),
@@ -166,11 +166,11 @@ fn spool(spooled: Spooled, origins: &HashMap<String, Origin>) -> Option<Kept> {
         held_bytes: spooled.held_bytes,
         used: spooled.used,
         in_use: spooled.is_in_use(),
-        file: File::Spool(spooled),
+        file: File::DiskCache(spooled),
     })
 }
 
-fn is_digits(content: &str) -> bool {
+fn is_content_hash(content: &str) -> bool {
     content.len() == 64 && content.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
@@ -178,11 +178,11 @@ fn is_digits(content: &str) -> bool {
 /// `max_bytes`, and what was not used for `max_age`; without either what is not used for as long as
 /// indexes are kept. What was left unfinished goes in any case, and nothing that is in use.
 pub fn surplus(
-    all: &[Kept],
+    all: &[CacheEntry],
     max_bytes: Option<u64>,
     max_age: Option<Duration>,
     now: SystemTime,
-) -> Vec<&Kept> {
+) -> Vec<&CacheEntry> {
     let default_age = match max_bytes {
         Some(_) => Duration::MAX,
         None => BOUNDS.max_age,
@@ -193,19 +193,19 @@ pub fn surplus(
     };
     let measured: Vec<_> = all
         .iter()
-        .map(|kept| retention::RetainedItem {
-            last_used: match kept.kind {
+        .map(|entry| retention::RetainedItem {
+            last_used: match entry.kind {
                 // As old as can be.
                 Kind::Unfinished => SystemTime::UNIX_EPOCH,
-                Kind::Index | Kind::Spool => kept.used,
+                Kind::Index | Kind::DiskCache => entry.used,
             },
-            bytes: kept.held_bytes,
-            in_use: kept.in_use,
+            bytes: entry.held_bytes,
+            in_use: entry.in_use,
         })
         .collect();
     let mut surplus = bounds.expired(&measured, now);
     let left = all.iter().enumerate();
-    let left = left.filter(|(_, kept)| kept.kind == Kind::Unfinished && !kept.in_use);
+    let left = left.filter(|(_, entry)| entry.kind == Kind::Unfinished && !entry.in_use);
     for (number, _) in left {
         if !surplus.contains(&number) {
             surplus.push(number);

@@ -7,8 +7,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::foreground::Foreground;
-use super::open::{OpenOptions, Spooling};
+use super::priority::ReadPriority;
+use super::open::{OpenOptions, DiskCacheMode};
 use super::scan;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
@@ -18,38 +18,38 @@ use crate::cache::{Memory, Shelf};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
-const READERS: usize = 4;
+const READ_THREADS: usize = 4;
 
 /// One part in so many of the memory may rest between one span and the next: at the default three
 /// spans of the usual length, or their packed bytes.
-pub(super) const RESTING_SHARE: u64 = 8;
+pub(super) const FREE_LIST_DIVISOR: u64 = 8;
 
 /// Memory, and who has how much of it.
 #[derive(Clone, Debug)]
-pub(super) struct Purse {
+pub(super) struct MemoryBudgets {
     /// Decoded spans.
-    pub(super) memory: Memory,
+    pub(super) span_cache: Memory,
     /// What reads hold while they decode.
     pub(super) budget: BufferPool,
     /// What their decoders need besides.
     pub(super) broker: MemoryBroker,
     /// Reads that make spans.
-    pub(super) foreground: Arc<Foreground>,
+    pub(super) read_priority: Arc<ReadPriority>,
     /// All of that together.
     pub(super) memory_bytes: u64,
 }
 
-impl Purse {
+impl MemoryBudgets {
     /// The memory that `options` say.
-    pub(super) fn of(options: &OpenOptions) -> Self {
-        let memory = memory(options);
-        let budget = BufferPool::new(half(options));
+    pub(super) fn new(options: &OpenOptions) -> Self {
+        let span_cache = new_span_cache(options);
+        let budget = BufferPool::new(half_memory(options));
         Self {
             // Kept spans last: they would have to be decoded again.
-            broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(memory.clone())]),
-            memory,
+            broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(span_cache.clone())]),
+            span_cache,
             budget,
-            foreground: Arc::default(),
+            read_priority: Arc::default(),
             memory_bytes: options.scan.memory.max(scan::MIN_MEMORY),
         }
     }
@@ -57,37 +57,37 @@ impl Purse {
 
 /// What archives of one tree have together.
 #[derive(Clone, Debug)]
-pub struct Share {
-    pub(super) purse: Purse,
+pub struct SharedResources {
+    pub(super) budgets: MemoryBudgets,
     pub(super) free_list: FreeList,
     pub(super) workers: Arc<ThreadPool>,
 }
 
-impl Share {
+impl SharedResources {
     /// The memory that `options` say, for archives opened with these.
     ///
     /// # Errors
     /// When the system has no thread left to give.
     pub fn new(options: &OpenOptions) -> io::Result<Self> {
         Ok(Self {
-            purse: Purse::of(options),
-            free_list: FreeList::new(options.scan.memory / RESTING_SHARE),
-            workers: workers()?,
+            budgets: MemoryBudgets::new(options),
+            free_list: FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
+            workers: start_read_workers()?,
         })
     }
 }
 
 /// Threads for reads.
-pub(super) fn workers() -> io::Result<Arc<ThreadPool>> {
-    Ok(Arc::new(ThreadPool::start("tarfs-read", READERS)?))
+pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
+    Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
 }
 
 /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
 /// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
 /// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
-fn memory(options: &OpenOptions) -> Memory {
+fn new_span_cache(options: &OpenOptions) -> Memory {
     let spans = options.scan.memory / 8 * 3;
-    Memory::new(match shelf(options) {
+    Memory::new(match disk_cache_dir(options) {
         Some(_) => spans - queue_bytes(options),
         None => spans,
     })
@@ -99,13 +99,13 @@ pub(super) fn queue_bytes(options: &OpenOptions) -> u64 {
 }
 
 /// Half the memory, which buffers and decoders have while the archive is read.
-pub(super) fn half(options: &OpenOptions) -> u64 {
+pub(super) fn half_memory(options: &OpenOptions) -> u64 {
     options.scan.memory.max(scan::MIN_MEMORY) / 2
 }
 
-/// Where spools lie; `None` when none are wanted, or there is nowhere to put them.
-pub(super) fn shelf(options: &OpenOptions) -> Option<Shelf> {
-    let Spooling::ToDisk { limit_bytes } = options.spooling else {
+/// Where disk caches lie; `None` when none are wanted, or there is nowhere to put them.
+pub(super) fn disk_cache_dir(options: &OpenOptions) -> Option<Shelf> {
+    let DiskCacheMode::Enabled { limit_bytes } = options.disk_cache else {
         return None;
     };
     let cache_dir = options.cache_dir.clone()?;

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
 use super::error::Error;
-use super::indexing::{Indexing, Stop};
-use super::open::{OpenError, Opening, Spooling, content, in_words, keep};
+use super::index_sink::{IndexSink, IndexSinkError};
+use super::open::{OpenError, Opener, DiskCacheMode, disk_cache_name, hold_index, error_chain};
 use super::read::Reader;
 use super::scan::{self, ScanError, Summary};
-use super::spooler::Spooler;
+use super::disk_cache_policy::ScanDiskCache;
 use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{Reclaim, MemoryGrant, MemoryBroker};
 use crate::base::thread::Thread;
@@ -18,14 +18,14 @@ use crate::source::Access;
 
 /// A pass that is under way, or over. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Pass {
+pub(super) struct BackgroundScan {
     shared: Arc<Shared>,
     _thread: Thread<()>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    abandoned: AtomicBool,
+    is_cancelled: AtomicBool,
     outcome: Mutex<Outcome>,
 }
 
@@ -36,27 +36,27 @@ struct Outcome {
     failure: Option<Arc<OpenError>>,
 }
 
-impl Pass {
-    /// Starts the pass that completes `reader`'s catalog.
+impl BackgroundScan {
+    /// Starts the pass that completes `reader`'s live index.
     ///
     /// # Errors
     /// When the system has no thread left to give.
     pub(super) fn start(
-        opening: Opening,
-        spooler: Option<Spooler>,
+        opener: Opener,
+        disk_cache_writer: Option<ScanDiskCache>,
         reader: Arc<Reader>,
     ) -> io::Result<Self> {
         let shared = Arc::<Shared>::default();
-        let pass = Scanning {
-            opening,
+        let scan_thread = ScanThread {
+            opener,
             reader,
             shared: Arc::clone(&shared),
         };
         let thread = Thread::spawn("tarfs-index", move || {
             // Also when it panics: who waits must not wait for ever.
-            let _end = End(&pass);
-            if let Err(error) = pass.run(spooler) {
-                pass.fail(error);
+            let _end = EndOnDrop(&scan_thread);
+            if let Err(error) = scan_thread.run(disk_cache_writer) {
+                scan_thread.set_failure(error);
             }
         })?;
         Ok(Self {
@@ -82,14 +82,14 @@ impl Pass {
     }
 
     /// Says that nobody wants the index any more.
-    pub(super) fn abandon(&self) {
-        self.shared.abandoned.store(true, Ordering::Relaxed);
+    pub(super) fn cancel(&self) {
+        self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Pass {
+impl Drop for BackgroundScan {
     fn drop(&mut self) {
-        self.abandon();
+        self.cancel();
     }
 }
 
@@ -99,66 +99,66 @@ impl Shared {
     }
 }
 
-/// Tells the catalog's waiters when dropped.
-struct End<'a>(&'a Scanning);
+/// Tells the live index's waiters when dropped.
+struct EndOnDrop<'a>(&'a ScanThread);
 
-impl Drop for End<'_> {
+impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0
-                .fail(Some(self.0.opening.failed(Error::Interrupted, None)));
+                .set_failure(Some(self.0.opener.archive_error(Error::Interrupted, None)));
         }
-        self.0.reader.catalog.end();
+        self.0.reader.live_index.end_scan();
     }
 }
 
 /// The pass on its thread.
-struct Scanning {
-    opening: Opening,
+struct ScanThread {
+    opener: Opener,
     reader: Arc<Reader>,
     shared: Arc<Shared>,
 }
 
-impl Scanning {
+impl ScanThread {
     /// Remembers why there will be no index; `None` when nobody wants to know.
-    fn fail(&self, error: Option<OpenError>) {
+    fn set_failure(&self, error: Option<OpenError>) {
         self.shared.outcome().failure = error.map(Arc::new);
     }
 
     /// Scans, completes the index and saves it; `None` as an error when nobody wants it any more.
-    fn run(&self, spooler: Option<Spooler>) -> Result<(), Option<OpenError>> {
-        let Opening {
+    fn run(&self, disk_cache_writer: Option<ScanDiskCache>) -> Result<(), Option<OpenError>> {
+        let Opener {
             source,
             options,
             network,
             stats,
             ..
-        } = &self.opening;
+        } = &self.opener;
         let reader = &*self.reader;
-        let scan_memory = self.opening.scan_memory();
+        let scan_memory = self.opener.scan_memory();
         // While the scan goes on, reads have less, and with little memory kept spans, too.
-        let reads = borrow(reader.budget.clone(), reader.budget.reclaimable_bytes());
-        let lent = scan_memory - self.opening.half();
-        let spans = borrow(reader.memory.clone(), lent);
-        let mut sink = Indexing {
-            catalog: &reader.catalog,
+        let reads = borrow_memory(reader.budget.clone(), reader.budget.reclaimable_bytes());
+        let lent = scan_memory - self.opener.half_memory();
+        let spans = borrow_memory(reader.span_cache.clone(), lent);
+        let mut sink = IndexSink {
+            live_index: &reader.live_index,
             packed_bytes: source.fingerprint().len,
-            abandoned: &self.shared.abandoned,
-            memory: (options.spooling != Spooling::TreeOnly).then_some(&reader.memory),
+            is_cancelled: &self.shared.is_cancelled,
+            span_cache: (options.disk_cache != DiskCacheMode::IndexOnly).then_some(&reader.span_cache),
             layer: reader.layer,
-            leash: &reader.leash,
-            spooler,
-            gathered: None,
+            lag_limit: &reader.lag_limit,
+            disk_cache_writer,
+            span_bytes: None,
             free_list: reader.free_list.clone(),
-            last: Extent::with_len(Plain(0), 0),
-            room: Ok(()),
+            last_span: Extent::with_len(Plain(0), 0),
+            memory_check: Ok(()),
             warnings: Vec::new(),
         };
         let scan_options = scan::Options {
             spans: true,
             memory: scan_memory,
             lenders: match lent {
-                0 => vec![Arc::new(reader.memory.clone())],
+                0 => vec![Arc::new(reader.span_cache.clone())],
                 _ => Vec::new(),
             },
             ..options.scan.clone()
@@ -167,42 +167,42 @@ impl Scanning {
             scan::scan(source, &scan_options, network, stats, &mut sink).map_err(|error| {
                 match error {
                     ScanError::Archive { error, member, .. } => {
-                        Some(self.opening.failed(error, member))
+                        Some(self.opener.archive_error(error, member))
                     }
-                    ScanError::Sink(Stop::Abandoned) => None,
-                    ScanError::Sink(Stop::Memory(error)) => {
-                        Some(self.opening.failed(error.into(), None))
+                    ScanError::Sink(IndexSinkError::Cancelled) => None,
+                    ScanError::Sink(IndexSinkError::Memory(error)) => {
+                        Some(self.opener.archive_error(error.into(), None))
                     }
-                    ScanError::Sink(Stop::Full { name, at }) => {
-                        Some(self.opening.failed(self.opening.too_many(&name, at), None))
+                    ScanError::Sink(IndexSinkError::TooManyEntries { name, at }) => {
+                        Some(self.opener.archive_error(self.opener.too_many_entries(&name, at), None))
                     }
                 }
             })?;
         drop((reads, spans));
-        let Indexing {
+        let IndexSink {
             warnings: mut notes,
             ..
         } = sink;
-        reader.catalog.finish(self.origin(&summary));
-        let kept = self.settle_spool(&summary, &mut notes);
-        if let Some(store) = &self.opening.store
-            && let Some(index) = reader.catalog.completed()
+        reader.live_index.finish(self.origin(&summary));
+        let published = self.publish_disk_cache(&summary, &mut notes);
+        if let Some(store) = &self.opener.store
+            && let Some(index) = reader.live_index.completed()
         {
-            match store.publish(&self.opening.locator, index) {
-                Ok(in_use) => keep(reader, in_use),
+            match store.publish(&self.opener.locator, index) {
+                Ok(in_use) => hold_index(reader, in_use),
                 Err(error) => {
-                    let error = in_words(&error);
+                    let error = error_chain(&error);
                     notes.push(format!("the index could not be saved: {error}"));
                 }
             }
         }
         self.shared.outcome().notes = notes;
-        kept.map_err(Some)
+        published.map_err(Some)
     }
 
     fn origin(&self, summary: &Summary) -> Origin {
         Origin {
-            locator: self.opening.locator.clone(),
+            locator: self.opener.locator.clone(),
             content_id: summary.content_id.unwrap_or_default(),
             sha256: summary.sha256,
             compression: summary.compression,
@@ -211,18 +211,18 @@ impl Scanning {
         }
     }
 
-    /// Keeps the spool for the next mounts.
-    fn settle_spool(&self, summary: &Summary, notes: &mut Vec<String>) -> Result<(), OpenError> {
-        let Some(spool) = &self.reader.spool else {
+    /// Keeps the disk cache for the next mounts.
+    fn publish_disk_cache(&self, summary: &Summary, notes: &mut Vec<String>) -> Result<(), OpenError> {
+        let Some(disk_cache) = &self.reader.disk_cache else {
             return Ok(());
         };
-        if self.opening.source.access() == Access::Stream {
-            spool.flush();
-            if let Some(trouble) = spool.trouble() {
-                return Err(self.opening.no_spool(Some(trouble)));
+        if self.opener.source.access() == Access::Stream {
+            disk_cache.flush();
+            if let Some(trouble) = disk_cache.trouble() {
+                return Err(self.opener.no_disk_cache_error(Some(trouble)));
             }
         }
-        if let Err(error) = spool.publish(&content(&self.origin(summary))) {
+        if let Err(error) = disk_cache.publish(&disk_cache_name(&self.origin(summary))) {
             notes.push(format!(
                 "the disk cache could not be kept for later mounts: {error}"
             ));
@@ -232,6 +232,6 @@ impl Scanning {
 }
 
 /// Takes `bytes` from `lender` for a while.
-fn borrow(lender: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
+fn borrow_memory(lender: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
     MemoryBroker::new(vec![Arc::new(lender)]).grant(bytes).ok()
 }

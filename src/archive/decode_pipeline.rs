@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::digest::Digester;
 use super::error::Error;
-use super::saved::Saved;
+use super::saved_index::SavedIndex;
 use super::scan::Digest;
 use super::zeros::ZeroRun;
 use crate::base::buffer_pool::BufferPool;
@@ -31,7 +31,7 @@ use crate::index::{BlockHasher, NewDigests};
 
 /// Pieces that may lie between decoder and consumer: so many, and two for each worker. More would
 /// only have left the processor's caches when they are written; their bytes are bounded by the pool.
-const QUEUED_PIECES: usize = 4;
+const MAX_QUEUED_PIECES: usize = 4;
 
 /// How a stream is to be decoded.
 #[derive(Debug)]
@@ -47,14 +47,14 @@ pub(super) struct Options {
     /// Where to begin, if not at the front; then the format is given.
     pub(super) resume: Option<SeekPoint>,
     /// An index that may be of this stream, to decode along.
-    pub(super) saved: Option<Saved>,
+    pub(super) saved_index: Option<SavedIndex>,
     /// Whether the source says how long it is.
     pub(super) has_len: bool,
 }
 
 /// What the plain stream holds next.
 #[derive(Debug)]
-pub(super) enum Item {
+pub(super) enum StreamItem {
     /// The format, before everything else.
     Begin(Compression),
     /// Decoding can start again here.
@@ -71,7 +71,7 @@ pub(super) enum Item {
 
 /// Facts about a packed stream that was read to its end, or to where it failed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Finished {
+pub(super) struct StreamSummary {
     pub(super) compression: Compression,
     pub(super) packed_len: u64,
     pub(super) content_id: Option<[u8; 32]>,
@@ -89,7 +89,7 @@ pub(super) struct PlainStream {
     /// What a job makes, as far as it was not delivered.
     output: Option<Output>,
     hash: Option<ContentHash>,
-    finished: Option<Finished>,
+    finished: Option<StreamSummary>,
     stats: Arc<Stats>,
     /// Of what the decoder reads; `None` when it reads nothing.
     control: Option<fetch::StreamControl>,
@@ -99,7 +99,7 @@ pub(super) struct PlainStream {
 }
 
 enum Slot {
-    Item(Item),
+    Item(StreamItem),
     Ticket(Arc<Ticket>),
     /// For the consumer alone, when it has all before.
     Check(Job),
@@ -108,8 +108,8 @@ enum Slot {
         expected: u32,
         packed: Packed,
     },
-    Failed(Error, Finished),
-    End(Finished),
+    Failed(Error, StreamSummary),
+    End(StreamSummary),
 }
 
 impl Drop for PlainStream {
@@ -136,7 +136,7 @@ impl PlainStream {
         options: Options,
         stats: &Arc<Stats>,
     ) -> io::Result<Self> {
-        let (sender, slots) = sync_channel(QUEUED_PIECES + 2 * options.context.workers);
+        let (sender, slots) = sync_channel(MAX_QUEUED_PIECES + 2 * options.context.workers);
         let workers = ThreadPool::start("tarfs-job", options.context.workers)?;
         let digester = (options.sha256 != Digest::Ignore)
             .then(Digester::start)
@@ -161,15 +161,15 @@ impl PlainStream {
                 zeros: (!options.has_len).then(ZeroRun::default),
                 stats: progress,
             };
-            let last = match walker.walk(options.context, options.saved, resume) {
+            let last = match walker.walk(options.context, options.saved_index, resume) {
                 Ok(()) => Slot::End(walker.finished()),
-                Err(Stop::Failed(error)) => {
-                    if options.sha256 == Digest::Take {
-                        walker.read_out();
+                Err(WalkError::Failed(error)) => {
+                    if options.sha256 == Digest::Compute {
+                        walker.read_to_end();
                     }
                     Slot::Failed(error, walker.finished())
                 }
-                Err(Stop::Deserted) => return,
+                Err(WalkError::ReceiverClosed) => return,
             };
             // If no one listens any more, no one cares.
             drop(walker.sender.send(last));
@@ -186,11 +186,11 @@ impl PlainStream {
         })
     }
 
-    /// The next item, in stream order; after [`Item::End`] there is none.
+    /// The next item, in stream order; after [`StreamItem::End`] there is none.
     ///
     /// # Errors
     /// When bytes cannot be fetched or decoded; everything before was delivered.
-    pub(super) fn next(&mut self) -> Result<Item, Error> {
+    pub(super) fn next(&mut self) -> Result<StreamItem, Error> {
         loop {
             if let Some(output) = &mut self.output {
                 if let Some(bytes) = output.next_piece()? {
@@ -201,7 +201,7 @@ impl PlainStream {
             // The sender is gone without a last word only if its thread panicked.
             let slot = self.slots.recv().map_err(|_| Error::Interrupted)?;
             match slot {
-                Slot::Item(Item::Plain(bytes)) => return Ok(self.deliver(bytes)),
+                Slot::Item(StreamItem::Plain(bytes)) => return Ok(self.deliver(bytes)),
                 Slot::Item(item) => return Ok(item),
                 // Nothing is there only if the job panicked.
                 Slot::Ticket(ticket) => {
@@ -216,37 +216,37 @@ impl PlainStream {
                 }
                 Slot::End(finished) => {
                     self.finished = Some(finished);
-                    return Ok(Item::End);
+                    return Ok(StreamItem::End);
                 }
             }
         }
     }
 
     /// What is known of the packed stream, once it has ended or failed.
-    pub(super) fn finished(&self) -> Option<Finished> {
+    pub(super) fn finished(&self) -> Option<StreamSummary> {
         self.finished
     }
 
     /// Everything of the packed stream before this was asked for.
-    pub(super) fn asked(&self) -> Packed {
+    pub(super) fn requested_end(&self) -> Packed {
         self.control
             .as_ref()
             .map_or(Packed(0), fetch::StreamControl::requested_end)
     }
 
-    /// As [`PlainStream::asked`], and nothing more will be.
-    pub(super) fn ask_no_more(&self) -> Packed {
+    /// As [`PlainStream::requested_end`], and nothing more will be.
+    pub(super) fn stop_requesting(&self) -> Packed {
         self.control
             .as_ref()
             .map_or(Packed(0), fetch::StreamControl::stop_requesting)
     }
 
-    fn deliver(&mut self, bytes: Bytes) -> Item {
+    fn deliver(&mut self, bytes: Bytes) -> StreamItem {
         if let Some(hash) = &mut self.hash {
             hash.update(&bytes);
         }
         self.stats.decoded_bytes.add(bytes.len() as u64);
-        Item::Plain(bytes)
+        StreamItem::Plain(bytes)
     }
 
     fn check_hash(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
@@ -269,13 +269,13 @@ impl PlainStream {
 }
 
 /// Why the walk ended before the stream.
-enum Stop {
+enum WalkError {
     /// The consumer went away.
-    Deserted,
+    ReceiverClosed,
     Failed(Error),
 }
 
-impl<E: Into<Error>> From<E> for Stop {
+impl<E: Into<Error>> From<E> for WalkError {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
@@ -302,18 +302,18 @@ impl Walker {
     fn walk(
         &mut self,
         context: Context,
-        saved: Option<Saved>,
+        saved_index: Option<SavedIndex>,
         resume: Option<SeekPoint>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkError> {
         let first = self.first_bytes()?;
         let compression = match self.compression {
             Some(compression) => compression,
-            None => recognise(&first)?,
+            None => detect_format(&first)?,
         };
         self.compression = Some(compression);
-        self.send(Slot::Item(Item::Begin(compression)))?;
-        let along = saved.and_then(|saved| saved.stretches(compression));
-        let mut decoder = match (along, resume) {
+        self.send(Slot::Item(StreamItem::Begin(compression)))?;
+        let stretches = saved_index.and_then(|saved_index| saved_index.stretches(compression));
+        let mut decoder = match (stretches, resume) {
             (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
             (Some(stretches), None) => {
                 self.stats.indexed_scans.increment();
@@ -326,16 +326,16 @@ impl Walker {
             match decoder.pull()? {
                 Pull::NeedInput => match first.take() {
                     Some(first) => decoder.push(first),
-                    None => match self.chunk()? {
+                    None => match self.next_chunk()? {
                         Some(chunk) => decoder.push(chunk),
                         None => decoder.finish(),
                     },
                 },
                 Pull::SeekPoint(seek_point) => {
-                    self.send(Slot::Item(Item::SeekPoint(seek_point)))?;
+                    self.send(Slot::Item(StreamItem::SeekPoint(seek_point)))?;
                 }
-                Pull::Plain(bytes) => self.send(Slot::Item(Item::Plain(bytes)))?,
-                Pull::Job(job) => self.ticket(job)?,
+                Pull::Plain(bytes) => self.send(Slot::Item(StreamItem::Plain(bytes)))?,
+                Pull::Job(job) => self.submit_job(job)?,
                 Pull::Check(job) => self.send(Slot::Check(job))?,
                 Pull::Ahead(ahead) => {
                     self.stats.speculative_decodes.increment();
@@ -346,23 +346,23 @@ impl Walker {
                 Pull::HashEnd { expected, packed } => {
                     self.send(Slot::HashEnd { expected, packed })?;
                 }
-                Pull::Warning(text) => self.send(Slot::Item(Item::Warning(text)))?,
+                Pull::Warning(text) => self.send(Slot::Item(StreamItem::Warning(text)))?,
                 Pull::End => break,
             }
         }
         // What follows the stream's end still counts in the content id.
-        while self.chunk()?.is_some() {}
+        while self.next_chunk()?.is_some() {}
         Ok(())
     }
 
     /// Reads what a stream that cannot be decoded leaves unread.
-    fn read_out(&mut self) {
-        while self.chunk().is_ok_and(|chunk| chunk.is_some()) {}
+    fn read_to_end(&mut self) {
+        while self.next_chunk().is_ok_and(|chunk| chunk.is_some()) {}
     }
 
-    fn finished(&mut self) -> Finished {
+    fn finished(&mut self) -> StreamSummary {
         let digester = self.digester.take().filter(|_| self.is_at_end);
-        Finished {
+        StreamSummary {
             sha256: digester.and_then(Digester::finish),
             compression: self.compression.unwrap_or(Compression::None),
             packed_len: self.packed_len,
@@ -371,12 +371,12 @@ impl Walker {
     }
 
     /// Enough of the front to recognise a format by.
-    fn first_bytes(&mut self) -> Result<Bytes, Stop> {
-        let Some(mut first) = self.chunk()? else {
+    fn first_bytes(&mut self) -> Result<Bytes, WalkError> {
+        let Some(mut first) = self.next_chunk()? else {
             return Ok(Bytes::new());
         };
         while first.len() < codec::detect::DETECT_LEN {
-            match self.chunk()? {
+            match self.next_chunk()? {
                 Some(more) => first = [first, more].concat().into(),
                 None => break,
             }
@@ -384,7 +384,7 @@ impl Walker {
         Ok(first)
     }
 
-    fn chunk(&mut self) -> Result<Option<Bytes>, Stop> {
+    fn next_chunk(&mut self) -> Result<Option<Bytes>, WalkError> {
         let chunk = self.chunks.next()?;
         if let Some(chunk) = &chunk {
             self.packed_len += chunk.len() as u64;
@@ -402,12 +402,12 @@ impl Walker {
         self.is_at_end = chunk.is_none();
         if let (Some(hasher), Some(chunk)) = (&mut self.hasher, &chunk) {
             let digests = hasher.update(chunk);
-            self.send(Slot::Item(Item::Digests(digests)))?;
+            self.send(Slot::Item(StreamItem::Digests(digests)))?;
         }
         Ok(chunk)
     }
 
-    fn ticket(&self, job: Job) -> Result<(), Stop> {
+    fn submit_job(&self, job: Job) -> Result<(), WalkError> {
         self.stats.decoder_jobs.increment();
         let ticket = Arc::new(Ticket::new(|| job.run()));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
@@ -415,12 +415,12 @@ impl Walker {
         Ok(())
     }
 
-    fn send(&self, slot: Slot) -> Result<(), Stop> {
-        self.sender.send(slot).map_err(|_| Stop::Deserted)
+    fn send(&self, slot: Slot) -> Result<(), WalkError> {
+        self.sender.send(slot).map_err(|_| WalkError::ReceiverClosed)
     }
 }
 
-fn recognise(first: &[u8]) -> Result<Compression, Error> {
+fn detect_format(first: &[u8]) -> Result<Compression, Error> {
     match codec::detect(first) {
         Detected::Supported(compression) => Ok(compression),
         Detected::Unsupported(format) => Err(Error::UnsupportedFormat(format)),
@@ -439,7 +439,7 @@ mod tests {
 
     /// A stream of these slots, by a sender that then goes away.
     fn stream(slots: Vec<Slot>) -> PlainStream {
-        let (sender, receiver) = sync_channel(QUEUED_PIECES);
+        let (sender, receiver) = sync_channel(MAX_QUEUED_PIECES);
         let decoder = Thread::spawn("test", move || {
             for slot in slots {
                 sender.send(slot).expect("room, and someone listens");
@@ -458,7 +458,7 @@ mod tests {
     }
 
     fn plain(bytes: &'static [u8]) -> Slot {
-        Slot::Item(Item::Plain(Bytes::from_static(bytes)))
+        Slot::Item(StreamItem::Plain(Bytes::from_static(bytes)))
     }
 
     fn ticket(bytes: &'static [u8]) -> Slot {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     fn end() -> Slot {
-        Slot::End(Finished {
+        Slot::End(StreamSummary {
             compression: Compression::Lz4,
             packed_len: 0,
             content_id: None,
@@ -487,16 +487,16 @@ mod tests {
         let mut bytes = Vec::new();
         loop {
             match stream.next() {
-                Ok(Item::Plain(piece)) => bytes.extend_from_slice(&piece),
-                Ok(Item::End) => return (bytes, None),
-                Ok(Item::Begin(_) | Item::SeekPoint(_) | Item::Digests(_) | Item::Warning(_)) => {}
+                Ok(StreamItem::Plain(piece)) => bytes.extend_from_slice(&piece),
+                Ok(StreamItem::End) => return (bytes, None),
+                Ok(StreamItem::Begin(_) | StreamItem::SeekPoint(_) | StreamItem::Digests(_) | StreamItem::Warning(_)) => {}
                 Err(error) => return (bytes, Some(error)),
             }
         }
     }
 
     #[test]
-    fn a_hash_covers_plain_bytes_and_jobs_from_its_start_on() {
+    fn hash_covers_plain_bytes_and_jobs_since_its_start() {
         let slots = vec![
             plain(b"before"),
             Slot::HashStart(ContentHash::lz4()),
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_hash_is_an_error_behind_the_bytes_it_covers() {
+    fn wrong_hash_fails_after_the_bytes_it_covers() {
         let slots = vec![
             Slot::HashStart(ContentHash::lz4()),
             ticket(b"ab"),
@@ -533,21 +533,21 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_nobody_took_verifies_nothing() {
+    fn hash_end_without_hash_start_is_interrupted() {
         let (bytes, error) = drain(stream(vec![plain(b""), hash_end(b""), end()]));
         assert_eq!(bytes, b"");
         assert!(matches!(error, Some(Error::Interrupted)), "{error:?}");
     }
 
     #[test]
-    fn a_decoder_that_is_gone_without_a_word_is_an_interruption() {
+    fn vanished_decoder_interrupts_the_stream() {
         let (bytes, error) = drain(stream(vec![plain(b"some")]));
         assert_eq!(bytes, b"some");
         assert!(matches!(error, Some(Error::Interrupted)));
     }
 
     #[test]
-    fn a_failed_job_fails_the_stream_in_its_place() {
+    fn failed_job_fails_the_stream_at_its_position() {
         let broken = Ticket::new(|| {
             Err(codec::Error {
                 compression: Compression::Lz4,
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_panics_is_an_interruption() {
+    fn panicking_job_interrupts_the_stream() {
         let broken = Slot::Ticket(Arc::new(Ticket::new(|| panic!("on purpose"))));
         let (bytes, error) = drain(stream(vec![ticket(b"a"), broken, end()]));
         assert_eq!(bytes, b"a");
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_runs_when_all_before_was_redeemed() {
+    fn check_runs_after_all_earlier_jobs() {
         let redeemed = Arc::new(AtomicBool::new(false));
         let job = {
             let redeemed = Arc::clone(&redeemed);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::open::{OpenError, OpenOptions, index_file, locator};
+use super::open::{OpenError, OpenOptions, locator, read_index_file};
 use super::scan::Digest;
 use crate::base::extent::Packed;
 use crate::base::archive_path::ArchivePath;
@@ -17,8 +17,8 @@ use crate::source::Source;
 /// An index of the source as it is now, if it exists: looked for when a stream turns up that
 /// gains by it.
 #[derive(Clone, Debug)]
-pub struct Saved {
-    place: Place,
+pub struct SavedIndex {
+    location: IndexLocation,
     /// How long the source is, as far as it says.
     packed_len: Option<u64>,
     /// What the packed bytes must have, if anything.
@@ -26,12 +26,12 @@ pub struct Saved {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum IndexLocation {
     Store(Store, Locator, MemoryLimit),
-    Given(Arc<Index>),
+    File(Arc<Index>),
 }
 
-impl Saved {
+impl SavedIndex {
     /// The index that `options` name for `source`; `None` when nothing can tell that a saved one
     /// is of this version.
     ///
@@ -39,21 +39,21 @@ impl Saved {
     /// When an index file was given that is none, or is another archive's.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
         let limit = &options.index_memory;
-        let place = match (&options.index_file, &options.cache_dir) {
-            (Some(path), _) => Some(Place::Given(Arc::new(index_file(path, source, limit)?))),
+        let location = match (&options.index_file, &options.cache_dir) {
+            (Some(path), _) => Some(IndexLocation::File(Arc::new(read_index_file(path, source, limit)?))),
             (None, Some(directory)) if source.fingerprint().is_strong() => {
                 let store = Store::new(directory);
-                Some(Place::Store(store, locator(source, options), limit.clone()))
+                Some(IndexLocation::Store(store, locator(source, options), limit.clone()))
             }
             (None, _) => None,
         };
         let packed_len = source.fingerprint().len;
-        let digest = match options.scan.of(source).sha256 {
+        let digest = match options.scan.for_source(source).sha256 {
             Digest::Expect(digest) => Some(digest),
-            Digest::Take | Digest::Ignore => None,
+            Digest::Compute | Digest::Ignore => None,
         };
-        Ok(place.map(|place| Self {
-            place,
+        Ok(location.map(|location| Self {
+            location,
             packed_len,
             digest,
         }))
@@ -63,7 +63,7 @@ impl Saved {
     /// there, or a member has no place in the tree. `None` without an index, and with one from elsewhere: nobody
     /// has compared it with the archive yet.
     pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
-        if matches!(self.place, Place::Given(_)) {
+        if matches!(self.location, IndexLocation::File(_)) {
             return None;
         }
         let index = self.load()?;
@@ -75,9 +75,9 @@ impl Saved {
     }
 
     fn load(&self) -> Option<Arc<Index>> {
-        match &self.place {
-            Place::Given(index) => Some(Arc::clone(index)),
-            Place::Store(store, locator, limit) => store
+        match &self.location {
+            IndexLocation::File(index) => Some(Arc::clone(index)),
+            IndexLocation::Store(store, locator, limit) => store
                 .find_held(locator, limit)
                 .inspect_err(|error| tracing::debug!(%error, "a saved index cannot be used"))
                 .ok()?
@@ -92,12 +92,12 @@ impl Saved {
             return None;
         }
         let packed_len = self.packed_len;
-        let is_given = matches!(self.place, Place::Given(_));
+        let is_file = matches!(self.location, IndexLocation::File(_));
         let index = self.load()?;
         let origin = index.origin();
         // A digest of packed bytes says nothing of what is decoded along seek points that somebody else
         // made, or that were made of other bytes.
-        if self.digest.is_some() && (is_given || origin.sha256 != self.digest) {
+        if self.digest.is_some() && (is_file || origin.sha256 != self.digest) {
             return None;
         }
         let fits = origin.compression == compression

@@ -21,11 +21,11 @@ pub(super) trait FlightError: Clone {
 
 /// Spans in the making, or windows, by their numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Flights<E, K: FlightKey = u32> {
-    shared: Arc<Mutex<HashMap<K, Arc<Flight<E>>>>>,
+pub(super) struct SingleFlight<E, K: FlightKey = u32> {
+    shared: Arc<Mutex<HashMap<K, Arc<InFlight<E>>>>>,
 }
 
-impl<E, K: FlightKey> Default for Flights<E, K> {
+impl<E, K: FlightKey> Default for SingleFlight<E, K> {
     fn default() -> Self {
         Self {
             shared: Arc::default(),
@@ -35,19 +35,19 @@ impl<E, K: FlightKey> Default for Flights<E, K> {
 
 /// A span in the making.
 #[derive(Debug)]
-pub(super) struct Flight<E> {
-    landed: Mutex<Landed<E>>,
+pub(super) struct InFlight<E> {
+    outcome: Mutex<Outcome<E>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-enum Landed<E> {
-    Not,
-    Safely(Bytes),
+enum Outcome<E> {
+    Pending,
+    Done(Bytes),
     /// The waiters fail with the same error.
     Failed(E),
     /// The waiters must make it themselves.
-    Never,
+    Dropped,
 }
 
 /// The right, and the duty, to make a span. Dropped without bytes it lets those who wait know that
@@ -55,66 +55,66 @@ enum Landed<E> {
 #[derive(Debug)]
 pub(super) struct Claim<E, K: FlightKey = u32> {
     span: K,
-    flight: Arc<Flight<E>>,
-    flights: Flights<E, K>,
+    flight: Arc<InFlight<E>>,
+    single_flight: SingleFlight<E, K>,
 }
 
-impl<E: Clone, K: FlightKey> Flights<E, K> {
+impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
     /// The flight of `span`, if it is being made.
-    pub(super) fn find(&self, span: K) -> Option<Arc<Flight<E>>> {
-        self.flying().get(&span).map(Arc::clone)
+    pub(super) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
+        self.claimed().get(&span).map(Arc::clone)
     }
 
     /// The claim to `span`.
     ///
     /// # Errors
     /// When someone has it already: whom to wait for.
-    pub(super) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<Flight<E>>> {
-        let mut flying = self.flying();
-        if let Some(flight) = flying.get(&span) {
+    pub(super) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<InFlight<E>>> {
+        let mut claimed = self.claimed();
+        if let Some(flight) = claimed.get(&span) {
             return Err(Arc::clone(flight));
         }
-        let flight = Arc::new(Flight {
-            landed: Mutex::new(Landed::Not),
+        let flight = Arc::new(InFlight {
+            outcome: Mutex::new(Outcome::Pending),
             changed: Condvar::default(),
         });
-        flying.insert(span, Arc::clone(&flight));
-        drop(flying);
+        claimed.insert(span, Arc::clone(&flight));
+        drop(claimed);
         Ok(Claim {
             span,
             flight,
-            flights: self.clone(),
+            single_flight: self.clone(),
         })
     }
 }
 
-impl<E: FlightError, K: FlightKey> Flights<E, K> {
-    /// The bytes of `span`, and whether it was `make` that made them: what `look` finds, or somebody else
-    /// is about to make, is not made again. What `make` makes must be where `look` finds it. A thread that
+impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
+    /// The bytes of `span`, and whether it was `fill` that made them: what `find` finds, or somebody else
+    /// is about to make, is not made again. What `fill` makes must be where `find` finds it. A thread that
     /// waited for another one that failed shares its error, or makes the bytes in turn.
     ///
     /// # Errors
-    /// The error of `make`, called by this thread or by the one that it waited for.
-    pub(super) fn get(
+    /// The error of `fill`, called by this thread or by the one that it waited for.
+    pub(super) fn get_or_fill(
         &self,
         span: K,
-        look: impl FnOnce() -> Option<Bytes>,
-        make: impl FnOnce() -> Result<Bytes, E>,
+        find: impl FnOnce() -> Option<Bytes>,
+        fill: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<(Bytes, bool), E> {
         loop {
             let flight = match self.claim(span) {
                 Ok(claim) => {
                     // It may just have been made.
-                    if let Some(bytes) = look() {
+                    if let Some(bytes) = find() {
                         return Ok((bytes, false));
                     }
-                    let made = make();
-                    match &made {
-                        Ok(bytes) => claim.land(bytes.clone()),
+                    let filled = fill();
+                    match &filled {
+                        Ok(bytes) => claim.complete(bytes.clone()),
                         Err(error) if error.is_shared() => claim.fail(error.clone()),
                         Err(_) => drop(claim),
                     }
-                    return made.map(|bytes| (bytes, true));
+                    return filled.map(|bytes| (bytes, true));
                 }
                 Err(flight) => flight,
             };
@@ -125,39 +125,39 @@ impl<E: FlightError, K: FlightKey> Flights<E, K> {
     }
 }
 
-impl<E, K: FlightKey> Flights<E, K> {
-    fn flying(&self) -> MutexGuard<'_, HashMap<K, Arc<Flight<E>>>> {
+impl<E, K: FlightKey> SingleFlight<E, K> {
+    fn claimed(&self) -> MutexGuard<'_, HashMap<K, Arc<InFlight<E>>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<E: Clone> Flight<E> {
+impl<E: Clone> InFlight<E> {
     /// Waits for the end of the flight; `None` when its claim was dropped.
     ///
     /// # Errors
     /// The error that the claim failed with.
     pub(super) fn wait(&self) -> Result<Option<Bytes>, E> {
-        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match &*landed {
-                Landed::Not => {}
-                Landed::Safely(bytes) => return Ok(Some(bytes.clone())),
-                Landed::Failed(error) => return Err(error.clone()),
-                Landed::Never => return Ok(None),
+            match &*outcome {
+                Outcome::Pending => {}
+                Outcome::Done(bytes) => return Ok(Some(bytes.clone())),
+                Outcome::Failed(error) => return Err(error.clone()),
+                Outcome::Dropped => return Ok(None),
             }
-            landed = self
+            outcome = self
                 .changed
-                .wait(landed)
+                .wait(outcome)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-impl<E> Flight<E> {
-    fn land(&self, how: Landed<E>) {
-        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*landed, Landed::Not) {
-            *landed = how;
+impl<E> InFlight<E> {
+    fn complete(&self, outcome: Outcome<E>) {
+        let mut current = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*current, Outcome::Pending) {
+            *current = outcome;
             self.changed.notify_all();
         }
     }
@@ -170,20 +170,20 @@ impl<E, K: FlightKey> Claim<E, K> {
     }
 
     /// Gives `bytes` to those who wait. They must be where those find them who come later.
-    pub(super) fn land(self, bytes: Bytes) {
-        self.flight.land(Landed::Safely(bytes));
+    pub(super) fn complete(self, bytes: Bytes) {
+        self.flight.complete(Outcome::Done(bytes));
     }
 
     /// Makes all threads that wait fail with `error`.
     pub(super) fn fail(self, error: E) {
-        self.flight.land(Landed::Failed(error));
+        self.flight.complete(Outcome::Failed(error));
     }
 }
 
 impl<E, K: FlightKey> Drop for Claim<E, K> {
     fn drop(&mut self) {
-        self.flights.flying().remove(&self.span);
-        self.flight.land(Landed::Never);
+        self.single_flight.claimed().remove(&self.span);
+        self.flight.complete(Outcome::Dropped);
     }
 }
 
@@ -192,40 +192,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_makes_a_span_and_the_others_get_it() {
-        let flights = Flights::<&str>::default();
-        let claim = flights.claim(7).expect("the first");
-        let flight = flights.claim(7).expect_err("taken");
-        assert!(flights.claim(8).is_ok());
+    fn one_thread_fills_a_span_and_the_others_share_it() {
+        let single_flight = SingleFlight::<&str>::default();
+        let claim = single_flight.claim(7).expect("the first");
+        let flight = single_flight.claim(7).expect_err("taken");
+        assert!(single_flight.claim(8).is_ok());
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| flight.wait());
-            claim.land(Bytes::from_static(b"span"));
+            claim.complete(Bytes::from_static(b"span"));
             let waited = waiter.join().expect("lives");
             assert_eq!(waited, Ok(Some(Bytes::from_static(b"span"))));
         });
-        assert!(flights.claim(7).is_ok());
+        assert!(single_flight.claim(7).is_ok());
     }
 
     #[test]
-    fn waiters_of_a_dropped_claim_make_the_span_themselves() {
-        let flights = Flights::<&str>::default();
-        let claim = flights.claim(7).expect("the first");
-        let flight = flights.claim(7).expect_err("taken");
+    fn waiters_of_a_dropped_claim_fill_the_span_themselves() {
+        let single_flight = SingleFlight::<&str>::default();
+        let claim = single_flight.claim(7).expect("the first");
+        let flight = single_flight.claim(7).expect_err("taken");
         drop(claim);
         assert_eq!(flight.wait(), Ok(None));
     }
 
     #[test]
     fn waiters_of_a_failed_claim_share_its_error() {
-        let flights = Flights::<&str>::default();
-        let claim = flights.claim(7).expect("the first");
-        let flight = flights.claim(7).expect_err("taken");
+        let single_flight = SingleFlight::<&str>::default();
+        let claim = single_flight.claim(7).expect("the first");
+        let flight = single_flight.claim(7).expect_err("taken");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| flight.wait());
             claim.fail("timed out");
             assert_eq!(waiter.join().expect("lives"), Err("timed out"));
         });
         assert_eq!(flight.wait(), Err("timed out"));
-        assert!(flights.claim(7).is_ok(), "the error is not kept");
+        assert!(single_flight.claim(7).is_ok(), "the error is not kept");
     }
 }

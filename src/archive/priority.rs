@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Counts reads that make spans.
 #[derive(Debug, Default)]
-pub(super) struct Foreground {
+pub(super) struct ReadPriority {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -18,17 +18,17 @@ struct State {
 
 /// A read that makes a span, until dropped.
 #[derive(Debug)]
-pub(super) struct Busy<'a>(&'a Foreground);
+pub(super) struct ActiveRead<'a>(&'a ReadPriority);
 
-impl Foreground {
+impl ReadPriority {
     /// Counts a read.
-    pub(super) fn enter(&self) -> Busy<'_> {
+    pub(super) fn start_read(&self) -> ActiveRead<'_> {
         self.state().active += 1;
-        Busy(self)
+        ActiveRead(self)
     }
 
     /// Waits until no read makes a span; false when the archive is closed instead.
-    pub(super) fn await_idle(&self) -> bool {
+    pub(super) fn wait_until_idle(&self) -> bool {
         let mut state = self.state();
         while state.active > 0 && !state.is_over {
             state = self
@@ -61,7 +61,7 @@ impl Foreground {
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for ActiveRead<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.active -= 1;
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_works_ahead_waits_for_reads() {
-        let foreground = Foreground::default();
-        assert!(foreground.await_idle());
-        let (one, two) = (foreground.enter(), foreground.enter());
+    fn prefetch_waits_for_active_reads() {
+        let read_priority = ReadPriority::default();
+        assert!(read_priority.wait_until_idle());
+        let (one, two) = (read_priority.start_read(), read_priority.start_read());
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                assert!(foreground.await_idle());
+                assert!(read_priority.wait_until_idle());
                 assert!(ended.load(Ordering::SeqCst));
             });
             drop(one);
@@ -96,11 +96,11 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_archive_lets_no_one_wait() {
-        let foreground = Foreground::default();
-        let _busy = foreground.enter();
-        foreground.close();
-        assert!(!foreground.await_idle());
-        assert!(!foreground.pause(Duration::from_hours(1)));
+    fn closed_archive_ends_all_waits() {
+        let read_priority = ReadPriority::default();
+        let _active_read = read_priority.start_read();
+        read_priority.close();
+        assert!(!read_priority.wait_until_idle());
+        assert!(!read_priority.pause(Duration::from_hours(1)));
     }
 }

@@ -11,20 +11,20 @@ use crate::index::Span;
 
 /// Bytes that are hashed and handed on at once: few enough to be in the processor's cache for whoever
 /// copies them next.
-const PIECE: usize = 128 << 10;
+const MAX_PIECE_BYTES: usize = 128 << 10;
 
 /// The span that is going by.
-pub(super) struct Spans {
+pub(super) struct SpanSplitter {
     number: u32,
     start: Plain,
     len: u64,
     seek_point: Option<SeekPoint>,
     /// Where the last seek point that was kept stands.
-    last_seek: Option<Plain>,
+    last_seek_point: Option<Plain>,
     hasher: SpanHasher,
 }
 
-impl Spans {
+impl SpanSplitter {
     /// The first span, at plain offset 0. Each block of `block_len` bytes of a span gets a checksum.
     pub(super) fn new(block_len: u64) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Spans {
             start: Plain(0),
             len: 0,
             seek_point: None,
-            last_seek: None,
+            last_seek_point: None,
             hasher: SpanHasher::new(block_len),
         }
     }
@@ -40,17 +40,17 @@ impl Spans {
     /// The bytes from here on can be decoded on their own. Decoders whose jobs run out of order
     /// do not know where in the plain stream that is, and so offer a point too many: one that is
     /// closer than [`MIN_SPAN`] to the last and costs nothing to do without is left out.
-    pub(super) fn seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
+    pub(super) fn add_seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
         let here = Plain(self.start.0 + self.len);
         debug_assert!([here, UNCOUNTED].contains(&seek_point.plain));
         let is_close = self
-            .last_seek
+            .last_seek_point
             .is_some_and(|last| here.0 - last.0 < MIN_SPAN);
         if is_close && seek_point.window.is_empty() {
             return;
         }
-        self.end(sink);
-        self.last_seek = Some(here);
+        self.end_span(sink);
+        self.last_seek_point = Some(here);
         self.seek_point = Some(SeekPoint {
             plain: here,
             ..seek_point
@@ -58,16 +58,16 @@ impl Spans {
     }
 
     /// The next bytes of the stream.
-    pub(super) fn plain<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
+    pub(super) fn push<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
         let mut rest = bytes.clone();
         while !rest.is_empty() {
             let room = usize::try_from(LONGEST_SPAN - self.len).unwrap_or(usize::MAX);
-            let piece = rest.split_to(rest.len().min(room).min(PIECE));
+            let piece = rest.split_to(rest.len().min(room).min(MAX_PIECE_BYTES));
             self.hasher.update(&piece);
             self.len += piece.len() as u64;
             sink.span_piece(&piece);
             if self.len == LONGEST_SPAN {
-                self.end(sink);
+                self.end_span(sink);
             }
         }
     }
@@ -77,8 +77,8 @@ impl Spans {
     ///
     /// # Errors
     /// When the sink has no room for another span.
-    pub(super) fn gap<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
-        self.end(sink);
+    pub(super) fn skip<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
+        self.end_span(sink);
         let end = self.start.0 + len;
         while self.start.0 < end {
             let until = (self.start.0 / MIN_SPAN + 1) * MIN_SPAN;
@@ -87,20 +87,20 @@ impl Spans {
                 number: self.number,
                 plain,
                 hash: None,
-                seek_point: Some(here(self.start)),
+                seek_point: Some(plain_seek_point(self.start)),
             };
             sink.span_end(span, &[]);
             self.number += 1;
             self.start = plain.end();
-            sink.check_room()?;
+            sink.check_memory()?;
         }
-        self.seek_point = Some(here(self.start));
-        self.last_seek = Some(self.start);
+        self.seek_point = Some(plain_seek_point(self.start));
+        self.last_seek_point = Some(self.start);
         Ok(())
     }
 
     /// Ends the span that is going by, at the end of the stream too.
-    pub(super) fn end<S: Sink>(&mut self, sink: &mut S) {
+    pub(super) fn end_span<S: Sink>(&mut self, sink: &mut S) {
         if self.len == 0 {
             return;
         }
@@ -119,7 +119,7 @@ impl Spans {
 }
 
 /// Where decoding can start in a stream that is not packed.
-pub(super) fn here(plain: Plain) -> SeekPoint {
+pub(super) fn plain_seek_point(plain: Plain) -> SeekPoint {
     SeekPoint {
         packed: Packed(plain.0),
         bit: 0,
@@ -140,13 +140,13 @@ mod tests {
 
     /// Remembers spans, and the bytes that went by between their ends.
     #[derive(Default)]
-    struct Seen {
+    struct RecordingSink {
         spans: Vec<Span>,
         bytes: Vec<Vec<u8>>,
-        going_by: Vec<u8>,
+        current: Vec<u8>,
     }
 
-    impl Sink for Seen {
+    impl Sink for RecordingSink {
         type Error = std::convert::Infallible;
 
         fn member(&mut self, _member: Member) -> Result<(), Self::Error> {
@@ -164,12 +164,12 @@ mod tests {
         fn warning(&mut self, _text: &str) {}
 
         fn span_piece(&mut self, bytes: &Bytes) {
-            self.going_by.extend_from_slice(bytes);
+            self.current.extend_from_slice(bytes);
         }
 
         fn span_end(&mut self, span: Span, _checksums: &[u64]) {
-            self.spans.push(span);
-            self.bytes.push(std::mem::take(&mut self.going_by));
+            self.splitter.push(span);
+            self.bytes.push(std::mem::take(&mut self.current));
         }
     }
 
@@ -191,69 +191,69 @@ mod tests {
         }
     }
 
-    fn cut(stream: &[Next]) -> Seen {
-        let (mut spans, mut seen) = (Spans::new(BLOCK_LEN), Seen::default());
+    fn split(stream: &[Next]) -> RecordingSink {
+        let (mut splitter, mut seen) = (SpanSplitter::new(BLOCK_LEN), RecordingSink::default());
         let mut number = 0_u8;
         for next in stream {
             match *next {
                 Next::Bytes(len) => {
                     number = number.wrapping_add(1);
                     let len = usize::try_from(len).expect("small");
-                    spans.plain(&Bytes::from(vec![number; len]), &mut seen);
+                    splitter.push(&Bytes::from(vec![number; len]), &mut seen);
                 }
-                Next::Seek => spans.seek_point(seek_point(b""), &mut seen),
-                Next::Checkpoint => spans.seek_point(seek_point(b"window"), &mut seen),
+                Next::Seek => splitter.add_seek_point(seek_point(b""), &mut seen),
+                Next::Checkpoint => splitter.add_seek_point(seek_point(b"window"), &mut seen),
             }
         }
-        spans.end(&mut seen);
+        splitter.end_span(&mut seen);
         seen
     }
 
     /// Starts, and whether decoding can start there.
-    fn cuts(stream: &[Next]) -> Vec<(u64, bool)> {
-        let seen = cut(stream).spans;
-        let cuts = seen
+    fn span_starts(stream: &[Next]) -> Vec<(u64, bool)> {
+        let spans = split(stream).spans;
+        let starts = spans
             .iter()
             .map(|span| (span.plain.start().0, span.seek_point.is_some()));
-        cuts.collect()
+        starts.collect()
     }
 
     #[test]
-    fn a_span_ends_where_the_next_can_be_decoded_on_its_own() {
+    fn span_ends_where_the_next_seek_point_is() {
         let far = 2 * MIN_SPAN;
         let stream = [Next::Seek, Next::Bytes(far), Next::Seek, Next::Bytes(1)];
-        assert_eq!(cuts(&stream), [(0, true), (far, true)]);
+        assert_eq!(span_starts(&stream), [(0, true), (far, true)]);
     }
 
     #[test]
-    fn a_seek_point_too_close_to_the_last_is_dropped_unless_it_cost_a_window() {
+    fn seek_point_too_close_without_window_is_dropped() {
         let close = [Next::Bytes(MIN_SPAN - 1), Next::Seek, Next::Bytes(1)];
         let stream = [&[Next::Seek][..], &close, &[Next::Seek, Next::Bytes(1)]].concat();
-        assert_eq!(cuts(&stream), [(0, true), (MIN_SPAN, true)]);
+        assert_eq!(span_starts(&stream), [(0, true), (MIN_SPAN, true)]);
         let stream = [
             Next::Seek,
             Next::Bytes(10),
             Next::Checkpoint,
             Next::Bytes(1),
         ];
-        assert_eq!(cuts(&stream), [(0, true), (10, true)]);
+        assert_eq!(span_starts(&stream), [(0, true), (10, true)]);
     }
 
     #[test]
     fn without_seek_points_spans_end_at_the_longest_length() {
         let stream = [Next::Seek, Next::Bytes(2 * LONGEST_SPAN + 5)];
         assert_eq!(
-            cuts(&stream),
+            span_starts(&stream),
             [(0, true), (LONGEST_SPAN, false), (2 * LONGEST_SPAN, false)]
         );
     }
 
     #[test]
-    fn nothing_makes_no_span() {
-        assert!(cuts(&[]).is_empty());
-        assert!(cuts(&[Next::Seek, Next::Seek]).is_empty());
+    fn empty_stream_has_no_spans() {
+        assert!(span_starts(&[]).is_empty());
+        assert!(span_starts(&[Next::Seek, Next::Seek]).is_empty());
         let stream = [Next::Seek, Next::Seek, Next::Bytes(3)];
-        assert_eq!(cuts(&stream), [(0, true)]);
+        assert_eq!(span_starts(&stream), [(0, true)]);
     }
 
     fn next() -> impl Strategy<Value = Next> {
@@ -267,10 +267,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn spans_cover_the_stream_and_hash_what_went_by(
+        fn spans_cover_the_stream_and_hash_its_bytes(
             stream in prop::collection::vec(next(), 0..20)
         ) {
-            let seen = cut(&stream);
+            let seen = split(&stream);
             let mut end = 0;
             for (number, (span, bytes)) in seen.spans.iter().zip(&seen.bytes).enumerate() {
                 prop_assert_eq!(span.number as usize, number);

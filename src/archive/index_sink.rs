@@ -1,13 +1,13 @@
-//! The sink that makes an archive usable: members become the index, spans fill memory and spool.
+//! The sink that makes an archive usable: members become the index, spans fill memory and disk cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
-use super::catalog::Catalog;
-use super::leash::Leash;
+use super::live_index::LiveIndex;
+use super::lag_limit::LagLimit;
 use super::scan::Sink;
-use super::spooler::Spooler;
+use super::disk_cache_policy::ScanDiskCache;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{Key, Memory};
@@ -16,27 +16,27 @@ use crate::index::{NewDigests, Problem, Refused, Span, TooMuchMemory};
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
-pub(super) struct Indexing<'a> {
-    pub(super) catalog: &'a Catalog,
+pub(super) struct IndexSink<'a> {
+    pub(super) live_index: &'a LiveIndex,
     /// How long the source says it is.
     pub(super) packed_bytes: Option<u64>,
     /// Set when nobody wants the index any more.
-    pub(super) abandoned: &'a AtomicBool,
+    pub(super) is_cancelled: &'a AtomicBool,
     /// What is decoded anyway is kept for the readers that come after.
-    pub(super) memory: Option<&'a Memory>,
+    pub(super) span_cache: Option<&'a Memory>,
     /// Whose spans they are there.
     pub(super) layer: u16,
     /// To who stores it before it leaves memory.
-    pub(super) leash: &'a Leash,
-    pub(super) spooler: Option<Spooler>,
+    pub(super) lag_limit: &'a LagLimit,
+    pub(super) disk_cache_writer: Option<ScanDiskCache>,
     /// The bytes of the span that is going by, when someone wants to keep them.
-    pub(super) gathered: Option<free_list::RecycledBuffer>,
+    pub(super) span_bytes: Option<free_list::RecycledBuffer>,
     /// Where the memory for these comes from.
     pub(super) free_list: FreeList,
     /// The last span; the next one begins behind it, and is as long.
-    pub(super) last: Extent<Plain>,
+    pub(super) last_span: Extent<Plain>,
     /// Whether the index had room for the last span.
-    pub(super) room: Result<(), TooMuchMemory>,
+    pub(super) memory_check: Result<(), TooMuchMemory>,
     /// Oddities, for the user.
     pub(super) warnings: Vec<String>,
 }
@@ -46,13 +46,13 @@ const MAX_WARNINGS: usize = 100;
 
 /// What stops it; nothing that concerns one member does.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum IndexSinkError {
     /// Nobody wants the index any more.
-    Abandoned,
+    Cancelled,
     /// The index needs more memory than is allowed.
     Memory(TooMuchMemory),
     /// There are more entries than are allowed.
-    Full {
+    TooManyEntries {
         /// The member that needs one more.
         name: Vec<u8>,
         /// Its header.
@@ -60,31 +60,31 @@ pub(super) enum Stop {
     },
 }
 
-impl From<TooMuchMemory> for Stop {
+impl From<TooMuchMemory> for IndexSinkError {
     fn from(error: TooMuchMemory) -> Self {
         Self::Memory(error)
     }
 }
 
-impl Sink for Indexing<'_> {
-    type Error = Stop;
+impl Sink for IndexSink<'_> {
+    type Error = IndexSinkError;
 
     fn begin(&mut self, compression: Compression) {
         let packed_bytes = self.packed_bytes;
-        self.catalog
+        self.live_index
             .grow(|builder| builder.packed_as(compression, packed_bytes));
     }
 
-    fn member(&mut self, member: Member) -> Result<(), Stop> {
-        if self.abandoned.load(Ordering::Relaxed) {
-            return Err(Stop::Abandoned);
+    fn member(&mut self, member: Member) -> Result<(), IndexSinkError> {
+        if self.is_cancelled.load(Ordering::Relaxed) {
+            return Err(IndexSinkError::Cancelled);
         }
-        let placed = self.catalog.grow(|builder| {
+        let placed = self.live_index.grow(|builder| {
             let placed = builder.member(&member);
             builder.check_memory().map(|()| placed)
         });
         match placed.transpose()? {
-            Some(Err(Refused::Full)) => Err(Stop::Full {
+            Some(Err(Refused::Full)) => Err(IndexSinkError::TooManyEntries {
                 name: member.name,
                 at: member.header,
             }),
@@ -93,11 +93,11 @@ impl Sink for Indexing<'_> {
         }
     }
 
-    fn payload(&mut self, _bytes: Bytes) -> Result<(), Stop> {
-        self.check_room()
+    fn payload(&mut self, _bytes: Bytes) -> Result<(), IndexSinkError> {
+        self.check_memory()
     }
 
-    fn member_end(&mut self, _cut: bool) -> Result<(), Stop> {
+    fn member_end(&mut self, _cut: bool) -> Result<(), IndexSinkError> {
         Ok(())
     }
 
@@ -107,11 +107,11 @@ impl Sink for Indexing<'_> {
         }
     }
 
-    fn check_room(&mut self) -> Result<(), Stop> {
-        if self.abandoned.load(Ordering::Relaxed) {
-            return Err(Stop::Abandoned);
+    fn check_memory(&mut self) -> Result<(), IndexSinkError> {
+        if self.is_cancelled.load(Ordering::Relaxed) {
+            return Err(IndexSinkError::Cancelled);
         }
-        Ok(self.room?)
+        Ok(self.memory_check?)
     }
 
     fn damage(&mut self, offset: Plain, text: &str) {
@@ -120,38 +120,38 @@ impl Sink for Indexing<'_> {
             offset: Some(offset),
             what: text.to_owned(),
         };
-        self.catalog.grow(|builder| builder.problem(problem));
+        self.live_index.grow(|builder| builder.problem(problem));
     }
 
     fn digests(&mut self, digests: &NewDigests) {
-        self.catalog.grow(|builder| builder.digests(digests));
+        self.live_index.grow(|builder| builder.digests(digests));
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {
-        if self.memory.is_some() || self.spooler.is_some() {
-            let gathered = &mut self.gathered;
-            gathered
+        if self.span_cache.is_some() || self.disk_cache_writer.is_some() {
+            let span_bytes = &mut self.span_bytes;
+            span_bytes
                 .get_or_insert_with(|| {
-                    let len = usize::try_from(self.last.len()).unwrap_or_default();
+                    let len = usize::try_from(self.last_span.len()).unwrap_or_default();
                     self.free_list
-                        .empty(len.max(bytes.len()), self.last.end().0)
+                        .empty(len.max(bytes.len()), self.last_span.end().0)
                 })
                 .append(bytes);
         }
     }
 
     fn span_end(&mut self, span: Span, checksums: &[u64]) {
-        let keeps = span.hash.is_some();
-        let gathered = self.gathered.take();
-        let bytes = gathered.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze);
-        self.last = span.plain;
-        if let Some(spooler) = &mut self.spooler
-            && keeps
+        let has_hash = span.hash.is_some();
+        let span_bytes = self.span_bytes.take();
+        let bytes = span_bytes.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze);
+        self.last_span = span.plain;
+        if let Some(disk_cache_writer) = &mut self.disk_cache_writer
+            && has_hash
         {
-            spooler.goes_by(&span, &bytes);
+            disk_cache_writer.write_span(&span, &bytes);
         }
-        if let Some(memory) = self.memory
-            && keeps
+        if let Some(span_cache) = self.span_cache
+            && has_hash
         {
             let key = Key {
                 layer: self.layer,
@@ -159,18 +159,18 @@ impl Sink for Indexing<'_> {
             };
             // Before there is room for this one. A third is what is yet to be stored, as what was
             // stored last has been read last, and leaves memory last.
-            let most = memory.room() / 3;
-            if most >= span.plain.len() {
-                self.leash.wait(span.plain.start(), most);
+            let max_lag = span_cache.room() / 3;
+            if max_lag >= span.plain.len() {
+                self.lag_limit.wait_for_pusher(span.plain.start(), max_lag);
             }
-            memory.insert(key, bytes);
+            span_cache.insert(key, bytes);
         }
         // Last: from here on someone may look for the bytes.
         let seek_point = span.seek_point.as_ref();
-        let room = self.catalog.grow(|builder| {
-            builder.span(span.plain, keeps.then_some(checksums), seek_point);
+        let memory_check = self.live_index.grow(|builder| {
+            builder.span(span.plain, has_hash.then_some(checksums), seek_point);
             builder.check_memory()
         });
-        self.room = room.unwrap_or(Ok(()));
+        self.memory_check = memory_check.unwrap_or(Ok(()));
     }
 }

@@ -11,68 +11,68 @@ use crate::index::Span;
 use crate::source::{Access, Source};
 
 /// How long a scan may wait for the disk whatever it has done so far.
-const MIN_WAIT: Duration = Duration::from_secs(2);
+const MIN_DISK_WAIT: Duration = Duration::from_secs(2);
 
 /// How long a scan waits for the disk to take a span that could only be decoded again from far before it.
 /// A disk that takes longer is not waited for again.
-const FAR_WAIT: Duration = Duration::from_secs(30);
+const MAX_FAR_SPAN_WAIT: Duration = Duration::from_secs(30);
 
 /// Whether spans of `source`, which is packed in this way as far as that is known, are kept on disk: not
 /// those of a local file that is not packed, which is as good as any copy of it.
-pub(super) fn keeps_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
+pub(super) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
     let is_near = !source.is_remote() && source.access() == Access::Ranges;
     !(is_near && compression == Some(Compression::None))
 }
 
-/// Keeps spans of a scan in a spool.
+/// Keeps spans of a scan in a disk cache.
 ///
 /// A scan waits for the disk up to as long as it has worked, because a span that is not kept must be made
 /// again. So a slow disk at most doubles the time of a scan; except where spans have no seek points, because
 /// each that is missing then costs a decoding of all before it.
 #[derive(Debug)]
-pub(super) struct Spooler {
-    spool: Arc<Spool>,
+pub(super) struct ScanDiskCache {
+    disk_cache: Arc<Spool>,
     access: Access,
-    began: Instant,
+    started: Instant,
     waited: Duration,
     /// Whether the disk was too slow for a span that is far from a seek point.
-    is_stuck: bool,
+    is_disk_stalled: bool,
 }
 
-impl Spooler {
-    pub(super) fn new(spool: Arc<Spool>, source: &dyn Source) -> Self {
+impl ScanDiskCache {
+    pub(super) fn new(disk_cache: Arc<Spool>, source: &dyn Source) -> Self {
         Self {
-            spool,
+            disk_cache,
             access: source.access(),
-            began: Instant::now(),
+            started: Instant::now(),
             waited: Duration::ZERO,
-            is_stuck: false,
+            is_disk_stalled: false,
         }
     }
 
     /// Keeps a span; a span without a hash could not be verified.
-    pub(super) fn goes_by(&mut self, span: &Span, bytes: &Bytes) {
+    pub(super) fn write_span(&mut self, span: &Span, bytes: &Bytes) {
         if span.hash.is_none() {
             return;
         }
-        let is_far = span.seek_point.is_none() && !self.is_stuck;
-        let patience = match self.access {
+        let is_far = span.seek_point.is_none() && !self.is_disk_stalled;
+        let disk_wait = match self.access {
             Access::Stream => Patience::Endless,
-            Access::Ranges if is_far => Patience::UpTo(FAR_WAIT),
-            Access::Ranges => Patience::UpTo(time_left(self.began.elapsed(), self.waited)),
+            Access::Ranges if is_far => Patience::UpTo(MAX_FAR_SPAN_WAIT),
+            Access::Ranges => Patience::UpTo(remaining_wait(self.started.elapsed(), self.waited)),
         };
         let before = Instant::now();
-        self.spool.keep(span.plain, bytes.clone(), patience);
+        self.disk_cache.keep(span.plain, bytes.clone(), disk_wait);
         let waited = before.elapsed();
-        self.is_stuck |= is_far && waited >= FAR_WAIT;
+        self.is_disk_stalled |= is_far && waited >= MAX_FAR_SPAN_WAIT;
         self.waited += waited;
     }
 }
 
 /// How long a scan that has taken `elapsed`, of which it has `waited` for the disk, may still wait.
-fn time_left(elapsed: Duration, waited: Duration) -> Duration {
+fn remaining_wait(elapsed: Duration, waited: Duration) -> Duration {
     let worked = elapsed.saturating_sub(waited);
-    worked.max(MIN_WAIT).saturating_sub(waited)
+    worked.max(MIN_DISK_WAIT).saturating_sub(waited)
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn scan_waits_for_the_disk_as_long_as_it_worked() {
         let left = |elapsed, waited| {
-            time_left(Duration::from_secs(elapsed), Duration::from_secs(waited)).as_secs()
+            remaining_wait(Duration::from_secs(elapsed), Duration::from_secs(waited)).as_secs()
         };
         assert_eq!(left(0, 0), 2, "a disk may be slow at first");
         assert_eq!(left(100, 0), 100);

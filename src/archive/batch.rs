@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-use super::flights::Claim;
-use super::packed::{PackedBytes, Way};
-use super::read::{ReadError, Reader, Resumed, span_len};
+use super::single_flight::Claim;
+use super::packed::{PackedBytes, FetchMode};
+use super::read::{ReadError, Reader, SpanDecoder, span_len};
 use super::windows::{MissingWindows, WindowClaim};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
@@ -20,22 +20,22 @@ use crate::source::Access;
 
 /// Packed bytes fetched by one request in the background: what a reader who comes now may have to
 /// share its link with.
-const REQUEST_BYTES: u64 = 8 << 20;
+const MAX_REQUEST_BYTES: u64 = 8 << 20;
 
 /// Spans of one request.
-const REQUEST_SPANS: usize = 8;
+const MAX_REQUEST_SPANS: usize = 8;
 
 /// Neighbouring spans that one request brings.
 #[derive(Debug)]
 pub(super) struct Batch {
     packed: Extent<Packed>,
     /// Each decodes on its own.
-    stretches: Vec<Stretch>,
+    ranges: Vec<SpanRange>,
 }
 
 /// Spans from one seek point to the next.
 #[derive(Debug)]
-struct Stretch {
+struct SpanRange {
     packed: Extent<Packed>,
     /// In order, without gaps. None when only windows of a span are missing.
     claims: Vec<Claim<ReadError>>,
@@ -49,7 +49,7 @@ struct Stretch {
 impl Reader {
     /// Those of `spans`, ascending, that are neither in memory nor in the making, claimed and put
     /// together into requests. Left out is what can only be decoded from far away, and what the
-    /// spool has. `found` counts spans that need not be made. Of spans that are here in part, only the
+    /// disk cache has. `found` counts spans that need not be made. Of spans that are here in part, only the
     /// missing windows that begin at `from` or later are fetched.
     pub(super) fn batches(
         &self,
@@ -60,28 +60,28 @@ impl Reader {
         let mut batches: Vec<Batch> = Vec::new();
         let layout = self.layout();
         for number in spans {
-            let claim = match self.flights.claim(number) {
+            let claim = match self.single_flight.claim(number) {
                 // Asked only now: it may just have been made.
-                Ok(claim) if !self.memory.contains(self.key(number)) => claim,
+                Ok(claim) if !self.span_cache.contains(self.key(number)) => claim,
                 Ok(_) | Err(_) => {
-                    count(found);
+                    count_span(found);
                     continue;
                 }
             };
-            let span = self.known_span(number).ok();
+            let span = self.indexed_span(number).ok();
             // Prefetch of all spans makes none that is on disk.
-            let is_read = |span: &&Span| found.is_some() || !self.decodes_faster(span);
-            let kept = span.as_ref().filter(is_read);
+            let is_read = |span: &&Span| found.is_some() || !self.is_faster_to_decode(span);
+            let cached = span.as_ref().filter(is_read);
             // Before it is read, as a reader may complete the span on disk meanwhile.
-            let was_spooled = kept.is_some_and(|span| self.has_spooled(span));
-            if let Some(bytes) = kept.and_then(|span| self.unspool(span)) {
-                count(found);
+            let was_on_disk = cached.is_some_and(|span| self.is_span_on_disk(span));
+            if let Some(bytes) = cached.and_then(|span| self.span_from_disk_cache(span)) {
+                count_span(found);
                 // Who works for no reader leaves memory to them.
                 if found.is_none() {
-                    self.memory.insert(self.key(number), bytes.clone());
+                    self.span_cache.insert(self.key(number), bytes.clone());
                     self.stats.prefetched_spans.increment();
                 }
-                claim.land(bytes);
+                claim.complete(bytes);
                 continue;
             }
             if self.source.access() != Access::Ranges {
@@ -93,24 +93,24 @@ impl Reader {
             };
             let missing = layout.map(|layout| {
                 // All of the span was on disk and still is, so its hash was wrong just now.
-                let is_damaged = was_spooled && self.has_spooled(&span);
+                let is_damaged = was_on_disk && self.is_span_on_disk(&span);
                 let missing = self.missing_windows(layout, span.plain, from, is_damaged);
                 (layout, missing)
             });
             let windows = match missing {
                 Some((layout, MissingWindows::Runs(runs))) => {
                     if runs.is_empty() {
-                        count(found);
+                        count_span(found);
                     }
                     let missing_runs = Arc::new(AtomicUsize::new(runs.len()));
                     for windows in runs {
-                        let stretch = Stretch {
+                        let range = SpanRange {
                             packed: Self::packed_windows(layout, &windows),
                             claims: Vec::new(),
                             windows,
                             missing_runs: Some(Arc::clone(&missing_runs)),
                         };
-                        add_stretch(&mut batches, stretch);
+                        add_range(&mut batches, range);
                     }
                     continue;
                 }
@@ -118,21 +118,21 @@ impl Reader {
                 None => Vec::new(),
             };
             let end = self.packed_end(number);
-            let seek_offset = self.catalog.known().seek_offset(number);
+            let seek_offset = self.live_index.read().seek_offset(number);
             match seek_offset {
                 Some(start) => {
                     let packed = Extent::new(start, end);
-                    if let Some(packed) = packed.filter(|packed| packed.len() <= REQUEST_BYTES) {
-                        let stretch = Stretch {
+                    if let Some(packed) = packed.filter(|packed| packed.len() <= MAX_REQUEST_BYTES) {
+                        let range = SpanRange {
                             packed,
                             claims: vec![claim],
                             windows,
                             missing_runs: None,
                         };
-                        add_stretch(&mut batches, stretch);
+                        add_range(&mut batches, range);
                     }
                 }
-                None => continue_stretch(&mut batches, end, claim),
+                None => extend_range(&mut batches, end, claim),
             }
         }
         batches
@@ -144,86 +144,86 @@ impl Reader {
     /// When they cannot be had, or are not those that were scanned.
     pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = self.request(batch.packed)?;
-        let fetched = self.fetch_verified(&request, Way::Background);
+        let fetched = self.fetch_verified(&request, FetchMode::Background);
         fetched.or_else(|error| {
-            let claims = batch.stretches.iter().flat_map(|stretch| &stretch.claims);
+            let claims = batch.ranges.iter().flat_map(|range| &range.claims);
             let Some(first) = claims.map(Claim::span).next() else {
                 let start = Plain(batch.packed.start().0);
                 let extent = Extent::with_len(start, batch.packed.len());
-                return Err(self.failed_at(extent, error));
+                return Err(self.read_error_at(extent, error));
             };
-            Err(self.failed(&self.known_span(first)?, error))
+            Err(self.read_error(&self.indexed_span(first)?, error))
         })
     }
 
     /// Whether reading and decoding the packed bytes of `span` takes less time than reading its plain bytes from
     /// disk: LZ4 decodes as fast as a disk reads, and there are fewer packed bytes.
-    fn decodes_faster(&self, span: &Span) -> bool {
+    fn is_faster_to_decode(&self, span: &Span) -> bool {
         let is_near = !self.source.is_remote() && self.source.access() == Access::Ranges;
         is_near && self.compression() == Compression::Lz4 && span.seek_point.is_some()
     }
 
     /// Whether `span` is on disk; it may be damaged.
-    fn has_spooled(&self, span: &Span) -> bool {
-        let spool = self.spool.as_ref();
-        spool.is_some_and(|spool| spool.covers(span.plain))
+    fn is_span_on_disk(&self, span: &Span) -> bool {
+        let disk_cache = self.disk_cache.as_ref();
+        disk_cache.is_some_and(|disk_cache| disk_cache.covers(span.plain))
     }
 
     /// Whether `span` is kept on disk when it is made.
-    pub(super) fn keeps(&self, span: &Span) -> bool {
+    pub(super) fn should_cache_on_disk(&self, span: &Span) -> bool {
         // What has no hash could not be verified.
-        self.spool.is_some() && span.hash.is_some()
+        self.disk_cache.is_some() && span.hash.is_some()
     }
 
-    fn make_stretch(
+    fn fill_range(
         &self,
-        mut stretch: Stretch,
+        mut range: SpanRange,
         packed: Bytes,
-        made_spans: Option<&AtomicU64>,
+        filled_spans: Option<&AtomicU64>,
     ) -> Result<(), ReadError> {
-        if stretch.claims.is_empty() {
+        if range.claims.is_empty() {
             let layout = self.layout().ok_or(ReadError::Index)?;
             // A copy, as what waits for the disk would keep all bytes of the request in memory.
             let mut bytes = self.free_list.allocate_empty(packed.len(), 0);
             bytes.append(&packed);
             let bytes = bytes.freeze();
-            let (patience, displaces) = match made_spans {
+            let (disk_wait, can_evict) = match filled_spans {
                 Some(_) => (Patience::Short, false),
                 None => (Patience::No, true),
             };
-            self.keep_windows(layout, stretch.windows, &bytes, patience, displaces);
+            self.cache_windows(layout, range.windows, &bytes, disk_wait, can_evict);
             // A run that failed stays missing.
-            let missing_runs = stretch.missing_runs.as_ref();
+            let missing_runs = range.missing_runs.as_ref();
             if missing_runs.is_some_and(|runs| runs.fetch_sub(1, Ordering::SeqCst) == 1) {
-                count(made_spans);
+                count_span(filled_spans);
             }
             return Ok(());
         }
-        let mut made: Option<(Resumed, PackedBytes)> = None;
+        let mut filled: Option<(SpanDecoder, PackedBytes)> = None;
         let mut packed = Some(packed);
-        for claim in std::mem::take(&mut stretch.claims) {
-            let span = self.known_span(claim.span())?;
+        for claim in std::mem::take(&mut range.claims) {
+            let span = self.indexed_span(claim.span())?;
             span_len(&span)?;
-            let (decoder, packed) = if let Some(made) = &mut made {
-                made
+            let (decoder, packed) = if let Some(filled) = &mut filled {
+                filled
             } else {
                 let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
-                let decoder = self.resumed(seek_point);
-                let decoder = decoder.map_err(|error| self.failed(&span, error))?;
-                made.insert((decoder, PackedBytes::Fetched(packed.take())))
+                let decoder = self.resume_decoder(seek_point);
+                let decoder = decoder.map_err(|error| self.read_error(&span, error))?;
+                filled.insert((decoder, PackedBytes::Fetched(packed.take())))
             };
-            let bytes = self.take(&span, decoder, packed)?;
-            match made_spans {
-                Some(_) => self.spool_span_quietly(&span, &bytes),
+            let bytes = self.decode_next(&span, decoder, packed)?;
+            match filled_spans {
+                Some(_) => self.cache_prefetched_span_on_disk(&span, &bytes),
                 // It may be there already.
-                None if self.decodes_faster(&span) && self.has_spooled(&span) => {}
-                None => self.spool_span(&span, &bytes, false),
+                None if self.is_faster_to_decode(&span) && self.is_span_on_disk(&span) => {}
+                None => self.cache_span_on_disk(&span, &bytes, false),
             }
-            self.memory.insert(self.key(span.number), bytes.clone());
+            self.span_cache.insert(self.key(span.number), bytes.clone());
             self.stats.prefetched_spans.increment();
-            count(made_spans);
-            claim.land(bytes.clone());
-            self.land_windows(span.plain, &bytes, &mut stretch.windows);
+            count_span(filled_spans);
+            claim.complete(bytes.clone());
+            self.complete_windows(span.plain, &bytes, &mut range.windows);
         }
         Ok(())
     }
@@ -234,14 +234,14 @@ impl Reader {
     /// As [`BufferPool::reserve`].
     pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reservation, Closed> {
         let decoding = codec::reading_bytes(self.compression()) + codec::seek_point::LONGEST_SPAN;
-        let threads = batch.stretches.len().min(threads) as u64;
+        let threads = batch.ranges.len().min(threads) as u64;
         let request = self.request(batch.packed);
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());
         self.budget.reserve(fetched + threads * decoding)
     }
 }
 
-fn count(spans: Option<&AtomicU64>) {
+fn count_span(spans: Option<&AtomicU64>) {
     if let Some(spans) = spans {
         spans.fetch_add(1, Ordering::SeqCst);
     }
@@ -253,7 +253,7 @@ impl Batch {
         self.packed.len()
     }
 
-    /// Decodes the fetched bytes on `workers`. `made` counts spans; `done` is called when the last
+    /// Decodes the fetched bytes on `workers`. `filled` counts spans; `done` is called when the last
     /// is made or given up.
     pub(super) fn decode(
         self,
@@ -261,17 +261,17 @@ impl Batch {
         packed: &Bytes,
         reserved: Reservation,
         workers: &ThreadPool,
-        made: Option<&Arc<AtomicU64>>,
+        filled: Option<&Arc<AtomicU64>>,
         done: impl FnOnce() + Send + Sync + 'static,
     ) {
         let start = self.packed.start();
-        let last = Arc::new(Last {
+        let last = Arc::new(BatchGuard {
             _reserved: reserved,
             done: Some(Box::new(done)),
         });
-        for stretch in self.stretches {
-            let from = stretch.packed.start().0 - start.0;
-            let until = stretch.packed.end().0 - start.0;
+        for range in self.ranges {
+            let from = range.packed.start().0 - start.0;
+            let until = range.packed.end().0 - start.0;
             let (Ok(from), Ok(until)) = (usize::try_from(from), usize::try_from(until)) else {
                 continue;
             };
@@ -280,10 +280,10 @@ impl Batch {
             }
             let packed = packed.slice(from..until);
             let (reader, last) = (Arc::clone(reader), Arc::clone(&last));
-            let made = made.cloned();
+            let filled = filled.cloned();
             workers.submit(move || {
                 // Who reads there makes it again, and is told what is wrong.
-                if let Err(error) = reader.make_stretch(stretch, packed, made.as_deref()) {
+                if let Err(error) = reader.fill_range(range, packed, filled.as_deref()) {
                     tracing::debug!(%error, "not made ahead");
                 }
                 drop(last);
@@ -293,12 +293,12 @@ impl Batch {
 }
 
 /// What ends when the last stretch of a batch is made.
-struct Last {
+struct BatchGuard {
     _reserved: Reservation,
     done: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-impl Drop for Last {
+impl Drop for BatchGuard {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
             done();
@@ -307,62 +307,62 @@ impl Drop for Last {
 }
 
 /// Puts a span that decoding can start at behind the last batch, or into a new one.
-fn add_stretch(batches: &mut Vec<Batch>, stretch: Stretch) {
-    let packed = stretch.packed;
+fn add_range(batches: &mut Vec<Batch>, range: SpanRange) {
+    let packed = range.packed;
     if let Some(last) = batches.last_mut()
-        && last.follows_with(&stretch)
+        && last.is_continued_by(&range)
         && let Some(whole) = Extent::new(last.packed.start(), packed.end().max(last.packed.end()))
-        && whole.len() <= REQUEST_BYTES
+        && whole.len() <= MAX_REQUEST_BYTES
     {
         last.packed = whole;
-        last.stretches.push(stretch);
+        last.ranges.push(range);
         return;
     }
     batches.push(Batch {
         packed,
-        stretches: vec![stretch],
+        ranges: vec![range],
     });
 }
 
 /// Puts a span behind the one before it, which it is decoded from; drops it if that is not here.
-fn continue_stretch(batches: &mut [Batch], end: Packed, claim: Claim<ReadError>) {
+fn extend_range(batches: &mut [Batch], end: Packed, claim: Claim<ReadError>) {
     let Some(batch) = batches.last_mut() else {
         return;
     };
     let spans = batch.span_count();
-    let Some(stretch) = batch.stretches.last_mut() else {
+    let Some(range) = batch.ranges.last_mut() else {
         return;
     };
-    let before = stretch.claims.last().map(Claim::span);
+    let before = range.claims.last().map(Claim::span);
     if before.and_then(|before| before.checked_add(1)) != Some(claim.span())
-        || spans >= REQUEST_SPANS
+        || spans >= MAX_REQUEST_SPANS
     {
         return;
     }
-    if let Some(longer) = Extent::new(stretch.packed.start(), end)
+    if let Some(longer) = Extent::new(range.packed.start(), end)
         && let Some(whole) = Extent::new(batch.packed.start(), end)
-        && whole.len() <= REQUEST_BYTES
+        && whole.len() <= MAX_REQUEST_BYTES
     {
-        stretch.packed = longer;
+        range.packed = longer;
         batch.packed = whole;
-        stretch.claims.push(claim);
+        range.claims.push(claim);
     }
 }
 
 impl Batch {
     fn span_count(&self) -> usize {
-        let counts = self.stretches.iter();
-        counts.map(|stretch| stretch.claims.len().max(1)).sum()
+        let counts = self.ranges.iter();
+        counts.map(|range| range.claims.len().max(1)).sum()
     }
 
     /// Whether `next` starts with the span behind the last one here, or with the next packed byte.
-    fn follows_with(&self, next: &Stretch) -> bool {
-        let last = self.stretches.last().and_then(|last| last.claims.last());
+    fn is_continued_by(&self, next: &SpanRange) -> bool {
+        let last = self.ranges.last().and_then(|last| last.claims.last());
         let first = next.claims.first();
         let is_next = match last.zip(first) {
             Some((last, first)) => last.span().checked_add(1) == Some(first.span()),
             None => self.packed.end() == next.packed.start(),
         };
-        is_next && self.span_count() < REQUEST_SPANS
+        is_next && self.span_count() < MAX_REQUEST_SPANS
     }
 }

@@ -1,0 +1,477 @@
+//! The index that everyone reads while the scan still makes it, and who waits for what of it.
+//!
+//! Whoever looks holds no lock across a wait: what is not there yet is asked for with something
+//! to do [when it comes](LiveIndex::on_available), on the scan's thread, or when the scan is over. Who gives up
+//! meanwhile is forgotten before such are more than all others (see [`Waiters::sweep`]).
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
+
+use crate::base::extent::Plain;
+use crate::index::{Builder, Index, Ino, Origin};
+
+/// Whether somebody still waits.
+pub type IsWanted = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// What is to be done when something is known.
+pub struct Callback {
+    work: Box<dyn FnOnce() + Send>,
+    wanted: Option<IsWanted>,
+}
+
+impl std::fmt::Debug for Callback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Callback")
+            .field("is_wanted", &self.is_wanted())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Callback {
+    /// `work`, whatever comes.
+    pub fn new(work: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            work: Box::new(work),
+            wanted: None,
+        }
+    }
+
+    /// `work` for somebody who may give up: once it is not `wanted` any more, which must be cheap to
+    /// tell and waits for nobody, it may be dropped instead of done.
+    pub fn while_wanted(wanted: IsWanted, work: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            work: Box::new(work),
+            wanted: Some(wanted),
+        }
+    }
+
+    /// Does it.
+    pub fn run(self) {
+        (self.work)();
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted())
+    }
+}
+
+/// So many may wait before it is asked who of them has given up.
+const MIN_SWEEP_LEN: usize = 64;
+
+/// Who is told whose attributes members have changed.
+pub type Watcher = Box<dyn Fn(Vec<Ino>) + Send + Sync>;
+
+/// What can be waited for. Each also ends with the scan, whatever that found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WaitFor {
+    /// Any entry but the root.
+    Member,
+    /// An entry of this name in this directory.
+    Name(Ino, Vec<u8>),
+    /// A span, and thereby verified bytes, up to this offset.
+    Plain(Plain),
+    /// The end of the scan.
+    End,
+}
+
+/// An index, complete or under construction.
+pub(super) struct LiveIndex {
+    complete: OnceLock<Arc<Index>>,
+    /// `None` once there is nothing more to build.
+    growing: RwLock<Option<Builder>>,
+    waiters: Mutex<Waiters>,
+    /// How many wait, so that a scan for which no one waits takes no lock for them.
+    waiter_count: AtomicUsize,
+    watcher: OnceLock<Watcher>,
+}
+
+impl std::fmt::Debug for LiveIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LiveIndex")
+            .field("complete", &self.complete)
+            .field("waiters", &self.waiters)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Waiters {
+    /// The scan is over: complete, or failed.
+    is_scan_over: bool,
+    callbacks: Vec<(WaitFor, Callback)>,
+    /// How many were left when it was asked last who has given up, or fewer if they are.
+    len_after_sweep: usize,
+}
+
+impl Waiters {
+    /// Takes out those who have given up, once there are twice as many as were left the last time: so
+    /// each is asked about a few times on average, and those who have given up, of whom a reader who is
+    /// killed again and again makes as many as it likes, are never more than the others or [`MIN_SWEEP_LEN`].
+    fn sweep(&mut self) -> Vec<(WaitFor, Callback)> {
+        if self.callbacks.len() < MIN_SWEEP_LEN.max(2 * self.len_after_sweep) {
+            return Vec::new();
+        }
+        let cancelled = self
+            .callbacks
+            .extract_if(.., |(_, callback)| !callback.is_wanted())
+            .collect();
+        self.len_after_sweep = self.callbacks.len();
+        cancelled
+    }
+}
+
+impl std::fmt::Debug for Waiters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiters")
+            .field("is_scan_over", &self.is_scan_over)
+            .field("count", &self.callbacks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The index as far as it is known. While one of these lives the scan cannot go on; whoever has
+/// one neither waits nor asks for another.
+#[derive(Debug)]
+pub enum IndexGuard<'a> {
+    /// All of it.
+    Complete(&'a Index),
+    /// What the scan has come to.
+    Growing(RwLockReadGuard<'a, Option<Builder>>),
+}
+
+impl Deref for IndexGuard<'_> {
+    type Target = Index;
+
+    fn deref(&self) -> &Index {
+        match self {
+            Self::Complete(index) => index,
+            Self::Growing(builder) => builder
+                .as_ref()
+                .map(Builder::index)
+                .expect("checked when the guard was made"),
+        }
+    }
+}
+
+impl LiveIndex {
+    /// Of an index that is known already.
+    pub(super) fn complete(index: Index) -> Self {
+        Self {
+            complete: OnceLock::from(Arc::new(index)),
+            growing: RwLock::new(None),
+            waiters: Mutex::new(Waiters {
+                is_scan_over: true,
+                ..Waiters::default()
+            }),
+            waiter_count: AtomicUsize::new(0),
+            watcher: OnceLock::new(),
+        }
+    }
+
+    /// Of what `builder` will hold.
+    pub(super) fn growing(builder: Builder) -> Self {
+        Self {
+            complete: OnceLock::new(),
+            growing: RwLock::new(Some(builder)),
+            waiters: Mutex::default(),
+            waiter_count: AtomicUsize::new(0),
+            watcher: OnceLock::new(),
+        }
+    }
+
+    /// The index as far as it is known.
+    pub(super) fn read(&self) -> IndexGuard<'_> {
+        if let Some(index) = self.complete.get() {
+            return IndexGuard::Complete(index);
+        }
+        let growing = self.growing.read().unwrap_or_else(PoisonError::into_inner);
+        if growing.is_some() {
+            return IndexGuard::Growing(growing);
+        }
+        drop(growing);
+        // It was completed in between, and with the lock held.
+        IndexGuard::Complete(self.complete.wait())
+    }
+
+    /// The index, when all of it is known.
+    pub(super) fn completed(&self) -> Option<&Arc<Index>> {
+        self.complete.get()
+    }
+
+    /// Whether the scan is over, so that what is not known now never will be.
+    pub(super) fn is_scan_over(&self) -> bool {
+        self.complete.get().is_some() || self.waiters().is_scan_over
+    }
+
+    /// Does `callback` as soon as what is `awaited` is there or the scan is over: at once, on this
+    /// thread, or later on the scan's. `callback` looks again: it may have been the end. Once it is not
+    /// wanted any more it may never be done.
+    pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) {
+        let mut waiters = self.waiters();
+        // Counted before it looks, so that the scan, which looks after it builds, misses no one.
+        self.waiter_count.fetch_add(1, Ordering::SeqCst);
+        if !waiters.is_scan_over && !is_available(&self.read(), &awaited) {
+            waiters.callbacks.push((awaited, callback));
+            let cancelled = waiters.sweep();
+            self.waiter_count
+                .fetch_sub(cancelled.len(), Ordering::SeqCst);
+            // They are dropped without the lock: nobody knows what else they hold.
+            drop(waiters);
+            return;
+        }
+        self.waiter_count.fetch_sub(1, Ordering::SeqCst);
+        drop(waiters);
+        callback.run();
+    }
+
+    /// Waits, on this thread, for what is `awaited` or the end of the scan.
+    pub(super) fn wait_for(&self, awaited: WaitFor) {
+        let (sender, closed) = mpsc::channel::<()>();
+        self.on_available(awaited, Callback::new(move || drop(sender)));
+        // Nothing is ever sent.
+        closed.recv().unwrap_or_default();
+    }
+
+    /// Has `watcher` told of changes, on the scan's thread, which must not be made to wait. The first
+    /// word counts.
+    pub(super) fn watch(&self, watcher: Watcher) {
+        drop(self.watcher.set(watcher));
+    }
+
+    /// Lets `grow` add to what is known.
+    pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
+        let grown = {
+            let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
+            let builder = growing.as_mut();
+            builder.map(|builder| {
+                let grown = grow(builder);
+                (grown, builder.take_changes(), builder.take_problems())
+            })
+        };
+        if self.waiter_count.load(Ordering::SeqCst) > 0 {
+            self.notify_waiters();
+        }
+        let (grown, changes, problems) = grown?;
+        for problem in problems {
+            tracing::warn!("{problem}");
+        }
+        if let Some(watcher) = self.watcher.get()
+            && !changes.is_empty()
+        {
+            watcher(changes);
+        }
+        Some(grown)
+    }
+
+    /// Tells those whose wait has come to its end.
+    fn notify_waiters(&self) {
+        let mut waiters = self.waiters();
+        let index = self.read();
+        let due: Vec<_> = waiters
+            .callbacks
+            .extract_if(.., |(awaited, _)| is_available(&index, awaited))
+            .collect();
+        waiters.len_after_sweep = waiters.len_after_sweep.min(waiters.callbacks.len());
+        drop(index);
+        drop(waiters);
+        self.run_callbacks(due);
+    }
+
+    /// Completes the index: nothing grows any more. Those who wait are told by
+    /// [`end_scan`](Self::end_scan).
+    pub(super) fn finish(&self, origin: Origin) {
+        // By itself, so that the watcher hears of what that changes.
+        self.grow(Builder::settle);
+        let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(builder) = growing.take() {
+            let index = builder.finish(origin);
+            // With the lock held, so that no one finds neither.
+            assert!(
+                self.complete.set(Arc::new(index)).is_ok(),
+                "there is one builder"
+            );
+        }
+    }
+
+    /// The scan is over, whether it completed the index or not.
+    pub(super) fn end_scan(&self) {
+        let mut waiters = self.waiters();
+        waiters.is_scan_over = true;
+        let due = std::mem::take(&mut waiters.callbacks);
+        drop(waiters);
+        self.run_callbacks(due);
+    }
+
+    fn run_callbacks(&self, due: Vec<(WaitFor, Callback)>) {
+        self.waiter_count.fetch_sub(due.len(), Ordering::SeqCst);
+        for (_, callback) in due {
+            callback.run();
+        }
+    }
+
+    fn waiters(&self) -> std::sync::MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_available(index: &Index, awaited: &WaitFor) -> bool {
+    match awaited {
+        WaitFor::Member => index.entry_count() > 1,
+        WaitFor::Name(parent, name) => index.lookup(*parent, name).is_some(),
+        WaitFor::Plain(offset) => index.origin().plain_bytes >= offset.0,
+        WaitFor::End => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::extent::Extent;
+    use crate::index::Options;
+    use crate::index::sample::file;
+
+    fn live_index() -> Arc<LiveIndex> {
+        Arc::new(LiveIndex::growing(Builder::new(Options::default())))
+    }
+
+    /// Says when it was done.
+    fn counting_callback(done: &Arc<AtomicUsize>) -> Callback {
+        let done = Arc::clone(done);
+        Callback::new(move || {
+            done.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+
+    fn grow(live_index: &LiveIndex, name: &str) {
+        let member = file(name, 0..1);
+        let placed = live_index.grow(|builder| builder.member(&member));
+        assert!(placed.expect("growing").is_ok());
+    }
+
+    #[test]
+    fn callback_runs_once_its_entry_exists_and_not_before() {
+        let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
+        let name = |name: &[u8]| WaitFor::Name(Ino::ROOT, name.to_vec());
+        live_index.on_available(name(b"b"), counting_callback(&done));
+        live_index.on_available(WaitFor::Plain(Plain(10)), counting_callback(&done));
+        grow(&live_index, "a");
+        assert_eq!(done.load(Ordering::SeqCst), 0);
+        live_index.on_available(name(b"a"), counting_callback(&done));
+        assert_eq!(done.load(Ordering::SeqCst), 1, "it is there already");
+        grow(&live_index, "b");
+        assert_eq!(done.load(Ordering::SeqCst), 2);
+        let span = |start, len| {
+            let plain = Extent::with_len(Plain(start), len);
+            live_index.grow(|builder| builder.span(plain, Some(&[0]), None));
+        };
+        span(0, 9);
+        assert_eq!(done.load(Ordering::SeqCst), 2);
+        span(9, 1);
+        assert_eq!(done.load(Ordering::SeqCst), 3);
+        assert_eq!(live_index.waiter_count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn watcher_is_notified_of_changed_not_of_new_entries() {
+        let mut builder = Builder::new(Options {
+            keeps_replaced: true,
+            ..Options::default()
+        });
+        builder.member(&file("a", 0..1)).expect("placed");
+        // The root's.
+        builder.take_changes();
+        let (live_index, changed) = (LiveIndex::growing(builder), Arc::<Mutex<Vec<_>>>::default());
+        let recorded = Arc::clone(&changed);
+        live_index.watch(Box::new(move |changes| {
+            recorded.lock().expect("no panic").extend(changes);
+        }));
+        grow(&live_index, "b");
+        assert_eq!(*changed.lock().expect("no panic"), []);
+        grow(&live_index, "a");
+        let changed = changed.lock().expect("no panic");
+        assert!(changed.contains(&Ino(2)));
+    }
+
+    #[test]
+    fn end_of_scan_runs_all_callbacks_and_later_ones_at_once() {
+        let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
+        live_index.on_available(WaitFor::Name(Ino::ROOT, b"a".to_vec()), counting_callback(&done));
+        live_index.on_available(WaitFor::End, counting_callback(&done));
+        live_index.finish(Origin::default());
+        assert_eq!(done.load(Ordering::SeqCst), 0, "the spool is still open");
+        assert!(live_index.read().is_complete());
+        live_index.end_scan();
+        assert_eq!(done.load(Ordering::SeqCst), 2);
+        live_index.on_available(WaitFor::Plain(Plain(10)), counting_callback(&done));
+        assert_eq!(done.load(Ordering::SeqCst), 3);
+        assert_eq!(live_index.grow(|_| ()), None);
+    }
+
+    #[test]
+    fn failed_scan_keeps_the_entries_found() {
+        let live_index = live_index();
+        grow(&live_index, "a");
+        live_index.end_scan();
+        assert!(live_index.is_scan_over() && live_index.completed().is_none());
+        assert!(live_index.read().lookup(Ino::ROOT, b"a").is_some());
+        // Returns.
+        live_index.wait_for(WaitFor::End);
+    }
+
+    #[test]
+    fn sweep_removes_cancelled_waiters_and_no_others() {
+        let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
+        let name = |number: usize| WaitFor::Name(Ino::ROOT, number.to_string().into_bytes());
+        let waiting = 3 * MIN_SWEEP_LEN;
+        for number in 0..waiting {
+            live_index.on_available(name(number), counting_callback(&done));
+        }
+        let token = Arc::new(());
+        let max_waiters = 2 * waiting;
+        for round in 0..10 * waiting {
+            let token = Arc::clone(&token);
+            let cancelled = Callback::while_wanted(Arc::new(|| false), move || drop(token));
+            live_index.on_available(name(round), cancelled);
+            assert!(live_index.waiters().callbacks.len() <= max_waiters, "round {round}");
+        }
+        assert!(Arc::strong_count(&token) <= max_waiters - waiting + 1);
+        let left = live_index.waiters().callbacks.len();
+        assert_eq!(live_index.waiter_count.load(Ordering::SeqCst), left);
+        live_index.end_scan();
+        assert_eq!(done.load(Ordering::SeqCst), waiting);
+        assert_eq!(live_index.waiter_count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn cancelled_waiters_stay_few_after_many_waiters() {
+        let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
+        for _ in 0..10 * MIN_SWEEP_LEN {
+            let awaited = WaitFor::Name(Ino::ROOT, b"a".to_vec());
+            live_index.on_available(awaited, counting_callback(&done));
+        }
+        grow(&live_index, "a");
+        assert_eq!(done.load(Ordering::SeqCst), 10 * MIN_SWEEP_LEN);
+        for _ in 0..10 * MIN_SWEEP_LEN {
+            let cancelled = Callback::while_wanted(Arc::new(|| false), || ());
+            live_index.on_available(WaitFor::End, cancelled);
+        }
+        assert!(live_index.waiters().callbacks.len() <= MIN_SWEEP_LEN);
+    }
+
+    #[test]
+    fn concurrent_waits_and_growth_miss_no_waiter() {
+        for round in 0..200 {
+            let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
+            std::thread::scope(|scope| {
+                let growing = scope.spawn(|| (0..20).for_each(|n| grow(&live_index, &n.to_string())));
+                for number in 0..20 {
+                    let name = number.to_string().into_bytes();
+                    live_index.on_available(WaitFor::Name(Ino::ROOT, name), counting_callback(&done));
+                }
+                growing.join().expect("grown");
+            });
+            assert_eq!(done.load(Ordering::SeqCst), 20, "round {round}");
+        }
+    }
+}
