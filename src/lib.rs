@@ -26,7 +26,7 @@ pub mod index;
 
 pub mod archive;
 
-pub mod stack;
+pub mod layers;
 
 pub mod fs;
 pub mod image;

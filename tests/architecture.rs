@@ -48,18 +48,18 @@ const LAYERS: &[Layer] = &[
         imports: &["base", "source", "codec", "tar", "fetch", "index", "cache"],
     },
     Layer {
-        name: "stack",
+        name: "layers",
         imports: &["base", "source", "codec", "index", "archive"],
     },
     // `tar` for its records: an entry's time and device, a member as it is written.
     Layer {
         name: "fs",
-        imports: &["base", "tar", "index", "archive", "stack"],
+        imports: &["base", "tar", "index", "archive", "layers"],
     },
-    // `stack` for what a layer says of those below it.
+    // `layers` for what a layer says of those below it.
     Layer {
         name: "materialize",
-        imports: &["base", "tar", "index", "archive", "stack"],
+        imports: &["base", "tar", "index", "archive", "layers"],
     },
     // `fetch` and `codec` for a document's bytes, and for whether a layer is packed.
     Layer {
@@ -80,7 +80,7 @@ const LAYERS: &[Layer] = &[
             "fetch",
             "index",
             "archive",
-            "stack",
+            "layers",
             "fs",
             "image",
             "materialize",
@@ -95,7 +95,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("codec", &["differential.rs"]),
     ("tar", &[]),
     ("index", &["store.rs"]),
-    ("stack", &["open.rs"]),
+    ("layers", &["open.rs"]),
     ("list", &[]),
 ];
 const IMPURITIES: &[&str] = &[

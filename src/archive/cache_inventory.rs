@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use super::open::disk_cache_name;
 use crate::base::retention::{self, RetentionPolicy};
 use crate::base::trusted_dir::TrustedDir;
-use crate::cache::{Shelf, Spooled};
+use crate::cache::{DiskCacheDir, CacheFileInfo};
 use crate::index::Origin;
-use crate::index::store::{BOUNDS, Store, Stored};
+use crate::index::store::{RETENTION_POLICY, Store, Stored};
 
 /// What belongs into a cache directory. One that holds other things, and none of these, was made for
 /// something else.
@@ -67,7 +67,7 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 enum File {
     Index(Stored),
-    DiskCache(Spooled),
+    DiskCache(CacheFileInfo),
 }
 
 impl CacheEntry {
@@ -113,7 +113,7 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
         }
     }
     let stored = Store::new(cache_dir).files().map_err(system)?;
-    let disk_cache_dir = Shelf::new(cache_dir.to_owned(), None);
+    let disk_cache_dir = DiskCacheDir::new(cache_dir.to_owned(), None);
     disk_cache_dir.check().map_err(system)?;
     let mut origins = HashMap::new();
     let mut all: Vec<_> = stored
@@ -150,7 +150,7 @@ fn index_entry(stored: Stored, origin: Option<&Origin>) -> CacheEntry {
     }
 }
 
-fn data_entry(spooled: Spooled, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
+fn data_entry(spooled: CacheFileInfo, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
     let kind = match spooled.content() {
         Some(content) if is_content_hash(content) => Kind::DiskCache,
         None if spooled.is_unfinished() => Kind::Unfinished,
@@ -185,7 +185,7 @@ pub fn surplus(
 ) -> Vec<&CacheEntry> {
     let default_age = match max_bytes {
         Some(_) => Duration::MAX,
-        None => BOUNDS.max_age,
+        None => RETENTION_POLICY.max_age,
     };
     let bounds = RetentionPolicy {
         max_bytes: max_bytes.unwrap_or(u64::MAX),

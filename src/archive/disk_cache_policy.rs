@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::cache::{Patience, Spool};
+use crate::cache::{Patience, DiskCache};
 use crate::codec::Compression;
 use crate::index::Span;
 use crate::source::{Access, Source};
@@ -31,7 +31,7 @@ pub(super) fn should_cache_spans(source: &dyn Source, compression: Option<Compre
 /// each that is missing then costs a decoding of all before it.
 #[derive(Debug)]
 pub(super) struct ScanDiskCache {
-    disk_cache: Arc<Spool>,
+    disk_cache: Arc<DiskCache>,
     access: Access,
     started: Instant,
     waited: Duration,
@@ -40,7 +40,7 @@ pub(super) struct ScanDiskCache {
 }
 
 impl ScanDiskCache {
-    pub(super) fn new(disk_cache: Arc<Spool>, source: &dyn Source) -> Self {
+    pub(super) fn new(disk_cache: Arc<DiskCache>, source: &dyn Source) -> Self {
         Self {
             disk_cache,
             access: source.access(),
@@ -62,7 +62,7 @@ impl ScanDiskCache {
             Access::Ranges => Patience::UpTo(remaining_wait(self.started.elapsed(), self.waited)),
         };
         let before = Instant::now();
-        self.disk_cache.keep(span.plain, bytes.clone(), disk_wait);
+        self.disk_cache.insert(span.plain, bytes.clone(), disk_wait);
         let waited = before.elapsed();
         self.is_disk_stalled |= is_far && waited >= MAX_FAR_SPAN_WAIT;
         self.waited += waited;

@@ -159,7 +159,7 @@ impl Error {
                 tar::Cause::Truncated(_) => Some(HINT_TRUNCATED),
                 tar::Cause::NotTar => Some(HINT_CHECK_SOURCE),
                 tar::Cause::LimitExceeded {
-                    which: tar::Limit::KeptBytes,
+                    which: tar::Limit::MetadataBytes,
                     ..
                 } => Some(HINT_RAISE_MEMORY),
                 tar::Cause::LimitExceeded { .. } => Some(HINT_FIXED_LIMIT),
@@ -212,7 +212,7 @@ mod tests {
             });
             error.hint().expect("something to do").into_owned()
         };
-        assert!(hint(tar::Limit::KeptBytes).contains("a larger --memory"));
+        assert!(hint(tar::Limit::MetadataBytes).contains("a larger --memory"));
         assert!(hint(tar::Limit::PaxBytes).contains("no flag raises it"));
     }
 }

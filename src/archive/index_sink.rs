@@ -72,7 +72,7 @@ impl Sink for IndexSink<'_> {
     fn begin(&mut self, compression: Compression) {
         let packed_bytes = self.packed_bytes;
         self.live_index
-            .grow(|builder| builder.packed_as(compression, packed_bytes));
+            .grow(|builder| builder.set_compression(compression, packed_bytes));
     }
 
     fn member(&mut self, member: Member) -> Result<(), IndexSinkError> {
@@ -80,7 +80,7 @@ impl Sink for IndexSink<'_> {
             return Err(IndexSinkError::Cancelled);
         }
         let placed = self.live_index.grow(|builder| {
-            let placed = builder.member(&member);
+            let placed = builder.add_member(&member);
             builder.check_memory().map(|()| placed)
         });
         match placed.transpose()? {
@@ -120,11 +120,11 @@ impl Sink for IndexSink<'_> {
             offset: Some(offset),
             what: text.to_owned(),
         };
-        self.live_index.grow(|builder| builder.problem(problem));
+        self.live_index.grow(|builder| builder.add_problem(problem));
     }
 
     fn digests(&mut self, digests: &NewDigests) {
-        self.live_index.grow(|builder| builder.digests(digests));
+        self.live_index.grow(|builder| builder.add_digests(digests));
     }
 
     fn span_piece(&mut self, bytes: &Bytes) {
@@ -159,7 +159,7 @@ impl Sink for IndexSink<'_> {
             };
             // Before there is room for this one. A third is what is yet to be stored, as what was
             // stored last has been read last, and leaves memory last.
-            let max_lag = span_cache.room() / 3;
+            let max_lag = span_cache.available_bytes() / 3;
             if max_lag >= span.plain.len() {
                 self.lag_limit.wait_for_pusher(span.plain.start(), max_lag);
             }
@@ -168,7 +168,7 @@ impl Sink for IndexSink<'_> {
         // Last: from here on someone may look for the bytes.
         let seek_point = span.seek_point.as_ref();
         let memory_check = self.live_index.grow(|builder| {
-            builder.span(span.plain, has_hash.then_some(checksums), seek_point);
+            builder.add_span(span.plain, has_hash.then_some(checksums), seek_point);
             builder.check_memory()
         });
         self.memory_check = memory_check.unwrap_or(Ok(()));

@@ -246,7 +246,7 @@ impl LiveIndex {
             let builder = growing.as_mut();
             builder.map(|builder| {
                 let grown = grow(builder);
-                (grown, builder.take_changes(), builder.take_problems())
+                (grown, builder.take_dirty_inodes(), builder.take_problems())
             })
         };
         if self.waiter_count.load(Ordering::SeqCst) > 0 {
@@ -282,7 +282,7 @@ impl LiveIndex {
     /// [`end_scan`](Self::end_scan).
     pub(super) fn finish(&self, origin: Origin) {
         // By itself, so that the watcher hears of what that changes.
-        self.grow(Builder::settle);
+        self.grow(Builder::resolve_forward_links);
         let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(builder) = growing.take() {
             let index = builder.finish(origin);
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
     use crate::base::extent::Extent;
     use crate::index::Options;
-    use crate::index::sample::file;
+    use crate::index::test_support::file;
 
     fn live_index() -> Arc<LiveIndex> {
         Arc::new(LiveIndex::growing(Builder::new(Options::default())))
@@ -345,7 +345,7 @@ mod tests {
 
     fn grow(live_index: &LiveIndex, name: &str) {
         let member = file(name, 0..1);
-        let placed = live_index.grow(|builder| builder.member(&member));
+        let placed = live_index.grow(|builder| builder.add_member(&member));
         assert!(placed.expect("growing").is_ok());
     }
 
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(done.load(Ordering::SeqCst), 2);
         let span = |start, len| {
             let plain = Extent::with_len(Plain(start), len);
-            live_index.grow(|builder| builder.span(plain, Some(&[0]), None));
+            live_index.grow(|builder| builder.add_span(plain, Some(&[0]), None));
         };
         span(0, 9);
         assert_eq!(done.load(Ordering::SeqCst), 2);
@@ -378,9 +378,9 @@ mod tests {
             keeps_replaced: true,
             ..Options::default()
         });
-        builder.member(&file("a", 0..1)).expect("placed");
+        builder.add_member(&file("a", 0..1)).expect("placed");
         // The root's.
-        builder.take_changes();
+        builder.take_dirty_inodes();
         let (live_index, changed) = (LiveIndex::growing(builder), Arc::<Mutex<Vec<_>>>::default());
         let recorded = Arc::clone(&changed);
         live_index.watch(Box::new(move |changes| {

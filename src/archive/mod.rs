@@ -44,7 +44,7 @@ use crate::base::thread_pool::ThreadPool;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
-pub use crate::cache::SpoolUse;
+pub use crate::cache::DiskCacheUsage;
 pub use resume_point::ResumePoint;
 pub use live_index::{WaitFor, IndexGuard, Callback, IsWanted, Watcher};
 pub use verify_sink::VerifySink;
@@ -176,20 +176,20 @@ impl Archive {
 
     /// Why something is not kept on disk that might be, for the user.
     pub fn disk_cache_problem(&self) -> Option<String> {
-        let trouble = self.reader.disk_cache.as_ref()?.trouble()?;
+        let trouble = self.reader.disk_cache.as_ref()?.problem_text()?;
         Some(format!(
             "the disk cache is incomplete ({trouble}); missing data is decoded again when read"
         ))
     }
 
     /// How much disk decoded spans take at this moment; `None` when none are kept there.
-    pub fn disk_cache_use(&self) -> Option<SpoolUse> {
-        Some(self.reader.disk_cache.as_ref()?.disk_use())
+    pub fn disk_cache_use(&self) -> Option<DiskCacheUsage> {
+        Some(self.reader.disk_cache.as_ref()?.disk_usage())
     }
 
     /// Bytes of decoded spans kept in memory at this moment.
     pub fn cached_bytes(&self) -> u64 {
-        self.reader.span_cache.kept_bytes()
+        self.reader.span_cache.cached_bytes()
     }
 
     /// What memory is used for at this moment.

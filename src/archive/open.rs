@@ -21,11 +21,11 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
-use crate::cache::{Shelf, Spool, SpoolOptions};
+use crate::cache::{DiskCacheDir, DiskCache, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
-use crate::index::store::{self, InUse, Store};
-use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin, Whiteouts};
+use crate::index::store::{self, IndexLock, Store};
+use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
 use crate::source::{Access, Source};
 use crate::tar;
 
@@ -49,7 +49,7 @@ pub struct OpenOptions {
     /// What to do with bytes that cost more to make again than to read back from disk.
     pub disk_cache: DiskCacheMode,
     /// How the archive says what of the layers below it is gone, if it is a layer.
-    pub layer: Option<Whiteouts>,
+    pub layer: Option<WhiteoutFormat>,
 }
 
 /// Damaged members of an archive that are logged; all are counted.
@@ -215,7 +215,7 @@ impl Archive {
             if let Some(reader) = &found {
                 opener.check_entry_count(&reader.live_index.read())?;
                 if let Some(in_use) = reader.in_use.get() {
-                    in_use.note();
+                    in_use.touch();
                 }
             }
             found
@@ -247,8 +247,8 @@ pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let compression = scan.compression.map(|compression| compression.to_string());
     let layer = match options.layer {
         None => "",
-        Some(Whiteouts::Oci) => " layer=oci",
-        Some(Whiteouts::Overlay | Whiteouts::Keep) => " layer=other",
+        Some(WhiteoutFormat::Oci) => " layer=oci",
+        Some(WhiteoutFormat::Overlay | WhiteoutFormat::Keep) => " layer=other",
     };
     Locator {
         canonical: source.locator().to_owned(),
@@ -284,7 +284,7 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
 }
 
 /// Says as long as `reader` lives that the saved index is in use.
-pub(super) fn hold_index(reader: &Reader, in_use: Option<InUse>) {
+pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
     if let Some(in_use) = in_use {
         // It has none: it has read its index, or made it, once.
         drop(reader.in_use.set(in_use));
@@ -297,7 +297,7 @@ impl Opener {
         let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
         };
-        let (index, in_use) = match store.find_held(&self.locator, &self.options.index_memory) {
+        let (index, in_use) = match store.find_locked(&self.locator, &self.options.index_memory) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -489,12 +489,12 @@ impl Opener {
     }
 
     /// Where disk caches lie; `None` when none are wanted, or there is nowhere to put them.
-    fn disk_cache_dir(&self) -> Option<Shelf> {
+    fn disk_cache_dir(&self) -> Option<DiskCacheDir> {
         resources::disk_cache_dir(&self.options)
     }
 
-    fn disk_cache_options(&self) -> SpoolOptions {
-        SpoolOptions {
+    fn disk_cache_options(&self) -> DiskCacheOptions {
+        DiskCacheOptions {
             queue_bytes: self.queue_bytes(),
             is_only_copy: !self.has_byte_ranges(),
             free_list: self.free_list.clone(),
@@ -503,7 +503,7 @@ impl Opener {
     }
 
     /// A disk cache to fill while scanning, unless none is wanted.
-    fn create_disk_cache(&self) -> Result<Option<Arc<Spool>>, OpenError> {
+    fn create_disk_cache(&self) -> Result<Option<Arc<DiskCache>>, OpenError> {
         let is_needed = !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
         if !should_cache_spans(&*self.source, self.compression()) {
             return Ok(None);
@@ -515,7 +515,7 @@ impl Opener {
                 Ok(None)
             };
         };
-        match Spool::create(disk_cache_dir, self.disk_cache_options()) {
+        match DiskCache::create(disk_cache_dir, self.disk_cache_options()) {
             Ok(disk_cache) => Ok(Some(Arc::new(disk_cache))),
             Err(error) if is_needed => Err(self.no_disk_cache_error(Some(error_chain(&error)))),
             Err(error) => {
@@ -527,16 +527,16 @@ impl Opener {
 
     /// The disk cache for an index that was found: an earlier mount's, or a new one, which fills as
     /// spans are made.
-    fn open_disk_cache(&self, index: &Index) -> Option<Arc<Spool>> {
+    fn open_disk_cache(&self, index: &Index) -> Option<Arc<DiskCache>> {
         let disk_cache_dir = self.disk_cache_dir()?;
         if !should_cache_spans(&*self.source, Some(index.origin().compression)) {
             return None;
         }
         let disk_cache = if self.source.fingerprint().doubt().is_some() {
             // Of this process alone: nothing tells whether the source still is what others have read.
-            Spool::create(disk_cache_dir, self.disk_cache_options())
+            DiskCache::create(disk_cache_dir, self.disk_cache_options())
         } else {
-            Spool::open(disk_cache_dir, &disk_cache_name(index.origin()), self.disk_cache_options())
+            DiskCache::open(disk_cache_dir, &disk_cache_name(index.origin()), self.disk_cache_options())
         };
         match disk_cache {
             Ok(disk_cache) => Some(Arc::new(disk_cache)),
@@ -547,7 +547,7 @@ impl Opener {
         }
     }
 
-    fn build_reader(&self, live_index: LiveIndex, disk_cache: Option<Arc<Spool>>) -> Reader {
+    fn build_reader(&self, live_index: LiveIndex, disk_cache: Option<Arc<DiskCache>>) -> Reader {
         let (budgets, number) = match &self.resources {
             Some((resources, number)) => (resources.budgets.clone(), *number),
             None => (MemoryBudgets::new(&self.options), 0),

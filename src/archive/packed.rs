@@ -156,7 +156,7 @@ impl Reader {
     fn mismatch(&self, blocks: &Blocks, bytes: &[u8]) -> Option<Packed> {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
-            let mut unseen = blocks.unseen(bytes);
+            let mut unseen = blocks.undigested_blocks(bytes);
             let (number, _) = unseen.find(|(number, block)| !self.first_read_hashes.matches(*number, block))?;
             blocks.stream_block(number)
         })

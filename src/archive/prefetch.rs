@@ -358,7 +358,7 @@ impl Prefetcher {
         if !self.is_tracking || self.pages.get().is_none() {
             return;
         }
-        let place = |index: &Arc<Index>| index.place(ino);
+        let place = |index: &Arc<Index>| index.listing_position(ino);
         let Some((directory, number)) = self.reader.live_index.completed().and_then(place) else {
             return;
         };
@@ -718,7 +718,7 @@ impl AccessTracker {
         {
             self.last_disk_check = Some(Instant::now());
             let disk_cache = reader.disk_cache.as_ref();
-            let is_here = disk_cache.is_some_and(|disk_cache| disk_cache.holds(index.origin().plain_bytes));
+            let is_here = disk_cache.is_some_and(|disk_cache| disk_cache.has_at_least(index.origin().plain_bytes));
             self.streams.set_all_on_disk(is_here);
         }
         while self.shared.replay.outstanding.load(Ordering::SeqCst) < MAX_REPLAY_REQUESTS {

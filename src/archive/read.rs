@@ -28,11 +28,11 @@ use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::random_reads::Wait;
 use crate::base::span_hash;
 use crate::base::stats::Stats;
-use crate::cache::{Key, Memory, Patience, Spool};
+use crate::cache::{SpanKey, SpanCache, QueueTimeout, DiskCache};
 use crate::codec::seek_point::LONGEST_SPAN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
-use crate::index::store::InUse;
+use crate::index::store::IndexLock;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{Access, Cause, Source};
 
@@ -103,10 +103,10 @@ impl FlightError for ReadError {
 pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
     pub(super) live_index: LiveIndex,
-    pub(super) span_cache: Memory,
+    pub(super) span_cache: SpanCache,
     /// Where the memory of spans comes from.
     pub(super) free_list: FreeList,
-    pub(super) disk_cache: Option<Arc<Spool>>,
+    pub(super) disk_cache: Option<Arc<DiskCache>>,
     /// Held while decoding from far away: whoever comes second may find all in the disk cache.
     pub(super) far_decode_lock: Mutex<()>,
     /// Spans that are being made, for a read or ahead of one.
@@ -132,7 +132,7 @@ pub(super) struct Reader {
     pub(super) stats: Arc<Stats>,
     pub(super) first_read_hashes: FirstReadHashes,
     /// Keeps the saved index from being removed.
-    pub(super) in_use: OnceLock<InUse>,
+    pub(super) in_use: OnceLock<IndexLock>,
     /// Whether no caller waits for a span any more.
     pub(super) is_closed: AtomicBool,
 }
@@ -222,7 +222,7 @@ impl Reader {
         let span = index.span_extent(part.span)?;
         drop(index);
         // Of windows only these: the disk cache may lack others of the span.
-        disk_cache.used(
+        disk_cache.mark_used(
             self.layout()
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
         );
@@ -385,9 +385,9 @@ impl Reader {
     }
 
     /// What span `span` is kept by.
-    pub(super) fn key(&self, span: u32) -> Key {
+    pub(super) fn key(&self, span: u32) -> SpanKey {
         let layer = self.layer;
-        Key { layer, span }
+        SpanKey { layer, span }
     }
 
     pub(super) fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
@@ -488,11 +488,11 @@ impl Reader {
             // A span that a read needs, or that was decoded from far away, is worth a moment of waiting
             // for the disk. Read-ahead does not wait: it would be as slow as the disk.
             let disk_wait = if is_for_read || span.seek_point.is_none() {
-                Patience::Short
+                QueueTimeout::Short
             } else {
-                Patience::No
+                QueueTimeout::NoWait
             };
-            disk_cache.keep_wanted(span.plain, bytes.clone(), disk_wait);
+            disk_cache.insert_evicting(span.plain, bytes.clone(), disk_wait);
         }
     }
 
@@ -501,7 +501,7 @@ impl Reader {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
         {
-            disk_cache.keep_skipped(span.plain, bytes.clone(), Patience::Short);
+            disk_cache.insert_skipped(span.plain, bytes.clone(), QueueTimeout::Short);
         }
     }
 
@@ -522,7 +522,7 @@ impl Reader {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
-        disk_cache.used(span.plain);
+        disk_cache.mark_used(span.plain);
         self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes)
     }
@@ -898,7 +898,7 @@ mod tests {
             plain_bytes: 1 << 50,
         };
         let mut builder = Builder::new(index::Options::default());
-        builder.span(Extent::with_len(Plain(0), 1 << 50), Some(&[0]), None);
+        builder.add_span(Extent::with_len(Plain(0), 1 << 50), Some(&[0]), None);
         let network = tokio::runtime::Builder::new_multi_thread()
             .build()
             .expect("a runtime");
@@ -912,7 +912,7 @@ mod tests {
             ),
             source,
             live_index: LiveIndex::complete(builder.finish(origin)),
-            span_cache: Memory::new(0),
+            span_cache: SpanCache::new(0),
             free_list: FreeList::new(0),
             disk_cache: None,
             far_decode_lock: Mutex::default(),

@@ -14,7 +14,7 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
-use crate::cache::{Memory, Shelf};
+use crate::cache::{Memory, DiskCacheDir};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
@@ -104,10 +104,10 @@ pub(super) fn half_memory(options: &OpenOptions) -> u64 {
 }
 
 /// Where disk caches lie; `None` when none are wanted, or there is nowhere to put them.
-pub(super) fn disk_cache_dir(options: &OpenOptions) -> Option<Shelf> {
+pub(super) fn disk_cache_dir(options: &OpenOptions) -> Option<DiskCacheDir> {
     let DiskCacheMode::Enabled { limit_bytes } = options.disk_cache else {
         return None;
     };
     let cache_dir = options.cache_dir.clone()?;
-    Some(Shelf::new(cache_dir, limit_bytes))
+    Some(DiskCacheDir::new(cache_dir, limit_bytes))
 }

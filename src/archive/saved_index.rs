@@ -78,7 +78,7 @@ impl SavedIndex {
         match &self.location {
             IndexLocation::File(index) => Some(Arc::clone(index)),
             IndexLocation::Store(store, locator, limit) => store
-                .find_held(locator, limit)
+                .find_locked(locator, limit)
                 .inspect_err(|error| tracing::debug!(%error, "a saved index cannot be used"))
                 .ok()?
                 .map(|(index, _)| Arc::new(index)),

@@ -548,7 +548,7 @@ impl<S: Sink> Scan<'_, S> {
 
     /// Where the payload ends of which some is lacking.
     fn payload_end(&self) -> Option<u64> {
-        let lacking = self.parser.lacking();
+        let lacking = self.parser.missing_payload();
         let end = self.plain_len.checked_add(lacking)?;
         (lacking > 0).then_some(end)
     }
@@ -558,7 +558,7 @@ impl<S: Sink> Scan<'_, S> {
         let end = self.payload_end().unwrap_or(self.plain_len);
         let block_len = self.block_len();
         let skipped = (end / block_len * block_len).saturating_sub(self.plain_len);
-        self.parser.skip_lacking(skipped);
+        self.parser.skip_payload(skipped);
         if let Some(splitter) = &mut self.span_splitter {
             let skipped = splitter.skip(skipped, self.sink);
             skipped.map_err(ScanError::Sink)?;
@@ -649,7 +649,7 @@ impl<S: Sink> Scan<'_, S> {
         let Some(zeros) = &mut self.zeros else {
             return Ok(());
         };
-        let content = usize::try_from(self.parser.lacking()).unwrap_or(usize::MAX);
+        let content = usize::try_from(self.parser.missing_payload()).unwrap_or(usize::MAX);
         if content > 0 {
             zeros.reset();
         }
@@ -707,7 +707,7 @@ impl<S: Sink> Scan<'_, S> {
                 compression: self.compression,
                 seek_point: seek_point.clone(),
                 member,
-                sums: self.parser.sums_before(),
+                sums: self.parser.totals_before_last(),
                 globals: Arc::clone(globals),
             });
         }

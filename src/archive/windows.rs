@@ -20,7 +20,7 @@ use super::read::{SpanPart, ReadError, Reader, span_len};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
-use crate::cache::{Patience, Unit};
+use crate::cache::{QueueTimeout, CacheKey};
 use crate::codec::Compression;
 use crate::source::Access;
 
@@ -145,8 +145,8 @@ impl Reader {
         })
     }
 
-    fn window_key(&self, number: u64) -> Unit {
-        Unit::Window {
+    fn window_key(&self, number: u64) -> CacheKey {
+        CacheKey::Window {
             layer: self.layer,
             window: number,
         }
@@ -354,7 +354,7 @@ impl Reader {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
-        disk_cache.used(extent);
+        disk_cache.mark_used(extent);
         self.stats.disk_cache_hit_spans.increment();
         self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
         Some(bytes)
@@ -462,9 +462,9 @@ impl Reader {
         };
         // A sequential reader would be as slow as the disk.
         let disk_wait = if extent.len() < MAX_FETCH_BYTES {
-            Patience::Short
+            QueueTimeout::Short
         } else {
-            Patience::No
+            QueueTimeout::NoWait
         };
         Ok(self.cache_windows(layout, claims.into(), &bytes, disk_wait, true))
     }
@@ -490,7 +490,7 @@ impl Reader {
         layout: Layout,
         claims: Vec<WindowClaim>,
         bytes: &Bytes,
-        disk_wait: Patience,
+        disk_wait: QueueTimeout,
         can_evict: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let first = claims.first().map_or(0, Claim::span);
@@ -527,7 +527,7 @@ impl Reader {
         &self,
         extent: Extent<Plain>,
         bytes: &Bytes,
-        disk_wait: Patience,
+        disk_wait: QueueTimeout,
         can_evict: bool,
     ) {
         let Some(disk_cache) = &self.disk_cache else { return };
@@ -537,9 +537,9 @@ impl Reader {
             return;
         }
         if can_evict {
-            disk_cache.keep_wanted(extent, bytes.clone(), disk_wait);
+            disk_cache.insert_evicting(extent, bytes.clone(), disk_wait);
         } else {
-            disk_cache.keep(extent, bytes.clone(), disk_wait);
+            disk_cache.insert(extent, bytes.clone(), disk_wait);
         }
     }
 

@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 
-use super::Unit;
+use super::CacheKey;
 use crate::base::memory_reclaim::Reclaim;
 
 /// Decoded spans and windows, of which those go first that were read longest ago. Clones share them.
 #[derive(Clone)]
-pub struct Memory {
-    spans: moka::sync::Cache<Unit, Bytes>,
+pub struct SpanCache {
+    spans: moka::sync::Cache<CacheKey, Bytes>,
     budget: u64,
     /// Bytes of the budget that others have for now.
-    lent: Arc<AtomicU64>,
+    granted: Arc<AtomicU64>,
 }
 
 /// What a span costs besides its bytes: the cache's own bookkeeping.
-const OVERHEAD_BYTES: u32 = 256;
+const ENTRY_OVERHEAD_BYTES: u32 = 256;
 
-impl Memory {
+impl SpanCache {
     /// A cache of at most `budget` bytes. A span larger than the budget passes through unkept.
     pub fn new(budget: u64) -> Self {
         let spans = moka::sync::Cache::builder()
@@ -32,21 +32,21 @@ impl Memory {
             .eviction_policy(EvictionPolicy::lru())
             .weigher(|_, span| weight(span))
             .build();
-        let lent = Arc::default();
+        let granted = Arc::default();
         Self {
             spans,
             budget,
-            lent,
+            granted,
         }
     }
 
     /// The span's bytes, if they are here.
-    pub fn get(&self, key: impl Into<Unit>) -> Option<Bytes> {
+    pub fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
         self.spans.get(&key.into())
     }
 
     /// Whether the span's bytes are here; asking does not count as reading them.
-    pub fn contains(&self, key: impl Into<Unit>) -> bool {
+    pub fn contains(&self, key: impl Into<CacheKey>) -> bool {
         self.spans.contains_key(&key.into())
     }
 
@@ -55,19 +55,19 @@ impl Memory {
         self.budget
     }
 
-    /// What of the limit is not lent, in bytes.
-    pub fn room(&self) -> u64 {
+    /// What of the limit is not granted, in bytes.
+    pub fn available_bytes(&self) -> u64 {
         self.budget
-            .saturating_sub(self.lent.load(Ordering::Relaxed))
+            .saturating_sub(self.granted.load(Ordering::Relaxed))
     }
 
     /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
     /// of that alive without being charged for it.
-    pub fn insert(&self, key: impl Into<Unit>, bytes: Bytes) {
+    pub fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
         // Not to be evicted for bytes that find no room then.
-        if bytes.len() as u64 <= self.room() {
+        if bytes.len() as u64 <= self.available_bytes() {
             self.spans.insert(key.into(), bytes);
-            self.settle();
+            self.evict_excess();
         }
     }
 
@@ -78,7 +78,7 @@ impl Memory {
     /// What `fill` failed with, for everyone who waited. The next call tries again.
     pub fn get_or_fill<E: Send + Sync + 'static>(
         &self,
-        key: impl Into<Unit>,
+        key: impl Into<CacheKey>,
         fill: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<Bytes, Arc<E>> {
         let mut filled = false;
@@ -87,23 +87,23 @@ impl Memory {
             fill()
         });
         if filled {
-            self.settle();
+            self.evict_excess();
         }
         result
     }
 
     /// Evicts what is over the budget now: the cache would do so only after dozens of insertions,
     /// and dozens of spans are more than the budget itself.
-    fn settle(&self) {
+    fn evict_excess(&self) {
         self.spans.run_pending_tasks();
-        let lent = self.lent.load(Ordering::Relaxed);
-        if lent > 0 {
-            self.shrink(self.budget.saturating_sub(lent));
+        let granted = self.granted.load(Ordering::Relaxed);
+        if granted > 0 {
+            self.evict_to(self.budget.saturating_sub(granted));
         }
     }
 
     /// Lets go of spans, whichever, until no more than `limit` bytes are kept.
-    fn shrink(&self, limit: u64) {
+    fn evict_to(&self, limit: u64) {
         let mut kept = self.spans.weighted_size();
         for (key, span) in &self.spans {
             if kept <= limit {
@@ -116,8 +116,8 @@ impl Memory {
     }
 
     /// Bytes kept at this moment, bookkeeping included.
-    pub fn kept_bytes(&self) -> u64 {
-        self.settle();
+    pub fn cached_bytes(&self) -> u64 {
+        self.evict_excess();
         self.spans.weighted_size()
     }
 }
@@ -125,34 +125,34 @@ impl Memory {
 fn weight(span: &Bytes) -> u32 {
     u32::try_from(span.len())
         .unwrap_or(u32::MAX)
-        .saturating_add(OVERHEAD_BYTES)
+        .saturating_add(ENTRY_OVERHEAD_BYTES)
 }
 
-impl Reclaim for Memory {
+impl Reclaim for SpanCache {
     fn reclaimable_bytes(&self) -> u64 {
         self.budget
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        let lend = |lent| Some(bytes.saturating_add(lent).min(self.budget));
-        let lent = self
-            .lent
+        let lend = |granted| Some(bytes.saturating_add(granted).min(self.budget));
+        let granted = self
+            .granted
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lend);
-        self.settle();
+        self.evict_excess();
         // It never declines.
-        let (Ok(lent) | Err(lent)) = lent;
-        bytes.min(self.budget - lent)
+        let (Ok(granted) | Err(granted)) = granted;
+        bytes.min(self.budget - granted)
     }
 
     fn restore(&self, bytes: u64) {
-        self.lent.fetch_sub(bytes, Ordering::Relaxed);
+        self.granted.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for SpanCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory")
-            .field("kept_bytes", &self.spans.weighted_size())
+        f.debug_struct("SpanCache")
+            .field("cached_bytes", &self.spans.weighted_size())
             .finish_non_exhaustive()
     }
 }
@@ -164,15 +164,15 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::cache::Key;
+    use crate::cache::SpanKey;
 
-    fn key(span: u32) -> Key {
-        Key { layer: 0, span }
+    fn key(span: u32) -> SpanKey {
+        SpanKey { layer: 0, span }
     }
 
     #[test]
-    fn what_is_kept_stays_within_the_budget_at_once() {
-        let memory = Memory::new(100_000);
+    fn span_cache_never_exceeds_its_budget() {
+        let memory = SpanCache::new(100_000);
         for span in 0..100 {
             memory.insert(key(span), Bytes::from(vec![0; 10_000]));
             let filled = memory.get_or_fill(key(1000 + span), || {
@@ -181,27 +181,27 @@ mod tests {
             assert!(filled.is_ok());
             assert!(memory.spans.weighted_size() <= 100_000);
         }
-        assert!(memory.kept_bytes() > 50_000);
+        assert!(memory.cached_bytes() > 50_000);
     }
 
     #[test]
-    fn what_is_lent_is_evicted_and_not_filled_again_until_it_is_back() {
-        let memory = Memory::new(100_000);
+    fn granted_memory_is_evicted_and_unused_until_returned() {
+        let memory = SpanCache::new(100_000);
         let fill = || {
             for span in 0..20 {
                 memory.insert(key(span), Bytes::from(vec![0; 10_000]));
             }
-            memory.kept_bytes()
+            memory.cached_bytes()
         };
         assert!(fill() > 80_000);
         assert_eq!(memory.reclaim(70_000), 70_000);
-        assert!(memory.kept_bytes() <= 30_000);
+        assert!(memory.cached_bytes() <= 30_000);
         assert!((10_000..=30_000).contains(&fill()));
         let filled = memory.get_or_fill(key(99), || {
             Ok::<_, Infallible>(Bytes::from(vec![0; 31_000]))
         });
         assert_eq!(filled.map(|bytes| bytes.len()).ok(), Some(31_000));
-        assert!(memory.kept_bytes() <= 30_000);
+        assert!(memory.cached_bytes() <= 30_000);
         assert_eq!(memory.reclaim(70_000), 30_000, "there is no more");
         assert_eq!(fill(), 0);
         memory.restore(100_000);
@@ -209,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn a_new_span_stays_however_often_the_old_ones_were_read() {
-        let memory = Memory::new(100_000);
+    fn new_span_stays_cached_despite_hot_old_spans() {
+        let memory = SpanCache::new(100_000);
         for span in 0..9 {
             memory.insert(key(span), Bytes::from(vec![0; 10_000]));
         }
@@ -227,8 +227,8 @@ mod tests {
     }
 
     #[test]
-    fn one_fill_serves_everyone_who_waits() {
-        let memory = Memory::new(1 << 20);
+    fn one_fill_serves_all_waiting_readers() {
+        let memory = SpanCache::new(1 << 20);
         let fills = AtomicU32::new(0);
         let barrier = Barrier::new(4);
         std::thread::scope(|scope| {
@@ -247,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_fill_is_tried_again() {
-        let memory = Memory::new(1 << 20);
+    fn failed_fill_is_retried() {
+        let memory = SpanCache::new(1 << 20);
         assert!(memory.get_or_fill(key(1), || Err("broken")).is_err());
         let bytes = memory.get_or_fill(key(1), || Ok::<_, &str>(Bytes::from_static(b"whole")));
         assert_eq!(bytes.ok().as_deref(), Some(&b"whole"[..]));

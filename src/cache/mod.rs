@@ -1,18 +1,18 @@
-//! Spans of plain bytes kept for readers: in memory, and in a spool on disk.
+//! Spans of plain bytes kept for readers: in memory, and in a disk cache on disk.
 //!
 //! The unit is the span, not a fixed block: it is what one seek point decodes to and what the
 //! index holds a hash of, so whatever comes out of a cache can be verified, and made again from
 //! its lineage when it is lost.
 
 mod memory;
-mod spool;
+mod disk;
 
-pub use memory::Memory;
-pub use spool::{Patience, Shelf, Spool, SpoolError, SpoolOptions, SpoolUse, Spooled};
+pub use memory::SpanCache;
+pub use disk::{QueueTimeout, DiskCacheDir, DiskCache, DiskCacheError, DiskCacheOptions, DiskCacheUsage, CacheFileInfo};
 
 /// Which span of which archive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
+pub struct SpanKey {
     /// The archive's layer in the mounted tree.
     pub layer: u16,
     /// The span's number in that layer's index.
@@ -21,9 +21,9 @@ pub struct Key {
 
 /// A piece of plain bytes that memory keeps under one key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Unit {
+pub enum CacheKey {
     /// A whole span.
-    Span(Key),
+    Span(SpanKey),
     /// A window: an aligned part of an archive whose spans are read in parts.
     Window {
         /// The archive's layer in the mounted tree.
@@ -33,8 +33,8 @@ pub enum Unit {
     },
 }
 
-impl From<Key> for Unit {
-    fn from(key: Key) -> Self {
+impl From<SpanKey> for CacheKey {
+    fn from(key: SpanKey) -> Self {
         Self::Span(key)
     }
 }

@@ -145,7 +145,7 @@ pub(super) struct Status {
     pub memory: MemoryUse,
     /// What of its disk decoded spans take; `None` when none are kept there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disk_cache: Option<SpoolUse>,
+    pub disk_cache: Option<DiskCacheUsage>,
     /// What is fetched before it is read.
     #[serde(default)]
     pub prefetch: PrefetchStatus,
@@ -224,7 +224,7 @@ pub(super) struct MemoryUse {
     clippy::struct_field_names,
     reason = "names of figures carry their unit"
 )]
-pub(super) struct SpoolUse {
+pub(super) struct DiskCacheUsage {
     /// By decoded spans of this archive.
     pub held_bytes: u64,
     /// By those of all archives.
@@ -634,7 +634,7 @@ impl Status {
                 decoders_bytes: 6,
                 index_bytes: 12_345,
             },
-            disk_cache: Some(SpoolUse {
+            disk_cache: Some(DiskCacheUsage {
                 held_bytes: 30 << 20,
                 all_bytes: 50 << 20,
                 limit_bytes: 70 << 20,

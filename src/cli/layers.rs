@@ -20,7 +20,7 @@ use super::telling::OfStack;
 use crate::archive::scan::Digest;
 use crate::base::stats::Stats;
 use crate::source::{self, MemorySource};
-use crate::stack::{self, Layer, Stack};
+use crate::layers::{self, Layer, LayeredArchive};
 
 /// Layers of one tree; an image may have as many by itself.
 const MAX_LAYERS: usize = 1000;
@@ -38,12 +38,12 @@ pub(super) struct LayerArgs {
     /// and attributes (overlay), or not at all (keep)
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Layers",
           conflicts_with_all = ["index", "compression"])]
-    pub whiteouts: Option<Whiteouts>,
+    pub whiteouts: Option<WhiteoutFormat>,
 }
 
 /// How layers say what of those below is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum Whiteouts {
+pub(super) enum WhiteoutFormat {
     /// `.wh.NAME` hides NAME, `.wh..wh..opq` all of its directory.
     Oci,
     /// A character device 0/0 hides its name, an attribute all of a directory.
@@ -84,11 +84,11 @@ impl LayerArgs {
     }
 
     /// How the layers are to be read.
-    pub(super) fn whiteouts(&self) -> stack::Whiteouts {
+    pub(super) fn whiteouts(&self) -> layers::WhiteoutFormat {
         match self.whiteouts {
-            None | Some(Whiteouts::Oci) => stack::Whiteouts::Oci,
-            Some(Whiteouts::Overlay) => stack::Whiteouts::Overlay,
-            Some(Whiteouts::Keep) => stack::Whiteouts::Keep,
+            None | Some(WhiteoutFormat::Oci) => layers::WhiteoutFormat::Oci,
+            Some(WhiteoutFormat::Overlay) => layers::WhiteoutFormat::Overlay,
+            Some(WhiteoutFormat::Keep) => layers::WhiteoutFormat::Keep,
         }
     }
 }
@@ -160,7 +160,7 @@ pub(super) fn stack(
     opening: &Opening<'_>,
     network: &Runtime,
     stats: &Arc<Stats>,
-) -> anyhow::Result<Stack> {
+) -> anyhow::Result<LayeredArchive> {
     let lens = layers.iter().map(|layer| layer.source.fingerprint().len);
     let _progress = open::indexing(lens.sum(), stats, opening.quiet);
     let mut options = opening.options();
@@ -168,7 +168,7 @@ pub(super) fn stack(
     // What one layer lacks can be an entry of another one.
     options.should_log_problems = false;
     let whiteouts = opening.layers.whiteouts();
-    let stack = Stack::open(layers, &options, whiteouts, network.handle(), stats);
+    let stack = LayeredArchive::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)
 }
 
@@ -211,7 +211,7 @@ pub(super) fn for_mount(
             move || Some(Arc::clone(&index)),
             move |ino, offset, len| read.read_blocking(ino, offset, len),
         ),
-        content: Arc::<Stack>::clone(&stack),
+        content: Arc::<LayeredArchive>::clone(&stack),
         telling: Box::new(OfStack {
             stack,
             is_spooled: !args.cache.no_disk_cache,

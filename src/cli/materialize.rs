@@ -33,7 +33,7 @@ use crate::materialize::{
     Selection, Staging, Summary, Wanted,
 };
 use crate::source::{Access, Source};
-use crate::stack::{Layer, Whiteouts};
+use crate::layers::{Layer, WhiteoutFormat};
 use crate::tar::Member;
 
 /// What is laid over SOURCE, which goes with nothing that takes or leaves a part of it.
@@ -430,7 +430,7 @@ struct Run<'a> {
     /// It and what is laid over it.
     layers: &'a [Layer],
     /// How layers are read, if they are layers.
-    whiteouts: Option<Whiteouts>,
+    whiteouts: Option<WhiteoutFormat>,
     opening: &'a OpenOptions,
     scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
@@ -499,7 +499,7 @@ impl Run<'_> {
     }
 
     /// Writes the layers one over the other; whether nothing went wrong with them.
-    fn write_layers(&self, sink: &mut Materializer, whiteouts: Whiteouts) -> anyhow::Result<bool> {
+    fn write_layers(&self, sink: &mut Materializer, whiteouts: WhiteoutFormat) -> anyhow::Result<bool> {
         let mut left_bytes = self.args.max_unpacked_size.map(|size| size.0);
         sink.begin_layers(whiteouts);
         for layer in self.layers {

@@ -27,7 +27,7 @@ use crate::fetch;
 use crate::image::{Reference, Transport};
 use crate::index::MemoryLimit;
 use crate::source::{self, Certificates, Fingerprint, Retry, Source};
-use crate::stack::Stack;
+use crate::layers::LayeredArchive;
 use crate::tar;
 
 /// The network's threads; everything else has threads of its own.
@@ -96,7 +96,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             accepts_empty: false,
             limits: tar::Limits {
                 entries: args.max_entries.unwrap_or(u64::MAX),
-                kept_bytes: tar::Limits::kept_bytes_with(args.memory.0),
+                metadata_bytes: tar::Limits::metadata_bytes_for(args.memory.0),
                 ..tar::Limits::default()
             },
         },
@@ -144,7 +144,7 @@ pub(super) struct Opening<'a> {
 #[derive(Debug)]
 pub(super) enum Tree {
     Archive(Box<Archive>),
-    Stack(Stack),
+    LayeredArchive(LayeredArchive),
 }
 
 impl Tree {
@@ -152,7 +152,7 @@ impl Tree {
     pub(super) fn index(&self) -> IndexGuard<'_> {
         match self {
             Self::Archive(archive) => archive.index(),
-            Self::Stack(stack) => IndexGuard::Complete(stack.index()),
+            Self::LayeredArchive(stack) => IndexGuard::Complete(stack.index()),
         }
     }
 }
@@ -188,7 +188,7 @@ impl Opening<'_> {
             let layers =
                 layers::sources(self.source, self.layers, &headers, &outer, network, stats)?;
             let stack = layers::stack(&layers, self, network, stats)?;
-            return Ok(Tree::Stack(stack));
+            return Ok(Tree::LayeredArchive(stack));
         }
         if self.source.source == "-" {
             anyhow::bail!("standard input can only be materialized");
@@ -408,9 +408,9 @@ mod tests {
     fn what_an_archive_may_keep_grows_with_the_memory() {
         let kept = |flags: &[&str]| {
             let source = source(&[flags, &["a.tar"]].concat());
-            scan_options(&source).tar.limits.kept_bytes
+            scan_options(&source).tar.limits.metadata_bytes
         };
-        assert_eq!(kept(&[]), tar::Limits::default().kept_bytes);
+        assert_eq!(kept(&[]), tar::Limits::default().metadata_bytes);
         assert_eq!(kept(&["--memory=1GiB"]), 2 << 30);
     }
 }

@@ -15,7 +15,7 @@ use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::fs::{MountError, UnmountError};
 use crate::index::{Index, MergeError};
-use crate::stack::StackError;
+use crate::layers::LayeredArchiveError;
 use crate::{archive, image, materialize, source};
 
 /// The exit code of a run in which something went wrong, as tar's.
@@ -73,11 +73,11 @@ fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<Box<image::Cause>>() {
         return error.hint();
     }
-    match error.downcast_ref::<StackError>() {
-        Some(StackError::TooManyEntries { .. }) => {
+    match error.downcast_ref::<LayeredArchiveError>() {
+        Some(LayeredArchiveError::TooManyEntries { .. }) => {
             return Some(Cow::from(archive::HINT_RAISE_MAX_ENTRIES));
         }
-        Some(StackError::Merge(MergeError::TooMuchMemory(_))) => {
+        Some(LayeredArchiveError::Merge(MergeError::TooMuchMemory(_))) => {
             return Some(Cow::from(archive::HINT_RAISE_INDEX_MEMORY));
         }
         _ => {}

@@ -139,7 +139,7 @@ mod tests {
                 size: 100,
                 ..Member::new(*name, Kind::File)
             };
-            builder.member(&member).expect("well-formed");
+            builder.add_member(&member).expect("well-formed");
         }
         builder.finish(Origin::default())
     }

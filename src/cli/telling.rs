@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, SpoolUse};
+use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, DiskCacheUsage};
 use super::output;
 use super::prefetch::Notes;
 use crate::archive::{PrefetchMode, Archive, PrefetchProgress, PrefetchState};
 use crate::index::Index;
-use crate::stack::Stack;
+use crate::layers::LayeredArchive;
 
 /// What there is to tell, asked for each status.
 pub(super) trait Telling {
@@ -25,7 +25,7 @@ pub(super) trait Telling {
     fn memory(&self) -> MemoryUse;
 
     /// What disk is used for.
-    fn spool(&self) -> Option<SpoolUse>;
+    fn spool(&self) -> Option<DiskCacheUsage>;
 
     /// How far what is fetched in the background is.
     fn prefetch(&self) -> PrefetchStatus;
@@ -55,7 +55,7 @@ pub(super) struct OfArchive {
 /// Several as one tree.
 pub(super) struct OfStack {
     /// They.
-    pub stack: Arc<Stack>,
+    pub stack: Arc<LayeredArchive>,
     /// Whether what is decoded may be kept on disk.
     pub is_spooled: bool,
 }
@@ -91,7 +91,7 @@ impl Telling for OfArchive {
         memory(&self.archive)
     }
 
-    fn spool(&self) -> Option<SpoolUse> {
+    fn spool(&self) -> Option<DiskCacheUsage> {
         spool(&self.archive)
     }
 
@@ -141,9 +141,9 @@ impl Telling for OfStack {
         }
     }
 
-    fn spool(&self) -> Option<SpoolUse> {
+    fn spool(&self) -> Option<DiskCacheUsage> {
         let uses = self.stack.layers().iter().filter_map(|layer| spool(layer));
-        uses.reduce(|one, other| SpoolUse {
+        uses.reduce(|one, other| DiskCacheUsage {
             held_bytes: one.held_bytes + other.held_bytes,
             // Whoever looked last.
             all_bytes: one.all_bytes.max(other.all_bytes),
@@ -208,9 +208,9 @@ fn memory(archive: &Archive) -> MemoryUse {
     }
 }
 
-fn spool(archive: &Archive) -> Option<SpoolUse> {
+fn spool(archive: &Archive) -> Option<DiskCacheUsage> {
     let used = archive.disk_cache_use()?;
-    Some(SpoolUse {
+    Some(DiskCacheUsage {
         held_bytes: used.held_bytes,
         all_bytes: used.all_bytes,
         limit_bytes: used.limit_bytes,

@@ -23,7 +23,7 @@ use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
 use crate::source::Source;
-use crate::stack::{Whiteouts, merge};
+use crate::layers::{WhiteoutFormat, merge};
 use crate::tar::Member;
 
 /// Arguments of `tarfs verify`.
@@ -127,7 +127,7 @@ impl Layers {
     /// The index of the next layer.
     fn builder(&self) -> Builder {
         let builder = Builder::new(index::Options {
-            whiteouts: Some(Whiteouts::Oci),
+            whiteouts: Some(WhiteoutFormat::Oci),
             ..index::Options::default()
         });
         builder.with_memory_limit(&self.limit)
@@ -136,7 +136,7 @@ impl Layers {
     /// Adds what of each layer is not in the image's tree.
     fn add_problems(&self, reports: &mut [Report]) {
         let indexes: Vec<_> = self.indexes.iter().collect();
-        let merged = match merge(&indexes, Whiteouts::Oci, &self.limit) {
+        let merged = match merge(&indexes, WhiteoutFormat::Oci, &self.limit) {
             Ok(merged) => merged,
             Err(error) => {
                 let last = reports.last_mut();
@@ -176,7 +176,7 @@ impl Sink for Checked {
     fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
         if let Some(builder) = &mut self.layer {
             // A member that is refused is among the index's problems.
-            builder.member(&member).ok();
+            builder.add_member(&member).ok();
             builder.check_memory()?;
         }
         self.check.member(member).unwrap_or_else(never);

@@ -30,7 +30,7 @@ use super::mount::MountArgs;
 use super::settings;
 use crate::fs::{LOWER, Mount, MountOptions, SCRATCH, Site, SuperblockWatch, Upper};
 use crate::materialize;
-use crate::stack::Whiteouts;
+use crate::layers::WhiteoutFormat;
 
 /// Bytes of chance in a scratch directory's name.
 const NAME_BYTES: usize = 8;
@@ -390,7 +390,7 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     fs::set_permissions(to, Permissions::from_mode(found.mode() & 0o7777))?;
     for name in names(from)? {
         // Those of overlayfs itself must not be handed on.
-        if Whiteouts::Overlay.hides_xattr(&name) {
+        if WhiteoutFormat::Overlay.hides_xattr(&name) {
             continue;
         }
         let name = OsStr::from_bytes(&name);

@@ -57,7 +57,7 @@ use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Entry, Index, Ino, Kind};
-use crate::stack::Stack;
+use crate::layers::LayeredArchive;
 
 use copies::{Desk, Handles};
 use encore::{Asked, Encores};
@@ -193,7 +193,7 @@ impl Content for Archive {
     }
 }
 
-impl Content for Stack {
+impl Content for LayeredArchive {
     fn index(&self) -> IndexGuard<'_> {
         IndexGuard::Complete(Self::index(self))
     }

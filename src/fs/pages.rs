@@ -197,7 +197,7 @@ impl PageCache for Pages {
     }
 
     fn prime_dentries(&self, index: &Index, ino: Ino) {
-        let Some((directory, number)) = index.place(ino) else {
+        let Some((directory, number)) = index.listing_position(ino) else {
             return;
         };
         let mut next = index.children(directory, number).take(NAMES_AHEAD);

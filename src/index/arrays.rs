@@ -3,11 +3,11 @@
 use zerocopy::little_endian::{U32, U64};
 
 use super::blocks::BlockDigest;
-use super::entry::{
-    DIRECTORY, Dirent, Extra, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, TYPE_MASK,
-    Unresolved, Xattr,
+use super::rows::{
+    DIRECTORY, Dirent, ExtraRow, NONE, Name, PieceRow, InodeRow, SYMLINK, SpanRow, TYPE_MASK,
+    UnresolvedRow, XattrRow,
 };
-use super::names::{Arena, capacity_bytes};
+use super::arena::{Arena, capacity_bytes};
 use crate::base::archive_path::ArchivePath;
 
 /// How many components a path may have. Below what [`super::Limits`] allow, 64 KiB of name and
@@ -18,7 +18,7 @@ const MAX_DEPTH: usize = 1 << 17;
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
     /// By inode number; number 0 is nobody's.
-    pub(super) records: Vec<Record>,
+    pub(super) records: Vec<InodeRow>,
     pub(super) dirents: Vec<Dirent>,
     /// The places of the dirents of each directory, where these lie, in the order of their names.
     pub(super) by_name: Vec<U32>,
@@ -26,8 +26,8 @@ pub(super) struct Arrays {
     /// Names of users and groups; the first is empty.
     pub(super) owners: Vec<Name>,
     /// The first stands for "none".
-    pub(super) extras: Vec<Extra>,
-    pub(super) xattrs: Vec<Xattr>,
+    pub(super) extras: Vec<ExtraRow>,
+    pub(super) xattrs: Vec<XattrRow>,
     pub(super) pieces: Vec<PieceRow>,
     pub(super) spans: Vec<SpanRow>,
     /// Digests of the blocks of the packed stream.
@@ -37,23 +37,23 @@ pub(super) struct Arrays {
     /// The windows of all seek points.
     pub(super) windows: Arena,
     /// Hard links whose targets a layer below may have.
-    pub(super) unresolved: Vec<Unresolved>,
+    pub(super) unresolved: Vec<UnresolvedRow>,
 }
 
 /// Whether `name` can be a component of a path.
-pub(super) fn is_plain(name: &[u8]) -> bool {
+pub(super) fn is_valid_component(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..") && !name.contains(&b'/')
 }
 
 impl Arrays {
     /// The record of a number that has an entry, of a type that entries can have.
-    pub(super) fn record(&self, ino: u32) -> Option<&Record> {
+    pub(super) fn record(&self, ino: u32) -> Option<&InodeRow> {
         let record = self.records.get(usize::try_from(ino).ok()?)?;
         match record.kind() {
             0 | TYPE_MASK => None,
             SYMLINK => self
                 .arena
-                .stretch(record.data.get(), record.size.get())
+                .bytes_at(record.data.get(), record.size.get())
                 .map(|_| record),
             _ => Some(record),
         }
@@ -63,16 +63,16 @@ impl Arrays {
         self.dirents.get(usize::try_from(number).ok()?)
     }
 
-    /// As [`Self::named`], of a dirent that directory `parent` lists: only its own count. As a directory
+    /// As [`Self::live_dirent`], of a dirent that directory `parent` lists: only its own count. As a directory
     /// has one dirent, and that one parent, no file can make a walk from the root go in circles.
-    pub(super) fn listed(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
+    pub(super) fn child(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
         let is_its_own = self.dirent(number)?.parent.get() == parent;
-        is_its_own.then(|| self.named(number)).flatten()
+        is_its_own.then(|| self.live_dirent(number)).flatten()
     }
 
     /// What dirent `number` says: a name and the number of a live record. A directory counts only
     /// under its own dirent.
-    pub(super) fn named(&self, number: u32) -> Option<(&[u8], u32)> {
+    pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
         let record = self.record(ino)?;
@@ -80,7 +80,7 @@ impl Arrays {
             return None;
         }
         let name = self.arena.name(dirent.name)?;
-        is_plain(name).then_some((name, ino))
+        is_valid_component(name).then_some((name, ino))
     }
 
     /// The numbers of a directory's dirents; empty for everything else. They need not exist.
@@ -100,9 +100,9 @@ impl Arrays {
         }
     }
 
-    /// As [`Self::listed`], of the dirent whose name comes at place `number` of [`Self::by_name`];
+    /// As [`Self::child`], of the dirent whose name comes at place `number` of [`Self::by_name`];
     /// it must be one of `siblings`.
-    pub(super) fn listed_in_order(
+    pub(super) fn child_by_rank(
         &self,
         parent: u32,
         number: u32,
@@ -111,7 +111,7 @@ impl Arrays {
         let dirent = self.by_name.get(usize::try_from(number).ok()?)?.get();
         siblings
             .contains(&dirent)
-            .then(|| self.listed(parent, dirent))
+            .then(|| self.child(parent, dirent))
             .flatten()
     }
 
@@ -123,7 +123,7 @@ impl Arrays {
                 return None;
             }
             let dirent = self.dirent(number)?;
-            let (name, _) = self.named(number)?;
+            let (name, _) = self.live_dirent(number)?;
             names.push(name);
             number = match dirent.parent.get() {
                 1 => NONE,
@@ -151,13 +151,13 @@ impl Arrays {
         rows.unwrap_or_default().iter().map_while(|xattr| {
             let value = self
                 .arena
-                .stretch(xattr.value_offset.get(), xattr.value_len.get())?;
+                .bytes_at(xattr.value_offset.get(), xattr.value_len.get())?;
             Some((self.arena.name(xattr.name)?, value))
         })
     }
 
     /// The map of row `extra`; `None` when the file is not sparse, empty when the map lies outside.
-    pub(super) fn map(&self, extra: u32) -> Option<&[PieceRow]> {
+    pub(super) fn sparse_pieces(&self, extra: u32) -> Option<&[PieceRow]> {
         let extra = self.extras.get(extra as usize)?;
         if extra.sparse.get() != 1 {
             return None;

@@ -14,7 +14,7 @@ use crate::base::extent::{Extent, Packed};
 pub type BlockDigest = [u8; 32];
 
 /// The digest of a block of which some bytes were not seen.
-pub(super) const UNKNOWN: BlockDigest = [0; 32];
+pub(super) const UNKNOWN_DIGEST: BlockDigest = [0; 32];
 
 /// The shortest block, in bytes.
 pub(super) const MIN_BLOCK_LEN: u64 = 16 << 10;
@@ -34,7 +34,7 @@ pub fn block_len(source_bytes: Option<u64>) -> u64 {
 }
 
 /// A number of blocks as a number of rows.
-pub(super) fn count(blocks: u64) -> usize {
+pub(super) fn block_count(blocks: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX)
 }
 
@@ -62,7 +62,7 @@ pub struct BlockHasher {
     is_whole: bool,
     /// Of what was seen of the block that is going by.
     digest: BlockDigest,
-    tree: Tree,
+    tree: SubtreeStack,
 }
 
 impl std::fmt::Debug for BlockHasher {
@@ -83,8 +83,8 @@ impl BlockHasher {
             hasher: hasher_at(start.0),
             next: start.0,
             is_whole: start.0.is_multiple_of(block_len),
-            digest: UNKNOWN,
-            tree: Tree::default(),
+            digest: UNKNOWN_DIGEST,
+            tree: SubtreeStack::default(),
         }
     }
 
@@ -144,14 +144,14 @@ fn hasher_at(offset: u64) -> Hasher {
 /// Subtrees of equal size are merged as soon as it is sure that more follows: the root is merged
 /// otherwise than all other nodes.
 #[derive(Default)]
-struct Tree {
+struct SubtreeStack {
     /// Roots of complete subtrees, each smaller than the one before.
     stack: Vec<BlockDigest>,
     /// Blocks in them.
     count: u64,
 }
 
-impl Tree {
+impl SubtreeStack {
     /// Adds a complete block, behind which another one begins.
     fn push(&mut self, digest: BlockDigest) {
         self.merge();
@@ -228,7 +228,7 @@ impl Blocks {
         let Some(&expected) = self.digests.get(number) else {
             return false;
         };
-        expected == UNKNOWN
+        expected == UNKNOWN_DIGEST
             || (!bytes.is_empty()
                 && hasher_at(self.block(number).start().0)
                     .update(bytes)
@@ -238,15 +238,15 @@ impl Blocks {
 
     /// Those of `bytes`, all of [`extent`](Self::extent), that the scan did not see, by their numbers in
     /// the stream; but for one that is cut although the stream goes on.
-    pub fn unseen<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = (usize, &'a [u8])> {
+    pub fn undigested_blocks<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = (usize, &'a [u8])> {
         let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
-        let first = count(self.extent.start().0 / self.block_len);
+        let first = block_count(self.extent.start().0 / self.block_len);
         let blocks = self.digests.iter().zip(bytes.chunks(block_len));
         let numbered = (first..).zip(blocks);
         let is_final = self.is_final;
         numbered.filter_map(move |(number, (digest, block))| {
             let is_whole = block.len() == block_len || is_final;
-            (*digest == UNKNOWN && is_whole).then_some((number, block))
+            (*digest == UNKNOWN_DIGEST && is_whole).then_some((number, block))
         })
     }
 
@@ -265,7 +265,7 @@ impl Blocks {
 
     /// Whether each of them has a digest, so that bytes from anywhere can be verified.
     pub fn are_all_digested(&self) -> bool {
-        self.digests.iter().all(|digest| *digest != UNKNOWN)
+        self.digests.iter().all(|digest| *digest != UNKNOWN_DIGEST)
     }
 
     /// Where block `number` of the stream begins, if it is one of these.
@@ -302,7 +302,7 @@ mod tests {
         let mut builder = Builder::new(Options::default());
         let mut hasher = BlockHasher::new(MIN_BLOCK_LEN, Packed(0));
         for piece in pieces {
-            builder.digests(&hasher.update(piece));
+            builder.add_digests(&hasher.update(piece));
         }
         (
             builder.finish(super::super::Origin::default()),
@@ -322,26 +322,26 @@ mod tests {
     }
 
     #[test]
-    fn a_block_whose_front_was_not_seen_has_no_digest() {
+    fn block_without_its_first_bytes_has_no_digest() {
         let mut hasher = BlockHasher::new(MIN_BLOCK_LEN, Packed(MIN_BLOCK_LEN - 1));
         let new = hasher.update(&[1, 2]);
         assert_eq!((new.first, new.end), (0, Packed(MIN_BLOCK_LEN + 1)));
-        assert_eq!(new.digests.first(), Some(&UNKNOWN));
+        assert_eq!(new.digests.first(), Some(&UNKNOWN_DIGEST));
         let mut expected = Hasher::new();
         expected.set_input_offset(MIN_BLOCK_LEN).update(&[2]);
         assert_eq!(new.digests.get(1), Some(&expected.finalize_non_root()));
     }
 
     #[test]
-    fn skipped_bytes_are_unknown_and_those_around_are_not() {
+    fn skipped_blocks_have_no_digest_and_neighbours_do() {
         let mut builder = Builder::new(Options::default());
         let len = usize::try_from(MIN_BLOCK_LEN).unwrap();
         let bytes = stream(len + 7);
         let block = &bytes[..len];
         // A block, a front of the next, a gap up to the middle of the fourth, and one more block.
-        builder.digests(&BlockHasher::new(MIN_BLOCK_LEN, Packed(0)).update(&bytes));
+        builder.add_digests(&BlockHasher::new(MIN_BLOCK_LEN, Packed(0)).update(&bytes));
         let skipped = Extent::with_len(Plain(MIN_BLOCK_LEN + 7), 2 * MIN_BLOCK_LEN);
-        builder.span(skipped, None, None);
+        builder.add_span(skipped, None, None);
         let blocks = |builder: &Builder, number: u64| {
             let extent = Extent::with_len(Packed(number * MIN_BLOCK_LEN), 1);
             builder.index().blocks(extent)
@@ -350,7 +350,7 @@ mod tests {
         assert!(blocks(&builder, 4).is_none(), "nobody has come there");
         let behind = Packed(skipped.end().0);
         let left = vec![1; len - 7];
-        builder.digests(&BlockHasher::new(MIN_BLOCK_LEN, behind).update(&[&left, block].concat()));
+        builder.add_digests(&BlockHasher::new(MIN_BLOCK_LEN, behind).update(&[&left, block].concat()));
 
         let other = vec![7; len];
         for (number, is_known) in [(0, true), (1, false), (2, false), (3, false), (4, true)] {

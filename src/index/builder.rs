@@ -15,16 +15,16 @@ use std::mem;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::entry::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, Extra, FIFO, FILE, FORWARD, NONE, PieceRow,
-    Record, SYMLINK, SpanRow, Unresolved, Xattr,
+use super::rows::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, NONE, PieceRow,
+    InodeRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
 };
 use super::memory::Charge;
-use super::tree::{Existing, Growing, Incomplete, ROOT, Tree, Unknown, implied};
-use super::whiteouts::{Meaning, Whiteouts};
+use super::build_tree::{ReadOnlyResolver, CreatingResolver, LayerResolver, ROOT, BuildTree, PathError, implied_directory};
+use super::whiteouts::{NameKind, WhiteoutFormat};
 use super::{
-    Index, Ino, LATE_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, Totals,
-    blocks, names,
+    Index, Ino, MAX_FORWARD_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, Totals,
+    blocks, arena,
 };
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::archive_path::ArchivePath;
@@ -33,20 +33,20 @@ use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment};
 
 /// Bytes that a name may have: what Linux allows.
-pub(super) const MAX_NAME: usize = 255;
+pub(super) const MAX_NAME_BYTES: usize = 255;
 
 /// Bytes that the path of an entry or of a hard link's target may have.
-const MAX_PATH: usize = 65_535;
+const MAX_PATH_BYTES: usize = 65_535;
 
 /// Bytes that a symbolic link's target may have: what Linux allows.
-const MAX_TARGET: usize = 4095;
+const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
 /// Bytes that the name of a user or group may have; longer ones count as none. Ours, and generous:
 /// `useradd` takes 32.
-const MAX_OWNER: usize = 1024;
+const MAX_OWNER_NAME_BYTES: usize = 1024;
 
 /// Bytes that the name of an extended attribute may have: what Linux allows.
-const MAX_XATTR_NAME: usize = 255;
+const MAX_XATTR_NAME_BYTES: usize = 255;
 
 /// What an archive may cost, beyond what its members' limits already allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,10 +60,10 @@ pub struct Options {
     pub max_reported_problems: u64,
     /// Whether someone looks at the tree while it grows. Then entries that a later member replaced
     /// can still be looked at, by number and without a name, as they may be open; and
-    /// [changes](Builder::take_changes) are noted.
+    /// [changes](Builder::take_dirty_inodes) are noted.
     pub keeps_replaced: bool,
     /// How the archive says what of the layers below it is gone, if it is a layer.
-    pub whiteouts: Option<Whiteouts>,
+    pub whiteouts: Option<WhiteoutFormat>,
 }
 
 impl Default for Options {
@@ -80,7 +80,7 @@ impl Default for Options {
 
 /// Where a member went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Placed {
+pub enum Placement {
     /// It is this entry, new or (a directory) updated.
     Entry(Ino),
     /// It is another name of this entry.
@@ -94,19 +94,19 @@ pub enum Placed {
 
 /// Why a member has no place in the tree; the rest goes on without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
+pub enum MemberError {
     /// Its path leads nowhere inside the root.
     #[error(transparent)]
     Unreachable(#[from] PathError),
     /// Its name has a `..` component.
     #[error("the name contains '..'")]
-    Climbs,
+    ParentComponent,
     /// It would replace a directory that holds something.
     #[error("a directory that is not empty is in its place")]
     NotEmpty,
     /// The root is a directory and stays one.
     #[error("only a directory can take the root's place")]
-    Root,
+    RootNotDirectory,
     /// A hard link's target is not in the archive, or is itself such a link.
     #[error("the target of the hard link is missing")]
     MissingTarget,
@@ -121,32 +121,32 @@ pub enum Refused {
     BadTarget,
     /// [`Options::max_entries`] or a field's width is used up.
     #[error("the archive has more entries than are allowed")]
-    Full,
+    TooManyEntries,
 }
 
-impl From<ResolveError<Self>> for Refused {
+impl From<ResolveError<Self>> for MemberError {
     fn from(error: ResolveError<Self>) -> Self {
         match error {
             ResolveError::Path(refusal) => refusal.into(),
-            ResolveError::Tree(refused) => refused,
+            ResolveError::Tree(error) => error,
         }
     }
 }
 
 /// What lies at a hard link's target.
-enum Target {
+enum LinkTarget {
     /// An entry.
     Entry(u32),
     /// Nothing so far, or a link whose own target has not come yet.
     Missing,
     /// Nobody knows yet: such a link is on the way.
-    Behind,
+    ThroughForwardLink,
 }
 
 /// Makes an index in one pass. It needs at most 160 bytes an entry besides the names.
 #[derive(Debug)]
 pub struct Builder {
-    tree: Tree,
+    tree: BuildTree,
     options: Options,
     /// Rows of owner names, by name.
     owners: HashTable<u16>,
@@ -165,7 +165,7 @@ impl Builder {
     /// A builder of an empty tree: a root, mode 0755, owned by 0:0.
     pub fn new(options: Options) -> Self {
         Self {
-            tree: Tree::new(options),
+            tree: BuildTree::new(options),
             options,
             owners: HashTable::new(),
             attribute_sets: HashTable::new(),
@@ -200,7 +200,7 @@ impl Builder {
 
     /// Says how the source is packed, and how long it is as far as one knows, so that spans can be
     /// read before all of them are known.
-    pub fn packed_as(&mut self, compression: Compression, packed_bytes: Option<u64>) {
+    pub fn set_compression(&mut self, compression: Compression, packed_bytes: Option<u64>) {
         let origin = &mut self.tree.index.origin;
         origin.compression = compression;
         origin.packed_bytes = packed_bytes.unwrap_or(u64::MAX);
@@ -211,7 +211,7 @@ impl Builder {
     /// # Errors
     /// When it has none. That is noted as a problem, concerns this member only, and leaves what
     /// was in its place.
-    pub fn member(&mut self, member: &Member) -> Result<Placed, Refused> {
+    pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
         let name = ArchivePath::sanitize(&member.name);
         // An old way to say "directory", which GNU tar honours.
         let says_directory = name.has_trailing_slash && member.kind == Kind::File;
@@ -221,19 +221,19 @@ impl Builder {
             &member.kind
         };
         let placed = if name.has_parent_component {
-            Err(Refused::Climbs)
+            Err(MemberError::ParentComponent)
         } else if let Some((directory, meaning)) = self.whiteout(&name.path) {
-            self.place_whiteout(&directory, meaning)
+            self.insert_whiteout(&directory, meaning)
         } else {
-            self.place(&name.path, kind, member)
+            self.insert(&name.path, kind, member)
         };
-        if let Err(refused) = placed
-            && (refused == Refused::Full || !self.is_hidden(&name.path))
+        if let Err(error) = placed
+            && (error == MemberError::TooManyEntries || !self.is_hidden(&name.path))
         {
-            self.problem(Problem {
+            self.add_problem(Problem {
                 path: Some(name.path),
                 offset: Some(member.header),
-                what: refused.to_string(),
+                what: error.to_string(),
             });
         }
         placed
@@ -241,12 +241,12 @@ impl Builder {
 
     /// Entries whose attributes members have changed since the last time. What is new is not among
     /// them, nor directories that have one more directory in them; of very many the last are missing.
-    pub fn take_changes(&mut self) -> Vec<Ino> {
-        self.tree.changes.take()
+    pub fn take_dirty_inodes(&mut self) -> Vec<Ino> {
+        self.tree.dirty.take()
     }
 
     /// Notes that a member is damaged or not in the tree.
-    pub fn problem(&mut self, problem: Problem) {
+    pub fn add_problem(&mut self, problem: Problem) {
         let index = &mut self.tree.index;
         index.totals.problems += 1;
         if index.totals.problems <= self.options.max_reported_problems {
@@ -264,7 +264,7 @@ impl Builder {
 
     /// Appends a span, whose blocks have these checksums, if the scan has seen its bytes. Spans come in
     /// order and adjoin; what lies between two belongs to the first.
-    pub fn span(
+    pub fn add_span(
         &mut self,
         plain: Extent<Plain>,
         checksums: Option<&[u64]>,
@@ -282,7 +282,7 @@ impl Builder {
             flags: checksums.map_or(SpanRow::UNHASHED, |_| 0).into(),
         };
         for &checksum in checksums.unwrap_or_default() {
-            names::push(&mut arrays.checksums, checksum.into());
+            arena::push(&mut arrays.checksums, checksum.into());
         }
         if let Some(point) = seek_point
             && let Ok(window_len) = u32::try_from(point.window.len())
@@ -293,7 +293,7 @@ impl Builder {
             row.state = point.state.into();
             row.bit = u32::from(point.bit).into();
         }
-        names::push(&mut arrays.spans, row);
+        arena::push(&mut arrays.spans, row);
         let index = &mut self.tree.index;
         index.origin.plain_bytes = plain.end().0;
         // Only bytes that are not packed are skipped.
@@ -303,15 +303,15 @@ impl Builder {
     }
 
     /// Notes digests of blocks of the packed stream. What lies between these and those before has none.
-    pub fn digests(&mut self, new: &NewDigests) {
+    pub fn add_digests(&mut self, new: &NewDigests) {
         let index = &mut self.tree.index;
         index.block_len = new.block_len;
         index
             .arrays
             .blocks
-            .resize(blocks::count(new.first), blocks::UNKNOWN);
+            .resize(blocks::block_count(new.first), blocks::UNKNOWN_DIGEST);
         for &digest in &new.digests {
-            names::push(&mut index.arrays.blocks, digest);
+            arena::push(&mut index.arrays.blocks, digest);
         }
         index.digested = new.end;
     }
@@ -321,12 +321,12 @@ impl Builder {
         self.tree.memory_bytes()
             + self.owners.allocation_size()
             + self.attribute_sets.allocation_size()
-            + names::capacity_bytes(&self.forward)
+            + arena::capacity_bytes(&self.forward)
     }
 
     /// The index, settled.
     pub fn finish(mut self, origin: Origin) -> Index {
-        self.settle();
+        self.resolve_forward_links();
         let mut index = self.tree.into_sorted();
         index.origin = origin;
         index.arrays.shrink();
@@ -337,25 +337,25 @@ impl Builder {
         index
     }
 
-    fn place(
+    fn insert(
         &mut self,
         path: &ArchivePath,
         kind: &Kind,
         member: &Member,
-    ) -> Result<Placed, Refused> {
+    ) -> Result<Placement, MemberError> {
         let Some((directory, name)) = path.split_last() else {
-            return self.place_root(kind, member);
+            return self.insert_root(kind, member);
         };
         let is_layer = self.options.whiteouts.is_some();
-        check_len(path)?;
-        let mut growing = Growing(&mut self.tree);
+        check_path_len(path)?;
+        let mut growing = CreatingResolver(&mut self.tree);
         let parent = resolve::directory(&mut growing, directory.components())?;
         if let Kind::HardLink(target) = kind {
             let target = ArchivePath::sanitize(target).path;
             return if is_layer {
-                self.place_layer_link(parent, name, &target)
+                self.insert_layer_link(parent, name, &target)
             } else {
-                self.place_link(parent, name, &target)
+                self.insert_link(parent, name, &target)
             };
         }
         let existing = self.tree.find(parent, name);
@@ -364,29 +364,29 @@ impl Builder {
         {
             let ino = self.tree.dirent(number).ino.get();
             if self.tree.record(ino).is_directory() {
-                self.update(ino, member);
-                return Ok(Placed::Entry(Ino(ino)));
+                self.update_directory(ino, member);
+                return Ok(Placement::Entry(Ino(ino)));
             }
         }
-        let record = self.record(kind, member)?;
+        let record = self.new_record(kind, member)?;
         let Some(number) = existing else {
             let ino = self.tree.add(parent, name, record)?;
-            return Ok(Placed::Entry(Ino(ino)));
+            return Ok(Placement::Entry(Ino(ino)));
         };
         let ino = self.tree.replace(number, record)?;
         if is_layer && *kind == Kind::Directory {
             // What was here has removed what lower layers have, a directory too.
-            self.keep_whiteout(ino, b"")?;
+            self.add_whiteout(ino, b"")?;
         }
-        Ok(Placed::Entry(Ino(ino)))
+        Ok(Placement::Entry(Ino(ino)))
     }
 
     /// The directory of which `path`, as a whiteout, says something, and what it says; `None` when it is
     /// none.
-    fn whiteout<'p>(&self, path: &'p ArchivePath) -> Option<(ArchivePath, Meaning<'p>)> {
+    fn whiteout<'p>(&self, path: &'p ArchivePath) -> Option<(ArchivePath, NameKind<'p>)> {
         let (directory, name) = path.split_last()?;
-        match self.options.whiteouts?.meaning_of_name(name) {
-            Meaning::Entry => None,
+        match self.options.whiteouts?.classify_name(name) {
+            NameKind::Entry => None,
             meaning => Some((directory, meaning)),
         }
     }
@@ -394,99 +394,99 @@ impl Builder {
     /// Whether the layer shows nothing at `path`.
     fn is_hidden(&self, path: &ArchivePath) -> bool {
         let whiteouts = self.options.whiteouts;
-        let takes = |name| whiteouts.is_some_and(|whiteouts| whiteouts.takes_name(name));
-        path.components().any(takes)
+        let is_reserved = |name| whiteouts.is_some_and(|whiteouts| whiteouts.is_reserved_name(name));
+        path.components().any(is_reserved)
     }
 
     /// Notes a whiteout in `directory`. It names what the layers below have there by its path alone, so no
     /// link is followed; where the layer itself has something else than a directory, nothing is left of
     /// theirs.
-    fn place_whiteout(
+    fn insert_whiteout(
         &mut self,
         directory: &ArchivePath,
-        meaning: Meaning<'_>,
-    ) -> Result<Placed, Refused> {
+        meaning: NameKind<'_>,
+    ) -> Result<Placement, MemberError> {
         let name = match meaning {
-            Meaning::Hides(b"" | b"." | b"..") | Meaning::Entry => None,
-            Meaning::Hides(name) => Some(name),
-            Meaning::Opaque => Some(&b""[..]),
+            NameKind::Whiteout(b"" | b"." | b"..") | NameKind::Entry => None,
+            NameKind::Whiteout(name) => Some(name),
+            NameKind::Opaque => Some(&b""[..]),
         };
         let is_hidden = self.is_hidden(directory);
         // Nothing has a name that long.
         let longest = directory.components().chain(name).map(<[u8]>::len).max();
-        let Some(name) = name.filter(|_| !is_hidden && longest <= Some(MAX_NAME)) else {
-            return Ok(Placed::Whiteout);
+        let Some(name) = name.filter(|_| !is_hidden && longest <= Some(MAX_NAME_BYTES)) else {
+            return Ok(Placement::Whiteout);
         };
-        check_len(directory)?;
+        check_path_len(directory)?;
         let mut ino = ROOT;
         for component in directory.components() {
-            let unseen = Record {
-                flags: (Record::IMPLIED | Record::UNSEEN).into(),
-                ..implied()
+            let unseen = InodeRow {
+                flags: (InodeRow::IMPLIED | InodeRow::WHITEOUT_ONLY).into(),
+                ..implied_directory()
             };
             match self.tree.whiteout_directory(ino, component, unseen)? {
                 Some(directory) => ino = directory,
-                None => return Ok(Placed::Whiteout),
+                None => return Ok(Placement::Whiteout),
             }
         }
-        self.keep_whiteout(ino, name)?;
-        Ok(Placed::Whiteout)
+        self.add_whiteout(ino, name)?;
+        Ok(Placement::Whiteout)
     }
 
     /// Remembers that nothing called `name` is left of the layers below in directory `ino`; nothing at all
     /// when it is empty.
-    fn keep_whiteout(&mut self, ino: u32, name: &[u8]) -> Result<(), Refused> {
-        self.tree.check_more(name)?;
-        let row = Unresolved {
+    fn add_whiteout(&mut self, ino: u32, name: &[u8]) -> Result<(), MemberError> {
+        self.tree.check_capacity(name)?;
+        let row = UnresolvedRow {
             name: self.tree.arrays_mut().arena.push_name(name),
             target_offset: 0.into(),
             target_len: 0.into(),
             parent: ino.into(),
         };
-        names::push(&mut self.tree.arrays_mut().unresolved, row);
+        arena::push(&mut self.tree.arrays_mut().unresolved, row);
         Ok(())
     }
 
-    fn place_root(&mut self, kind: &Kind, member: &Member) -> Result<Placed, Refused> {
+    fn insert_root(&mut self, kind: &Kind, member: &Member) -> Result<Placement, MemberError> {
         if *kind != Kind::Directory {
-            return Err(Refused::Root);
+            return Err(MemberError::RootNotDirectory);
         }
-        self.update(ROOT, member);
-        Ok(Placed::Entry(Ino::ROOT))
+        self.update_directory(ROOT, member);
+        Ok(Placement::Entry(Ino::ROOT))
     }
 
     /// A name for what lies at `target`. As in GNU tar an existing name is only given up for a
     /// link that can be made, and a link to what already has this name changes nothing.
-    fn place_link(
+    fn insert_link(
         &mut self,
         parent: u32,
         name: &[u8],
         target: &ArchivePath,
-    ) -> Result<Placed, Refused> {
-        check_len(target)?;
+    ) -> Result<Placement, MemberError> {
+        check_path_len(target)?;
         let existing = self.tree.find(parent, name);
-        let Target::Entry(ino) = self.target(target)? else {
+        let LinkTarget::Entry(ino) = self.find_link_target(target)? else {
             if existing.is_some() {
-                return Err(Refused::MissingTarget);
+                return Err(MemberError::MissingTarget);
             }
-            return self.place_forward(parent, name, target);
+            return self.insert_forward_link(parent, name, target);
         };
-        self.give_name(parent, name, existing, ino)?;
-        Ok(Placed::Link(Ino(ino)))
+        self.link_name(parent, name, existing, ino)?;
+        Ok(Placement::Link(Ino(ino)))
     }
 
     /// Gives entry `ino` the name `name` in `parent`, which is `existing` now.
-    fn give_name(
+    fn link_name(
         &mut self,
         parent: u32,
         name: &[u8],
         existing: Option<u32>,
         ino: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), MemberError> {
         match existing {
             // A directory's own name, too.
             Some(number) if self.tree.dirent(number).ino.get() == ino => Ok(()),
-            _ if self.tree.record(ino).is_directory() => Err(Refused::LinkToDirectory),
+            _ if self.tree.record(ino).is_directory() => Err(MemberError::LinkToDirectory),
             Some(number) => self.tree.relink(number, ino),
             None => self.tree.link(parent, name, ino),
         }
@@ -494,17 +494,17 @@ impl Builder {
 
     /// A name for what lies at `target` in the layer so far. If nothing does it is a name for what the layers
     /// below have there; their links are theirs to follow.
-    fn place_layer_link(
+    fn insert_layer_link(
         &mut self,
         parent: u32,
         name: &[u8],
         target: &ArchivePath,
-    ) -> Result<Placed, Refused> {
-        check_len(target)?;
+    ) -> Result<Placement, MemberError> {
+        check_path_len(target)?;
         let Some((directory, target_name)) = target.split_last() else {
-            return Err(Refused::LinkToDirectory);
+            return Err(MemberError::LinkToDirectory);
         };
-        let way = resolve::directory_with_path(&mut Incomplete(&self.tree), directory.components());
+        let way = resolve::directory_with_path(&mut LayerResolver(&self.tree), directory.components());
         let (directory, mut target) = match way {
             Ok(found) => found,
             Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
@@ -514,109 +514,109 @@ impl Builder {
         let existing = self.tree.find(parent, name);
         let found = directory.and_then(|directory| self.tree.find(directory, target_name));
         let found = found.map(|number| self.tree.dirent(number).ino.get());
-        let Some(ino) = found.filter(|&ino| !self.tree.record(ino).is_unseen()) else {
+        let Some(ino) = found.filter(|&ino| !self.tree.record(ino).is_whiteout_only()) else {
             let record = self.forward_record(&target);
             let ino = match existing {
                 Some(number) => self.tree.replace(number, record)?,
                 None => self.tree.add(parent, name, record)?,
             };
-            names::push(&mut self.forward, ino);
-            return Ok(Placed::Forward);
+            arena::push(&mut self.forward, ino);
+            return Ok(Placement::Forward);
         };
-        self.give_name(parent, name, existing, ino)?;
-        if self.tree.is_forward(ino) {
-            return Ok(Placed::Forward);
+        self.link_name(parent, name, existing, ino)?;
+        if self.tree.is_forward_link(ino) {
+            return Ok(Placement::Forward);
         }
-        Ok(Placed::Link(Ino(ino)))
+        Ok(Placement::Link(Ino(ino)))
     }
 
     /// Keeps the place of a link whose target may still come.
-    fn place_forward(
+    fn insert_forward_link(
         &mut self,
         parent: u32,
         name: &[u8],
         target: &ArchivePath,
-    ) -> Result<Placed, Refused> {
+    ) -> Result<Placement, MemberError> {
         let record = self.forward_record(target);
         let ino = self.tree.add(parent, name, record)?;
-        names::push(&mut self.forward, ino);
-        Ok(Placed::Forward)
+        arena::push(&mut self.forward, ino);
+        Ok(Placement::Forward)
     }
 
     /// The record of a hard link to `target`, which has not been seen.
-    fn forward_record(&mut self, target: &ArchivePath) -> Record {
+    fn forward_record(&mut self, target: &ArchivePath) -> InodeRow {
         let offset = self.tree.arrays_mut().arena.push(target.as_bytes());
-        Record {
-            mode: FORWARD.into(),
+        InodeRow {
+            mode: FORWARD_LINK.into(),
             data: (offset as u64).into(),
             size: (target.as_bytes().len() as u64).into(),
-            ..Record::default()
+            ..InodeRow::default()
         }
     }
 
     /// What lies at a hard link's target.
-    fn target(&self, path: &ArchivePath) -> Result<Target, Refused> {
+    fn find_link_target(&self, path: &ArchivePath) -> Result<LinkTarget, MemberError> {
         let Some((directory, name)) = path.split_last() else {
-            return Ok(Target::Entry(ROOT));
+            return Ok(LinkTarget::Entry(ROOT));
         };
-        let parent = match resolve::directory(&mut Existing(&self.tree), directory.components()) {
+        let parent = match resolve::directory(&mut ReadOnlyResolver(&self.tree), directory.components()) {
             Ok(parent) => parent,
-            Err(ResolveError::Tree(Unknown::Missing)) => return Ok(Target::Missing),
-            Err(ResolveError::Tree(Unknown::Forward)) => return Ok(Target::Behind),
+            Err(ResolveError::Tree(PathError::Missing)) => return Ok(LinkTarget::Missing),
+            Err(ResolveError::Tree(PathError::Forward)) => return Ok(LinkTarget::ThroughForwardLink),
             Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
         };
         let Some(number) = self.tree.find(parent, name) else {
-            return Ok(Target::Missing);
+            return Ok(LinkTarget::Missing);
         };
         let ino = self.tree.dirent(number).ino.get();
-        if self.tree.is_forward(ino) {
-            return Ok(Target::Missing);
+        if self.tree.is_forward_link(ino) {
+            return Ok(LinkTarget::Missing);
         }
-        Ok(Target::Entry(ino))
+        Ok(LinkTarget::Entry(ino))
     }
 
     /// After the last member: gives every hard link that still waits its target; without one they
     /// become problems. As on disk the last comes first, and who waits for another link is asked again.
-    pub fn settle(&mut self) {
+    pub fn resolve_forward_links(&mut self) {
         if self.options.whiteouts.is_some() {
-            self.settle_layer();
+            self.finish_layer();
             return;
         }
         let mut waiting = mem::take(&mut self.forward);
-        for _ in 0..LATE_LINK_PASSES {
+        for _ in 0..MAX_FORWARD_LINK_PASSES {
             let before = waiting.len();
             let links = mem::take(&mut waiting).into_iter().rev();
-            waiting.extend(links.filter(|&ino| !self.settle_one(ino)));
+            waiting.extend(links.filter(|&ino| !self.resolve_forward_link(ino)));
             if waiting.is_empty() || waiting.len() == before {
                 break;
             }
         }
         for ino in waiting {
-            let refused = match self.target(&self.target_path(ino)) {
-                Ok(Target::Behind) => Refused::Unreachable(PathError::NotADirectory),
-                _ => Refused::MissingTarget,
+            let error = match self.find_link_target(&self.target_path(ino)) {
+                Ok(LinkTarget::ThroughForwardLink) => MemberError::Unreachable(PathError::NotADirectory),
+                _ => MemberError::MissingTarget,
             };
-            self.give_up(ino, refused);
+            self.drop_link(ino, error);
         }
     }
 
     /// Whether the link no longer waits for its target.
-    fn settle_one(&mut self, forward: u32) -> bool {
-        if !self.tree.is_forward(forward) {
+    fn resolve_forward_link(&mut self, forward: u32) -> bool {
+        if !self.tree.is_forward_link(forward) {
             // A later member has its name.
             return true;
         }
         let number = self.tree.record(forward).dirent.get();
-        let settled = match self.target(&self.target_path(forward)) {
-            Ok(Target::Missing | Target::Behind) => return false,
-            Ok(Target::Entry(ino)) if self.tree.record(ino).is_directory() => {
-                Err(Refused::LinkToDirectory)
+        let resolved = match self.find_link_target(&self.target_path(forward)) {
+            Ok(LinkTarget::Missing | LinkTarget::ThroughForwardLink) => return false,
+            Ok(LinkTarget::Entry(ino)) if self.tree.record(ino).is_directory() => {
+                Err(MemberError::LinkToDirectory)
             }
-            Ok(Target::Entry(ino)) => self.tree.relink(number, ino),
-            Err(refused) => Err(refused),
+            Ok(LinkTarget::Entry(ino)) => self.tree.relink(number, ino),
+            Err(error) => Err(error),
         };
-        if let Err(refused) = settled {
-            self.give_up(forward, refused);
+        if let Err(error) = resolved {
+            self.drop_link(forward, error);
         }
         true
     }
@@ -625,43 +625,43 @@ impl Builder {
     fn target_path(&self, forward: u32) -> ArchivePath {
         let record = self.tree.record(forward);
         let arena = &self.tree.arrays().arena;
-        let target = arena.stretch(record.data.get(), record.size.get());
+        let target = arena.bytes_at(record.data.get(), record.size.get());
         ArchivePath::sanitize(target.unwrap_or_default()).path
     }
 
     /// Takes the link out of the tree.
-    fn give_up(&mut self, forward: u32, refused: Refused) {
+    fn drop_link(&mut self, forward: u32, error: MemberError) {
         let number = self.tree.record(forward).dirent.get();
         let path = self.forward_path(number);
-        self.problem(Problem {
+        self.add_problem(Problem {
             path: Some(path),
             offset: None,
-            what: refused.to_string(),
+            what: error.to_string(),
         });
         self.tree.unlink(number);
     }
 
     /// After the last member of a layer: what is in replaced directories goes, and links to what was not
     /// there when they came are left to the layers below.
-    fn settle_layer(&mut self) {
-        self.tree.prune();
+    fn finish_layer(&mut self) {
+        self.tree.prune_replaced_directories();
         if mem::take(&mut self.forward).is_empty() {
             return;
         }
         for number in 0..self.tree.arrays().dirents.len() {
             let number = u32::try_from(number).unwrap_or(NONE);
             let Dirent { name, ino, parent } = *self.tree.dirent(number);
-            if ino.get() == 0 || !self.tree.is_forward(ino.get()) {
+            if ino.get() == 0 || !self.tree.is_forward_link(ino.get()) {
                 continue;
             }
             let record = self.tree.record(ino.get());
-            let row = Unresolved {
+            let row = UnresolvedRow {
                 name,
                 target_offset: record.data,
                 target_len: u32::try_from(record.size.get()).unwrap_or_default().into(),
                 parent,
             };
-            names::push(&mut self.tree.arrays_mut().unresolved, row);
+            arena::push(&mut self.tree.arrays_mut().unresolved, row);
             self.tree.unlink(number);
         }
     }
@@ -681,24 +681,24 @@ impl Builder {
     }
 
     /// Gives directory `ino` the attributes of a later member of that path.
-    fn update(&mut self, ino: u32, member: &Member) {
+    fn update_directory(&mut self, ino: u32, member: &Member) {
         let mut attributes = self.attributes(DIRECTORY, member);
         let record = self.tree.record_mut(ino);
         attributes.links = record.links;
         attributes.children = record.children;
         attributes.dirent = record.dirent;
         *record = attributes;
-        self.tree.changes.note(ino);
+        self.tree.dirty.mark(ino);
     }
 
     /// Everything of a new entry but its name and number.
-    fn record(&mut self, kind: &Kind, member: &Member) -> Result<Record, Refused> {
+    fn new_record(&mut self, kind: &Kind, member: &Member) -> Result<InodeRow, MemberError> {
         let mut record = self.attributes(type_bits(kind), member);
         match kind {
             Kind::File => self.set_content(&mut record, member)?,
             Kind::Symlink(target) => {
-                if target.is_empty() || target.len() > MAX_TARGET {
-                    return Err(Refused::BadTarget);
+                if target.is_empty() || target.len() > MAX_SYMLINK_TARGET_BYTES {
+                    return Err(MemberError::BadTarget);
                 }
                 // Whatever the archive says: Linux knows no other for a link.
                 record.mode = (SYMLINK | 0o777).into();
@@ -711,23 +711,23 @@ impl Builder {
         Ok(record)
     }
 
-    fn attributes(&mut self, type_bits: u16, member: &Member) -> Record {
+    fn attributes(&mut self, type_bits: u16, member: &Member) -> InodeRow {
         let permissions = u16::try_from(member.mode & 0o7777).unwrap_or_default();
-        let mut record = Record {
+        let mut record = InodeRow {
             uid: member.uid.into(),
             gid: member.gid.into(),
-            user: self.owner(&member.user).into(),
-            group: self.owner(&member.group).into(),
+            user: self.owner_row(&member.user).into(),
+            group: self.owner_row(&member.group).into(),
             mode: (type_bits | permissions).into(),
             extra: self.attribute_set(&member.xattrs).into(),
             dirent: NONE.into(),
-            ..Record::default()
+            ..InodeRow::default()
         };
         record.set_mtime(member.mtime);
         record
     }
 
-    fn set_content(&mut self, record: &mut Record, member: &Member) -> Result<(), Refused> {
+    fn set_content(&mut self, record: &mut InodeRow, member: &Member) -> Result<(), MemberError> {
         record.data = member.payload.start().0.into();
         record.size = member.size.into();
         let stored = member.payload.len();
@@ -740,7 +740,7 @@ impl Builder {
     }
 
     /// An extra with `map` and the attributes of row `extra`.
-    fn sparse_map(&mut self, extra: u32, member: &Member, map: &[Segment]) -> Result<u32, Refused> {
+    fn sparse_map(&mut self, extra: u32, member: &Member, map: &[Segment]) -> Result<u32, MemberError> {
         let arrays = self.tree.arrays_mut();
         let mut row = arrays
             .extras
@@ -755,22 +755,22 @@ impl Builder {
                 plain: plain.into(),
                 len: segment.len.into(),
             };
-            names::push(&mut arrays.pieces, piece);
+            arena::push(&mut arrays.pieces, piece);
             plain = plain.saturating_add(segment.len);
         }
         row.sparse = 1.into();
-        row.piece = u32::try_from(first).map_err(|_| Refused::Full)?.into();
-        let count = u32::try_from(arrays.pieces.len() - first).map_err(|_| Refused::Full)?;
+        row.piece = u32::try_from(first).map_err(|_| MemberError::TooManyEntries)?.into();
+        let count = u32::try_from(arrays.pieces.len() - first).map_err(|_| MemberError::TooManyEntries)?;
         row.piece_count = count.into();
         row.stored_bytes = (plain - member.payload.start().0).into();
-        let number = u32::try_from(arrays.extras.len()).map_err(|_| Refused::Full)?;
-        names::push(&mut arrays.extras, row);
+        let number = u32::try_from(arrays.extras.len()).map_err(|_| MemberError::TooManyEntries)?;
+        arena::push(&mut arrays.extras, row);
         Ok(number)
     }
 
     /// The row of an owner's name; 0, the empty name, when the table is full.
-    fn owner(&mut self, name: &[u8]) -> u16 {
-        if name.is_empty() || name.len() > MAX_OWNER {
+    fn owner_row(&mut self, name: &[u8]) -> u16 {
+        if name.is_empty() || name.len() > MAX_OWNER_NAME_BYTES {
             return 0;
         }
         let arrays = self.tree.arrays_mut();
@@ -786,7 +786,7 @@ impl Builder {
             return 0;
         };
         let stored = arrays.arena.push_name(name);
-        names::push(&mut arrays.owners, stored);
+        arena::push(&mut arrays.owners, stored);
         let hasher = &self.hasher;
         self.owners.insert_unique(hash, row, |&row| {
             let known = arrays
@@ -803,7 +803,7 @@ impl Builder {
     fn attribute_set(&mut self, xattrs: &[(Vec<u8>, Vec<u8>)]) -> u32 {
         let set: Vec<(&[u8], &[u8])> = xattrs
             .iter()
-            .filter(|(name, _)| name.len() <= MAX_XATTR_NAME)
+            .filter(|(name, _)| name.len() <= MAX_XATTR_NAME_BYTES)
             .map(|(name, value)| (&**name, &**value))
             .collect();
         let arrays = self.tree.arrays_mut();
@@ -824,19 +824,19 @@ impl Builder {
             return known;
         }
         for (name, value) in &set {
-            let xattr = Xattr {
+            let xattr = XattrRow {
                 name: arrays.arena.push_name(name),
                 value_offset: (arrays.arena.push(value) as u64).into(),
                 value_len: (value.len() as u64).into(),
             };
-            names::push(&mut arrays.xattrs, xattr);
+            arena::push(&mut arrays.xattrs, xattr);
         }
-        let extra = Extra {
+        let extra = ExtraRow {
             xattr: first.into(),
             xattr_count: count.into(),
-            ..Extra::default()
+            ..ExtraRow::default()
         };
-        names::push(&mut arrays.extras, extra);
+        arena::push(&mut arrays.extras, extra);
         self.attribute_sets
             .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
         self.tree.index.totals.has_xattrs = true;
@@ -844,9 +844,9 @@ impl Builder {
     }
 }
 
-fn check_len(path: &ArchivePath) -> Result<(), Refused> {
-    if path.as_bytes().len() > MAX_PATH {
-        return Err(Refused::NameTooLong);
+fn check_path_len(path: &ArchivePath) -> Result<(), MemberError> {
+    if path.as_bytes().len() > MAX_PATH_BYTES {
+        return Err(MemberError::NameTooLong);
     }
     Ok(())
 }
@@ -856,7 +856,7 @@ fn type_bits(kind: &Kind) -> u16 {
         Kind::File => FILE,
         Kind::Directory => DIRECTORY,
         Kind::Symlink(_) => SYMLINK,
-        Kind::HardLink(_) => FORWARD,
+        Kind::HardLink(_) => FORWARD_LINK,
         Kind::CharDevice(_) => CHAR_DEVICE,
         Kind::BlockDevice(_) => BLOCK_DEVICE,
         Kind::Fifo => FIFO,
@@ -880,7 +880,7 @@ mod tests {
 
     use crate::base::span_hash;
 
-    use super::super::sample::{directory, file, hard_link, index, layer, member, symlink};
+    use super::super::test_support::{directory, file, hard_link, index, layer, member, symlink};
     use super::*;
     use crate::tar::Timestamp;
 
@@ -927,7 +927,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_parents_appear() {
+    fn missing_parent_directories_are_created() {
         let index = index(&[Member {
             mtime: Timestamp {
                 seconds: 7,
@@ -967,14 +967,14 @@ mod tests {
     }
 
     #[test]
-    fn what_members_change_of_earlier_ones_is_noted() {
+    fn changed_attributes_mark_inodes_dirty() {
         let mut builder = Builder::new(Options {
             keeps_replaced: true,
             ..Options::default()
         });
         let mut changes = |member: Member| {
-            builder.member(&member).unwrap();
-            builder.take_changes()
+            builder.add_member(&member).unwrap();
+            builder.take_dirty_inodes()
         };
         let (d, f) = (Ino(2), Ino(3));
         assert_eq!(changes(directory("d", 0o755)), []);
@@ -987,16 +987,16 @@ mod tests {
         assert_eq!(changes(hard_link("d/h", "d/i")), []);
         assert_eq!(changes(file("d/i", 7..8)), []);
         builder.settle();
-        assert!(builder.take_changes().contains(&Ino(6)));
+        assert!(builder.take_dirty_inodes().contains(&Ino(6)));
     }
 
     #[test]
-    fn a_growing_index_finds_what_is_there_and_lists_nothing() {
+    fn growing_index_looks_up_names_but_lists_none() {
         let mut builder = Builder::new(Options {
             keeps_replaced: true,
             ..Options::default()
         });
-        assert!(builder.member(&file("d/f", 0..1)).is_ok());
+        assert!(builder.add_member(&file("d/f", 0..1)).is_ok());
         let index = builder.index();
         assert!(!index.is_complete());
         let d = index.lookup(Ino::ROOT, b"d").unwrap();
@@ -1008,11 +1008,11 @@ mod tests {
         assert_eq!(index.path(Ino(3)).unwrap().to_string(), "d/f");
         assert_eq!((index.entry_count(), index.stored_bytes()), (3, 1));
 
-        assert!(builder.member(&hard_link("d/g", "h")).is_ok());
+        assert!(builder.add_member(&hard_link("d/g", "h")).is_ok());
         let waits = builder.index().lookup(Ino(2), b"g");
         assert!(waits.is_none(), "nobody knows yet what it is");
 
-        assert!(builder.member(&file("d/f", 5..7)).is_ok());
+        assert!(builder.add_member(&file("d/f", 5..7)).is_ok());
         let index = builder.index();
         assert_eq!(index.lookup(Ino(2), b"f").unwrap().ino(), Ino(5));
         let replaced = index.entry(Ino(3)).unwrap();
@@ -1034,7 +1034,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_replaces_what_is_no_directory() {
+    fn directory_replaces_non_directory() {
         for before in [file("d", 0..1), symlink("d", "e"), member("d", Kind::Fifo)] {
             let index = index(&[
                 directory("e", 0o755),
@@ -1050,7 +1050,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_gives_way_and_a_full_one_does_not() {
+    fn file_replaces_empty_directory_but_not_full_one() {
         let index = index(&[
             file("f", 0..1),
             directory("a", 0o755),
@@ -1119,7 +1119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hard_link_to_a_directory_is_refused_and_what_was_there_stays() {
+    fn hard_link_to_directory_is_rejected_and_old_entry_stays() {
         let index = index(&[
             directory("d", 0o755),
             file("g", 0..1),
@@ -1158,14 +1158,14 @@ mod tests {
                 file(".wh...", 0..0),
                 file(".wh..wh.aufs", 0..0),
             ],
-            Whiteouts::Oci,
+            WhiteoutFormat::Oci,
         );
         let long = format!("./{}", "n".repeat(255));
         let expected = ["./.wh.aufs", &long, "g/*", "g/h/c", "g/x"];
         assert_eq!(whiteouts(&index), expected);
         let unseen = |path: &str| {
             let entry = index.find(&ArchivePath::sanitize(path.as_bytes()).path);
-            entry.map(|entry| entry.is_unseen())
+            entry.map(|entry| entry.is_whiteout_only())
         };
         assert_eq!([unseen("g"), unseen("g/h")], [Some(true); 2]);
         assert_eq!([unseen("e"), unseen("r")], [None; 2]);
@@ -1186,7 +1186,7 @@ mod tests {
                 directory("r", 0o700),
                 file("r/w", 0..1),
             ],
-            Whiteouts::Oci,
+            WhiteoutFormat::Oci,
         );
         assert_eq!(
             listing(&index),
@@ -1214,7 +1214,7 @@ mod tests {
                 file("x/f", 0..1),
                 hard_link("x", "y"),
             ],
-            Whiteouts::Oci,
+            WhiteoutFormat::Oci,
         );
         let links: Vec<_> = index
             .unresolved_links()
@@ -1235,7 +1235,7 @@ mod tests {
                 file(".wh..wh.plnk/1.2", 0..1),
                 hard_link("a", ".wh..wh.plnk/1.2"),
             ],
-            Whiteouts::Oci,
+            WhiteoutFormat::Oci,
         );
         assert_eq!(index.lookup(Ino::ROOT, b"a").map(|a| a.size()), Some(1));
     }
@@ -1307,7 +1307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forward_link_gives_way_to_a_member_of_its_name() {
+    fn member_replaces_forward_link_of_its_name() {
         let index = index(&[hard_link("a", "b"), file("a", 0..3), file("b", 0..1)]);
         assert_eq!(listing(&index), ["a f 644 1 3", "b f 644 1 1"]);
         assert_eq!(index.problem_count(), 0);
@@ -1355,7 +1355,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_not_led_outside() {
+    fn member_paths_do_not_escape_the_root() {
         let index = index(&[
             symlink("l", "/etc"),
             file("l/x", 0..1),
@@ -1372,7 +1372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_linux_cannot_name_is_refused() {
+    fn names_too_long_for_linux_are_rejected() {
         let long = "x".repeat(256);
         let index = index(&[
             file(&long, 0..1),
@@ -1396,7 +1396,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_run_out_politely() {
+    fn member_beyond_max_entries_is_rejected() {
         let options = Options {
             max_entries: 4,
             max_problems: 1,
@@ -1406,11 +1406,11 @@ mod tests {
         };
         let mut builder = Builder::new(options);
         assert_eq!(
-            builder.member(&file("a/b", 0..1)),
-            Ok(Placed::Entry(Ino(3)))
+            builder.add_member(&file("a/b", 0..1)),
+            Ok(Placement::Entry(Ino(3)))
         );
-        assert_eq!(builder.member(&file("c", 0..1)), Err(Refused::Full));
-        assert_eq!(builder.member(&file("a/b", 0..1)), Err(Refused::Full));
+        assert_eq!(builder.add_member(&file("c", 0..1)), Err(MemberError::TooManyEntries));
+        assert_eq!(builder.add_member(&file("a/b", 0..1)), Err(MemberError::TooManyEntries));
         let index = builder.finish(Origin::default());
         assert_eq!(listing(&index), ["a d 755 2 0", "a/b f 644 1 1"]);
         assert_eq!((index.problems().len(), index.problem_count()), (1, 2));
@@ -1480,8 +1480,8 @@ mod tests {
             state: 9,
             window: bytes::Bytes::from_static(b"window"),
         };
-        builder.span(Extent::with_len(Plain(0), 100), Some(&[1]), None);
-        builder.span(Extent::with_len(Plain(100), 50), Some(&[2]), Some(&point));
+        builder.add_span(Extent::with_len(Plain(0), 100), Some(&[1]), None);
+        builder.add_span(Extent::with_len(Plain(100), 50), Some(&[2]), Some(&point));
         let index = builder.finish(Origin {
             plain_bytes: 150,
             ..Origin::default()
@@ -1637,7 +1637,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_tree_is_what_extraction_would_leave(steps in steps()) {
+        fn tree_equals_model_of_extraction(steps in steps()) {
             let mut model = Model::default();
             let mut builder = Builder::new(Options::default());
             for step in &steps {
@@ -1645,7 +1645,7 @@ mod tests {
                 if matches!(step, Step::Link(_, target) if !model.names.contains_key(target)) {
                     continue;
                 }
-                prop_assert_eq!(builder.member(&step.member()).is_ok(), model.apply(step), "{:?}", step);
+                prop_assert_eq!(builder.add_member(&step.member()).is_ok(), model.apply(step), "{:?}", step);
             }
             let index = builder.finish(Origin::default());
             prop_assert_eq!(listing(&index), model.listing());
@@ -1659,7 +1659,7 @@ mod tests {
     }
 
     #[test]
-    fn children_come_as_the_archive_has_their_bytes() {
+    fn children_are_listed_in_archive_order() {
         let index = index(&[
             file("d/m", 0..1),
             file("z", 1..2),
@@ -1683,14 +1683,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_names_in_one_directory_stay_small() {
+    fn index_of_100k_names_in_one_directory_stays_small() {
         let count = 100_000_usize;
         let mut builder = Builder::new(Options::default());
         let mut name_bytes = 0;
         for number in (0..count).rev() {
             let name = format!("file-{number}");
             name_bytes += name.len();
-            builder.member(&file(&name, 0..1)).unwrap();
+            builder.add_member(&file(&name, 0..1)).unwrap();
         }
         let building = builder.memory_bytes();
         assert!(

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::U64;
 
 use super::Index;
-use super::entry::SpanRow;
+use super::rows::SpanRow;
 use crate::base::extent::{Extent, Plain};
 use crate::codec::seek_point::LONGEST_SPAN;
 
@@ -97,9 +97,9 @@ mod tests {
         for (start, span) in [(0, first), (FIRST_LEN, second)] {
             hasher.update(span);
             let plain = Extent::with_len(Plain(start as u64), span.len() as u64);
-            builder.span(plain, Some(&hasher.finish().1), None);
+            builder.add_span(plain, Some(&hasher.finish().1), None);
         }
-        let origin = super::super::sample::index(&[]).origin().clone();
+        let origin = super::super::test_support::index(&[]).origin().clone();
         let origin = super::super::Origin {
             plain_bytes: LEN as u64,
             ..origin
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_byte_of_a_part_is_noticed() {
+    fn every_changed_byte_of_a_span_part_is_detected() {
         let (index, bytes) = index();
         let span = &bytes[FIRST_LEN..];
         let checksums = index.span_checksums(1).expect("hashed");

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use super::arrays::Arrays;
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
-use super::names::Arena;
+use super::arena::Arena;
 use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, Totals, problem};
 use crate::base::extent::Packed;
 use crate::base::trusted_dir::PermissionProblem;
@@ -25,14 +25,14 @@ const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
 /// Longest texts of an index that [`read_origin`] looks at: locators are shorter by far.
-const MAX_SHOWN_BYTES: u64 = 1 << 20;
+const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
 
 /// Why bytes are not an index that can be used. Whatever it is, the index can be made again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// They are something else.
     #[error("not a tarfs index")]
-    Foreign,
+    NotAnIndex,
     /// Another version of the program wrote them.
     #[error("index format version {0}, this program reads version {VERSION}")]
     Version(u32),
@@ -119,9 +119,9 @@ struct Footer {
 /// When `out` fails.
 pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
     let layer = Layer::of(index);
-    let texts = pack_texts(locator);
+    let texts = encode_texts(locator);
     let arrays = &index.arrays;
-    let problems = problem::pack(&index.problems);
+    let problems = problem::encode(&index.problems);
     let sections: [&[u8]; SECTIONS as usize] = [
         layer.as_bytes(),
         &texts,
@@ -140,13 +140,13 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
         arrays.checksums.as_bytes(),
         &problems,
     ];
-    let mut out = Summed::new(out);
+    let mut out = HashingStream::new(out);
     out.write(Header::of(&index.totals, &sections).as_bytes())?;
     for section in sections {
         out.write(section)?;
     }
     let footer = Footer {
-        digest: *out.sum.finalize().as_bytes(),
+        digest: *out.hasher.finalize().as_bytes(),
         magic: END_MAGIC,
     };
     out.write(footer.as_bytes())?;
@@ -159,7 +159,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
 /// # Errors
 /// When the bytes are anything but what [`write()`] wrote.
 pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
-    let mut input = Summed::new(input);
+    let mut input = HashingStream::new(input);
     let header = Header::read(&mut input, len)?;
     let [
         layers,
@@ -202,13 +202,13 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
     }
-    let problems = problem::unpack(&input.rows::<u8>(problems)?);
-    let digest = *input.sum.finalize().as_bytes();
+    let problems = problem::decode(&input.rows::<u8>(problems)?);
+    let digest = *input.hasher.finalize().as_bytes();
     let footer = input.row::<Footer>()?;
     if footer.magic != END_MAGIC || footer.digest != digest {
         return Err(Error::Checksum);
     }
-    let origin = layer.origin(unpack_texts(&texts)?)?;
+    let origin = layer.origin(decode_texts(&texts)?)?;
     let block_len = layer.block_len()?;
     let digested = digested(&arrays.blocks, block_len, origin.packed_bytes)?;
     let index = Index {
@@ -234,14 +234,14 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
 /// # Errors
 /// When there is none, or it says more than makes sense.
 pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
-    let mut input = Summed::new(input);
+    let mut input = HashingStream::new(input);
     let [layers, texts, ..] = Header::read(&mut input, len)?.sections;
-    if layers.len.get() != size_of::<Layer>() as u64 || texts.len.get() > MAX_SHOWN_BYTES {
+    if layers.len.get() != size_of::<Layer>() as u64 || texts.len.get() > MAX_ORIGIN_TEXT_BYTES {
         return Err(Error::Malformed("not exactly one layer"));
     }
     let layer = input.row::<Layer>()?;
     let texts = input.rows::<u8>(texts)?;
-    layer.origin(unpack_texts(&texts)?)
+    layer.origin(decode_texts(&texts)?)
 }
 
 impl Header {
@@ -270,13 +270,13 @@ impl Header {
     }
 
     /// The header of a file of `len` bytes, its sections inside the file.
-    fn read(input: &mut Summed<impl Read>, len: u64) -> Result<Self, Error> {
+    fn read(input: &mut HashingStream<impl Read>, len: u64) -> Result<Self, Error> {
         if len < size_of::<Self>() as u64 {
-            return Err(Error::Foreign);
+            return Err(Error::NotAnIndex);
         }
         let header = input.row::<Self>()?;
         if header.magic != MAGIC {
-            return Err(Error::Foreign);
+            return Err(Error::NotAnIndex);
         }
         if header.version.get() != VERSION {
             return Err(Error::Version(header.version.get()));
@@ -328,7 +328,7 @@ impl Layer {
             content_id: origin.content_id,
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
-            compression: code(origin.compression).into(),
+            compression: compression_code(origin.compression).into(),
             flags: origin.sha256.map_or(0, |_| HAS_SHA256).into(),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
         }
@@ -346,7 +346,7 @@ impl Layer {
             locator,
             content_id: self.content_id,
             sha256: (self.flags.get() & HAS_SHA256 != 0).then_some(Sha256(self.sha256)),
-            compression: compression(self.compression.get())?,
+            compression: compression_from_code(self.compression.get())?,
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
         })
@@ -362,7 +362,7 @@ fn digested(blocks: &[BlockDigest], block_len: u64, packed_bytes: u64) -> Result
     }
 }
 
-fn code(compression: Compression) -> u32 {
+fn compression_code(compression: Compression) -> u32 {
     match compression {
         Compression::None => 0,
         Compression::Gzip => 1,
@@ -373,7 +373,7 @@ fn code(compression: Compression) -> u32 {
     }
 }
 
-fn compression(code: u32) -> Result<Compression, Error> {
+fn compression_from_code(code: u32) -> Result<Compression, Error> {
     Ok(match code {
         0 => Compression::None,
         1 => Compression::Gzip,
@@ -385,7 +385,7 @@ fn compression(code: u32) -> Result<Compression, Error> {
     })
 }
 
-fn pack_texts(locator: &Locator) -> Vec<u8> {
+fn encode_texts(locator: &Locator) -> Vec<u8> {
     let mut bytes = Vec::new();
     for text in locator.texts() {
         bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
@@ -394,7 +394,7 @@ fn pack_texts(locator: &Locator) -> Vec<u8> {
     bytes
 }
 
-fn unpack_texts(bytes: &[u8]) -> Result<Locator, Error> {
+fn decode_texts(bytes: &[u8]) -> Result<Locator, Error> {
     let mut rest = bytes;
     let mut next = || {
         let (len, after) = U64::read_from_prefix(rest).ok()?;
@@ -413,32 +413,32 @@ fn unpack_texts(bytes: &[u8]) -> Result<Locator, Error> {
 }
 
 /// A reader or writer, and the hash of what has gone through.
-struct Summed<T> {
+struct HashingStream<T> {
     inner: T,
-    sum: Hasher,
+    hasher: Hasher,
 }
 
-impl<T> Summed<T> {
+impl<T> HashingStream<T> {
     fn new(inner: T) -> Self {
         Self {
             inner,
-            sum: Hasher::new(),
+            hasher: Hasher::new(),
         }
     }
 }
 
-impl<W: Write> Summed<W> {
+impl<W: Write> HashingStream<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.sum.update(bytes);
+        self.hasher.update(bytes);
         self.inner.write_all(bytes)
     }
 }
 
-impl<R: Read> Summed<R> {
+impl<R: Read> HashingStream<R> {
     fn row<T: FromBytes + IntoBytes>(&mut self) -> Result<T, Error> {
         let mut row = T::new_zeroed();
         self.inner.read_exact(row.as_mut_bytes())?;
-        self.sum.update(row.as_mut_bytes());
+        self.hasher.update(row.as_mut_bytes());
         Ok(row)
     }
 
@@ -458,14 +458,14 @@ impl<R: Read> Summed<R> {
             .map_err(|_| Error::Memory(len))?;
         rows.resize(count, T::new_zeroed());
         self.inner.read_exact(rows.as_mut_bytes())?;
-        self.sum.update(rows.as_mut_bytes());
+        self.hasher.update(rows.as_mut_bytes());
         Ok(rows)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{self, directory, file, hard_link, symlink};
+    use super::super::test_support::{self, directory, file, hard_link, symlink};
     use super::super::{Builder, Options};
     use super::*;
     use crate::base::extent::{Extent, Packed, Plain};
@@ -503,7 +503,7 @@ mod tests {
             sparse,
         ];
         for member in &members {
-            builder.member(member).unwrap();
+            builder.add_member(member).unwrap();
         }
         let point = SeekPoint {
             packed: Packed(5),
@@ -512,8 +512,8 @@ mod tests {
             state: 1,
             window: bytes::Bytes::from_static(b"window"),
         };
-        builder.span(Extent::with_len(Plain(0), 4096), Some(&[1]), None);
-        builder.span(Extent::with_len(Plain(4096), 4), Some(&[2]), Some(&point));
+        builder.add_span(Extent::with_len(Plain(0), 4096), Some(&[1]), None);
+        builder.add_span(Extent::with_len(Plain(4096), 4), Some(&[2]), Some(&point));
         builder.finish(Origin {
             locator: locator(),
             content_id: [7; 32],
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn index_reads_back_as_written() {
         let index = sample();
         let bytes = written(&index);
         let loaded = load(&bytes).unwrap();
@@ -588,12 +588,12 @@ mod tests {
 
     #[test]
     fn an_empty_archive_is_written_and_read() {
-        let bytes = written(&sample::index(&[]));
+        let bytes = written(&test_support::index(&[]));
         assert_eq!(load(&bytes).unwrap().entry_count(), 1);
     }
 
     #[test]
-    fn every_changed_byte_is_noticed() {
+    fn every_changed_index_byte_is_detected() {
         let bytes = written(&sample());
         for position in 0..bytes.len() {
             for bit in [1, 0x80] {
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_and_any_tail_is_noticed() {
+    fn every_truncation_and_appended_byte_is_detected() {
         let mut bytes = written(&sample());
         for len in 0..bytes.len() {
             assert!(load(&bytes[..len]).is_err(), "{len} bytes");
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_inside_itself_is_not_there() {
+    fn directory_inside_itself_is_not_found() {
         let mut index = sample();
         let hard_link = index
             .find(&crate::base::archive_path::ArchivePath::sanitize(b"d/h").path)
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_lists_where_it_lies_does_not_hold_itself() {
+    fn directory_listing_its_own_parent_does_not_recurse() {
         let mut index = sample();
         let directory = index.lookup(Ino::ROOT, b"d").unwrap().ino();
         let siblings = index.arrays.child_numbers(1);
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_out_of_place_is_not_found_and_leads_nowhere_else() {
+    fn misplaced_dirent_is_not_found() {
         let mut index = sample();
         let all = index.arrays.dirents.len();
         assert!(index.lookup(Ino::ROOT, b"d").is_some());
@@ -691,20 +691,20 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_apart_from_damage() {
+    fn other_index_version_is_distinguished_from_damage() {
         let mut bytes = written(&sample());
         bytes[8] = 9;
         assert!(matches!(load(&bytes), Err(Error::Version(9))));
-        assert!(matches!(load(&[b'x'; 1000]), Err(Error::Foreign)));
-        assert!(matches!(load(b""), Err(Error::Foreign)));
+        assert!(matches!(load(&[b'x'; 1000]), Err(Error::NotAnIndex)));
+        assert!(matches!(load(b""), Err(Error::NotAnIndex)));
     }
 
     #[test]
-    fn an_entry_takes_at_most_100_bytes_and_its_name() {
+    fn index_entry_takes_at_most_100_bytes_plus_name() {
         let count = 1000;
         let names: Vec<String> = (0..count).map(|number| format!("file-{number}")).collect();
         let members: Vec<Member> = names.iter().map(|name| file(name, 0..1)).collect();
         let name_bytes: usize = names.iter().map(String::len).sum();
-        assert!(written(&sample::index(&members)).len() <= 100 * count + name_bytes);
+        assert!(written(&test_support::index(&members)).len() <= 100 * count + name_bytes);
     }
 }

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_moves_between_the_texts_changes_the_name() {
+    fn moving_bytes_between_locator_fields_changes_file_name() {
         let locator = |canonical: &str, fingerprint: &str| Locator {
             canonical: canonical.to_owned(),
             fingerprint: fingerprint.to_owned(),

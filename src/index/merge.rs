@@ -1,6 +1,6 @@
 //! Several indexes as one: the arrays of a tree whose names come from the trees of layers.
 //!
-//! What is seen of which layer is decided elsewhere and handed in as a [`Plan`]; this file only
+//! What is seen of which layer is decided elsewhere and handed in as a [`MergePlan`]; this file only
 //! moves rows. The plain streams of the layers lie one behind the other in one address space, so
 //! that pieces, holes and spans of the merged index are what they are of any other.
 
@@ -9,18 +9,18 @@ use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
 use super::blocks::MIN_BLOCK_LEN;
-use super::entry::{
-    DIRECTORY, Dirent, Extra, FILE, NONE, Name, PieceRow, Record, SYMLINK, SpanRow, Xattr,
+use super::rows::{
+    DIRECTORY, Dirent, ExtraRow, FILE, NONE, Name, PieceRow, InodeRow, SYMLINK, SpanRow, XattrRow,
 };
 use super::memory::Charge;
 use super::{
-    Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, Totals, names, tree,
+    Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, Totals, arena, build_tree,
 };
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Place {
+pub struct LayerIno {
     /// Which index, from the bottom.
     pub layer: u32,
     /// Its number there.
@@ -29,31 +29,31 @@ pub struct Place {
 
 /// A directory of the merged tree, or another entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Surface {
+pub struct MergedDirectory {
     /// Whose number it has in the order of entries: of several directories that are one, the lowest.
-    pub place: Place,
+    pub lowest: LayerIno,
     /// Whose attributes it shows.
-    pub attributes: Place,
+    pub attributes: LayerIno,
 }
 
 /// A name of the merged tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Named<'a> {
-    /// The directory it is in, by its number in [`Plan::directories`].
+pub struct MergedName<'a> {
+    /// The directory it is in, by its number in [`MergePlan::directories`].
     pub directory: u32,
     /// One component.
     pub name: &'a [u8],
-    /// What it names; of a directory [`Surface::place`].
-    pub target: Place,
+    /// What it names; of a directory [`MergedDirectory::lowest`].
+    pub target: LayerIno,
 }
 
 /// What a merged tree consists of.
 #[derive(Clone, Debug, Default)]
-pub struct Plan<'a> {
+pub struct MergePlan<'a> {
     /// All its directories, the root first.
-    pub directories: Vec<Surface>,
+    pub directories: Vec<MergedDirectory>,
     /// All its names, none twice in a directory. Of several for one entry the first one is its path.
-    pub names: Vec<Named<'a>>,
+    pub names: Vec<MergedName<'a>>,
     /// Entries of the layers that nothing could be made of, and the first of them.
     pub problem_count: u64,
     /// See [`Self::problem_count`]; each with its layer, counted from 0.
@@ -62,7 +62,7 @@ pub struct Plan<'a> {
 
 /// A merged tree, and where its entries come from.
 #[derive(Debug)]
-pub struct Merged {
+pub struct MergedIndex {
     /// The tree. Its plain stream is those of the layers, one behind the other; no decoding can
     /// start anywhere in it.
     pub index: Arc<Index>,
@@ -70,7 +70,7 @@ pub struct Merged {
     /// has the same.
     pub problems: Vec<(usize, Problem)>,
     /// For each number of an entry, 0 included, where its content is.
-    places: Vec<Place>,
+    layer_inos: Vec<LayerIno>,
     /// For each layer, for each number there, the one in the merged tree; 0 when nothing is seen.
     numbers: Vec<Vec<u32>>,
 }
@@ -86,30 +86,30 @@ pub enum MergeError {
     TooMuchMemory(#[from] TooMuchMemory),
 }
 
-impl Merged {
+impl MergedIndex {
     /// Which entry of which layer `ino` is; of a directory the lowest.
-    pub fn place(&self, ino: Ino) -> Option<Place> {
-        let place = self.places.get(ino.0 as usize).copied();
-        place.filter(|place| place.ino != Ino(0))
+    pub fn layer_ino(&self, ino: Ino) -> Option<LayerIno> {
+        let layer_ino = self.layer_inos.get(ino.0 as usize).copied();
+        layer_ino.filter(|layer_ino| layer_ino.ino != Ino(0))
     }
 
     /// The number that an entry of a layer has here; `None` when it is not seen.
-    pub fn number(&self, place: Place) -> Option<Ino> {
-        let numbers = self.numbers.get(place.layer as usize)?;
-        let number = numbers.get(place.ino.0 as usize)?;
+    pub fn merged_ino(&self, layer_ino: LayerIno) -> Option<Ino> {
+        let numbers = self.numbers.get(layer_ino.layer as usize)?;
+        let number = numbers.get(layer_ino.ino.0 as usize)?;
         (*number != 0).then_some(Ino(*number))
     }
 
     /// What this holds on to besides the index, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        table_bytes(&self.numbers, &self.places)
+        table_bytes(&self.numbers, &self.layer_inos)
     }
 }
 
-/// The bytes of the tables of [`Merged`].
-fn table_bytes(numbers: &[Vec<u32>], places: &Vec<Place>) -> usize {
-    let numbers = numbers.iter().map(names::capacity_bytes);
-    numbers.sum::<usize>() + names::capacity_bytes(places)
+/// The bytes of the tables of [`MergedIndex`].
+fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
+    let numbers = numbers.iter().map(arena::capacity_bytes);
+    numbers.sum::<usize>() + arena::capacity_bytes(layer_inos)
 }
 
 /// Makes one index of `layers`, from the bottom, as `plan` says. Attributes whose names `hides` are
@@ -123,14 +123,14 @@ fn table_bytes(numbers: &[Vec<u32>], places: &Vec<Place>) -> usize {
 /// When it does not fit into an index, or into the limit.
 pub fn merge(
     layers: &[&Index],
-    plan: &Plan<'_>,
+    plan: &MergePlan<'_>,
     hides: impl Fn(&[u8]) -> bool,
     origin: Origin,
     limit: &MemoryLimit,
-) -> Result<Merged, MergeError> {
+) -> Result<MergedIndex, MergeError> {
     let mut charge = limit.charge();
-    let (numbers, places) = number(layers, plan, &mut charge)?;
-    let table_bytes = table_bytes(&numbers, &places);
+    let (numbers, layer_inos) = assign_inos(layers, plan, &mut charge)?;
+    let table_bytes = table_bytes(&numbers, &layer_inos);
     let mut plain_bytes = 0_u64;
     let indexes = layers.to_vec();
     let mut layers: Vec<_> = layers
@@ -138,68 +138,68 @@ pub fn merge(
         .map(|index| {
             let start = plain_bytes;
             plain_bytes = plain_bytes.saturating_add(index.origin.plain_bytes);
-            Layer {
+            SourceLayer {
                 arrays: &index.arrays,
                 start,
                 extras: HashMap::new(),
-                sets: HashMap::new(),
+                xattr_sets: HashMap::new(),
             }
         })
         .collect();
     let mut arrays = Arrays {
         owners: vec![Name::default()],
-        extras: vec![Extra::default()],
+        extras: vec![ExtraRow::default()],
         ..Arrays::default()
     };
-    charge.reserve(&mut arrays.records, places.len())?;
+    charge.reserve(&mut arrays.records, layer_inos.len())?;
     charge.reserve(&mut arrays.dirents, plan.names.len())?;
     let spans = indexes.iter().map(|index| index.arrays.spans.len());
     charge.reserve(&mut arrays.spans, spans.sum())?;
-    let mut attributes: Vec<Place> = Vec::new();
-    charge.reserve(&mut attributes, places.len())?;
-    attributes.extend_from_slice(&places);
-    let attribute_bytes = names::capacity_bytes(&attributes);
-    let mut merging = Merging {
+    let mut attributes: Vec<LayerIno> = Vec::new();
+    charge.reserve(&mut attributes, layer_inos.len())?;
+    attributes.extend_from_slice(&layer_inos);
+    let attribute_bytes = arena::capacity_bytes(&attributes);
+    let mut merger = Merger {
         arrays,
         owners: HashMap::new(),
         hides: &hides,
         charge,
         other_bytes: table_bytes + attribute_bytes,
     };
-    merging.arrays.records.push(Record::default());
+    merger.arrays.records.push(InodeRow::default());
     for directory in &plan.directories {
-        let number = number_of(&numbers, directory.place) as usize;
-        if let Some(place) = attributes.get_mut(number) {
-            *place = directory.attributes;
+        let number = merged_ino_of(&numbers, directory.lowest) as usize;
+        if let Some(layer_ino) = attributes.get_mut(number) {
+            *layer_ino = directory.attributes;
         }
     }
-    for place in attributes.get(1..).unwrap_or_default() {
-        let layer = layers.get_mut(place.layer as usize);
+    for layer_ino in attributes.get(1..).unwrap_or_default() {
+        let layer = layers.get_mut(layer_ino.layer as usize);
         let layer = layer.ok_or(MergeError::TooLarge)?;
-        let record = merging.record(layer, place.ino)?;
-        merging.arrays.records.push(record);
-        merging.check_memory()?;
+        let record = merger.copy_inode(layer, layer_ino.ino)?;
+        merger.arrays.records.push(record);
+        merger.check_memory()?;
     }
     drop(attributes);
-    merging.other_bytes -= attribute_bytes;
-    merging.link(plan, &numbers)?;
+    merger.other_bytes -= attribute_bytes;
+    merger.add_dirents(plan, &numbers)?;
     for layer in &layers {
-        merging.spans(layer);
+        merger.add_spans(layer);
     }
-    let Merging {
+    let Merger {
         mut arrays,
         mut charge,
         ..
-    } = merging;
+    } = merger;
     // The order of the names.
     charge.add(arrays.dirents.len() * size_of::<u32>())?;
-    tree::sort(&mut arrays);
+    build_tree::sort_dirents(&mut arrays);
     arrays.shrink();
     let counts = indexes.iter().map(|index| index.problem_count());
     let problem_count = counts.fold(plan.problem_count, u64::saturating_add);
     let totals = Totals::of(&arrays, problem_count);
     let problems = problems(&indexes, plan);
-    let of_layers = problems.iter().map(|(layer, problem)| Problem {
+    let layer_problems = problems.iter().map(|(layer, problem)| Problem {
         what: format!("layer {}: {}", layer + 1, problem.what),
         ..problem.clone()
     });
@@ -215,21 +215,21 @@ pub fn merge(
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         totals,
-        problems: of_layers.collect(),
+        problems: layer_problems.collect(),
         charge,
     };
     let index_bytes = index.memory_bytes();
     index.charge.set(index_bytes + table_bytes)?;
-    Ok(Merged {
+    Ok(MergedIndex {
         index: Arc::new(index),
         problems,
-        places,
+        layer_inos,
         numbers,
     })
 }
 
 /// The first members that are damaged or not in the merged tree.
-fn problems(layers: &[&Index], plan: &Plan<'_>) -> Vec<(usize, Problem)> {
+fn problems(layers: &[&Index], plan: &MergePlan<'_>) -> Vec<(usize, Problem)> {
     let own = layers.iter().enumerate().flat_map(|(number, layer)| {
         let problems = layer.problems().iter();
         problems.map(move |problem| (number, problem.clone()))
@@ -239,12 +239,12 @@ fn problems(layers: &[&Index], plan: &Plan<'_>) -> Vec<(usize, Problem)> {
 }
 
 /// Gives a number to whatever `plan` names: for each layer by its numbers, and back.
-fn number(
+fn assign_inos(
     layers: &[&Index],
-    plan: &Plan<'_>,
+    plan: &MergePlan<'_>,
     charge: &mut Charge,
-) -> Result<(Vec<Vec<u32>>, Vec<Place>), MergeError> {
-    let nobody = Place {
+) -> Result<(Vec<Vec<u32>>, Vec<LayerIno>), MergeError> {
+    let unused = LayerIno {
         layer: 0,
         ino: Ino(0),
     };
@@ -256,25 +256,25 @@ fn number(
         unseen.resize(count, 0);
         numbers.push(unseen);
     }
-    let directories = plan.directories.iter().map(|directory| directory.place);
-    for place in directories.chain(plan.names.iter().map(|named| named.target)) {
-        let numbers = numbers.get_mut(place.layer as usize);
-        if let Some(number) = numbers.and_then(|numbers| numbers.get_mut(place.ino.0 as usize)) {
+    let directories = plan.directories.iter().map(|directory| directory.lowest);
+    for layer_ino in directories.chain(plan.names.iter().map(|named| named.target)) {
+        let numbers = numbers.get_mut(layer_ino.layer as usize);
+        if let Some(number) = numbers.and_then(|numbers| numbers.get_mut(layer_ino.ino.0 as usize)) {
             *number = 1;
         }
     }
     let seen = numbers.iter().flatten().filter(|&&number| number != 0);
-    let mut places = Vec::new();
-    charge.reserve(&mut places, 1 + seen.count())?;
-    places.push(nobody);
+    let mut layer_inos = Vec::new();
+    charge.reserve(&mut layer_inos, 1 + seen.count())?;
+    layer_inos.push(unused);
     for (layer, numbers) in (0_u32..).zip(&mut numbers) {
         for (ino, number) in (0_u32..).zip(numbers.iter_mut()) {
             if *number == 0 {
                 continue;
             }
-            let next = u32::try_from(places.len()).ok().filter(|&next| next < NONE);
+            let next = u32::try_from(layer_inos.len()).ok().filter(|&next| next < NONE);
             *number = next.ok_or(MergeError::TooLarge)?;
-            places.push(Place {
+            layer_inos.push(LayerIno {
                 layer,
                 ino: Ino(ino),
             });
@@ -283,28 +283,28 @@ fn number(
     if u32::try_from(plan.names.len()).is_err() {
         return Err(MergeError::TooLarge);
     }
-    Ok((numbers, places))
+    Ok((numbers, layer_inos))
 }
 
-fn number_of(numbers: &[Vec<u32>], place: Place) -> u32 {
-    let numbers = numbers.get(place.layer as usize);
-    let number = numbers.and_then(|numbers| numbers.get(place.ino.0 as usize));
+fn merged_ino_of(numbers: &[Vec<u32>], layer_ino: LayerIno) -> u32 {
+    let numbers = numbers.get(layer_ino.layer as usize);
+    let number = numbers.and_then(|numbers| numbers.get(layer_ino.ino.0 as usize));
     number.copied().unwrap_or_default()
 }
 
 /// An index that rows are taken from.
-struct Layer<'a> {
+struct SourceLayer<'a> {
     arrays: &'a Arrays,
     /// Where its plain stream begins in that of the whole.
     start: u64,
     /// Which rows of extras have become which.
     extras: HashMap<u32, u32>,
     /// Which sets of attributes, by the place of their first and their number, have become which.
-    sets: HashMap<(u32, u32), (u32, u32)>,
+    xattr_sets: HashMap<(u32, u32), (u32, u32)>,
 }
 
 /// The index that rows are put into.
-struct Merging<'a, 'h> {
+struct Merger<'a, 'h> {
     arrays: Arrays,
     owners: HashMap<&'a [u8], u16>,
     hides: &'h dyn Fn(&[u8]) -> bool,
@@ -313,10 +313,10 @@ struct Merging<'a, 'h> {
     other_bytes: usize,
 }
 
-/// Bytes that an entry of [`Layer::extras`] or [`Layer::sets`] may take while its table grows.
+/// Bytes that an entry of [`SourceLayer::extras`] or [`SourceLayer::xattr_sets`] may take while its table grows.
 const TABLE_ENTRY_BYTES: usize = 64;
 
-impl<'a> Merging<'a, '_> {
+impl<'a> Merger<'a, '_> {
     /// Counts the memory that the arrays have now.
     fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.arrays.memory_bytes() + self.other_bytes;
@@ -324,19 +324,19 @@ impl<'a> Merging<'a, '_> {
     }
 
     /// The record of entry `ino` of `layer`, without names.
-    fn record(&mut self, layer: &mut Layer<'a>, ino: Ino) -> Result<Record, MergeError> {
+    fn copy_inode(&mut self, layer: &mut SourceLayer<'a>, ino: Ino) -> Result<InodeRow, MergeError> {
         let arrays = layer.arrays;
         let record = arrays.record(ino.0);
         let mut record = *record.ok_or(MergeError::TooLarge)?;
-        record.user = self.owner(arrays, record.user.get()).into();
-        record.group = self.owner(arrays, record.group.get()).into();
-        record.extra = self.extra(layer, record.extra.get())?.into();
+        record.user = self.copy_owner(arrays, record.user.get()).into();
+        record.group = self.copy_owner(arrays, record.group.get()).into();
+        record.extra = self.copy_extra(layer, record.extra.get())?.into();
         record.dirent = NONE.into();
         record.links = 0.into();
         match record.kind() {
             FILE => record.data = record.data.get().saturating_add(layer.start).into(),
             SYMLINK => {
-                let target = arrays.arena.stretch(record.data.get(), record.size.get());
+                let target = arrays.arena.bytes_at(record.data.get(), record.size.get());
                 let offset = self.arrays.arena.push(target.unwrap_or_default());
                 record.data = (offset as u64).into();
             }
@@ -351,7 +351,7 @@ impl<'a> Merging<'a, '_> {
     }
 
     /// The row of an owner's name; 0, the empty name, when there are too many.
-    fn owner(&mut self, arrays: &'a Arrays, row: u16) -> u16 {
+    fn copy_owner(&mut self, arrays: &'a Arrays, row: u16) -> u16 {
         let name = arrays.owners.get(usize::from(row));
         let name = name.and_then(|&name| arrays.arena.name(name));
         let name = name.unwrap_or_default();
@@ -365,13 +365,13 @@ impl<'a> Merging<'a, '_> {
                     return 0;
                 };
                 let stored = self.arrays.arena.push_name(name);
-                names::push(&mut self.arrays.owners, stored);
+                arena::push(&mut self.arrays.owners, stored);
                 *unknown.insert(row)
             }
         }
     }
 
-    fn extra(&mut self, layer: &mut Layer<'a>, row: u32) -> Result<u32, MergeError> {
+    fn copy_extra(&mut self, layer: &mut SourceLayer<'a>, row: u32) -> Result<u32, MergeError> {
         let Some(extra) = layer.arrays.extras.get(row as usize).filter(|_| row != 0) else {
             return Ok(0);
         };
@@ -380,65 +380,65 @@ impl<'a> Merging<'a, '_> {
         }
         self.other_bytes += TABLE_ENTRY_BYTES;
         let mut extra = *extra;
-        let (first, count) = self.set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
+        let (first, count) = self.copy_xattr_set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
         extra.xattr = first.into();
         extra.xattr_count = count.into();
         if extra.sparse.get() == 1 {
-            let map = layer.arrays.map(row).unwrap_or_default();
-            extra.piece = count_of(&self.arrays.pieces)?.into();
+            let map = layer.arrays.sparse_pieces(row).unwrap_or_default();
+            extra.piece = row_count(&self.arrays.pieces)?.into();
             for piece in map {
                 let plain = piece.plain.get().saturating_add(layer.start).into();
-                names::push(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
+                arena::push(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
                 self.check_memory()?;
             }
             // What lay outside is left out.
-            extra.piece_count = count_of(map)?.into();
+            extra.piece_count = row_count(map)?.into();
         } else if count == 0 {
             layer.extras.insert(row, 0);
             return Ok(0);
         }
-        let number = count_of(&self.arrays.extras)?;
-        names::push(&mut self.arrays.extras, extra);
+        let number = row_count(&self.arrays.extras)?;
+        arena::push(&mut self.arrays.extras, extra);
         layer.extras.insert(row, number);
         Ok(number)
     }
 
     /// The place of the attributes of row `extra`, and their number.
-    fn set(
+    fn copy_xattr_set(
         &mut self,
-        layer: &mut Layer<'a>,
+        layer: &mut SourceLayer<'a>,
         extra: u32,
         first: u32,
         count: u32,
     ) -> Result<(u32, u32), MergeError> {
-        if let Some(&known) = layer.sets.get(&(first, count)) {
+        if let Some(&known) = layer.xattr_sets.get(&(first, count)) {
             return Ok(known);
         }
         self.other_bytes += TABLE_ENTRY_BYTES;
-        let start = count_of(&self.arrays.xattrs)?;
+        let start = row_count(&self.arrays.xattrs)?;
         for (name, value) in layer.arrays.xattrs(extra) {
             if (self.hides)(name) {
                 continue;
             }
-            let xattr = Xattr {
+            let xattr = XattrRow {
                 name: self.arrays.arena.push_name(name),
                 value_offset: (self.arrays.arena.push(value) as u64).into(),
                 value_len: (value.len() as u64).into(),
             };
-            names::push(&mut self.arrays.xattrs, xattr);
+            arena::push(&mut self.arrays.xattrs, xattr);
             self.check_memory()?;
         }
-        let set = (start, count_of(&self.arrays.xattrs)? - start);
-        layer.sets.insert((first, count), set);
+        let set = (start, row_count(&self.arrays.xattrs)? - start);
+        layer.xattr_sets.insert((first, count), set);
         Ok(set)
     }
 
     /// Adds the names, and counts them.
-    fn link(&mut self, plan: &Plan<'_>, numbers: &[Vec<u32>]) -> Result<(), TooMuchMemory> {
+    fn add_dirents(&mut self, plan: &MergePlan<'_>, numbers: &[Vec<u32>]) -> Result<(), TooMuchMemory> {
         for named in &plan.names {
             let directory = plan.directories.get(named.directory as usize);
-            let parent = directory.map_or(0, |directory| number_of(numbers, directory.place));
-            let ino = number_of(numbers, named.target);
+            let parent = directory.map_or(0, |directory| merged_ino_of(numbers, directory.lowest));
+            let ino = merged_ino_of(numbers, named.target);
             let Some(record) = self.arrays.records.get_mut(ino as usize) else {
                 continue;
             };
@@ -460,7 +460,7 @@ impl<'a> Merging<'a, '_> {
     }
 
     /// Where the spans of `layer` lie; decoding them is for the layer.
-    fn spans(&mut self, layer: &Layer<'_>) {
+    fn add_spans(&mut self, layer: &SourceLayer<'_>) {
         let rows = layer.arrays.spans.iter().map(|row| SpanRow {
             plain: row.plain.get().saturating_add(layer.start).into(),
             packed: 0.into(),
@@ -476,6 +476,6 @@ impl<'a> Merging<'a, '_> {
 }
 
 /// How many `rows` there are.
-fn count_of<T>(rows: &[T]) -> Result<u32, MergeError> {
+fn row_count<T>(rows: &[T]) -> Result<u32, MergeError> {
     u32::try_from(rows.len()).map_err(|_| MergeError::TooLarge)
 }

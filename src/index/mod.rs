@@ -7,19 +7,19 @@
 mod arrays;
 mod blocks;
 mod builder;
-mod change;
+mod dirty;
 mod checksums;
-mod entry;
+mod rows;
 pub mod format;
 mod locator;
 mod memory;
 mod merge;
-mod names;
+mod arena;
 mod problem;
 #[cfg(test)]
-pub(crate) mod sample;
+pub(crate) mod test_support;
 pub mod store;
-mod tree;
+mod build_tree;
 mod whiteouts;
 
 use std::cmp::Ordering;
@@ -36,24 +36,24 @@ use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, Timestamp};
 
 use arrays::Arrays;
-use entry::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, Record, SYMLINK, SpanRow,
+use rows::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, InodeRow, SYMLINK, SpanRow,
 };
-use tree::NameTable;
+use build_tree::NameTable;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
-pub use builder::{Builder, Options, Placed, Refused};
+pub use builder::{Builder, Options, Placement, MemberError};
 pub use checksums::SpanChecksums;
 pub use locator::Locator;
 pub use memory::{Charge, MemoryLimit, TooMuchMemory};
-pub use merge::{MergeError, Merged, Named, Place, Plan, Surface, merge};
+pub use merge::{MergeError, MergedIndex, MergedName, LayerIno, MergePlan, MergedDirectory, merge};
 pub use problem::Problem;
 pub use store::Store;
-pub use whiteouts::{Meaning, Whiteouts};
+pub use whiteouts::{NameKind, WhiteoutFormat};
 
 /// How often hard links that came before their targets are looked at in the end, first and last in turn:
 /// each time at least one more of those finds its own that wait for each other, usually all do.
-pub const LATE_LINK_PASSES: usize = 40;
+pub const MAX_FORWARD_LINK_PASSES: usize = 40;
 
 /// An entry's number: the order of its first appearance in the archive. The root is 1, implied
 /// directories count when the first member below them appears. Fixed by the index format, so a
@@ -73,7 +73,7 @@ pub struct Index {
     /// What finds names while more of them come; afterwards they are sorted.
     names: Option<NameTable>,
     /// Entries that later members replaced, if they are kept at all.
-    replaced: Option<HashMap<u32, Record>>,
+    replaced: Option<HashMap<u32, InodeRow>>,
     origin: Origin,
     /// The length of the blocks that have digests.
     block_len: u64,
@@ -152,7 +152,7 @@ impl Totals {
 pub struct Entry<'a> {
     arrays: &'a Arrays,
     ino: Ino,
-    record: &'a Record,
+    record: &'a InodeRow,
 }
 
 /// What an entry is.
@@ -254,7 +254,7 @@ impl Index {
         let mut numbers = siblings.clone();
         while !numbers.is_empty() {
             let middle = numbers.start + (numbers.end - numbers.start) / 2;
-            let (found, ino) = arrays.listed_in_order(parent.0, middle, &siblings)?;
+            let (found, ino) = arrays.child_by_rank(parent.0, middle, &siblings)?;
             match name.cmp(found) {
                 Ordering::Less => numbers.end = middle,
                 Ordering::Greater => numbers.start = middle + 1,
@@ -279,7 +279,7 @@ impl Index {
         let numbers = self.child_numbers(parent);
         let first = numbers.start;
         (first.saturating_add(from)..numbers.end).filter_map(move |number| {
-            let (name, ino) = self.arrays.listed(parent.0, number)?;
+            let (name, ino) = self.arrays.child(parent.0, number)?;
             Some(Child {
                 name,
                 ino: Ino(ino),
@@ -293,7 +293,7 @@ impl Index {
         let siblings = self.child_numbers(parent);
         let first = siblings.start;
         (first.saturating_add(from)..siblings.end).filter_map(move |number| {
-            let (name, ino) = self.arrays.listed_in_order(parent.0, number, &siblings)?;
+            let (name, ino) = self.arrays.child_by_rank(parent.0, number, &siblings)?;
             Some(Child {
                 name,
                 ino: Ino(ino),
@@ -317,7 +317,7 @@ impl Index {
 
     /// Where the name under which `ino` first appeared is listed: its directory, and its number among
     /// that one's [`children`](Self::children); `None` while there are no listings.
-    pub fn place(&self, ino: Ino) -> Option<(Ino, u32)> {
+    pub fn listing_position(&self, ino: Ino) -> Option<(Ino, u32)> {
         let number = self.arrays.record(ino.0)?.dirent.get();
         let parent = Ino(self.arrays.dirent(number)?.parent.get());
         let siblings = self.child_numbers(parent);
@@ -366,9 +366,9 @@ impl Index {
             let parent = row.parent.get();
             let arena = &self.arrays.arena;
             let name = arena.name(row.name)?;
-            let target = arena.stretch(row.target_offset.get(), row.target_len.get().into())?;
+            let target = arena.bytes_at(row.target_offset.get(), row.target_len.get().into())?;
             let is_directory = self.arrays.record(parent)?.is_directory();
-            let is_link = is_directory && arrays::is_plain(name) && !target.is_empty();
+            let is_link = is_directory && arrays::is_valid_component(name) && !target.is_empty();
             is_link.then_some(UnresolvedLink {
                 parent: Ino(parent),
                 name,
@@ -386,7 +386,7 @@ impl Index {
                 let parent = row.parent.get();
                 // Something may have replaced it.
                 let is_directory = self.arrays.record(parent)?.is_directory();
-                let is_name = name.is_empty() || arrays::is_plain(name);
+                let is_name = name.is_empty() || arrays::is_valid_component(name);
                 (is_directory && is_name).then_some(Whiteout {
                     parent: Ino(parent),
                     name: (!name.is_empty()).then_some(name),
@@ -422,7 +422,7 @@ impl Index {
     pub fn memory_bytes(&self) -> usize {
         let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
         let replaced = self.replaced.as_ref().map_or(0, HashMap::capacity);
-        self.arrays.memory_bytes() + names + replaced * (size_of::<Record>() + 8)
+        self.arrays.memory_bytes() + names + replaced * (size_of::<InodeRow>() + 8)
     }
 
     /// How many spans the plain stream has.
@@ -460,7 +460,7 @@ impl Index {
     pub fn is_hashed(&self) -> bool {
         let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
         self.digested.0 >= self.origin.packed_bytes
-            && blocks.all(|digest| *digest != blocks::UNKNOWN)
+            && blocks.all(|digest| *digest != blocks::UNKNOWN_DIGEST)
             && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
     }
 
@@ -468,9 +468,9 @@ impl Index {
     fn skip_blocks(&mut self, end: Packed) {
         let rows = &mut self.arrays.blocks;
         // The digest of a block's front is not the block's.
-        rows.truncate(blocks::count(self.digested.0 / self.block_len));
-        let count = blocks::count(end.0.div_ceil(self.block_len));
-        rows.resize(count, blocks::UNKNOWN);
+        rows.truncate(blocks::block_count(self.digested.0 / self.block_len));
+        let count = blocks::block_count(end.0.div_ceil(self.block_len));
+        rows.resize(count, blocks::UNKNOWN_DIGEST);
         self.digested = end;
     }
 
@@ -516,7 +516,7 @@ impl Index {
 
     fn seek_point(&self, row: &SpanRow, bit: u8) -> Option<SeekPoint> {
         let (offset, len) = (row.window_offset.get(), row.window_len.get());
-        let window = self.arrays.windows.stretch(offset, len.into())?;
+        let window = self.arrays.windows.bytes_at(offset, len.into())?;
         Some(SeekPoint {
             packed: Packed(row.packed.get()),
             bit,
@@ -547,7 +547,7 @@ impl<'a> Entry<'a> {
 
     fn target(&self) -> &'a [u8] {
         let arena = &self.arrays.arena;
-        let target = arena.stretch(self.record.data.get(), self.record.size.get());
+        let target = arena.bytes_at(self.record.data.get(), self.record.size.get());
         target.unwrap_or_default()
     }
 
@@ -598,12 +598,12 @@ impl<'a> Entry<'a> {
 
     /// Whether it is a directory that only the paths of what lies in it speak of.
     pub fn is_implied(&self) -> bool {
-        self.record.is_directory() && self.record.flags.get() & Record::IMPLIED != 0
+        self.record.is_directory() && self.record.flags.get() & InodeRow::IMPLIED != 0
     }
 
     /// Whether it is a directory of a layer that only whiteouts below it speak of: the layer has none there.
-    pub fn is_unseen(&self) -> bool {
-        self.record.is_unseen()
+    pub fn is_whiteout_only(&self) -> bool {
+        self.record.is_whiteout_only()
     }
 
     /// Time of last modification.
@@ -671,7 +671,7 @@ impl<'a> Entry<'a> {
         if self.record.kind() != FILE {
             return None;
         }
-        let map = self.arrays.map(self.record.extra.get());
+        let map = self.arrays.sparse_pieces(self.record.extra.get());
         Some(match map {
             Some(map) => (None, map),
             None => (Some(whole(self.record)), &[]),
@@ -680,7 +680,7 @@ impl<'a> Entry<'a> {
 }
 
 /// The one piece of a file without a map.
-fn whole(record: &Record) -> PieceRow {
+fn whole(record: &InodeRow) -> PieceRow {
     PieceRow {
         offset: 0.into(),
         plain: record.data,
@@ -688,7 +688,7 @@ fn whole(record: &Record) -> PieceRow {
     }
 }
 
-fn stored_bytes(arrays: &Arrays, record: &Record) -> u64 {
+fn stored_bytes(arrays: &Arrays, record: &InodeRow) -> u64 {
     if record.kind() != FILE {
         return 0;
     }

@@ -49,7 +49,7 @@ impl fmt::Display for Problem {
 }
 
 /// The section of an index file that holds `problems`, as many of the first ones as it may.
-pub(super) fn pack(problems: &[Problem]) -> Vec<u8> {
+pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for problem in problems {
         let path = problem.path.as_ref().map_or(&[][..], ArchivePath::as_bytes);
@@ -71,8 +71,8 @@ pub(super) fn pack(problems: &[Problem]) -> Vec<u8> {
     bytes
 }
 
-/// The problems in a section that [`pack`] made; `None` if it is cut.
-pub(super) fn unpack(mut bytes: &[u8]) -> Option<Vec<Problem>> {
+/// The problems in a section that [`encode`] made; `None` if it is cut.
+pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Problem>> {
     let mut problems = Vec::new();
     while !bytes.is_empty() {
         let (offset, rest) = U64::read_from_prefix(bytes).ok()?;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_says_is_shown_without_control_characters() {
+    fn problem_text_escapes_control_characters() {
         let mut problem = problem("a", None);
         problem.what = "bad \x1b]0;title\x07 \u{9b}2J \u{e4}".to_owned();
         let shown = problem.to_string();
@@ -117,10 +117,10 @@ mod tests {
     #[test]
     fn problems_are_read_as_they_were_written() {
         let problems = [problem("a/b\n", Some(512)), problem("", None)];
-        let packed = pack(&problems);
-        assert_eq!(unpack(&packed).as_deref(), Some(&problems[..]));
+        let packed = encode(&problems);
+        assert_eq!(decode(&packed).as_deref(), Some(&problems[..]));
         for len in 1..packed.len() {
-            let read = unpack(&packed[..len]);
+            let read = decode(&packed[..len]);
             assert!(read.is_none_or(|read| read.len() == 1), "{len}");
         }
         let texts = problems.map(|problem| problem.to_string());
@@ -137,9 +137,9 @@ mod tests {
     fn section_of_many_long_problems_is_bounded() {
         let long = "x".repeat(60_000);
         let problems = vec![problem(&long, Some(0)); 1000];
-        let packed = pack(&problems);
+        let packed = encode(&problems);
         assert!(packed.len() as u64 <= MAX_SECTION_BYTES);
-        let read = unpack(&packed).expect("whole");
+        let read = decode(&packed).expect("whole");
         assert!(read.len() > 100);
         assert_eq!(
             read[0].path.as_ref().expect("a path").as_bytes().len(),

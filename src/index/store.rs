@@ -25,25 +25,25 @@ use crate::base::retention::{RetentionPolicy, RetainedItem};
 use crate::base::trusted_dir::{TrustedDir, PermissionProblem};
 
 /// How old a temporary file must be to be someone's who died.
-const ABANDONED: Duration = Duration::from_hours(24);
+const STALE_TEMPORARY_AGE: Duration = Duration::from_hours(24);
 
 /// How long to wait for who looks whether a file is in use, or removes one, and how often to try;
 /// neither takes long, unless it was stopped in the midst of it.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// See [`PATIENCE`].
-const PAUSE: Duration = Duration::from_millis(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// See [`LOCK_TIMEOUT`].
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The lock of who uses a file.
-const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
+const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 
 /// How often a file may be replaced between its opening and its lock.
-const REPLACEMENTS: usize = 8;
+const MAX_REOPENS: usize = 8;
 
 /// How temporary files begin.
-const TEMPORARY: &str = ".tmp-";
+const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// What the directory is called in that of the cache.
-const DIRECTORY: &str = "index";
+const DIRECTORY_NAME: &str = "index";
 
 /// Bytes that are read or written at once where sections are small.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -67,20 +67,20 @@ pub struct Store {
 
 /// What is kept of indexes when another one is saved: what nobody has used in a quarter of a year
 /// goes, and of more than 2 GiB what was used longest ago.
-pub const BOUNDS: RetentionPolicy = RetentionPolicy {
+pub const RETENTION_POLICY: RetentionPolicy = RetentionPolicy {
     max_bytes: 2 << 30,
     max_age: Duration::from_hours(90 * 24),
 };
 
 /// Says to other processes that an index is in use, until dropped.
 #[derive(Debug)]
-pub struct InUse {
+pub struct IndexLock {
     locked: File,
 }
 
-impl InUse {
+impl IndexLock {
     /// Notes that it is used now.
-    pub fn note(&self) {
+    pub fn touch(&self) {
         // It goes somewhat too early at the worst.
         self.locked.set_modified(SystemTime::now()).ok();
     }
@@ -100,7 +100,7 @@ impl Store {
     }
 
     fn directory(&self) -> PathBuf {
-        self.cache_dir.join(DIRECTORY)
+        self.cache_dir.join(DIRECTORY_NAME)
     }
 
     /// The index that was published for `locator`; `None` when none was.
@@ -110,7 +110,7 @@ impl Store {
     /// user or another source. Publishing replaces it. Or when the directory is not this user's
     /// alone.
     pub fn find(&self, locator: &Locator) -> Result<Option<Index>, Error> {
-        let found = self.find_held(locator, &MemoryLimit::default())?;
+        let found = self.find_locked(locator, &MemoryLimit::default())?;
         Ok(found.map(|(index, _)| index))
     }
 
@@ -119,16 +119,16 @@ impl Store {
     ///
     /// # Errors
     /// As `find`.
-    pub fn find_held(
+    pub fn find_locked(
         &self,
         locator: &Locator,
         limit: &MemoryLimit,
-    ) -> Result<Option<(Index, Option<InUse>)>, Error> {
+    ) -> Result<Option<(Index, Option<IndexLock>)>, Error> {
         let path = self.path(locator);
         let held = self
-            .found()
-            .and_then(|directory| hold(&directory, &locator.file_name()));
-        let loaded = held.map_err(cause).and_then(|(file, in_use)| {
+            .open_directory()
+            .and_then(|directory| open_locked(&directory, &locator.file_name()));
+        let loaded = held.map_err(classify_error).and_then(|(file, in_use)| {
             let index = load(file, limit)?;
             Ok((index, in_use))
         });
@@ -154,23 +154,23 @@ impl Store {
     /// # Errors
     /// When the file cannot be written, or the directory is not this user's alone; whatever was
     /// found before is still found then.
-    pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<InUse>, Error> {
+    pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
         let published = self.try_publish(locator, index);
-        published.map_err(|error| failed(&self.path(locator), error))
+        published.map_err(|error| store_error(&self.path(locator), error))
     }
 
-    fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<Option<InUse>> {
-        let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY)?;
+    fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<Option<IndexLock>> {
+        let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY_NAME)?;
         let directory = Arc::new(directory);
         let temporary = temporary_name();
         // Not only for writing: NFS gives a shared lock only to a descriptor that can read.
         let file = directory.file(&temporary, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         // Until then, and if it cannot be said, its age speaks for it.
         let locked = file.try_clone().ok();
-        let locked = locked.filter(|file| lock_soon(file, SHARED).is_ok());
+        let locked = locked.filter(|file| lock_with_timeout(file, SHARED_LOCK).is_ok());
         let written = format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
             .and_then(|()| {
-                let _order = order(&directory);
+                let _lock = lock_directory(&directory);
                 directory.rename(&temporary, &locator.file_name())
             });
         if written.is_err() {
@@ -178,20 +178,20 @@ impl Store {
         }
         let name = locator.file_name();
         // A failure is not worth a word: the next one tries again.
-        for surplus in surplus(&files(&directory).unwrap_or_default()) {
+        for surplus in expired(&files(&directory).unwrap_or_default()) {
             if surplus.name != name {
                 surplus.remove().ok();
             }
         }
-        written.map(|()| locked.map(|locked| InUse { locked }))
+        written.map(|()| locked.map(|locked| IndexLock { locked }))
     }
 
     /// All index files, also of other versions of the program and such that are not finished.
     ///
     /// # Errors
     /// When the directory is there but not this user's alone, or cannot be read.
-    pub fn files(&self) -> io::Result<Vec<Stored>> {
-        match self.found() {
+    pub fn files(&self) -> io::Result<Vec<IndexFile>> {
+        match self.open_directory() {
             Ok(directory) => files(&Arc::new(directory)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
@@ -199,14 +199,14 @@ impl Store {
     }
 
     /// Its directory as it is found now.
-    fn found(&self) -> io::Result<Directory> {
-        TrustedDir::open(&self.cache_dir)?.open_dir(DIRECTORY)
+    fn open_directory(&self) -> io::Result<Directory> {
+        TrustedDir::open(&self.cache_dir)?.open_dir(DIRECTORY_NAME)
     }
 }
 
 /// An index file of a store.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct IndexFile {
     directory: Arc<Directory>,
     /// What it is called.
     pub name: String,
@@ -219,7 +219,7 @@ pub struct Stored {
     identity: (u64, u64),
 }
 
-impl Stored {
+impl IndexFile {
     /// What it was made from, as far as it says; for showing it.
     pub fn origin(&self) -> Option<Origin> {
         let file = self.directory.file(&self.name, OFlags::RDONLY).ok()?;
@@ -229,13 +229,13 @@ impl Stored {
 
     /// Whether some process uses it, or may still be writing it.
     pub fn is_in_use(&self) -> bool {
-        self.is_young() || self.alone().is_err()
+        self.is_recent_temporary() || self.lock_exclusive().is_err()
     }
 
     /// Whether somebody may have begun to write it, and not said so yet; others than this version do
     /// not say so at all.
-    fn is_young(&self) -> bool {
-        !self.is_finished && self.used.elapsed().is_ok_and(|age| age < ABANDONED)
+    fn is_recent_temporary(&self) -> bool {
+        !self.is_finished && self.used.elapsed().is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
     /// The lock that nobody else has, or nothing of a file that nobody uses because it is not fit to
@@ -243,7 +243,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`Errno::WOULDBLOCK`] while somebody uses it.
-    fn alone(&self) -> Result<Option<File>, Errno> {
+    fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
         let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {
             return Ok(None);
@@ -260,14 +260,14 @@ impl Stored {
     /// When it cannot be removed.
     pub fn remove(&self) -> io::Result<bool> {
         // First, or it might get another name while it is looked at.
-        let Some(_order) = order(&self.directory) else {
+        let Some(_lock) = lock_directory(&self.directory) else {
             return Ok(false);
         };
         // Until it is gone: who opens it meanwhile waits, and finds it without a name.
-        let Ok(_alone) = self.alone() else {
+        let Ok(_alone) = self.lock_exclusive() else {
             return Ok(false);
         };
-        if self.is_young() || self.directory.look(&self.name)?.identity != self.identity {
+        if self.is_recent_temporary() || self.directory.look(&self.name)?.identity != self.identity {
             return Ok(false);
         }
         self.directory.remove(&self.name)?;
@@ -279,16 +279,16 @@ impl Stored {
 ///
 /// # Errors
 /// As [`Directory::file`].
-fn hold(directory: &Directory, name: &str) -> io::Result<(File, Option<InUse>)> {
-    for _ in 0..REPLACEMENTS {
+fn open_locked(directory: &Directory, name: &str) -> io::Result<(File, Option<IndexLock>)> {
+    for _ in 0..MAX_REOPENS {
         let file = directory.file(name, OFlags::RDONLY)?;
         let locked = file.try_clone()?;
-        if lock_soon(&locked, SHARED).is_err() {
+        if lock_with_timeout(&locked, SHARED_LOCK).is_err() {
             return Ok((file, None));
         }
         let stat = fstat(&locked)?;
         if directory.look(name)?.identity == (stat.st_dev, stat.st_ino) {
-            return Ok((file, Some(InUse { locked })));
+            return Ok((file, Some(IndexLock { locked })));
         }
     }
     directory
@@ -299,35 +299,35 @@ fn hold(directory: &Directory, name: &str) -> io::Result<(File, Option<InUse>)> 
 /// Keeps others that ask for the same from giving a file of `directory` its name or removing one, as
 /// long as it lives; `None` when they take too long. Where there are no locks for directories, as on
 /// some network file systems, nobody is kept from anything.
-fn order(directory: &Directory) -> Option<OwnedFd> {
+fn lock_directory(directory: &Directory) -> Option<OwnedFd> {
     // A descriptor of its own, or the lock would be that of everyone with the same.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = openat(directory, ".", flags, Mode::empty()).ok()?;
-    let locked = lock_soon(&own, FlockOperation::NonBlockingLockExclusive);
+    let locked = lock_with_timeout(&own, FlockOperation::NonBlockingLockExclusive);
     (locked != Err(Errno::WOULDBLOCK)).then_some(own)
 }
 
 /// Takes a lock, perhaps after a moment. `operation` must not wait by itself.
-fn lock_soon(file: impl AsFd, operation: FlockOperation) -> rustix::io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+fn lock_with_timeout(file: impl AsFd, operation: FlockOperation) -> rustix::io::Result<()> {
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         match flock(&file, operation) {
             Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(LOCK_RETRY_INTERVAL);
             }
             result => return result,
         }
     }
 }
 
-fn files(directory: &Arc<Directory>) -> io::Result<Vec<Stored>> {
+fn files(directory: &Arc<Directory>) -> io::Result<Vec<IndexFile>> {
     let files = directory.names()?.into_iter().filter_map(|name| {
         let is_finished = is_index(&name);
-        if !is_finished && !name.starts_with(TEMPORARY) {
+        if !is_finished && !name.starts_with(TEMPORARY_PREFIX) {
             return None;
         }
         let found = directory.look(&name).ok()?;
-        Some(Stored {
+        Some(IndexFile {
             directory: Arc::clone(directory),
             name,
             held_bytes: found.held_bytes,
@@ -348,7 +348,7 @@ fn is_index(name: &str) -> bool {
 }
 
 /// What of `files` is beyond the bounds, or was left by writers that died.
-fn surplus(files: &[Stored]) -> Vec<&Stored> {
+fn expired(files: &[IndexFile]) -> Vec<&IndexFile> {
     let kept: Vec<_> = files
         .iter()
         .map(|file| RetainedItem {
@@ -357,7 +357,7 @@ fn surplus(files: &[Stored]) -> Vec<&Stored> {
             in_use: file.is_in_use(),
         })
         .collect();
-    let surplus = BOUNDS.expired(&kept, SystemTime::now());
+    let surplus = RETENTION_POLICY.expired(&kept, SystemTime::now());
     let surplus = surplus.into_iter().filter_map(|number| files.get(number));
     let abandoned = files.iter().zip(&kept);
     let abandoned = abandoned.filter(|(file, kept)| !file.is_finished && !kept.in_use);
@@ -383,13 +383,13 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
 /// # Errors
 /// When it cannot be written; what was there is still there then.
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
-    replace(path, &index.origin.locator, index).map_err(|error| failed(path, error))
+    write_atomically(path, &index.origin.locator, index).map_err(|error| store_error(path, error))
 }
 
-fn failed(path: &Path, error: io::Error) -> Error {
+fn store_error(path: &Path, error: io::Error) -> Error {
     Error {
         path: path.to_owned(),
-        cause: cause(error),
+        cause: classify_error(error),
     }
 }
 
@@ -407,7 +407,7 @@ fn open(path: &Path) -> Result<File, Cause> {
 }
 
 /// What an error of a private directory means.
-fn cause(error: io::Error) -> Cause {
+fn classify_error(error: io::Error) -> Cause {
     match PermissionProblem::from_error(&error) {
         Some(untrusted) => Cause::Untrusted(untrusted.clone()),
         None => Cause::Io(error),
@@ -426,7 +426,7 @@ fn load(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
 }
 
 /// Writes beside `path`, then renames.
-fn replace(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
+fn write_atomically(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
     let temporary = path.with_file_name(temporary_name());
     let written = write_new(&temporary, locator, index).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -450,8 +450,8 @@ fn temporary_name() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     // The standard library's own chance.
-    let chance = RandomState::new().hash_one(number);
-    format!("{TEMPORARY}{}-{chance:016x}", std::process::id())
+    let random = RandomState::new().hash_one(number);
+    format!("{TEMPORARY_PREFIX}{}-{random:016x}", std::process::id())
 }
 
 #[cfg(test)]
@@ -459,7 +459,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::super::Origin;
-    use super::super::sample::file;
+    use super::super::test_support::file;
     use super::super::{Builder, Options};
     use super::*;
 
@@ -473,7 +473,7 @@ mod tests {
 
     fn index(locator: Locator) -> Index {
         let mut builder = Builder::new(Options::default());
-        builder.member(&file("a", 0..1)).unwrap();
+        builder.add_member(&file("a", 0..1)).unwrap();
         builder.finish(Origin {
             locator,
             ..Origin::default()
@@ -487,9 +487,9 @@ mod tests {
         store.path(&locator)
     }
 
-    fn held(store: &Store, options: &str) -> InUse {
+    fn held(store: &Store, options: &str) -> IndexLock {
         let found = store
-            .find_held(&locator(options), &MemoryLimit::none())
+            .find_locked(&locator(options), &MemoryLimit::none())
             .unwrap();
         found.expect("published").1.expect("nobody else")
     }
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_is_found_by_its_locator_only() {
+    fn published_index_is_found_by_its_locator_only() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         assert!(store.find(&locator("")).unwrap().is_none());
@@ -537,18 +537,18 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_noticed_and_replaced() {
+    fn damaged_index_file_is_detected_and_replaced() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let path = publish(&store, "");
         fs::write(&path, b"").unwrap();
-        assert!(matches!(cause(store.find(&locator(""))), Cause::Foreign));
+        assert!(matches!(cause(store.find(&locator(""))), Cause::NotAnIndex));
         publish(&store, "");
         assert!(store.find(&locator("")).unwrap().is_some());
     }
 
     #[test]
-    fn a_symbolic_link_is_not_followed_and_what_it_names_not_overwritten() {
+    fn index_store_does_not_follow_symlinks() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let elsewhere = cache.path().join("elsewhere");
@@ -591,12 +591,12 @@ mod tests {
     }
 
     #[test]
-    fn files_of_dead_writers_are_removed() {
+    fn temporary_files_of_dead_writers_are_removed() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let path = publish(&store, "");
-        let temporary = |name: &str| path.with_file_name(format!("{TEMPORARY}{name}"));
-        for (name, age) in [("old", ABANDONED * 2), ("new", Duration::ZERO)] {
+        let temporary = |name: &str| path.with_file_name(format!("{TEMPORARY_PREFIX}{name}"));
+        for (name, age) in [("old", STALE_TEMPORARY_AGE * 2), ("new", Duration::ZERO)] {
             let file = File::create(temporary(name)).unwrap();
             file.set_modified(std::time::SystemTime::now() - age)
                 .unwrap();
@@ -608,13 +608,13 @@ mod tests {
 
     /// In a container the next process has the number of the one before.
     #[test]
-    fn what_a_dead_writer_of_the_same_number_has_left_is_in_nobodys_way() {
+    fn temporary_file_of_dead_writer_with_same_pid_is_no_obstacle() {
         let names: Vec<_> = (0..100).map(|_| temporary_name()).collect();
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let path = publish(&store, "");
         for number in 0..100 {
-            let left = format!("{TEMPORARY}{}-{number}", std::process::id());
+            let left = format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id());
             File::create(path.with_file_name(left)).unwrap();
         }
         publish(&store, "");
@@ -623,10 +623,10 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_no_one_has_used_for_long_goes_when_another_is_saved() {
+    fn long_unused_index_is_removed_on_next_publish() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let long_ago = SystemTime::now() - BOUNDS.age - Duration::from_mins(1);
+        let long_ago = SystemTime::now() - RETENTION_POLICY.age - Duration::from_mins(1);
         let names = ["old", "used", "marked"];
         for name in names {
             publish(&store, name);
@@ -637,7 +637,7 @@ mod tests {
             let file = File::open(store.path(&locator(name))).unwrap();
             file.set_modified(long_ago).unwrap();
         }
-        held(&store, "used").note();
+        held(&store, "used").touch();
         fs::write(store.directory().join("foreign"), b"").unwrap();
         File::open(store.directory().join("foreign"))
             .unwrap()
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_tells_what_it_was_made_from_and_is_removed_when_no_one_uses_it() {
+    fn index_file_reports_origin_and_is_removable_when_unused() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         assert!(store.files().unwrap().is_empty());
@@ -672,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_in_use_from_the_beginning() {
+    fn published_index_is_in_use_at_once() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let in_use = store.publish(&locator(""), &index(locator(""))).unwrap();
@@ -694,24 +694,24 @@ mod tests {
         };
         assert!(can(&shared.locked, OFlags::RDONLY), "a shared lock reads");
         drop(shared);
-        let alone = store.files().unwrap()[0].alone().unwrap();
+        let alone = store.files().unwrap()[0].lock_exclusive().unwrap();
         let alone = alone.expect("an index of ours");
         assert!(can(&alone, OFlags::WRONLY), "an exclusive lock writes");
     }
 
     #[test]
-    fn what_is_being_written_stays_however_old_it_is() {
+    fn locked_temporary_file_stays_at_any_age() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let path = publish(&store, "").with_file_name(format!("{TEMPORARY}old"));
+        let path = publish(&store, "").with_file_name(format!("{TEMPORARY_PREFIX}old"));
         let written = File::create(&path).unwrap();
         written
             .set_permissions(fs::Permissions::from_mode(0o600))
             .unwrap();
         written
-            .set_modified(SystemTime::now() - ABANDONED * 2)
+            .set_modified(SystemTime::now() - STALE_TEMPORARY_AGE * 2)
             .unwrap();
-        lock_soon(&written, SHARED).unwrap();
+        lock_with_timeout(&written, SHARED_LOCK).unwrap();
         let files = store.files().unwrap();
         let file = files.iter().find(|file| !file.is_finished).unwrap();
         assert!(file.is_in_use() && !file.remove().unwrap());
@@ -722,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_looked_at_while_it_takes_an_index_gets_it() {
+    fn find_succeeds_while_lock_is_probed() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let path = publish(&store, "");
@@ -730,14 +730,14 @@ mod tests {
         flock(&looking, FlockOperation::NonBlockingLockExclusive).unwrap();
         std::thread::scope(|scope| {
             let taking = scope.spawn(|| held(&store, ""));
-            std::thread::sleep(10 * PAUSE);
+            std::thread::sleep(10 * LOCK_RETRY_INTERVAL);
             drop(looking);
             taking.join().unwrap();
         });
     }
 
     #[test]
-    fn an_index_that_goes_while_it_is_taken_is_none_and_a_new_one_is_taken() {
+    fn find_retries_when_index_is_replaced_before_lock() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         for is_replaced in [false, true] {
@@ -747,8 +747,8 @@ mod tests {
             flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
             let found = std::thread::scope(|scope| {
                 let taking =
-                    scope.spawn(|| store.find_held(&locator(""), &MemoryLimit::none()).unwrap());
-                std::thread::sleep(10 * PAUSE);
+                    scope.spawn(|| store.find_locked(&locator(""), &MemoryLimit::none()).unwrap());
+                std::thread::sleep(10 * LOCK_RETRY_INTERVAL);
                 fs::remove_file(&path).unwrap();
                 if is_replaced {
                     publish(&store, "");
@@ -766,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_is_there_while_it_is_used_however_use_and_removal_meet() {
+    fn index_in_use_survives_concurrent_removal() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         for round in 0..200 {
@@ -774,7 +774,7 @@ mod tests {
             let files = store.files().unwrap();
             std::thread::scope(|scope| {
                 let removing = scope.spawn(|| files[0].remove().unwrap());
-                let taken = store.find_held(&locator(""), &MemoryLimit::none()).unwrap();
+                let taken = store.find_locked(&locator(""), &MemoryLimit::none()).unwrap();
                 let is_removed = removing.join().unwrap();
                 let is_there = store.path(&locator("")).exists();
                 let is_held = taken.is_some_and(|(_, in_use)| in_use.is_some());
@@ -784,19 +784,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_while_somebody_gives_a_name() {
+    fn remove_waits_for_directory_lock() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         publish(&store, "");
         let files = store.files().unwrap();
-        let naming = order(&store.found().unwrap()).expect("nobody else");
+        let naming = lock_directory(&store.open_directory().unwrap()).expect("nobody else");
         assert!(!files[0].remove().unwrap());
         drop(naming);
         assert!(files[0].remove().unwrap());
     }
 
     #[test]
-    fn what_is_cut_tells_of_no_origin_and_what_claims_much_gets_none() {
+    fn truncated_or_oversized_index_has_no_origin() {
         let mut bytes = Vec::new();
         format::write(&index(locator("")), &locator(""), &mut bytes).unwrap();
         let len = bytes.len() as u64;

@@ -4,14 +4,14 @@ use super::{Entry, Kind};
 use crate::tar::Device;
 
 /// What names begin with by which layers of images say what is gone.
-const PREFIX: &[u8] = b".wh.";
+const WHITEOUT_PREFIX: &[u8] = b".wh.";
 
 /// The name that makes its directory opaque.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How layers say what of those below is not to be seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Whiteouts {
+pub enum WhiteoutFormat {
     /// As the image specification has it: `.wh.NAME` hides NAME, and `.wh..wh..opq` all that lower
     /// layers have in its directory.
     #[default]
@@ -27,17 +27,17 @@ pub enum Whiteouts {
 
 /// What a name in a layer means.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Meaning<'a> {
+pub enum NameKind<'a> {
     /// What it says.
     Entry,
     /// That nothing of this name is to be seen in its directory; of a name that nothing can have
     /// that is nothing at all.
-    Hides(&'a [u8]),
+    Whiteout(&'a [u8]),
     /// That nothing is to be seen in its directory.
     Opaque,
 }
 
-impl Whiteouts {
+impl WhiteoutFormat {
     /// Whether `entry` is no entry, but says that nothing of its name is to be seen.
     pub fn is_whiteout(self, entry: &Entry<'_>) -> bool {
         const NONE: Device = Device { major: 0, minor: 0 };
@@ -46,13 +46,13 @@ impl Whiteouts {
     }
 
     /// What a member means by its `name`.
-    pub fn meaning_of_name(self, name: &[u8]) -> Meaning<'_> {
+    pub fn classify_name(self, name: &[u8]) -> NameKind<'_> {
         match self {
-            Self::Oci if name == OPAQUE => Meaning::Opaque,
+            Self::Oci if name == OPAQUE => NameKind::Opaque,
             Self::Oci => name
-                .strip_prefix(PREFIX)
-                .map_or(Meaning::Entry, Meaning::Hides),
-            Self::Overlay | Self::Keep => Meaning::Entry,
+                .strip_prefix(WHITEOUT_PREFIX)
+                .map_or(NameKind::Entry, NameKind::Whiteout),
+            Self::Overlay | Self::Keep => NameKind::Entry,
         }
     }
 
@@ -73,19 +73,19 @@ impl Whiteouts {
 
     /// Whether `entry`, a directory, would have to be read together with another place of the layers below,
     /// or, a file, has its content there: that is not done.
-    pub fn leads_elsewhere(self, entry: &Entry<'_>) -> bool {
-        const ELSEWHERE: [&[u8]; 4] = [
+    pub fn is_redirected(self, entry: &Entry<'_>) -> bool {
+        const REDIRECTS: [&[u8]; 4] = [
             b"trusted.overlay.redirect",
             b"user.overlay.redirect",
             b"trusted.overlay.metacopy",
             b"user.overlay.metacopy",
         ];
-        self == Self::Overlay && entry.xattrs().any(|(name, _)| ELSEWHERE.contains(&name))
+        self == Self::Overlay && entry.xattrs().any(|(name, _)| REDIRECTS.contains(&name))
     }
 
     /// Whether what is called `name` is no entry and holds none.
-    pub fn takes_name(self, name: &[u8]) -> bool {
-        self == Self::Oci && name.starts_with(PREFIX)
+    pub fn is_reserved_name(self, name: &[u8]) -> bool {
+        self == Self::Oci && name.starts_with(WHITEOUT_PREFIX)
     }
 }
 
@@ -101,31 +101,31 @@ fn is_marked_whiteout(entry: &Entry<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::base::archive_path::ArchivePath;
-    use crate::index::sample::{directory, file, index, member};
+    use crate::index::test_support::{directory, file, index, member};
     use crate::tar;
 
     #[test]
-    fn names_hide_names_and_a_marker_hides_all() {
+    fn oci_whiteout_hides_a_name_and_opaque_marker_hides_all() {
         for (name, expected) in [
-            ("x", Meaning::Entry),
-            (".wh", Meaning::Entry),
-            (".whx", Meaning::Entry),
-            (".wh.x", Meaning::Hides(b"x")),
-            (".wh.", Meaning::Hides(b"")),
-            (".wh..", Meaning::Hides(b".")),
-            (".wh...", Meaning::Hides(b"..")),
-            (".wh..wh.x", Meaning::Hides(b".wh.x")),
-            (".wh..wh..opq", Meaning::Opaque),
+            ("x", NameKind::Entry),
+            (".wh", NameKind::Entry),
+            (".whx", NameKind::Entry),
+            (".wh.x", NameKind::Whiteout(b"x")),
+            (".wh.", NameKind::Whiteout(b"")),
+            (".wh..", NameKind::Whiteout(b".")),
+            (".wh...", NameKind::Whiteout(b"..")),
+            (".wh..wh.x", NameKind::Whiteout(b".wh.x")),
+            (".wh..wh..opq", NameKind::Opaque),
         ] {
-            let meaning = |whiteouts: Whiteouts| whiteouts.meaning_of_name(name.as_bytes());
-            assert_eq!(meaning(Whiteouts::Oci), expected, "{name}");
-            assert_eq!(meaning(Whiteouts::Keep), Meaning::Entry, "{name}");
-            assert_eq!(meaning(Whiteouts::Overlay), Meaning::Entry, "{name}");
+            let meaning = |whiteouts: WhiteoutFormat| whiteouts.classify_name(name.as_bytes());
+            assert_eq!(meaning(WhiteoutFormat::Oci), expected, "{name}");
+            assert_eq!(meaning(WhiteoutFormat::Keep), NameKind::Entry, "{name}");
+            assert_eq!(meaning(WhiteoutFormat::Overlay), NameKind::Entry, "{name}");
         }
     }
 
     #[test]
-    fn overlays_mark_with_devices_and_attributes() {
+    fn overlay_whiteouts_are_devices_or_xattrs() {
         let device = |name, minor| {
             let device = Device { major: 0, minor };
             member(name, tar::Kind::CharDevice(device))
@@ -150,18 +150,18 @@ mod tests {
             let path = ArchivePath::sanitize(name.as_bytes()).path;
             index.find(&path).unwrap()
         };
-        let overlay = Whiteouts::Overlay;
+        let overlay = WhiteoutFormat::Overlay;
         for (name, is_whiteout) in [("gone", true), ("null", false), ("erased", true)] {
             assert_eq!(overlay.is_whiteout(&entry(name)), is_whiteout, "{name}");
-            assert!(!Whiteouts::Oci.is_whiteout(&entry(name)));
+            assert!(!WhiteoutFormat::Oci.is_whiteout(&entry(name)));
         }
         for (name, is_opaque) in [("trusted", true), ("user", true), ("other", false)] {
             assert_eq!(overlay.is_opaque(&entry(name)), is_opaque, "{name}");
-            assert!(!Whiteouts::Oci.is_opaque(&entry(name)));
+            assert!(!WhiteoutFormat::Oci.is_opaque(&entry(name)));
         }
-        assert!(overlay.leads_elsewhere(&entry("moved")));
-        assert!(!overlay.leads_elsewhere(&entry("trusted")));
+        assert!(overlay.is_redirected(&entry("moved")));
+        assert!(!overlay.is_redirected(&entry("trusted")));
         assert!(overlay.hides_xattr(b"trusted.overlay.opaque"));
-        assert!(!Whiteouts::Oci.hides_xattr(b"trusted.overlay.opaque"));
+        assert!(!WhiteoutFormat::Oci.hides_xattr(b"trusted.overlay.opaque"));
     }
 }

@@ -128,7 +128,7 @@ fn quote(out: &mut String, text: &str) {
 mod tests {
     use super::*;
     use crate::index::Ino;
-    use crate::index::sample::{file, index, member, symlink};
+    use crate::index::test_support::{file, index, member, symlink};
     use crate::tar::{Device, Kind as MemberKind, Member, Timestamp};
 
     fn objects(members: &[Member]) -> Vec<serde_json::Value> {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_everything_about_itself() {
+    fn json_object_of_file_has_all_fields() {
         let member = Member {
             mode: 0o4755,
             uid: 7,
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_devices_have_fields_of_their_own() {
+    fn json_objects_of_links_and_devices_have_extra_fields() {
         let device = Device { major: 1, minor: 3 };
         let objects = objects(&[
             symlink("l", "x\"\n"),

@@ -1,6 +1,6 @@
 //! `ls -l` lines.
 
-use super::quote::escape;
+use super::escape::escape;
 use crate::base::civil::Civil;
 use crate::index::{Entry, Kind};
 
@@ -127,7 +127,7 @@ pub fn mode_string(entry: &Entry<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::sample::{directory, file, index, member, symlink};
+    use crate::index::test_support::{directory, file, index, member, symlink};
     use crate::index::{Index, Ino};
     use crate::tar::{Device, Kind as MemberKind, Member, Timestamp};
 

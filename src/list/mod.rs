@@ -5,9 +5,9 @@
 
 pub mod json;
 mod long;
-mod quote;
+mod escape;
 mod walk;
 
 pub use long::{Columns, mode_string};
-pub use quote::escape;
+pub use escape::escape;
 pub use walk::{Walk, walk};

@@ -14,7 +14,7 @@ pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
         single: None,
     };
     match index.entry(from) {
-        Some(entry) if entry.kind() == Kind::Directory => walk.levels.push(Level::top(from)),
+        Some(entry) if entry.kind() == Kind::Directory => walk.levels.push(Level::new(from)),
         single => walk.single = single,
     }
     walk
@@ -41,7 +41,7 @@ struct Level {
 }
 
 impl Level {
-    fn top(ino: Ino) -> Self {
+    fn new(ino: Ino) -> Self {
         Self { ino, next: 0 }
     }
 }
@@ -80,7 +80,7 @@ impl<'a> Iterator for Walk<'a> {
             let mut path = self.directory.clone();
             path.push(child.name);
             if self.recursive && entry.kind() == Kind::Directory {
-                self.levels.push(Level::top(child.ino));
+                self.levels.push(Level::new(child.ino));
                 self.directory = path.clone();
             }
             return Some((path, entry));
@@ -92,7 +92,7 @@ impl<'a> Iterator for Walk<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::sample::{directory, file, hard_link, index};
+    use crate::index::test_support::{directory, file, hard_link, index};
 
     fn paths(index: &Index, from: Ino, recursive: bool) -> Vec<String> {
         walk(index, from, recursive)
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_in_byte_order_and_what_is_inside_right_after() {
+    fn walk_yields_names_in_byte_order_depth_first() {
         assert_eq!(
             paths(&tree(), Ino::ROOT, true),
             ["a", "b", "b/a", "b/c", "b/c/d", "b.txt", "empty", "z"]
@@ -128,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_that_starts_below_keeps_paths_from_the_root() {
+    fn walk_below_root_yields_paths_from_root() {
         let tree = tree();
         let b = tree.lookup(Ino::ROOT, b"b").unwrap().ino();
         assert_eq!(paths(&tree, b, true), ["b/a", "b/c", "b/c/d"]);
     }
 
     #[test]
-    fn a_file_lists_as_itself_and_nothing_as_nothing() {
+    fn walk_of_file_yields_itself_and_of_missing_nothing() {
         let tree = tree();
         let a = tree.lookup(Ino::ROOT, b"a").unwrap().ino();
         assert_eq!(paths(&tree, a, true), ["a"]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_tree_is_walked_to_its_end() {
+    fn deep_tree_is_walked_completely() {
         let tree = index(&[file(&("a/".repeat(2000) + "f"), 0..1)]);
         assert_eq!(walk(&tree, Ino::ROOT, true).count(), 2001);
     }

@@ -12,7 +12,7 @@ use super::root::{Directory, Identity, Missing, Ownership, name_of, parent_of, s
 use super::{Existing, Materializer};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
-use crate::index::LATE_LINK_PASSES;
+use crate::index::MAX_FORWARD_LINK_PASSES;
 use crate::tar::{Device, Kind};
 
 /// Hard links whose targets had not come yet.
@@ -384,7 +384,7 @@ impl Materializer {
     /// often is a chain's first.
     pub(super) fn make_late_links(&mut self) {
         let mut links = std::mem::take(&mut self.links.0);
-        for _ in 0..LATE_LINK_PASSES {
+        for _ in 0..MAX_FORWARD_LINK_PASSES {
             let before = links.len();
             links = links
                 .into_iter()

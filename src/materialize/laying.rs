@@ -1,7 +1,7 @@
 //! Layers: each is streamed once, from the bottom, and the tree that they make is put together at the end.
 //!
 //! While a layer goes by, its index grows in memory, and its files are written into a hidden directory of the
-//! destination, by the numbers of their entries. [`stack::merge`](crate::stack::merge) then says what is
+//! destination, by the numbers of their entries. [`layers::merge`](crate::layers::merge) then says what is
 //! where, as it does for a mount: directories are made from the root on, files are renamed to their places,
 //! and a directory gets its attributes when everything in it is there. No path of a layer is ever walked on
 //! disk.
@@ -21,9 +21,9 @@ use super::root::{Directory, Identity};
 use super::{CLAIM, Current, Materializer, removal};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
-    Builder, Entry, Index, Ino, Kind, MergeError, Merged, Options, Origin, Place, Placed, Refused,
+    Builder, Entry, Index, Ino, Kind, MergeError, MergedIndex, Options, Origin, LayerIno, Placement, MemberError,
 };
-use crate::stack::{Whiteouts, merge};
+use crate::layers::{WhiteoutFormat, merge};
 use crate::tar::Member;
 
 const PLACE: &str = "move the file to its place";
@@ -46,7 +46,7 @@ const OPEN_ANCESTORS: usize = 16;
 /// Layers that are being written.
 #[derive(Debug)]
 pub(super) struct Laying {
-    whiteouts: Whiteouts,
+    whiteouts: WhiteoutFormat,
     /// The index of the layer that goes by.
     builder: Option<Builder>,
     /// Those of the layers below it.
@@ -70,7 +70,7 @@ struct Ancestor {
 impl Materializer {
     /// What comes now are layers, from the bottom, that say by `whiteouts` what of those below is gone. The
     /// destination must be empty.
-    pub fn begin_layers(&mut self, whiteouts: Whiteouts) {
+    pub fn begin_layers(&mut self, whiteouts: WhiteoutFormat) {
         self.laying = Some(Laying {
             whiteouts,
             builder: None,
@@ -122,22 +122,22 @@ impl Materializer {
         member.user.clear();
         member.group.clear();
         let layer = laying.indexes.len();
-        let placed = builder.member(&member);
+        let placed = builder.add_member(&member);
         if let Err(error) = builder.check_memory() {
             return self.context.problems.stop(error.into());
         }
         let kind = match placed {
-            Ok(Placed::Entry(ino)) => builder.index().entry(ino).map(|entry| entry.kind()),
+            Ok(Placement::Entry(ino)) => builder.index().entry(ino).map(|entry| entry.kind()),
             _ => None,
         };
         match (placed, kind) {
-            (Err(Refused::Full), _) => {
+            (Err(MemberError::TooManyEntries), _) => {
                 let limit = self.context.claims.most();
                 let path = name.path;
                 let too_many = Error::TooManyEntries { path, limit };
                 self.context.problems.stop(too_many);
             }
-            (Ok(Placed::Entry(ino)), Some(Kind::File)) => {
+            (Ok(Placement::Entry(ino)), Some(Kind::File)) => {
                 self.tell_prefix(name.stripped);
                 self.write_unplaced(ino, file_name(layer, ino), member, name.path);
             }
@@ -218,7 +218,7 @@ impl Materializer {
 
     /// Makes the tree of the layers that came, and removes what is not in it. All files are written, and the
     /// root is to be [finished](Self::finish_root).
-    pub(super) fn place_layers(&mut self, laying: Laying) -> Option<Merged> {
+    pub(super) fn place_layers(&mut self, laying: Laying) -> Option<MergedIndex> {
         let mut indexes = laying.indexes;
         // One that ended badly.
         let builder = laying.builder;
@@ -418,7 +418,7 @@ impl Materializer {
         if !is_file && entry.link_count() < 2 {
             return self.make_entry(job);
         }
-        let Some(origin) = placing.merged.place(entry.ino()) else {
+        let Some(origin) = placing.merged.layer_ino(entry.ino()) else {
             return;
         };
         let name = file_name(origin.layer as usize, origin.ino);
@@ -437,7 +437,7 @@ impl Materializer {
         placing: &mut Placing<'_>,
         job: &Job,
         entry: Entry<'_>,
-        origin: Place,
+        origin: LayerIno,
     ) -> Result<(), Trouble> {
         let layer = origin.layer as usize;
         let name = file_name(layer, origin.ino);
@@ -500,7 +500,7 @@ impl Ancestor {
 
 /// A tree whose entries are moved to their places.
 struct Placing<'a> {
-    merged: &'a Merged,
+    merged: &'a MergedIndex,
     /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
     /// Its name.
@@ -601,19 +601,19 @@ mod tests {
         shown
     }
 
-    fn indexed(layer: &[(Member, Vec<u8>)], whiteouts: Whiteouts) -> Index {
+    fn indexed(layer: &[(Member, Vec<u8>)], whiteouts: WhiteoutFormat) -> Index {
         let mut builder = Builder::new(Options {
             whiteouts: Some(whiteouts),
             ..Options::default()
         });
         for (member, _) in layer {
             // What is refused is among the problems.
-            builder.member(member).ok();
+            builder.add_member(member).ok();
         }
         builder.finish(Origin::default())
     }
 
-    fn written(layers: &[Vec<(Member, Vec<u8>)>], place: &Path, whiteouts: Whiteouts) -> Summary {
+    fn written(layers: &[Vec<(Member, Vec<u8>)>], place: &Path, whiteouts: WhiteoutFormat) -> Summary {
         let mut options = crate::materialize::Options::for_this_user();
         options.same_permissions = true;
         options.writers = Some(2);
@@ -750,7 +750,7 @@ mod tests {
     }
 
     /// Whether what is on disk is what the indexes say, and as much is left out.
-    fn check(steps: &[Vec<Step>], whiteouts: Whiteouts) -> Result<(), TestCaseError> {
+    fn check(steps: &[Vec<Step>], whiteouts: WhiteoutFormat) -> Result<(), TestCaseError> {
         let layers = members(steps);
         let indexes: Vec<_> = layers
             .iter()
@@ -780,7 +780,7 @@ mod tests {
         options.writers = Some(1);
         let mut materializer =
             Materializer::new(place.path(), options, std::sync::Arc::default()).expect("opened");
-        materializer.begin_layers(Whiteouts::Oci);
+        materializer.begin_layers(WhiteoutFormat::Oci);
         materializer.begin_layer();
         for (count, name) in [b"a", b"b"].into_iter().enumerate() {
             feed(
@@ -827,7 +827,7 @@ mod tests {
 
         #[test]
         fn what_is_written_is_what_the_indexes_make(steps in layers(), oci in any::<bool>()) {
-            let whiteouts = if oci { Whiteouts::Oci } else { Whiteouts::Overlay };
+            let whiteouts = if oci { WhiteoutFormat::Oci } else { WhiteoutFormat::Overlay };
             check(&steps, whiteouts)?;
         }
     }

@@ -24,7 +24,7 @@ pub enum Cause {
     NotTar,
     /// The bytes end early. What was complete has been reported.
     #[error("the archive is truncated: it ends in the middle of {0}")]
-    Truncated(Part),
+    Truncated(TruncatedIn),
     /// The archive is refused because it would cost too much.
     #[error("more {which} than the limit of {limit} allows")]
     LimitExceeded {
@@ -72,7 +72,7 @@ pub enum Cause {
 impl Cause {
     /// [`TooManyEntries`](Self::TooManyEntries), because of the member called `name`.
     pub fn too_many_entries(name: &[u8], limit: u64) -> Self {
-        let name = shown(name);
+        let name = printable(name);
         Self::TooManyEntries { name, limit }
     }
 }
@@ -85,7 +85,7 @@ impl From<Exceeded> for Cause {
 
 /// Where an archive was cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum TruncatedIn {
     /// Inside a record that should be a header.
     Header,
     /// Inside an extension, or between it and the header that it amends.
@@ -96,7 +96,7 @@ pub enum Part {
     Padding,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for TruncatedIn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Header => "a header",
@@ -120,15 +120,15 @@ pub struct Warning {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Note {
     /// Odd, yet nothing is lost that GNU tar would keep.
-    Odd(String),
+    Warning(String),
     /// Something is lost; GNU tar's exit status is 2.
-    Lost(String),
+    Damaged(String),
 }
 
 /// Bytes as a user may see them: lossy, on one line, and of bounded length.
-pub(super) fn shown(bytes: &[u8]) -> String {
-    const MOST: usize = 200;
-    let head = bytes.get(..MOST).unwrap_or(bytes);
+pub(super) fn printable(bytes: &[u8]) -> String {
+    const MAX_BYTES: usize = 200;
+    let head = bytes.get(..MAX_BYTES).unwrap_or(bytes);
     let dots = if head.len() < bytes.len() { "…" } else { "" };
     let text = String::from_utf8_lossy(head);
     let line: String = text
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn names_are_shown_on_one_line_of_bounded_length() {
-        assert_eq!(shown(b"a\nb\xff"), "a?b\u{fffd}");
-        assert_eq!(shown(&[b'x'; 300]).chars().count(), 201);
+        assert_eq!(printable(b"a\nb\xff"), "a?b\u{fffd}");
+        assert_eq!(printable(&[b'x'; 300]).chars().count(), 201);
     }
 }

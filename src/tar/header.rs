@@ -89,15 +89,15 @@ impl<'a> Header<'a> {
 
     /// The name of the owner; empty in v7.
     pub(super) fn user(self) -> &'a [u8] {
-        self.beyond_v7(265, 32)
+        self.ustar_text(265, 32)
     }
 
     /// The name of the group; empty in v7.
     pub(super) fn group(self) -> &'a [u8] {
-        self.beyond_v7(297, 32)
+        self.ustar_text(297, 32)
     }
 
-    fn beyond_v7(self, offset: usize, len: usize) -> &'a [u8] {
+    fn ustar_text(self, offset: usize, len: usize) -> &'a [u8] {
         match self.dialect() {
             Dialect::V7 => b"",
             Dialect::Ustar | Dialect::Star | Dialect::Gnu => text(self.field(offset, len)),
@@ -116,16 +116,16 @@ impl<'a> Header<'a> {
     }
 
     pub(super) fn uid(self) -> Result<u32, NumberError> {
-        ranged(self.field(108, 8))
+        number_in_range(self.field(108, 8))
     }
 
     pub(super) fn gid(self) -> Result<u32, NumberError> {
-        ranged(self.field(116, 8))
+        number_in_range(self.field(116, 8))
     }
 
     pub(super) fn mtime(self) -> Result<Timestamp, NumberError> {
         Ok(Timestamp {
-            seconds: ranged(self.field(136, 12))?,
+            seconds: number_in_range(self.field(136, 12))?,
             nanoseconds: 0,
         })
     }
@@ -136,8 +136,8 @@ impl<'a> Header<'a> {
             return Ok(Device::default());
         }
         Ok(Device {
-            major: ranged(self.field(329, 8))?,
-            minor: ranged(self.field(337, 8))?,
+            major: number_in_range(self.field(329, 8))?,
+            minor: number_in_range(self.field(337, 8))?,
         })
     }
 }
@@ -149,11 +149,11 @@ pub(super) fn text(field: &[u8]) -> &[u8] {
 
 /// A length or offset: a number from 0 up to 2⁶³ − 1.
 pub(super) fn size(field: &[u8]) -> Result<u64, NumberError> {
-    let size: i64 = ranged(field)?;
+    let size: i64 = number_in_range(field)?;
     u64::try_from(size).map_err(|_| NumberError::OutOfRange)
 }
 
-fn ranged<T: TryFrom<i128>>(field: &[u8]) -> Result<T, NumberError> {
+fn number_in_range<T: TryFrom<i128>>(field: &[u8]) -> Result<T, NumberError> {
     T::try_from(number(field)?).map_err(|_| NumberError::OutOfRange)
 }
 
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_base_64_make_no_sense() {
+    fn base_64_numbers_are_rejected() {
         for field in [b"+AAAAAAB", b"-AAAAAAB"] {
             assert!(number(field).is_err());
         }

@@ -2,21 +2,21 @@
 
 use std::fmt;
 
-use super::error::{Cause, shown};
+use super::error::{Cause, printable};
 use super::{Kind, Member, Segment};
 
 /// Bytes of headers that each member may have on top of [`Limits::size`], padding included.
-const HEADER_ALLOWANCE: u64 = 4 << 10;
+const HEADER_BYTES_PER_MEMBER: u64 = 4 << 10;
 
 /// Bytes of the plain stream on top of [`Limits::size`], whatever they are: a single member with
 /// large attributes, or what fills the last block of a tape.
-const STREAM_ALLOWANCE: u64 = 1 << 20;
+const EXTRA_STREAM_BYTES: u64 = 1 << 20;
 
-/// Bytes of each member that may be kept on top of [`Limits::kept_bytes`].
-const KEPT_ALLOWANCE: u64 = 4 << 10;
+/// Bytes of each member that may be kept on top of [`Limits::metadata_bytes`].
+const METADATA_BYTES_PER_MEMBER: u64 = 4 << 10;
 
 /// What may be kept in any case.
-const LEAST_KEPT_BYTES: u64 = 256 << 20;
+const MIN_METADATA_BYTES: u64 = 256 << 20;
 
 /// Explicit limits, each with the attack it stops. The defaults lie far above anything that an
 /// honest archive holds; `entries` and `size` have none, because honest archives are as large as
@@ -41,7 +41,7 @@ pub struct Limits {
     /// Bytes of names, link targets, extended attributes and sparse maps of all members together, 4 KiB
     /// more for each member. Stops members that are allowed to be large from being so by
     /// thousands: an index keeps these, and a writer those of directories.
-    pub kept_bytes: u64,
+    pub metadata_bytes: u64,
     /// Bytes of one pax header's body. Stops an archive from making us gather gigabytes before
     /// its first member. A sparse map of format 0.1 is the largest honest one.
     pub pax_bytes: u64,
@@ -67,7 +67,7 @@ impl Default for Limits {
             entries: u64::MAX,
             size: u64::MAX,
             path_depth: 2 << 10,
-            kept_bytes: LEAST_KEPT_BYTES,
+            metadata_bytes: MIN_METADATA_BYTES,
             pax_bytes: 16 << 20,
             global_bytes: 64 << 10,
             xattrs: 1 << 10,
@@ -79,50 +79,50 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What may be [kept](Self::kept_bytes) of all members by who gives `memory` bytes to everything
+    /// What may be [kept](Self::metadata_bytes) of all members by who gives `memory` bytes to everything
     /// else: twice as much, since what is kept comes on top, or 256 MiB.
-    pub fn kept_bytes_with(memory: u64) -> u64 {
-        memory.saturating_mul(2).max(LEAST_KEPT_BYTES)
+    pub fn metadata_bytes_for(memory: u64) -> u64 {
+        memory.saturating_mul(2).max(MIN_METADATA_BYTES)
     }
 
     /// Bytes that the plain stream may have, up to any point before which there are `members`.
     pub fn stream_bytes(&self, members: u64) -> u64 {
-        let headers = members.saturating_mul(HEADER_ALLOWANCE);
+        let headers = members.saturating_mul(HEADER_BYTES_PER_MEMBER);
         self.size
-            .saturating_add(STREAM_ALLOWANCE)
+            .saturating_add(EXTRA_STREAM_BYTES)
             .saturating_add(headers)
     }
 
     /// Bytes that may be kept of so many members.
-    fn kept_bytes_of(&self, members: u64) -> u64 {
-        self.kept_bytes
-            .saturating_add(members.saturating_mul(KEPT_ALLOWANCE))
+    fn max_metadata_bytes(&self, members: u64) -> u64 {
+        self.metadata_bytes
+            .saturating_add(members.saturating_mul(METADATA_BYTES_PER_MEMBER))
     }
 }
 
 /// What the members so far come to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sums {
+pub struct MemberTotals {
     /// But for those that are the root.
     pub(super) members: u64,
     /// Bytes of files, with holes.
     size: u64,
-    /// See [`Limits::kept_bytes`].
-    kept_bytes: u64,
+    /// See [`Limits::metadata_bytes`].
+    metadata_bytes: u64,
 }
 
-impl Sums {
+impl MemberTotals {
     /// As they are written down.
-    pub fn numbers(self) -> [u64; 3] {
-        [self.members, self.size, self.kept_bytes]
+    pub fn to_array(self) -> [u64; 3] {
+        [self.members, self.size, self.metadata_bytes]
     }
 
     /// As they were written down.
-    pub fn from_numbers([members, size, kept_bytes]: [u64; 3]) -> Self {
+    pub fn from_array([members, size, metadata_bytes]: [u64; 3]) -> Self {
         Self {
             members,
             size,
-            kept_bytes,
+            metadata_bytes,
         }
     }
 
@@ -131,22 +131,22 @@ impl Sums {
         let sums = Self {
             members: self.members + u64::from(!is_root(&member.name)),
             size: self.size.saturating_add(member.size),
-            kept_bytes: self.kept_bytes.saturating_add(kept_bytes(member)),
+            metadata_bytes: self.metadata_bytes.saturating_add(metadata_bytes(member)),
         };
         if sums.members > limits.entries {
             return Err(Cause::too_many_entries(&member.name, limits.entries));
         }
         if sums.size > limits.size {
             return Err(Cause::TooLarge {
-                name: shown(&member.name),
+                name: printable(&member.name),
                 size: member.size,
                 total: sums.size,
                 limit: limits.size,
             });
         }
-        let limit = limits.kept_bytes_of(sums.members);
-        if sums.kept_bytes > limit {
-            let which = Limit::KeptBytes;
+        let limit = limits.max_metadata_bytes(sums.members);
+        if sums.metadata_bytes > limit {
+            let which = Limit::MetadataBytes;
             return Err(Cause::LimitExceeded { which, limit });
         }
         *self = sums;
@@ -161,7 +161,7 @@ fn is_root(name: &[u8]) -> bool {
 }
 
 /// What has to be kept of a member until all are known, besides what is the same for each.
-fn kept_bytes(member: &Member) -> u64 {
+fn metadata_bytes(member: &Member) -> u64 {
     let link = match &member.kind {
         Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
         _ => 0,
@@ -177,8 +177,8 @@ fn kept_bytes(member: &Member) -> u64 {
 pub enum Limit {
     /// [`Limits::path_depth`].
     PathDepth,
-    /// [`Limits::kept_bytes`].
-    KeptBytes,
+    /// [`Limits::metadata_bytes`].
+    MetadataBytes,
     /// [`Limits::pax_bytes`].
     PaxBytes,
     /// [`Limits::global_bytes`].
@@ -198,7 +198,7 @@ impl Limit {
     pub(super) fn check(self, limits: &Limits, found: u64) -> Result<(), Exceeded> {
         let limit = match self {
             Self::PathDepth => limits.path_depth,
-            Self::KeptBytes => limits.kept_bytes,
+            Self::MetadataBytes => limits.metadata_bytes,
             Self::PaxBytes => limits.pax_bytes,
             Self::GlobalBytes => limits.global_bytes,
             Self::Xattrs => limits.xattrs,
@@ -217,7 +217,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::PathDepth => "components in a name",
-            Self::KeptBytes => "bytes of names, attributes and sparse maps",
+            Self::MetadataBytes => "bytes of names, attributes and sparse maps",
             Self::PaxBytes => "bytes in a pax header",
             Self::GlobalBytes => "bytes of global pax keywords",
             Self::Xattrs => "extended attributes of a member",
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stream_may_have_what_files_and_headers_need() {
+    fn stream_limit_covers_files_and_headers() {
         let limits = Limits {
             size: 1 << 30,
             ..Limits::default()
@@ -251,16 +251,16 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_more_memory_may_keep_more() {
-        let usual = Limits::default().kept_bytes;
-        assert_eq!(Limits::kept_bytes_with(0), usual);
-        assert_eq!(Limits::kept_bytes_with(128 << 20), usual);
-        assert_eq!(Limits::kept_bytes_with(129 << 20), usual + (2 << 20));
-        assert_eq!(Limits::kept_bytes_with(u64::MAX), u64::MAX);
+    fn metadata_limit_grows_with_memory() {
+        let usual = Limits::default().metadata_bytes;
+        assert_eq!(Limits::metadata_bytes_for(0), usual);
+        assert_eq!(Limits::metadata_bytes_for(128 << 20), usual);
+        assert_eq!(Limits::metadata_bytes_for(129 << 20), usual + (2 << 20));
+        assert_eq!(Limits::metadata_bytes_for(u64::MAX), u64::MAX);
     }
 
     #[test]
-    fn the_root_has_many_names() {
+    fn root_directory_names_are_recognised() {
         for name in [".", "./", "", "/", "././/."] {
             assert!(is_root(name.as_bytes()), "{name}");
         }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_itself_is_still_allowed() {
+    fn value_equal_to_the_limit_is_allowed() {
         let limits = Limits {
             xattrs: 3,
             ..Limits::default()

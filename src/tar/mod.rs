@@ -43,18 +43,18 @@
 //! - Names, extended headers and sparse maps have [`Limits`].
 
 mod error;
-mod gnu;
+mod old_sparse;
 mod header;
 pub mod limits;
-mod member;
+mod assemble;
 mod parser;
 mod pax;
 mod sparse;
 
 use crate::base::extent::{Extent, Plain};
 
-pub use error::{Cause, Error, Part, Warning};
-pub use limits::{Limit, Limits, Sums};
+pub use error::{Cause, Error, TruncatedIn, Warning};
+pub use limits::{Limit, Limits, MemberTotals};
 pub use parser::{Event, Options, Parser};
 
 /// Bytes in a tar record (POSIX calls it that; GNU tar says "block").

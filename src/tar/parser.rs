@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
-use super::error::{Cause, Error, Note, Part, Warning, shown};
-use super::gnu::HeaderMap;
+use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
+use super::old_sparse::HeaderMap;
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
-use super::limits::{Exceeded, Limit, Sums};
-use super::member::{Extensions, member};
-use super::sparse::{MapError, MapFault, MapReader, checked};
+use super::limits::{Exceeded, Limit, MemberTotals};
+use super::assemble::{Extensions, member};
+use super::sparse::{MapError, MapFault, MapReader, validate_map};
 use super::{Kind, Limits, Member, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
 use crate::base::tar_checksum;
@@ -57,7 +57,7 @@ pub struct Parser {
     /// Where `input` begins.
     offset: u64,
     /// Whether no bytes follow `input`.
-    finished: bool,
+    is_finished: bool,
     state: State,
     /// Found and not yet pulled.
     events: VecDeque<Event>,
@@ -72,19 +72,19 @@ pub struct Parser {
     /// Whether a header was ever found.
     is_tar: bool,
     /// What the last record was that could have been a header.
-    last: Last,
+    last: LastRecord,
     /// What the members so far come to.
-    sums: Sums,
+    sums: MemberTotals,
     /// The same without the last one.
-    sums_before: Sums,
+    totals_before_last: MemberTotals,
 }
 
 /// Bytes of global pax headers that are kept for [`Parser::globals`].
-const GLOBALS_BYTES: usize = 64 << 10;
+const MAX_SAVED_GLOBAL_BYTES: usize = 64 << 10;
 
 /// What a record was that could have been a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Last {
+enum LastRecord {
     /// A header; or none came yet.
     Header,
     /// Zero, and zero records count.
@@ -100,9 +100,9 @@ enum State {
     /// The body of an extension is next.
     Extension(Extension),
     /// A record with more of a sparse map is next.
-    HeaderMap(Box<Draft>, HeaderMap),
+    HeaderMap(Box<PendingMember>, HeaderMap),
     /// A record of the map before a payload is next.
-    PayloadMap(Box<Draft>, MapReader),
+    PayloadMap(Box<PendingMember>, MapReader),
     /// A payload is next, or what is skipped.
     Content(Content),
     /// Nothing is next.
@@ -124,7 +124,7 @@ struct Extension {
 
 /// A sparse member whose map is being read.
 #[derive(Debug)]
-struct Draft {
+struct PendingMember {
     member: Member,
     /// Its header.
     at: Plain,
@@ -133,7 +133,7 @@ struct Draft {
     /// Bytes in the archive, the map before the payload included, padding aside; below 2⁶³.
     stored: u64,
     /// How many of them the map has taken.
-    taken: u64,
+    map_bytes: u64,
 }
 
 /// Bytes behind a header.
@@ -144,7 +144,7 @@ struct Content {
     /// Bytes to skip behind them.
     rest: u64,
     /// Whether they belong to a member that was announced.
-    announced: bool,
+    is_announced: bool,
 }
 
 /// What a pax header says, if there is one.
@@ -152,8 +152,8 @@ type Keywords = Option<Box<pax::Keywords>>;
 
 /// What one step came to.
 enum Progress {
-    Made,
-    Starved,
+    Advanced,
+    NeedInput,
 }
 
 impl Parser {
@@ -164,7 +164,7 @@ impl Parser {
             input: Bytes::new(),
             partial: Vec::new(),
             offset: 0,
-            finished: false,
+            is_finished: false,
             state: State::Header,
             events: VecDeque::new(),
             failure: None,
@@ -172,9 +172,9 @@ impl Parser {
             global: pax::Keywords::default(),
             globals: Some(Arc::default()),
             is_tar: false,
-            last: Last::Header,
-            sums: Sums::default(),
-            sums_before: Sums::default(),
+            last: LastRecord::Header,
+            sums: MemberTotals::default(),
+            totals_before_last: MemberTotals::default(),
         }
     }
 
@@ -186,18 +186,18 @@ impl Parser {
     pub fn resume(
         options: Options,
         at: Plain,
-        sums: Sums,
+        sums: MemberTotals,
         globals: &[Vec<u8>],
     ) -> Result<Self, Error> {
         let mut parser = Self::new(options);
         for body in globals {
-            parser.global(at, body)?;
+            parser.apply_global_header(at, body)?;
         }
         // Whoever came to these headers first has heard of what is odd about them.
         parser.events.clear();
         parser.offset = at.0;
         parser.sums = sums;
-        parser.sums_before = sums;
+        parser.totals_before_last = sums;
         parser.is_tar = true;
         Ok(parser)
     }
@@ -209,8 +209,8 @@ impl Parser {
     }
 
     /// What the members before the last one come to, for [`Parser::resume`].
-    pub fn sums_before(&self) -> Sums {
-        self.sums_before
+    pub fn totals_before_last(&self) -> MemberTotals {
+        self.totals_before_last
     }
 
     /// Takes the next plain bytes; called only after [`Event::NeedInput`].
@@ -221,7 +221,7 @@ impl Parser {
 
     /// Says that no bytes follow.
     pub fn finish(&mut self) {
-        self.finished = true;
+        self.is_finished = true;
     }
 
     /// The first byte that no event covers and that the parser has not looked at.
@@ -243,13 +243,13 @@ impl Parser {
                 return Err(failure.clone());
             }
             let step = match self.step() {
-                Ok(Progress::Starved) if self.finished => self.close(),
-                Ok(Progress::Starved) => {
+                Ok(Progress::NeedInput) if self.is_finished => self.finish_input(),
+                Ok(Progress::NeedInput) => {
                     // An empty slice, too, keeps its buffer from those who make the next bytes.
                     self.input = Bytes::new();
                     return Ok(Event::NeedInput);
                 }
-                Ok(Progress::Made) => Ok(()),
+                Ok(Progress::Advanced) => Ok(()),
                 Err(error) => Err(error),
             };
             self.failure = step.err();
@@ -264,25 +264,25 @@ impl Parser {
             State::Extension(extension) => {
                 let left = extension.left + extension.padding;
                 if left > 0 && self.input.is_empty() {
-                    return Ok(Progress::Starved);
+                    return Ok(Progress::NeedInput);
                 }
                 let taken = self.take(left);
                 self.extension(&taken)?;
-                Ok(Progress::Made)
+                Ok(Progress::Advanced)
             }
-            State::Content(_) => Ok(self.content()),
+            State::Content(_) => Ok(self.read_content()),
             State::Ended => {
                 // Its buffer may be waited for by those who decode what follows.
                 self.input = Bytes::new();
                 self.events.push_back(Event::End);
-                Ok(Progress::Made)
+                Ok(Progress::Advanced)
             }
         }
     }
 
     /// Bytes of the member's payload and padding that are still to be pushed; 0 between members, and
     /// where what follows is needed.
-    pub fn lacking(&self) -> u64 {
+    pub fn missing_payload(&self) -> u64 {
         match &self.state {
             State::Content(content) if self.input.is_empty() && self.events.is_empty() => {
                 content.payload + content.rest
@@ -296,10 +296,10 @@ impl Parser {
         self.sums.members
     }
 
-    /// Goes on behind the first `len` bytes of those that are [`lacking`](Self::lacking), as if they had been
+    /// Goes on behind the first `len` bytes of those that are [`missing_payload`](Self::missing_payload), as if they had been
     /// pushed, but without their payload events.
-    pub fn skip_lacking(&mut self, len: u64) {
-        let len = len.min(self.lacking());
+    pub fn skip_payload(&mut self, len: u64) {
+        let len = len.min(self.missing_payload());
         if let State::Content(content) = &mut self.state {
             let of_payload = len.min(content.payload);
             self.offset += len;
@@ -326,32 +326,32 @@ impl Parser {
             self.input.advance(RECORD_LEN);
             self.offset += RECORD;
             then(self, &record)?;
-            return Ok(Progress::Made);
+            return Ok(Progress::Advanced);
         }
         let missing = RECORD - self.partial.len() as u64;
         let piece = self.take(missing);
         self.partial.extend_from_slice(&piece);
         let Some(&record) = self.partial.first_chunk::<RECORD_LEN>() else {
-            return Ok(Progress::Starved);
+            return Ok(Progress::NeedInput);
         };
         self.partial.clear();
         then(self, &record)?;
-        Ok(Progress::Made)
+        Ok(Progress::Advanced)
     }
 
     fn header(&mut self, record: &Record) -> Result<(), Error> {
         let at = Plain(self.offset - RECORD);
         if is_zero(record) {
-            self.zero(at);
+            self.zero_record(at);
             return Ok(());
         }
-        if self.last == Last::Zero {
+        if self.last == LastRecord::Zero {
             self.end_after_lone_zero();
             return Ok(());
         }
         let header = Header(record);
         if !tar_checksum::is_valid(header.0) {
-            return self.no_header(at, header, "this is not a header");
+            return self.reject_header(at, header, "this is not a header");
         }
         self.is_tar = true;
         // A hard link's size says how long its target is.
@@ -360,16 +360,16 @@ impl Parser {
             _ => header.size(),
         };
         let Ok(size) = size else {
-            return self.no_header(at, header, "the size in this header makes no sense");
+            return self.reject_header(at, header, "the size in this header makes no sense");
         };
-        self.last = Last::Header;
+        self.last = LastRecord::Header;
         match header.typeflag() {
             flag @ (b'x' | b'X' | b'g' | b'L' | b'K') => self.extension_header(flag, at, size),
             _ => self.member_header(record, at, size),
         }
     }
 
-    fn zero(&mut self, at: Plain) {
+    fn zero_record(&mut self, at: Plain) {
         if self.extensions.start.take().is_some() {
             self.extensions = Extensions::default();
             self.warn(at, "an extended header amends no member".to_owned());
@@ -377,10 +377,10 @@ impl Parser {
         if self.options.ignore_zeros {
             return;
         }
-        if self.last == Last::Zero {
+        if self.last == LastRecord::Zero {
             self.state = State::Ended;
         }
-        self.last = Last::Zero;
+        self.last = LastRecord::Zero;
     }
 
     fn end_after_lone_zero(&mut self) {
@@ -389,20 +389,20 @@ impl Parser {
         self.state = State::Ended;
     }
 
-    fn no_header(&mut self, at: Plain, header: Header<'_>, why: &str) -> Result<(), Error> {
+    fn reject_header(&mut self, at: Plain, header: Header<'_>, why: &str) -> Result<(), Error> {
         if !self.is_tar {
             return Err(error(at, Cause::NotTar));
         }
         self.extensions = Extensions::default();
-        if self.last != Last::Bad {
+        if self.last != LastRecord::Bad {
             let name = match header.dialect() {
                 // The record can be part of a file.
                 Dialect::V7 => String::new(),
-                _ => format!("{}: ", shown(&header.name())),
+                _ => format!("{}: ", printable(&header.name())),
             };
             self.damaged(at, format!("{name}{why}; skipping to the next header"));
         }
-        self.last = Last::Bad;
+        self.last = LastRecord::Bad;
         Ok(())
     }
 
@@ -440,14 +440,14 @@ impl Parser {
         let (flag, at) = (extension.flag, extension.at);
         let body = std::mem::take(&mut extension.body);
         self.state = State::Header;
-        self.amend(flag, at, body)
+        self.apply_extension(flag, at, body)
     }
 
     /// Applies a complete extension.
-    fn amend(&mut self, flag: u8, at: Plain, body: Vec<u8>) -> Result<(), Error> {
+    fn apply_extension(&mut self, flag: u8, at: Plain, body: Vec<u8>) -> Result<(), Error> {
         let name = || Some(text(&body).to_vec()).filter(|name| !name.is_empty());
         match flag {
-            b'g' => return self.global(at, &body),
+            b'g' => return self.apply_global_header(at, &body),
             b'L' => self.extensions.long_name = name(),
             b'K' => self.extensions.long_link = name(),
             _ => {
@@ -462,10 +462,10 @@ impl Parser {
         Ok(())
     }
 
-    fn global(&mut self, at: Plain, body: &[u8]) -> Result<(), Error> {
+    fn apply_global_header(&mut self, at: Plain, body: &[u8]) -> Result<(), Error> {
         let mut keywords = std::mem::take(&mut self.global);
         let is_clean = self.read_keywords(&mut keywords, at, body)?;
-        self.keep_global(body, is_clean);
+        self.save_global_header(body, is_clean);
         // A map belongs to one file.
         keywords.sparse = super::sparse::Keywords::default();
         Limit::GlobalBytes
@@ -478,7 +478,7 @@ impl Parser {
     }
 
     /// What the pax header before a member says on top of what is in force now.
-    fn local(&self, at: Plain, extensions: &mut Extensions) -> Result<Keywords, Error> {
+    fn local_keywords(&self, at: Plain, extensions: &mut Extensions) -> Result<Keywords, Error> {
         let local = extensions.keywords.take();
         if local.is_none() || !extensions.is_stale {
             return Ok(local);
@@ -490,12 +490,12 @@ impl Parser {
         Ok(Some(keywords))
     }
 
-    fn keep_global(&mut self, body: &[u8], is_clean: bool) {
+    fn save_global_header(&mut self, body: &[u8], is_clean: bool) {
         let Some(globals) = &mut self.globals else {
             return;
         };
         let bytes = globals.iter().map(Vec::len).sum::<usize>() + body.len();
-        if is_clean && bytes <= GLOBALS_BYTES {
+        if is_clean && bytes <= MAX_SAVED_GLOBAL_BYTES {
             Arc::make_mut(globals).push(body.to_vec());
         } else {
             self.globals = None;
@@ -512,7 +512,7 @@ impl Parser {
         let mut notes = Vec::new();
         let read = keywords.read(body, &self.options.limits, &mut notes);
         let is_clean = notes.is_empty();
-        self.note(at, notes);
+        self.report_notes(at, notes);
         read.map_err(|exceeded| error(at, exceeded.into()))?;
         Ok(is_clean)
     }
@@ -520,41 +520,41 @@ impl Parser {
     fn member_header(&mut self, record: &Record, at: Plain, size: u64) -> Result<(), Error> {
         let header = Header(record);
         let mut extensions = std::mem::take(&mut self.extensions);
-        let local = self.local(at, &mut extensions)?;
+        let local = self.local_keywords(at, &mut extensions)?;
         let keywords = local.as_deref().unwrap_or(&self.global);
         let stored = keywords.sparse.payload_len().or(keywords.size);
         let stored = stored.unwrap_or(size);
         let mut notes = Vec::new();
         let member = member(header, at, stored, extensions, keywords, &mut notes);
         let sparse = local.map(|keywords| keywords.sparse).unwrap_or_default();
-        let draft = Draft {
+        let pending = PendingMember {
             member,
             at,
             size: sparse.size,
             stored,
-            taken: 0,
+            map_bytes: 0,
         };
         match header.typeflag() {
-            b'V' => self.skip(&draft),
-            b'M' => self.lose(&draft, "it continues a file of another volume"),
+            b'V' => self.skip(&pending),
+            b'M' => self.skip_damaged(&pending, "it continues a file of another volume"),
             flag => {
-                self.note(at, notes);
-                match draft.member.kind {
-                    Kind::File if flag == b'S' => self.file_with_header_map(draft, record)?,
+                self.report_notes(at, notes);
+                match pending.member.kind {
+                    Kind::File if flag == b'S' => self.file_with_header_map(pending, record)?,
                     Kind::File if sparse.is_map_in_payload() => {
-                        self.payload_map_is_next(draft, MapReader::default());
+                        self.expect_payload_map(pending, MapReader::default());
                     }
                     Kind::File if sparse.is_malformed => {
-                        self.lose(&draft, &MapError::Malformed.to_string());
+                        self.skip_damaged(&pending, &MapError::Malformed.to_string());
                     }
-                    Kind::File if sparse.is_sparse => self.sparse_file(draft, &sparse.map)?,
-                    Kind::File => self.announce(draft.member, at, stored, padding(stored))?,
+                    Kind::File if sparse.is_sparse => self.sparse_file(pending, &sparse.map)?,
+                    Kind::File => self.begin_member(pending.member, at, stored, padding(stored))?,
                     // A dumpdir's listing is not content.
                     _ if flag == b'D' => {
-                        self.announce(draft.member, at, 0, stored + padding(stored))?;
+                        self.begin_member(pending.member, at, 0, stored + padding(stored))?;
                     }
                     // Whatever their headers say, the others have no payload.
-                    _ => self.announce(draft.member, at, 0, 0)?,
+                    _ => self.begin_member(pending.member, at, 0, 0)?,
                 }
             }
         }
@@ -563,94 +563,94 @@ impl Parser {
 
     /// A file of type `S`, whose map is in the header, behind it, or, in dialects without one,
     /// nowhere.
-    fn file_with_header_map(&mut self, mut draft: Draft, record: &Record) -> Result<(), Error> {
+    fn file_with_header_map(&mut self, mut pending: PendingMember, record: &Record) -> Result<(), Error> {
         let dialect = Header(record).dialect();
         match HeaderMap::new(record, dialect, &self.options.limits) {
             None => {
-                let stored = draft.stored;
-                self.announce(draft.member, draft.at, stored, padding(stored))
+                let stored = pending.stored;
+                self.begin_member(pending.member, pending.at, stored, padding(stored))
             }
-            Some(Err(fault)) => self.map_fault(&draft, fault),
+            Some(Err(fault)) => self.handle_map_fault(&pending, fault),
             Some(Ok(map)) => {
-                draft.size = draft.size.or(Some(map.size));
-                self.header_map_goes_on(Box::new(draft), map)
+                pending.size = pending.size.or(Some(map.size));
+                self.continue_header_map(Box::new(pending), map)
             }
         }
     }
 
-    fn header_map_goes_on(&mut self, draft: Box<Draft>, map: HeaderMap) -> Result<(), Error> {
-        if map.continues {
-            self.state = State::HeaderMap(draft, map);
+    fn continue_header_map(&mut self, pending: Box<PendingMember>, map: HeaderMap) -> Result<(), Error> {
+        if map.has_more {
+            self.state = State::HeaderMap(pending, map);
             return Ok(());
         }
-        self.sparse_file(*draft, &map.pieces)
+        self.sparse_file(*pending, &map.pieces)
     }
 
     fn header_map(&mut self, record: &Record) -> Result<(), Error> {
         let state = std::mem::replace(&mut self.state, State::Header);
-        if let State::HeaderMap(draft, mut map) = state {
+        if let State::HeaderMap(pending, mut map) = state {
             match map.extend(record, &self.options.limits) {
-                Ok(()) => self.header_map_goes_on(draft, map)?,
-                Err(fault) => self.map_fault(&draft, fault)?,
+                Ok(()) => self.continue_header_map(pending, map)?,
+                Err(fault) => self.handle_map_fault(&pending, fault)?,
             }
         }
         Ok(())
     }
 
-    fn payload_map_is_next(&mut self, draft: Draft, reader: MapReader) {
-        if draft.taken + RECORD > draft.stored {
-            self.lose(&draft, &MapError::Malformed.to_string());
+    fn expect_payload_map(&mut self, pending: PendingMember, reader: MapReader) {
+        if pending.map_bytes + RECORD > pending.stored {
+            self.skip_damaged(&pending, &MapError::Malformed.to_string());
         } else {
-            self.state = State::PayloadMap(Box::new(draft), reader);
+            self.state = State::PayloadMap(Box::new(pending), reader);
         }
     }
 
     fn payload_map(&mut self, record: &Record) -> Result<(), Error> {
         let state = std::mem::replace(&mut self.state, State::Header);
-        if let State::PayloadMap(mut draft, mut reader) = state {
-            draft.taken += RECORD;
+        if let State::PayloadMap(mut pending, mut reader) = state {
+            pending.map_bytes += RECORD;
             match reader.read(record, &self.options.limits) {
-                Ok(Some(pieces)) => self.sparse_file(*draft, &pieces)?,
-                Ok(None) => self.payload_map_is_next(*draft, reader),
-                Err(fault) => self.map_fault(&draft, fault)?,
+                Ok(Some(pieces)) => self.sparse_file(*pending, &pieces)?,
+                Ok(None) => self.expect_payload_map(*pending, reader),
+                Err(fault) => self.handle_map_fault(&pending, fault)?,
             }
         }
         Ok(())
     }
 
-    fn map_fault(&mut self, draft: &Draft, fault: MapFault) -> Result<(), Error> {
+    fn handle_map_fault(&mut self, pending: &PendingMember, fault: MapFault) -> Result<(), Error> {
         match fault {
             MapFault::Map(fault) => {
-                self.lose(draft, &fault.to_string());
+                self.skip_damaged(pending, &fault.to_string());
                 Ok(())
             }
-            MapFault::Exceeded(exceeded) => Err(error(draft.at, exceeded.into())),
+            MapFault::Exceeded(exceeded) => Err(error(pending.at, exceeded.into())),
         }
     }
 
     /// Announces a sparse file whose map is complete, if it is sound.
-    fn sparse_file(&mut self, mut draft: Draft, pieces: &[Segment]) -> Result<(), Error> {
+    fn sparse_file(&mut self, mut pending: PendingMember, pieces: &[Segment]) -> Result<(), Error> {
         let end = pieces
             .last()
             .map_or(0, |last| last.offset.saturating_add(last.len));
-        let size = draft.size.unwrap_or(end);
-        match checked(pieces, size, draft.stored - draft.taken) {
+        let size = pending.size.unwrap_or(end);
+        match validate_map(pieces, size, pending.stored - pending.map_bytes) {
             Ok((map, payload)) => {
-                let rest = draft.rest() - payload;
-                draft.member.size = size;
-                draft.member.sparse = Some(map);
-                draft.member.payload = Extent::with_len(self.offset(), payload);
-                self.announce(draft.member, draft.at, payload, rest)
+                let rest = pending.rest() - payload;
+                pending.member.size = size;
+                pending.member.sparse = Some(map);
+                pending.member.payload = Extent::with_len(self.offset(), payload);
+                self.begin_member(pending.member, pending.at, payload, rest)
             }
             Err(fault) => {
-                self.lose(&draft, &fault.to_string());
+                self.skip_damaged(&pending, &fault.to_string());
                 Ok(())
             }
         }
     }
 
     /// The member whose header is at `at` begins, if the limits allow it.
-    fn announce(
+    fn begin_member(
         &mut self,
         member: Member,
         at: Plain,
@@ -660,16 +660,16 @@ impl Parser {
         // Here, where it is known what belongs to the member: a map behind its header is none of the
         // bytes that it stores.
         if let Err(exceeded) = self.check_depth(&member) {
-            let (name, cause) = (shown(&member.name), Cause::from(exceeded));
+            let (name, cause) = (printable(&member.name), Cause::from(exceeded));
             self.damaged(at, format!("{name}: skipped, as its path has {cause}"));
             self.state = State::Content(Content {
                 payload: 0,
                 rest: payload + rest,
-                announced: false,
+                is_announced: false,
             });
             return Ok(());
         }
-        self.sums_before = self.sums;
+        self.totals_before_last = self.sums;
         self.sums
             .add(&member, &self.options.limits)
             .map_err(|cause| error(at, cause))?;
@@ -677,7 +677,7 @@ impl Parser {
         self.state = State::Content(Content {
             payload,
             rest,
-            announced: true,
+            is_announced: true,
         });
         Ok(())
     }
@@ -692,35 +692,35 @@ impl Parser {
     }
 
     /// Skips a member, and says why it is lost.
-    fn lose(&mut self, draft: &Draft, why: &str) {
-        let name = shown(&draft.member.name);
-        self.damaged(draft.at, format!("{name}: skipped, as {why}"));
-        self.skip(draft);
+    fn skip_damaged(&mut self, pending: &PendingMember, why: &str) {
+        let name = printable(&pending.member.name);
+        self.damaged(pending.at, format!("{name}: skipped, as {why}"));
+        self.skip(pending);
     }
 
-    fn skip(&mut self, draft: &Draft) {
+    fn skip(&mut self, pending: &PendingMember) {
         self.state = State::Content(Content {
             payload: 0,
-            rest: draft.rest(),
-            announced: false,
+            rest: pending.rest(),
+            is_announced: false,
         });
     }
 
-    fn content(&mut self) -> Progress {
+    fn read_content(&mut self) -> Progress {
         let State::Content(content) = &mut self.state else {
-            return Progress::Made;
+            return Progress::Advanced;
         };
         let (payload, rest) = (content.payload, content.rest);
         if payload + rest == 0 {
-            if content.announced {
+            if content.is_announced {
                 self.events.push_back(Event::MemberEnd);
             }
             self.state = State::Header;
-            return Progress::Made;
+            return Progress::Advanced;
         }
         let taken = self.take(if payload > 0 { payload } else { rest });
         if taken.is_empty() {
-            return Progress::Starved;
+            return Progress::NeedInput;
         }
         let len = taken.len() as u64;
         if let State::Content(content) = &mut self.state {
@@ -731,33 +731,33 @@ impl Parser {
                 content.rest -= len;
             }
         }
-        Progress::Made
+        Progress::Advanced
     }
 
     /// What it means that no bytes follow.
-    fn close(&mut self) -> Result<(), Error> {
+    fn finish_input(&mut self) -> Result<(), Error> {
         let part = match &self.state {
-            State::Header if self.last == Last::Bad || !self.is_tar => {
-                return self.close_between_members();
+            State::Header if self.last == LastRecord::Bad || !self.is_tar => {
+                return self.finish_between_members();
             }
-            State::Header if !is_zero(&self.partial) => Part::Header,
-            State::Header if self.extensions.start.is_some() => Part::Extension,
-            State::Header => return self.close_between_members(),
-            State::Extension(_) | State::HeaderMap(..) | State::PayloadMap(..) => Part::Extension,
-            State::Content(Content { payload: 1.., .. }) => Part::Payload,
+            State::Header if !is_zero(&self.partial) => TruncatedIn::Header,
+            State::Header if self.extensions.start.is_some() => TruncatedIn::Extension,
+            State::Header => return self.finish_between_members(),
+            State::Extension(_) | State::HeaderMap(..) | State::PayloadMap(..) => TruncatedIn::Extension,
+            State::Content(Content { payload: 1.., .. }) => TruncatedIn::Payload,
             State::Content(content) => {
-                if content.announced {
+                if content.is_announced {
                     self.events.push_back(Event::MemberEnd);
                 }
-                Part::Padding
+                TruncatedIn::Padding
             }
             State::Ended => return Ok(()),
         };
         Err(error(self.offset(), Cause::Truncated(part)))
     }
 
-    fn close_between_members(&mut self) -> Result<(), Error> {
-        if self.last == Last::Zero {
+    fn finish_between_members(&mut self) -> Result<(), Error> {
+        if self.last == LastRecord::Zero {
             let zero = Plain(self.offset.saturating_sub(RECORD));
             self.warn(zero, "a lone zero record ends the archive".to_owned());
         } else if !self.is_tar && !self.is_accepted_as_empty() {
@@ -781,20 +781,20 @@ impl Parser {
             .push_back(Event::Damaged(Warning { offset, text }));
     }
 
-    fn note(&mut self, offset: Plain, notes: Vec<Note>) {
+    fn report_notes(&mut self, offset: Plain, notes: Vec<Note>) {
         for note in notes {
             match note {
-                Note::Odd(text) => self.warn(offset, text),
-                Note::Lost(text) => self.damaged(offset, text),
+                Note::Warning(text) => self.warn(offset, text),
+                Note::Damaged(text) => self.damaged(offset, text),
             }
         }
     }
 }
 
-impl Draft {
+impl PendingMember {
     /// Bytes up to the next header.
     fn rest(&self) -> u64 {
-        self.stored + padding(self.stored) - self.taken
+        self.stored + padding(self.stored) - self.map_bytes
     }
 }
 
@@ -1018,7 +1018,7 @@ mod tests {
     }
 
     #[test]
-    fn types_become_kinds() {
+    fn typeflags_map_to_kinds() {
         let device = Device { major: 1, minor: 3 };
         let kinds = [
             (b'0', Kind::File),
@@ -1162,7 +1162,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_sense_damage_a_member_but_do_not_lose_it() {
+    fn invalid_fields_damage_a_member_but_keep_it() {
         let header = Block::new("a", b'0', 0).put(108, b"zzz").put(136, b"zzz");
         let found = read(&[header.done()]);
         let member = &found.members[0].0;
@@ -1172,7 +1172,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_records_are_skipped_and_told_of_once() {
+    fn bad_records_are_skipped_and_reported_once() {
         let pax = extension(b'x', &[("path", "lost")]);
         let found = read(&[file("a", b""), pax, junk(), junk(), file("b", b""), junk()]);
         assert_eq!(found.names(), ["a", "b"]);
@@ -1185,7 +1185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_without_sense_makes_a_header_bad() {
+    fn invalid_size_makes_a_header_bad() {
         let header = Block::new("a", b'0', 0).put(124, &[0xff; 12]);
         let found = read(&[header.done(), file("b", b""), zeros()]);
         assert_eq!(found.names(), ["b"]);
@@ -1193,13 +1193,13 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_a_hard_link_is_not_even_looked_at() {
+    fn size_of_a_hard_link_is_ignored() {
         let link = Block::new("a", b'1', 0).put(124, &[0xff; 12]);
         assert_eq!(read(&[link.done(), zeros()]).one().size, 0);
     }
 
     #[test]
-    fn what_does_not_begin_with_a_header_is_no_tar() {
+    fn stream_without_leading_header_is_not_tar() {
         for bytes in [
             vec![],
             b"abc".to_vec(),
@@ -1241,7 +1241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_that_ends_early_says_where() {
+    fn truncated_archive_error_has_the_offset() {
         let archive = [extension(b'x', &[("path", "p")]), file("a", &[b'x'; 700])].concat();
         let cut = |len: usize| {
             let found = read(&[archive[..len].to_vec()]);
@@ -1306,7 +1306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_member_beyond_a_sum_is_not_announced() {
+    fn first_member_beyond_a_total_limit_is_not_emitted() {
         let archive = [
             Block::new("d", b'5', 0).done(),
             file("a", b"12345"),
@@ -1390,7 +1390,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_a_member_that_is_too_deep_is_taken_for_a_header() {
+    fn payload_of_too_deep_member_is_not_parsed_as_headers() {
         let limits = Limits {
             path_depth: 3,
             ..Limits::default()
@@ -1405,9 +1405,9 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_kept_of_all_members_has_a_limit() {
+    fn metadata_bytes_of_all_members_are_limited() {
         let limits = Limits {
-            kept_bytes: 10,
+            metadata_bytes: 10,
             ..Limits::default()
         };
         let large = "v".repeat(4097);
@@ -1419,7 +1419,7 @@ mod tests {
         assert_eq!(fits.names(), ["f", "f"]);
         let found = read_limited(limits, &[member(&large), member(&large), zeros()]);
         assert_eq!(found.names(), ["f"]);
-        assert!(found.remarks[0].contains("KeptBytes"), "{found:?}");
+        assert!(found.remarks[0].contains("MetadataBytes"), "{found:?}");
     }
 
     fn sparse_gnu() -> Vec<u8> {
@@ -1456,7 +1456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_in_the_header_goes_on_behind_it() {
+    fn header_sparse_map_continues_in_next_records() {
         let found = read(&[sparse_gnu(), file("b", b"")]);
         let member = &found.members[0].0;
         let map = [
@@ -1472,7 +1472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_before_the_payload_is_not_part_of_it() {
+    fn payload_sparse_map_is_not_content() {
         let found = read(&[sparse_pax("2\n0\n3\n32768\n0\n", b"abc"), file("b", b"")]);
         let member = &found.members[0].0;
         assert_eq!(
@@ -1515,7 +1515,7 @@ mod tests {
     }
 
     #[test]
-    fn unsound_sparse_files_are_lost_and_what_follows_is_not() {
+    fn invalid_sparse_file_is_skipped_and_next_member_read() {
         let unsound = [
             "2\n0\n3\n2\n3\n",
             "1\n32767\n2\n",
@@ -1559,7 +1559,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn where_pushes_end_changes_nothing(
+        fn events_do_not_depend_on_push_boundaries(
             lens in prop::collection::vec(1_usize..1500, 1..20),
             cut in 0..archive().len(),
         ) {
@@ -1570,7 +1570,7 @@ mod tests {
         }
 
         #[test]
-        fn flipped_bytes_neither_panic_nor_go_on_for_ever(
+        fn flipped_bytes_neither_panic_nor_loop(
             flips in prop::collection::vec((0..archive().len(), any::<u8>()), 1..20),
             healed: bool,
         ) {
@@ -1595,7 +1595,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_bytes_holds_none() {
+    fn parser_that_needs_input_holds_no_buffer() {
         let pool = crate::base::buffer_pool::BufferPool::new(RECORD);
         let mut record = pool.acquire(RECORD_LEN).expect("open");
         record.copy_from_slice(&Block::new("a", b'x', 1).done());

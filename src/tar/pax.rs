@@ -1,6 +1,6 @@
 //! pax headers: keywords and their values, and what they say about a member.
 
-use super::error::{Note, shown};
+use super::error::{Note, printable};
 use super::header::text;
 use super::limits::{Exceeded, Limit};
 use super::sparse::{self, decimal};
@@ -42,7 +42,7 @@ impl Keywords {
                 }
                 Ok(None) => return Ok(()),
                 Err(malformed) => {
-                    notes.push(Note::Lost(format!(
+                    notes.push(Note::Damaged(format!(
                         "malformed extended header: {malformed}"
                     )));
                     return Ok(());
@@ -69,19 +69,19 @@ impl Keywords {
         limits: &Limits,
         notes: &mut Vec<Note>,
     ) -> Result<(), Exceeded> {
-        let mut complain = |note: Option<Note>| notes.extend(note);
+        let mut report = |note: Option<Note>| notes.extend(note);
         match key {
             b"path" => self.path = name(value, limits)?,
             b"linkpath" => self.link = name(value, limits)?,
             b"uname" => self.user = Some(name(value, limits)?.unwrap_or_default()),
             b"gname" => self.group = Some(name(value, limits)?.unwrap_or_default()),
-            b"size" => complain(assign(&mut self.size, key, value, decimal)),
-            b"uid" => complain(assign(&mut self.uid, key, value, narrow)),
-            b"gid" => complain(assign(&mut self.gid, key, value, narrow)),
-            b"mtime" => complain(assign(&mut self.mtime, key, value, time)),
-            b"SCHILY.devmajor" => complain(assign(&mut self.major, key, value, narrow)),
-            b"SCHILY.devminor" => complain(assign(&mut self.minor, key, value, narrow)),
-            b"SCHILY.realsize" => complain(assign(&mut self.sparse.size, key, value, decimal)),
+            b"size" => report(assign(&mut self.size, key, value, decimal)),
+            b"uid" => report(assign(&mut self.uid, key, value, decimal_u32)),
+            b"gid" => report(assign(&mut self.gid, key, value, decimal_u32)),
+            b"mtime" => report(assign(&mut self.mtime, key, value, time)),
+            b"SCHILY.devmajor" => report(assign(&mut self.major, key, value, decimal_u32)),
+            b"SCHILY.devminor" => report(assign(&mut self.minor, key, value, decimal_u32)),
+            b"SCHILY.realsize" => report(assign(&mut self.sparse.size, key, value, decimal)),
             b"SCHILY.acl.access" | b"SCHILY.acl.default" => self.acl(key, value, limits)?,
             b"RHT.security.selinux" => {
                 // The kernel keeps the context as a C string.
@@ -90,13 +90,13 @@ impl Keywords {
             }
             _ => {
                 if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
-                    complain(self.sparse(key, value, limits)?);
+                    report(self.sparse(key, value, limits)?);
                 } else if let Some(key) = key.strip_prefix(b"SCHILY.xattr.") {
                     self.xattr(percent_decoded(key), value.to_vec(), limits)?;
                 } else if let Some(key) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
                     match base64(value) {
                         Some(value) => self.xattr(percent_decoded(key), value, limits)?,
-                        None => complain(Some(invalid(key, value))),
+                        None => report(Some(invalid(key, value))),
                     }
                 }
             }
@@ -121,10 +121,10 @@ impl Keywords {
             b"name" => sparse.name = name(value, limits)?,
             // `numblocks` tells no more than the pieces do.
             b"offset" => sparse.offset = decimal(text(value)),
-            b"numbytes" => sparse.len(decimal(text(value)), limits)?,
+            b"numbytes" => sparse.add_len(decimal(text(value)), limits)?,
             // As for GNU tar, which then takes the file for one without holes.
             b"map" if text(value).is_empty() => return Ok(Some(invalid(key, value))),
-            b"map" => sparse.map(text(value), limits)?,
+            b"map" => sparse.set_map(text(value), limits)?,
             _ => {}
         }
         Ok(None)
@@ -213,8 +213,8 @@ fn assign<T>(
 }
 
 fn invalid(key: &[u8], value: &[u8]) -> Note {
-    let (key, value) = (shown(key), shown(value));
-    Note::Lost(format!(
+    let (key, value) = (printable(key), printable(value));
+    Note::Damaged(format!(
         "ignoring invalid {key}={value} in an extended header"
     ))
 }
@@ -226,7 +226,7 @@ fn name(value: &[u8], limits: &Limits) -> Result<Option<Vec<u8>>, Exceeded> {
     Ok((!name.is_empty()).then(|| name.to_vec()))
 }
 
-fn narrow(value: &[u8]) -> Option<u32> {
+fn decimal_u32(value: &[u8]) -> Option<u32> {
     decimal(value).and_then(|number| u32::try_from(number).ok())
 }
 
@@ -359,7 +359,7 @@ mod tests {
         for body in malformed {
             let (keywords, notes) = read(body);
             assert_eq!(keywords.path, Some(b"x".to_vec()), "{body:?}");
-            assert!(matches!(notes[..], [Note::Lost(_)]), "{body:?} {notes:?}");
+            assert!(matches!(notes[..], [Note::Damaged(_)]), "{body:?} {notes:?}");
         }
     }
 
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn both_spellings_of_extended_attributes_meet() {
+    fn both_xattr_keywords_set_the_same_attribute() {
         let body = b"29 SCHILY.xattr.user.a%3Db=1\n34 LIBARCHIVE.xattr.user.a%3Db=Mg\n";
         let (keywords, notes) = read(body);
         assert_eq!(notes, []);

@@ -22,7 +22,7 @@ pub(super) enum MapError {
 }
 
 /// The pieces, checked: ascending, apart, all inside the file; touching ones become one. Also their lengths' sum, at most `payload`.
-pub(super) fn checked(
+pub(super) fn validate_map(
     pieces: &[Segment],
     size: u64,
     payload: u64,
@@ -75,7 +75,7 @@ pub(super) struct Keywords {
 
 impl Keywords {
     /// `GNU.sparse.numbytes` of 0.0.
-    pub(super) fn len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
+    pub(super) fn add_len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
         if let (Some(offset), Some(len)) = (self.offset.take(), len) {
             self.is_sparse = true;
             return push(&mut self.map, Segment { offset, len }, limits);
@@ -97,7 +97,7 @@ impl Keywords {
     }
 
     /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
-    pub(super) fn map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
+    pub(super) fn set_map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
         while let Some(offset) = numbers.next() {
@@ -226,19 +226,19 @@ mod tests {
     fn a_map_keeps_pieces_that_are_apart_and_joins_those_that_touch() {
         let map = pieces(&[(0, 10), (10, 5), (30, 5)]);
         let joined = pieces(&[(0, 15), (30, 5)]);
-        assert_eq!(checked(&map, 100, 20), Ok((joined, 20)));
+        assert_eq!(validate_map(&map, 100, 20), Ok((joined, 20)));
     }
 
     #[test]
-    fn unsound_maps_are_refused() {
+    fn invalid_sparse_maps_are_rejected() {
         let overlapping = pieces(&[(0, 10), (9, 5)]);
-        assert_eq!(checked(&overlapping, 100, 15), Err(MapError::Order));
+        assert_eq!(validate_map(&overlapping, 100, 15), Err(MapError::Order));
         let outside = pieces(&[(96, 5)]);
-        assert_eq!(checked(&outside, 100, 5), Err(MapError::Outside));
+        assert_eq!(validate_map(&outside, 100, 5), Err(MapError::Outside));
         let endless = pieces(&[(u64::MAX, 2)]);
-        assert_eq!(checked(&endless, u64::MAX, 2), Err(MapError::Outside));
+        assert_eq!(validate_map(&endless, u64::MAX, 2), Err(MapError::Outside));
         let longer = pieces(&[(0, 10)]);
-        assert_eq!(checked(&longer, 100, 9), Err(MapError::Payload));
+        assert_eq!(validate_map(&longer, 100, 9), Err(MapError::Payload));
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         let limits = Limits::default();
         let read = |text: &[u8]| {
             let mut keywords = Keywords::default();
-            assert_eq!(keywords.map(text, &limits), Ok(()));
+            assert_eq!(keywords.set_map(text, &limits), Ok(()));
             (!keywords.is_malformed).then_some(keywords.map)
         };
         assert_eq!(read(b"0,10,20,5"), Some(pieces(&[(0, 10), (20, 5)])));
@@ -263,10 +263,10 @@ mod tests {
             offset: Some(3),
             ..Keywords::default()
         };
-        assert_eq!(keywords.len(Some(5), &limits), Ok(()));
+        assert_eq!(keywords.add_len(Some(5), &limits), Ok(()));
         assert_eq!(keywords.map, pieces(&[(3, 5)]));
         assert!(keywords.is_sparse && !keywords.is_malformed);
-        assert_eq!(keywords.len(Some(5), &limits), Ok(()));
+        assert_eq!(keywords.add_len(Some(5), &limits), Ok(()));
         assert!(keywords.is_malformed);
     }
 
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_of_something_else_than_numbers_is_refused() {
+    fn sparse_map_of_non_numbers_is_rejected() {
         let fault = MapReader::default().read(&[0; 512], &Limits::default());
         assert_eq!(fault, Err(MapFault::Map(MapError::Malformed)));
         let fault = MapReader::default().read(&[b'9'; 512], &Limits::default());

@@ -177,7 +177,7 @@ pub(crate) fn indexes() -> Vec<Vec<u8>> {
                     Some(bytes) => parser.push(bytes),
                     None => parser.finish(),
                 },
-                Ok(Event::Member(member)) => drop(builder.member(&member)),
+                Ok(Event::Member(member)) => drop(builder.add_member(&member)),
                 Ok(Event::End) | Err(_) => break,
                 Ok(_) => {}
             }
@@ -192,8 +192,8 @@ pub(crate) fn indexes() -> Vec<Vec<u8>> {
             window: Bytes::from_static(b"window"),
         };
         let checksums = vec![7; cut.div_ceil(16 << 10) as usize];
-        builder.span(Extent::with_len(Plain(0), cut), Some(&checksums), None);
-        builder.span(Extent::with_len(Plain(cut), len - cut), None, Some(&window));
+        builder.add_span(Extent::with_len(Plain(0), cut), Some(&checksums), None);
+        builder.add_span(Extent::with_len(Plain(cut), len - cut), None, Some(&window));
         let index = builder.finish(Origin {
             compression: Compression::Gzip,
             packed_bytes: len,

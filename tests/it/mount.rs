@@ -129,7 +129,7 @@ impl Sample {
     fn content(self, speed: Speed) -> Memory {
         let mut builder = Builder::new(Options::default());
         for member in &self.members {
-            builder.member(member).expect("well-formed");
+            builder.add_member(member).expect("well-formed");
         }
         Memory {
             index: builder.finish(Origin::default()),

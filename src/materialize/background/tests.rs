@@ -28,8 +28,8 @@ impl Archive {
             member.header = plain;
             member.payload = Extent::with_len(Plain(plain.0 + 512), content.len() as u64);
             plain = Plain(member.payload.end().0.next_multiple_of(512));
-            let placed = builder.member(&member).expect("well-formed");
-            if let index::Placed::Entry(ino) = placed {
+            let placed = builder.add_member(&member).expect("well-formed");
+            if let index::Placement::Entry(ino) = placed {
                 contents.insert(ino.0, content.to_vec());
             }
         }

@@ -3,7 +3,7 @@
 use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino, Kind, MemoryLimit, format};
 use tarfs::list::{Columns, json, walk};
-use tarfs::stack::{Whiteouts, merge};
+use tarfs::layers::{WhiteoutFormat, merge};
 
 use super::knobs::Knobs;
 
@@ -62,7 +62,7 @@ fn lay(index: &Index) {
         let is_there = index.entry(whiteout.parent).is_some();
         assert!(is_there, "a whiteout in no directory");
     }
-    for whiteouts in [Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep] {
+    for whiteouts in [WhiteoutFormat::Oci, WhiteoutFormat::Overlay, WhiteoutFormat::Keep] {
         if let Ok(merged) = merge(&[index, index], whiteouts, &limit) {
             description(&merged.index);
         }
@@ -146,7 +146,7 @@ pub(super) fn description(index: &Index) -> Description {
 
 fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
     let path = index.path(ino);
-    let place = index.place(ino);
+    let place = index.listing_position(ino);
     let Some(entry) = index.entry(ino) else {
         said.lines.push(format!("{ino:?} {path:?} {place:?}"));
         return;

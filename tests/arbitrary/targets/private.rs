@@ -70,7 +70,7 @@ fn index() -> Index {
             size: 100,
             ..Member::new(*name, Kind::File)
         };
-        builder.member(&member).expect("well-formed");
+        builder.add_member(&member).expect("well-formed");
     }
     builder.finish(Origin::default())
 }

@@ -16,7 +16,7 @@ use tarfs::base::extent::{Extent, Packed, Plain};
 use tarfs::base::free_list::FreeList;
 use tarfs::base::span_hash::SpanHasher;
 use tarfs::base::stats::Stats;
-use tarfs::cache::{Patience, Shelf, Spool, SpoolOptions};
+use tarfs::cache::{QueueTimeout, DiskCacheDir, DiskCache, DiskCacheOptions};
 use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::store::Store;
 use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_len};
@@ -101,19 +101,19 @@ impl Known {
             sparse: None,
             xattrs: Vec::new(),
         };
-        builder.member(&file).expect("the first");
+        builder.add_member(&file).expect("the first");
         let mut hasher = SpanHasher::new(block_len(Some(self.packed.len() as u64)));
         for (&span, seek_point) in self.spans.iter().zip(&self.seek_points) {
             hasher.update(self.span(span));
-            builder.span(span, Some(&hasher.finish().1), Some(seek_point));
+            builder.add_span(span, Some(&hasher.finish().1), Some(seek_point));
         }
         let packed_bytes = self.packed.len() as u64;
         let mut hasher = BlockHasher::new(block_len(Some(packed_bytes)), Packed(0));
-        builder.digests(&hasher.update(&self.packed));
+        builder.add_digests(&hasher.update(&self.packed));
         let mut plain_bytes = len;
         if let Some(longer) = liar {
             let span = Extent::with_len(Plain(len), longer);
-            builder.span(span, Some(&[7]), None);
+            builder.add_span(span, Some(&[7]), None);
             plain_bytes = span.end().0;
         }
         let index = builder.finish(Origin {
@@ -391,23 +391,23 @@ fn prepare_all(place: &Place) {
 
 /// Reads and writes a spool as nobody does who knows what is in there.
 fn directly(place: &Place, knobs: Knobs) {
-    let shelf = Shelf::new(place.path("cache"), Some(MUCH_DISK));
+    let shelf = DiskCacheDir::new(place.path("cache"), Some(MUCH_DISK));
     let start = Instant::now();
-    for spool in shelf.spools() {
+    for spool in shelf.files() {
         // A program that another test starts has our descriptors until it is another one.
         while spool.is_in_use() {
             assert!(start.elapsed() < PATIENCE, "all who used one are gone");
             std::thread::yield_now();
         }
     }
-    let options = SpoolOptions {
+    let options = DiskCacheOptions {
         queue_bytes: 1 << 20,
         is_only_copy: knobs.flag(6),
         free_list: FreeList::new(0),
         stats: Arc::default(),
     };
     let is_whole = options.is_only_copy;
-    let Ok(spool) = Spool::open(shelf.clone(), &content(), options) else {
+    let Ok(spool) = DiskCache::open(shelf.clone(), &content(), options) else {
         assert!(!place.is_usable() && !is_whole, "nothing is in its way");
         return;
     };
@@ -420,23 +420,23 @@ fn directly(place: &Place, knobs: Knobs) {
     }
     for &span in &KNOWN.spans {
         let bytes = Bytes::copy_from_slice(KNOWN.span(span));
-        spool.keep_wanted(span, bytes.clone(), Patience::Endless);
+        spool.insert_evicting(span, bytes.clone(), QueueTimeout::Never);
         assert_eq!(spool.read(span), Some(bytes));
     }
     spool.flush();
     for &span in &KNOWN.spans {
         let found = spool.read(span);
         assert!(found.is_some_and(|found| found == KNOWN.span(span)));
-        spool.used(span);
+        spool.mark_used(span);
     }
-    assert_eq!(spool.trouble(), None);
+    assert_eq!(spool.problem_text(), None);
     if knobs.flag(7) {
         // Something may be in its place.
         drop(spool.publish("published"));
     }
     drop(spool);
     let content = content();
-    let found = shelf.spools();
+    let found = shelf.files();
     let is_ours = |name: Option<&str>| name == Some(&content) || name == Some("published");
     assert!(found.iter().any(|spool| is_ours(spool.content())));
 }

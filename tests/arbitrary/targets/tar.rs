@@ -43,7 +43,7 @@ fn low() -> Limits {
         entries: 20,
         size: 100 << 10,
         path_depth: 8,
-        kept_bytes: 4 << 10,
+        metadata_bytes: 4 << 10,
         pax_bytes: 2 << 10,
         global_bytes: 100,
         xattrs: 3,
@@ -56,7 +56,7 @@ fn low() -> Limits {
 /// As the program has them, but what an archive may say without having as many bytes.
 fn high() -> Limits {
     Limits {
-        kept_bytes: 16 << 20,
+        metadata_bytes: 16 << 20,
         ..Limits::default()
     }
 }
@@ -188,11 +188,11 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
     for what in found {
         if let Found::Member(member) = what {
             // Refusals are the builder's business.
-            builder.member(member).ok();
+            builder.add_member(member).ok();
         }
     }
     let len = plain.len() as u64;
-    builder.span(Extent::with_len(Plain(0), len), Some(&[1]), None);
+    builder.add_span(Extent::with_len(Plain(0), len), Some(&[1]), None);
     let index = builder.finish(Origin {
         packed_bytes: len,
         plain_bytes: len,

@@ -247,7 +247,7 @@ fn what_lies_beside_a_payload_that_is_passed_over_has_digests() {
         let blocks = known.blocks(Extent::with_len(Packed(start), 1));
         let blocks = blocks.expect("scanned");
         let len = usize::try_from(blocks.extent().len()).expect("small");
-        blocks.unseen(&vec![0; len]).count()
+        blocks.undigested_blocks(&vec![0; len]).count()
     };
     for name in ["d/first", "between"] {
         let size = known.entry(ino(&archive, name)).expect("a file").size();

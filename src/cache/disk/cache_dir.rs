@@ -1,4 +1,4 @@
-//! The directory of all spools, and the limit that they share, whichever process writes them.
+//! The directory of all files, and the limit that they share, whichever process writes them.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,20 +10,20 @@ use std::time::SystemTime;
 
 use rustix::fs::FlockOperation;
 
-use super::file::{self, SpoolFile, is_temporary};
+use super::cache_file::{self, CacheFile, is_temporary};
 use crate::base::extent::{Extent, Plain};
 use crate::base::trusted_dir::TrustedDir;
 
-/// Where spools lie, and how much disk they may take together.
+/// Where files lie, and how much disk they may take together.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct DiskCacheDir {
     cache_dir: PathBuf,
     limit_bytes: Option<u64>,
 }
 
-/// A spool on the shelf.
+/// A cache file in the directory of the disk cache.
 #[derive(Clone, Debug)]
-pub struct Spooled {
+pub struct CacheFileInfo {
     directory: Arc<Directory>,
     name: String,
     identity: (u64, u64),
@@ -32,33 +32,33 @@ pub struct Spooled {
     /// When it was used last.
     pub used: SystemTime,
     /// A part of it is worth nothing.
-    is_whole: bool,
+    is_only_copy: bool,
     is_temporary: bool,
 }
 
-/// The end of the names of spools that are of use only as a whole.
-pub(super) const WHOLE: &str = ".once.data";
+/// The end of the names of files that are of use only as a whole.
+pub(super) const ONLY_COPY_SUFFIX: &str = ".once.data";
 /// The end of those of all others.
-pub(super) const PART: &str = ".data";
+pub(super) const EVICTABLE_SUFFIX: &str = ".data";
 
 /// Room is made in steps of so many bytes: whole blocks of any file system.
-pub(super) const STEP: u64 = 64 << 10;
+pub(super) const EVICTION_STEP_BYTES: u64 = 64 << 10;
 
 /// What a file may take beyond the bytes that are written to it: blocks that these fill in part,
 /// and the file system's own records.
-pub(super) const MARGIN: u64 = 64 << 10;
+pub(super) const SPACE_MARGIN_BYTES: u64 = 64 << 10;
 
 /// What the directory is called in that of the cache.
-const DIRECTORY: &str = "disk-cache";
+const DIRECTORY_NAME: &str = "disk-cache";
 
 /// The right to write and to make room, until dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
-    _locked: Option<File>,
+pub(super) struct WriteLock {
+    _lock: Option<File>,
 }
 
-impl Shelf {
-    /// The spools below `cache_dir`, which may take `limit_bytes` of disk together; `None` is all
+impl DiskCacheDir {
+    /// The files below `cache_dir`, which may take `limit_bytes` of disk together; `None` is all
     /// there is but a tenth. Nothing is touched until it is used.
     pub fn new(cache_dir: PathBuf, limit_bytes: Option<u64>) -> Self {
         Self {
@@ -69,24 +69,24 @@ impl Shelf {
 
     /// Where it is.
     pub fn path(&self) -> PathBuf {
-        self.cache_dir.join(DIRECTORY)
+        self.cache_dir.join(DIRECTORY_NAME)
     }
 
     /// Its directory, made if it is missing.
-    pub(super) fn made(&self) -> io::Result<Arc<Directory>> {
+    pub(super) fn create_directory(&self) -> io::Result<Arc<Directory>> {
         let cache = TrustedDir::create(&self.cache_dir)?;
-        Ok(Arc::new(cache.create_dir(DIRECTORY)?))
+        Ok(Arc::new(cache.create_dir(DIRECTORY_NAME)?))
     }
 
     /// Its directory as it is found now: it may be another one than before.
-    pub(super) fn found(&self) -> io::Result<Arc<Directory>> {
+    pub(super) fn open_directory(&self) -> io::Result<Arc<Directory>> {
         let cache = TrustedDir::open(&self.cache_dir)?;
-        Ok(Arc::new(cache.open_dir(DIRECTORY)?))
+        Ok(Arc::new(cache.open_dir(DIRECTORY_NAME)?))
     }
 
-    /// Bytes of disk that all its spools take, and what they may take, in bytes, as it is now.
-    pub fn held_and_limit(&self) -> (u64, u64) {
-        let held = sum(&self.spools());
+    /// Bytes of disk that all its files take, and what they may take, in bytes, as it is now.
+    pub fn usage_and_limit(&self) -> (u64, u64) {
+        let held = total_disk_bytes(&self.files());
         let limit = self.limit_bytes.unwrap_or_else(|| {
             let disk = Disk::of(&self.path());
             (held + disk.available).saturating_sub(disk.reserve)
@@ -95,17 +95,17 @@ impl Shelf {
     }
 
     /// Waits until it is this process' turn to write; `None` when another one keeps it for long.
-    pub(super) fn turn(&self) -> Option<Turn> {
+    pub(super) fn lock_for_write(&self) -> Option<WriteLock> {
         // Without a directory the write will say what is wrong.
         let directory = self
-            .found()
+            .open_directory()
             .and_then(|found| found.as_fd().try_clone_to_owned());
         let Ok(directory) = directory.map(File::from) else {
-            return Some(Turn { _locked: None });
+            return Some(WriteLock { _lock: None });
         };
-        let locked = file::lock(&directory, FlockOperation::NonBlockingLockExclusive);
-        locked.then_some(Turn {
-            _locked: Some(directory),
+        let locked = cache_file::lock(&directory, FlockOperation::NonBlockingLockExclusive);
+        locked.then_some(WriteLock {
+            _lock: Some(directory),
         })
     }
 
@@ -114,50 +114,50 @@ impl Shelf {
     /// # Errors
     /// When it is not this user's alone, or cannot be opened.
     pub fn check(&self) -> io::Result<()> {
-        match self.found() {
+        match self.open_directory() {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Its spools, the one used longest ago first.
-    pub fn spools(&self) -> Vec<Spooled> {
-        let Ok(directory) = self.found() else {
+    /// Its files, the one used longest ago first.
+    pub fn files(&self) -> Vec<CacheFileInfo> {
+        let Ok(directory) = self.open_directory() else {
             return Vec::new();
         };
         let names = directory.names().unwrap_or_default();
-        let mut spools: Vec<_> = names
+        let mut files: Vec<_> = names
             .into_iter()
-            .filter_map(|name| Spooled::find(&directory, name))
+            .filter_map(|name| CacheFileInfo::stat(&directory, name))
             .collect();
-        spools.sort_by_key(|spool| spool.used);
-        spools
+        files.sort_by_key(|info| info.used);
+        files
     }
 
-    /// Bytes that must go before `needed` more may be written, while these spools are all.
-    pub(super) fn missing(&self, spools: &[Spooled], needed: u64) -> u64 {
+    /// Bytes that must go before `needed` more may be written, while these files are all.
+    pub(super) fn bytes_to_free(&self, files: &[CacheFileInfo], needed: u64) -> u64 {
         let (taken, limit) = if let Some(limit) = self.limit_bytes {
-            (sum(spools), limit)
+            (total_disk_bytes(files), limit)
         } else {
             let disk = Disk::of(&self.path());
             (disk.reserve, disk.available)
         };
-        let margin = if needed > 0 { MARGIN } else { 0 };
+        let margin = if needed > 0 { SPACE_MARGIN_BYTES } else { 0 };
         taken.saturating_add(needed + margin).saturating_sub(limit)
     }
 
     /// What one of so many users may take before it has to make room for the others.
-    pub(super) fn share(&self, spools: &[Spooled], users: usize) -> u64 {
-        let limit = self.limit_bytes.unwrap_or_else(|| sum(spools));
+    pub(super) fn fair_share(&self, files: &[CacheFileInfo], users: usize) -> u64 {
+        let limit = self.limit_bytes.unwrap_or_else(|| total_disk_bytes(files));
         limit / (users.max(1) as u64)
     }
 
     /// Removes what processes have left that died before it was finished.
-    pub(super) fn clean(&self) {
-        for spool in self.spools() {
-            if spool.is_temporary
-                && let Some(file) = spool.open()
-                && file.is_ours_alone()
+    pub(super) fn remove_stale(&self) {
+        for info in self.files() {
+            if info.is_temporary
+                && let Some(file) = info.open()
+                && file.try_lock_exclusive()
             {
                 file.remove();
             }
@@ -165,21 +165,21 @@ impl Shelf {
     }
 }
 
-impl Spooled {
-    fn find(directory: &Arc<Directory>, name: String) -> Option<Self> {
+impl CacheFileInfo {
+    fn stat(directory: &Arc<Directory>, name: String) -> Option<Self> {
         let found = directory.look(&name).ok()?;
         Some(Self {
             directory: Arc::clone(directory),
             identity: found.identity,
             held_bytes: found.held_bytes,
             used: found.modified,
-            is_whole: name.ends_with(WHOLE),
+            is_only_copy: name.ends_with(ONLY_COPY_SUFFIX),
             is_temporary: is_temporary(&name),
             name,
         })
     }
 
-    pub(super) fn is(&self, file: &SpoolFile) -> bool {
+    pub(super) fn is_same_file(&self, file: &CacheFile) -> bool {
         let identity = file.metadata().map(|file| (file.dev(), file.ino()));
         identity.is_ok_and(|identity| identity == self.identity)
     }
@@ -191,14 +191,14 @@ impl Spooled {
 
     /// The content that it is found by; `None` while it is not finished.
     pub fn content(&self) -> Option<&str> {
-        let content = self.name.strip_suffix(WHOLE);
-        let content = content.or_else(|| self.name.strip_suffix(PART))?;
+        let content = self.name.strip_suffix(ONLY_COPY_SUFFIX);
+        let content = content.or_else(|| self.name.strip_suffix(EVICTABLE_SUFFIX))?;
         (!self.is_temporary).then_some(content)
     }
 
-    /// Whether it has the name of a spool that is not finished.
+    /// Whether it has the name of a cache file that is not finished.
     pub fn is_unfinished(&self) -> bool {
-        self.is_temporary && self.name.ends_with(PART)
+        self.is_temporary && self.name.ends_with(EVICTABLE_SUFFIX)
     }
 
     /// Removes it, unless it is in use or another one by now; whether it did.
@@ -207,7 +207,7 @@ impl Spooled {
     /// When it cannot be removed.
     pub fn remove(&self) -> io::Result<bool> {
         match self.open() {
-            Some(file) if file.is_ours_alone() => {
+            Some(file) if file.try_lock_exclusive() => {
                 self.directory.remove(&self.name)?;
                 Ok(true)
             }
@@ -217,27 +217,27 @@ impl Spooled {
 
     /// Whether someone, or this process, has it open.
     pub fn is_in_use(&self) -> bool {
-        self.open().is_some_and(|file| !file.is_ours_alone())
+        self.open().is_some_and(|file| !file.try_lock_exclusive())
     }
 
     /// Whether a part can go while it is in use: no one is writing all of it, and its bytes can be
     /// had again.
-    pub(super) fn may_lose_parts(&self) -> bool {
-        !self.is_whole && !self.is_temporary
+    pub(super) fn can_evict_parts(&self) -> bool {
+        !self.is_only_copy && !self.is_temporary
     }
 
     /// Gives `wanted` bytes of it back, or all, from the front on, and says how much that was.
-    pub(super) fn shrink(&self, wanted: u64) -> u64 {
+    pub(super) fn evict(&self, wanted: u64) -> u64 {
         let Some(file) = self.open() else { return 0 };
-        if file.is_ours_alone() && (wanted >= self.held_bytes || !self.may_lose_parts()) {
+        if file.try_lock_exclusive() && (wanted >= self.held_bytes || !self.can_evict_parts()) {
             let held_bytes = file.held_bytes();
             file.remove();
             return held_bytes;
         }
-        if !self.may_lose_parts() {
+        if !self.can_evict_parts() {
             return 0;
         }
-        let wanted = wanted.next_multiple_of(STEP);
+        let wanted = wanted.next_multiple_of(EVICTION_STEP_BYTES);
         let mut freed = 0;
         let mut at = Plain(0);
         while freed < wanted
@@ -245,22 +245,22 @@ impl Spooled {
         {
             let len = data.len().min(wanted - freed);
             let part = Extent::with_len(data.start(), len);
-            freed += file.punch(part);
+            freed += file.punch_hole(part);
             at = part.end();
         }
         // Holes changed its mtime, which stands for the last use.
-        file.set_used(self.used);
+        file.set_last_used(self.used);
         freed
     }
 
-    fn open(&self) -> Option<SpoolFile> {
-        let file = file::unlocked(&self.directory, &self.name).ok()?;
-        self.is(&file).then_some(file)
+    fn open(&self) -> Option<CacheFile> {
+        let file = cache_file::open_unlocked(&self.directory, &self.name).ok()?;
+        self.is_same_file(&file).then_some(file)
     }
 }
 
-fn sum(spools: &[Spooled]) -> u64 {
-    let bytes = spools.iter().map(|spool| spool.held_bytes);
+fn total_disk_bytes(files: &[CacheFileInfo]) -> u64 {
+    let bytes = files.iter().map(|info| info.held_bytes);
     bytes.fold(0, u64::saturating_add)
 }
 
@@ -303,58 +303,58 @@ impl Disk {
 mod tests {
     use std::time::Duration;
 
-    use super::super::file::unlocked;
+    use super::super::cache_file::open_unlocked;
     use super::super::tests::directory;
     use super::*;
 
     const BLOCKS: u64 = 1 << 20;
 
-    /// A spool of a megabyte, used so many minutes ago.
-    fn spool(shelf: &Shelf, name: &str, minutes: u64) -> SpoolFile {
-        let file = SpoolFile::open(&shelf.made().expect("made"), name, true).expect("made");
+    /// A cache file of a megabyte, used so many minutes ago.
+    fn cache_file(cache_dir: &DiskCacheDir, name: &str, minutes: u64) -> CacheFile {
+        let file = CacheFile::open(&cache_dir.create_directory().expect("made"), name, true).expect("made");
         file.write(Plain(0), &vec![1; 1 << 20], false)
             .expect("room");
-        file.set_used(SystemTime::now() - Duration::from_mins(minutes));
+        file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
         file
     }
 
-    fn names(shelf: &Shelf) -> Vec<String> {
-        let spools = shelf.spools();
-        spools.iter().map(|spool| spool.name.clone()).collect()
+    fn names(cache_dir: &DiskCacheDir) -> Vec<String> {
+        let files = cache_dir.files();
+        files.iter().map(|info| info.name.clone()).collect()
     }
 
     #[test]
-    fn missing_room_is_counted_over_all_disk_cache_files() {
+    fn bytes_to_free_counts_all_disk_cache_files() {
         let directory = directory();
-        let limit = 3 * BLOCKS + MARGIN;
-        let shelf = Shelf::new(directory.path().to_owned(), Some(limit));
-        drop(spool(&shelf, "a", 1));
-        drop(spool(&shelf, "b", 2));
-        assert_eq!(names(&shelf), ["b", "a"], "the oldest first");
-        let spools = shelf.spools();
-        assert_eq!(shelf.missing(&spools, BLOCKS), 0);
-        assert_eq!(shelf.missing(&spools, BLOCKS + 1), 1);
-        assert_eq!(shelf.held_and_limit(), (2 * BLOCKS, limit));
-        let smaller = Shelf::new(directory.path().to_owned(), Some(BLOCKS));
-        assert_eq!(smaller.missing(&spools, 0), BLOCKS);
-        assert_eq!(smaller.share(&spools, 2), BLOCKS / 2);
+        let limit = 3 * BLOCKS + SPACE_MARGIN_BYTES;
+        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(limit));
+        drop(cache_file(&cache_dir, "a", 1));
+        drop(cache_file(&cache_dir, "b", 2));
+        assert_eq!(names(&cache_dir), ["b", "a"], "the oldest first");
+        let files = cache_dir.files();
+        assert_eq!(cache_dir.bytes_to_free(&files, BLOCKS), 0);
+        assert_eq!(cache_dir.bytes_to_free(&files, BLOCKS + 1), 1);
+        assert_eq!(cache_dir.usage_and_limit(), (2 * BLOCKS, limit));
+        let smaller = DiskCacheDir::new(directory.path().to_owned(), Some(BLOCKS));
+        assert_eq!(smaller.bytes_to_free(&files, 0), BLOCKS);
+        assert_eq!(smaller.fair_share(&files, 2), BLOCKS / 2);
     }
 
     #[test]
-    fn without_a_limit_a_tenth_of_the_disk_stays_free() {
+    fn disk_cache_without_limit_keeps_a_tenth_of_disk_free() {
         let directory = directory();
-        let shelf = Shelf::new(directory.path().join("not/yet"), None);
+        let cache_dir = DiskCacheDir::new(directory.path().join("not/yet"), None);
         let disk = Disk::of(directory.path());
         assert!(disk.reserve > 0);
-        let (held, limit) = shelf.held_and_limit();
+        let (held, limit) = cache_dir.usage_and_limit();
         assert_eq!(held, 0);
         assert!(limit <= disk.available.saturating_sub(disk.reserve) + (1 << 30));
-        let missing = shelf.missing(&[], disk.available);
+        let missing = cache_dir.bytes_to_free(&[], disk.available);
         assert!(missing >= disk.reserve.saturating_sub(1 << 30), "{missing}");
     }
 
     #[test]
-    fn what_is_set_aside_for_root_is_no_part_of_a_disk() {
+    fn blocks_reserved_for_root_do_not_count_as_disk() {
         let disk = Disk::new(4096, 1000, 1000, 1000);
         assert_eq!((disk.available, disk.reserve), (1000 * 4096, 100 * 4096));
         let mostly_for_root = Disk::new(4096, 1000, 800, 100);
@@ -366,56 +366,56 @@ mod tests {
     }
 
     #[test]
-    fn a_spool_shrinks_from_the_front_and_goes_when_nothing_is_left() {
+    fn cache_file_is_evicted_from_the_front_and_removed_when_empty() {
         let directory = directory();
-        let shelf = Shelf::new(directory.path().to_owned(), Some(0));
-        drop(spool(&shelf, "a", 10));
-        let [before] = &shelf.spools()[..] else {
+        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(0));
+        drop(cache_file(&cache_dir, "a", 10));
+        let [before] = &cache_dir.files()[..] else {
             panic!("one");
         };
-        assert_eq!(before.shrink(65536), 65536);
-        let [after] = &shelf.spools()[..] else {
+        assert_eq!(before.evict(65536), 65536);
+        let [after] = &cache_dir.files()[..] else {
             panic!("one");
         };
         assert_eq!(after.held_bytes, BLOCKS - 65536);
         assert_eq!(after.used, before.used, "that was no use");
-        let file = unlocked(&after.directory, &after.name).expect("there");
+        let file = open_unlocked(&after.directory, &after.name).expect("there");
         assert_eq!(
             file.next_data(Plain(0)).map(|data| data.start()),
             Some(Plain(65536))
         );
         drop(file);
-        assert_eq!(after.shrink(BLOCKS), BLOCKS - 65536);
-        assert!(names(&shelf).is_empty());
+        assert_eq!(after.evict(BLOCKS), BLOCKS - 65536);
+        assert!(names(&cache_dir).is_empty());
     }
 
     #[test]
-    fn what_is_in_use_stays_in_its_directory_and_what_is_of_use_as_a_whole_stays_whole() {
+    fn eviction_keeps_files_in_use_and_only_copies_whole() {
         let directory = directory();
-        let shelf = Shelf::new(directory.path().to_owned(), Some(0));
-        let part = spool(&shelf, "a.data", 3);
-        let whole = spool(&shelf, "b.once.data", 2);
-        let temporary = SpoolFile::create(&shelf.made().expect("made")).expect("made");
+        let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(0));
+        let part = cache_file(&cache_dir, "a.data", 3);
+        let whole = cache_file(&cache_dir, "b.once.data", 2);
+        let temporary = CacheFile::create(&cache_dir.create_directory().expect("made")).expect("made");
         temporary.write(Plain(0), &[1; 4096], false).expect("room");
-        let freed: Vec<_> = shelf
-            .spools()
+        let freed: Vec<_> = cache_dir
+            .files()
             .iter()
-            .map(|spool| spool.shrink(BLOCKS))
+            .map(|info| info.evict(BLOCKS))
             .collect();
         assert_eq!(freed, [BLOCKS, 0, 0]);
-        assert!(shelf.spools().iter().all(Spooled::is_in_use));
-        shelf.clean();
-        assert_eq!(names(&shelf).len(), 3);
+        assert!(cache_dir.files().iter().all(CacheFileInfo::is_in_use));
+        cache_dir.remove_stale();
+        assert_eq!(names(&cache_dir).len(), 3);
         drop((part, whole, temporary));
-        assert!(!shelf.spools().iter().any(Spooled::is_in_use));
-        shelf.clean();
-        assert_eq!(names(&shelf), ["a.data", "b.once.data"]);
-        let freed: Vec<_> = shelf
-            .spools()
+        assert!(!cache_dir.files().iter().any(CacheFileInfo::is_in_use));
+        cache_dir.remove_stale();
+        assert_eq!(names(&cache_dir), ["a.data", "b.once.data"]);
+        let freed: Vec<_> = cache_dir
+            .files()
             .iter()
-            .map(|spool| spool.shrink(4096))
+            .map(|info| info.evict(4096))
             .collect();
         assert_eq!(freed, [0, BLOCKS]);
-        assert!(names(&shelf).is_empty());
+        assert!(names(&cache_dir).is_empty());
     }
 }

@@ -11,7 +11,7 @@ use crate::tar::{Device, Timestamp};
 /// Where the number of a dirent or record is expected and there is none.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The type bits of [`Record::mode`], as in `st_mode`.
+/// The type bits of [`InodeRow::mode`], as in `st_mode`.
 pub(super) const TYPE_MASK: u16 = 0o170_000;
 pub(super) const FIFO: u16 = 0o010_000;
 pub(super) const CHAR_DEVICE: u16 = 0o020_000;
@@ -20,12 +20,12 @@ pub(super) const BLOCK_DEVICE: u16 = 0o060_000;
 pub(super) const FILE: u16 = 0o100_000;
 pub(super) const SYMLINK: u16 = 0o120_000;
 /// A hard link whose target has not been seen; only while building, never in a file.
-pub(super) const FORWARD: u16 = TYPE_MASK;
+pub(super) const FORWARD_LINK: u16 = TYPE_MASK;
 
 /// An inode. Its number is its place in the array; all zero when nothing has that number.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct Record {
+pub(super) struct InodeRow {
     /// Of a file: where its payload lies in the plain stream. Of a symbolic link: where its
     /// target lies in the arena. Of a device: its number, major in the upper half. Of a
     /// directory: its first dirent.
@@ -51,20 +51,20 @@ pub(super) struct Record {
     /// Type and permissions; 0 for a number without an entry.
     pub(super) mode: U16,
     pub(super) reserved: U16,
-    /// [`Record::IMPLIED`] and [`Record::UNSEEN`].
+    /// [`InodeRow::IMPLIED`] and [`InodeRow::WHITEOUT_ONLY`].
     pub(super) flags: U32,
 }
 
-impl Record {
+impl InodeRow {
     /// A directory that only paths below it speak of.
     pub(super) const IMPLIED: u32 = 1;
 
     /// A directory of a layer that only whiteouts below it speak of: it does not exist there.
-    pub(super) const UNSEEN: u32 = 2;
+    pub(super) const WHITEOUT_ONLY: u32 = 2;
 
     /// Whether only whiteouts below the directory speak of it.
-    pub(super) fn is_unseen(&self) -> bool {
-        self.flags.get() & Self::UNSEEN != 0
+    pub(super) fn is_whiteout_only(&self) -> bool {
+        self.flags.get() & Self::WHITEOUT_ONLY != 0
     }
 
     /// The type bits.
@@ -152,7 +152,7 @@ pub(super) struct Dirent {
 /// What only few entries have. Files without a map share rows with the same attributes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct Extra {
+pub(super) struct ExtraRow {
     /// The first row of its extended attributes.
     pub(super) xattr: U32,
     pub(super) xattr_count: U32,
@@ -169,7 +169,7 @@ pub(super) struct Extra {
 /// One extended attribute; the value lies in the arena.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct Xattr {
+pub(super) struct XattrRow {
     pub(super) name: Name,
     pub(super) value_offset: U64,
     pub(super) value_len: U64,
@@ -188,7 +188,7 @@ pub(super) struct PieceRow {
 /// target a whiteout; without a name either, an opaque directory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(super) struct Unresolved {
+pub(super) struct UnresolvedRow {
     /// The name of the link, or the name that is removed.
     pub(super) name: Name,
     /// Where the path of its target lies in the arena.
@@ -227,12 +227,12 @@ mod tests {
 
     #[test]
     fn rows_have_the_sizes_that_the_format_promises() {
-        assert_eq!(size_of::<Record>(), 64);
+        assert_eq!(size_of::<InodeRow>(), 64);
         assert_eq!(size_of::<Dirent>(), 16);
-        assert_eq!(size_of::<Extra>(), 32);
-        assert_eq!(size_of::<Xattr>(), 24);
+        assert_eq!(size_of::<ExtraRow>(), 32);
+        assert_eq!(size_of::<XattrRow>(), 24);
         assert_eq!(size_of::<PieceRow>(), 24);
-        assert_eq!(size_of::<Unresolved>(), 24);
+        assert_eq!(size_of::<UnresolvedRow>(), 24);
         assert_eq!(size_of::<SpanRow>(), 48);
     }
 
@@ -250,7 +250,7 @@ mod tests {
             major: u32::MAX,
             minor: 7,
         };
-        let mut record = Record::default();
+        let mut record = InodeRow::default();
         record.set_device(device);
         assert_eq!(record.device(), device);
     }

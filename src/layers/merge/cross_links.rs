@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::{Layers, Parts, roots};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
-use crate::index::{Charge, Kind, MemoryLimit, Place, TooMuchMemory, UnresolvedLink};
+use crate::index::{Charge, Kind, MemoryLimit, LayerIno, TooMuchMemory, UnresolvedLink};
 
 /// Work that the targets of all hard links of a merge may share. A step to a name is 1, and as much again
 /// for each layer in which the name is looked up. All of it takes a few seconds. An image of 100 layers
@@ -27,7 +27,7 @@ const TABLE_ENTRY_BYTES: usize = 192;
 /// The target of a hard link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
-    Entry(Place),
+    Entry(LayerIno),
     /// Another hard link of the same layer, by its number in the order of directories and names.
     Link(u32),
     /// Nothing is there, or a directory.
@@ -38,13 +38,13 @@ pub(super) enum Target {
 
 /// Work that is left.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(super) struct WorkBudget {
     shared: u64,
     /// Work that is left for the current link alone.
     link: u64,
 }
 
-impl Work {
+impl WorkBudget {
     pub(super) fn new(shared: u64) -> Self {
         Self { shared, link: 0 }
     }
@@ -55,10 +55,10 @@ impl Work {
         self.shared
     }
 
-    fn spend(&mut self, work: u64) -> Result<(), Failure> {
+    fn spend(&mut self, work: u64) -> Result<(), WalkError> {
         let own = work.min(self.link);
         let shared = self.shared.checked_sub(work - own);
-        self.shared = shared.ok_or(Failure::TooMuchWork)?;
+        self.shared = shared.ok_or(WalkError::TooMuchWork)?;
         self.link -= own;
         Ok(())
     }
@@ -66,7 +66,7 @@ impl Work {
 
 /// Why a walk ends early.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum WalkError {
     #[error("the path ends early")]
     Missing,
     #[error("too much work")]
@@ -81,27 +81,27 @@ pub(super) fn find_targets(
     layers: &Layers<'_>,
     number: u32,
     links: &[UnresolvedLink<'_>],
-    work: &mut Work,
+    work: &mut WorkBudget,
     limit: &MemoryLimit,
 ) -> Result<Vec<Target>, TooMuchMemory> {
     let mut targets = Vec::with_capacity(links.len());
     let mut below = Resolver::below(layers, number, &mut *work, limit.charge());
     for link in links {
-        targets.push(below.target(link.target)?);
+        targets.push(below.find_target(link.target)?);
     }
     drop(below);
     let mut own = Resolver::own(layers, number, links, work, limit.charge());
     for (target, link) in targets.iter_mut().zip(links) {
         if *target == Target::Missing {
-            *target = own.target(link.target)?;
+            *target = own.find_target(link.target)?;
         }
     }
-    end_chains(&mut targets);
+    resolve_chains(&mut targets);
     Ok(targets)
 }
 
 /// Gives links to links the target at the end of their chain. A chain that never ends has none.
-fn end_chains(targets: &mut [Target]) {
+fn resolve_chains(targets: &mut [Target]) {
     let mut passed = Vec::new();
     for start in 0..targets.len() {
         let mut end = Target::Missing;
@@ -133,23 +133,23 @@ pub(super) struct Resolver<'r, 'a> {
     directories: Vec<Directory>,
     /// The numbers of directories that paths lead to.
     paths: HashMap<ArchivePath, Option<u32>>,
-    work: &'r mut Work,
+    work: &'r mut WorkBudget,
     charge: Charge,
 }
 
 /// A directory that was found.
 struct Directory {
     parts: Parts,
-    names: HashMap<Box<[u8]>, Found>,
+    names: HashMap<Box<[u8]>, LookupResult>,
 }
 
 /// What has a name.
 #[derive(Clone, Copy, Debug)]
-enum Found {
+enum LookupResult {
     /// A directory, by its number.
     Directory(u32),
     /// Anything else.
-    Entry(Place),
+    Entry(LayerIno),
     Nothing,
 }
 
@@ -158,7 +158,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
     pub(super) fn below(
         layers: &'r Layers<'a>,
         number: u32,
-        work: &'r mut Work,
+        work: &'r mut WorkBudget,
         charge: Charge,
     ) -> Self {
         Self::new(layers, None, roots(0..number), work, charge)
@@ -169,7 +169,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         layers: &'r Layers<'a>,
         number: u32,
         links: &'r [UnresolvedLink<'a>],
-        work: &'r mut Work,
+        work: &'r mut WorkBudget,
         charge: Charge,
     ) -> Self {
         let root = roots(number..number + 1);
@@ -180,7 +180,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         layers: &'r Layers<'a>,
         own_links: Option<&'r [UnresolvedLink<'a>]>,
         root: Parts,
-        work: &'r mut Work,
+        work: &'r mut WorkBudget,
         charge: Charge,
     ) -> Self {
         let root = Directory {
@@ -198,24 +198,24 @@ impl<'r, 'a> Resolver<'r, 'a> {
     }
 
     /// What a hard link to the path `target` would be another name of.
-    pub(super) fn target(&mut self, target: &[u8]) -> Result<Target, TooMuchMemory> {
+    pub(super) fn find_target(&mut self, target: &[u8]) -> Result<Target, TooMuchMemory> {
         self.work.link = WORK_PER_LINK;
         match self.find(target) {
             Ok(target) => Ok(target),
-            Err(Failure::Missing) => Ok(Target::Missing),
-            Err(Failure::TooMuchWork) => Ok(Target::TooMuchWork),
-            Err(Failure::TooMuchMemory(error)) => Err(error),
+            Err(WalkError::Missing) => Ok(Target::Missing),
+            Err(WalkError::TooMuchWork) => Ok(Target::TooMuchWork),
+            Err(WalkError::TooMuchMemory(error)) => Err(error),
         }
     }
 
-    fn find(&mut self, target: &[u8]) -> Result<Target, Failure> {
+    fn find(&mut self, target: &[u8]) -> Result<Target, WalkError> {
         let target = ArchivePath::sanitize(target).path;
-        let (directory, name) = target.split_last().ok_or(Failure::Missing)?;
-        let directory = self.directory(directory)?;
+        let (directory, name) = target.split_last().ok_or(WalkError::Missing)?;
+        let directory = self.find_directory(directory)?;
         match self.look_up(directory, name)?.first() {
-            Some(&place) if self.layers.is_directory(place) => Err(Failure::Missing),
-            Some(&place) => Ok(Target::Entry(place)),
-            None => self.own_link(directory, name).ok_or(Failure::Missing),
+            Some(&layer_ino) if self.layers.is_directory(layer_ino) => Err(WalkError::Missing),
+            Some(&layer_ino) => Ok(Target::Entry(layer_ino)),
+            None => self.own_link(directory, name).ok_or(WalkError::Missing),
         }
     }
 
@@ -228,52 +228,52 @@ impl<'r, 'a> Resolver<'r, 'a> {
     }
 
     /// The number of the directory that `path` leads to.
-    fn directory(&mut self, path: ArchivePath) -> Result<u32, Failure> {
+    fn find_directory(&mut self, path: ArchivePath) -> Result<u32, WalkError> {
         if let Some(&known) = self.paths.get(&path) {
-            return known.ok_or(Failure::Missing);
+            return known.ok_or(WalkError::Missing);
         }
         let found = match resolve::directory(self, path.components()) {
             Ok(directory) => Some(directory),
-            Err(ResolveError::Path(_) | ResolveError::Tree(Failure::Missing)) => None,
-            Err(ResolveError::Tree(failure)) => return Err(failure),
+            Err(ResolveError::Path(_) | ResolveError::Tree(WalkError::Missing)) => None,
+            Err(ResolveError::Tree(error)) => return Err(error),
         };
         self.charge.add(path.as_bytes().len() + TABLE_ENTRY_BYTES)?;
         self.paths.insert(path, found);
-        found.ok_or(Failure::Missing)
+        found.ok_or(WalkError::Missing)
     }
 
     /// What `name` stands for in a directory.
-    fn look_up(&mut self, directory: u32, name: &[u8]) -> Result<Parts, Failure> {
+    fn look_up(&mut self, directory: u32, name: &[u8]) -> Result<Parts, WalkError> {
         let directory = self.directories.get(directory as usize);
-        let parts = &directory.ok_or(Failure::Missing)?.parts;
+        let parts = &directory.ok_or(WalkError::Missing)?.parts;
         self.work.spend(1 + parts.len() as u64)?;
         if self.own_links.is_none() {
-            return Ok(self.layers.named(parts, name));
+            return Ok(self.layers.look_up(parts, name));
         }
-        let own = |part: &Place| {
+        let own = |part: &LayerIno| {
             let entry = self.layers.index(part.layer)?.lookup(part.ino, name)?;
             let (layer, ino) = (part.layer, entry.ino());
-            (!entry.is_unseen()).then_some(Place { layer, ino })
+            (!entry.is_whiteout_only()).then_some(LayerIno { layer, ino })
         };
         Ok(parts.iter().filter_map(own).collect())
     }
 
     /// Looks `name` up in directory `parent`, and keeps what it finds.
-    fn discover(&mut self, parent: u32, name: &[u8]) -> Result<Found, Failure> {
+    fn look_up_and_remember(&mut self, parent: u32, name: &[u8]) -> Result<LookupResult, WalkError> {
         let parts = self.look_up(parent, name)?;
         let found = match parts.first() {
-            None => Found::Nothing,
-            Some(&place) if self.layers.is_directory(place) => {
+            None => LookupResult::Nothing,
+            Some(&layer_ino) if self.layers.is_directory(layer_ino) => {
                 let number = u32::try_from(self.directories.len());
-                self.charge.add(parts.capacity() * size_of::<Place>())?;
+                self.charge.add(parts.capacity() * size_of::<LayerIno>())?;
                 let directory = Directory {
                     parts,
                     names: HashMap::new(),
                 };
                 self.charge.push(&mut self.directories, directory)?;
-                Found::Directory(number.map_err(|_| Failure::TooMuchWork)?)
+                LookupResult::Directory(number.map_err(|_| WalkError::TooMuchWork)?)
             }
-            Some(&place) => Found::Entry(place),
+            Some(&layer_ino) => LookupResult::Entry(layer_ino),
         };
         self.charge.add(name.len() + TABLE_ENTRY_BYTES)?;
         if let Some(parent) = self.directories.get_mut(parent as usize) {
@@ -286,7 +286,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
 impl resolve::Tree for Resolver<'_, '_> {
     /// Its number.
     type Directory = u32;
-    type Error = Failure;
+    type Error = WalkError;
 
     fn root(&self) -> u32 {
         0
@@ -296,7 +296,7 @@ impl resolve::Tree for Resolver<'_, '_> {
         true
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Failure> {
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, WalkError> {
         let directory = self.directories.get(*parent as usize);
         let known = directory.and_then(|directory| directory.names.get(name));
         let found = match known.copied() {
@@ -304,14 +304,14 @@ impl resolve::Tree for Resolver<'_, '_> {
                 self.work.spend(1)?;
                 found
             }
-            None => self.discover(*parent, name)?,
+            None => self.look_up_and_remember(*parent, name)?,
         };
-        let place = match found {
-            Found::Directory(number) => return Ok(Step::Directory(number)),
-            Found::Nothing => return Ok(Step::Missing),
-            Found::Entry(place) => place,
+        let layer_ino = match found {
+            LookupResult::Directory(number) => return Ok(Step::Directory(number)),
+            LookupResult::Nothing => return Ok(Step::Missing),
+            LookupResult::Entry(layer_ino) => layer_ino,
         };
-        let entry = self.layers.entry(place);
+        let entry = self.layers.entry(layer_ino);
         let Some(Kind::Symlink(target)) = entry.map(|entry| entry.kind()) else {
             return Ok(Step::Other);
         };
@@ -321,7 +321,7 @@ impl resolve::Tree for Resolver<'_, '_> {
         Ok(Step::Link(target.to_vec()))
     }
 
-    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, Failure> {
-        Err(Failure::Missing)
+    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, WalkError> {
+        Err(WalkError::Missing)
     }
 }

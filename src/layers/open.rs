@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
 
-use super::Stack;
+use super::LayeredArchive;
 use super::merge::merge;
 use crate::archive::scan::{self, Digest};
 use crate::archive::{Archive, Error, OpenError, OpenOptions, SharedResources};
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::codec;
-use crate::index::{Index, MemoryLimit, MergeError, Whiteouts};
+use crate::index::{Index, MemoryLimit, MergeError, WhiteoutFormat};
 use crate::source::Source;
 
 /// A layer that is to be opened.
@@ -25,7 +25,7 @@ pub struct Layer {
 
 /// Why layers cannot be one tree.
 #[derive(Debug, thiserror::Error)]
-pub enum StackError {
+pub enum LayeredArchiveError {
     /// One of them cannot be opened.
     #[error(transparent)]
     Layer(#[from] OpenError),
@@ -48,7 +48,7 @@ pub enum StackError {
     Threads(#[source] std::io::Error),
 }
 
-impl Stack {
+impl LayeredArchive {
     /// Opens `layers`, from the bottom, and lays them over each other as `whiteouts` says. They have
     /// the memory of `options` together; what it allows of entries holds for each of them, and for
     /// all together.
@@ -58,14 +58,14 @@ impl Stack {
     pub fn open(
         layers: &[Layer],
         options: &OpenOptions,
-        whiteouts: Whiteouts,
+        whiteouts: WhiteoutFormat,
         network: &Handle,
         stats: &Arc<Stats>,
-    ) -> Result<Self, StackError> {
+    ) -> Result<Self, LayeredArchiveError> {
         let Ok(count) = u16::try_from(layers.len()) else {
-            return Err(StackError::TooManyLayers(layers.len()));
+            return Err(LayeredArchiveError::TooManyLayers(layers.len()));
         };
-        let share = SharedResources::new(options).map_err(StackError::Threads)?;
+        let share = SharedResources::new(options).map_err(LayeredArchiveError::Threads)?;
         let opener = Arc::new(Opener {
             layers: (0..count).zip(layers.iter().cloned()).collect(),
             share,
@@ -74,21 +74,21 @@ impl Stack {
             whiteouts,
             queue: Mutex::new(Queue {
                 next: 0,
-                opened: layers.iter().map(|_| None).collect(),
-                failed: false,
+                results: layers.iter().map(|_| None).collect(),
+                has_failed: false,
             }),
         });
-        let layers = opener.all(options)?;
+        let layers = opener.open_all(options)?;
         check_entries(&layers, options)?;
-        Self::of(layers, whiteouts, &options.index_memory)
+        Self::from_layers(layers, whiteouts, &options.index_memory)
     }
 
     /// The tree that `layers` make, from the bottom; all of each is known.
-    fn of(
+    fn from_layers(
         layers: Vec<Arc<Archive>>,
-        whiteouts: Whiteouts,
+        whiteouts: WhiteoutFormat,
         limit: &MemoryLimit,
-    ) -> Result<Self, StackError> {
+    ) -> Result<Self, LayeredArchiveError> {
         let indexes: Vec<_> = layers
             .iter()
             .filter_map(|layer| layer.complete_index())
@@ -99,14 +99,14 @@ impl Stack {
     }
 }
 
-fn check_entries(layers: &[Arc<Archive>], options: &OpenOptions) -> Result<(), StackError> {
+fn check_entries(layers: &[Arc<Archive>], options: &OpenOptions) -> Result<(), LayeredArchiveError> {
     let limit = options.scan.tar.limits.entries;
     let entries = layers
         .iter()
         .map(|layer| layer.index().entry_count().saturating_sub(1));
     let entries = entries.fold(0, u64::saturating_add);
     if entries > limit {
-        return Err(StackError::TooManyEntries { entries, limit });
+        return Err(LayeredArchiveError::TooManyEntries { entries, limit });
     }
     Ok(())
 }
@@ -119,7 +119,7 @@ struct Opener {
     share: SharedResources,
     network: Handle,
     stats: Arc<Stats>,
-    whiteouts: Whiteouts,
+    whiteouts: WhiteoutFormat,
     queue: Mutex<Queue>,
 }
 
@@ -127,26 +127,26 @@ struct Opener {
 struct Queue {
     /// The layer that comes next.
     next: usize,
-    opened: Vec<Option<Result<Archive, OpenError>>>,
+    results: Vec<Option<Result<Archive, OpenError>>>,
     /// Whether one could not be opened, so that no more need be.
-    failed: bool,
+    has_failed: bool,
 }
 
 impl Opener {
-    fn all(self: &Arc<Self>, options: &OpenOptions) -> Result<Vec<Arc<Archive>>, StackError> {
+    fn open_all(self: &Arc<Self>, options: &OpenOptions) -> Result<Vec<Arc<Archive>>, LayeredArchiveError> {
         // Each scan has at least so much for its buffers, and nobody reads while they go on.
-        let most = options.scan.memory / 2 / scan::MIN_MEMORY;
-        let at_once = usize::try_from(most)
+        let max_scans = options.scan.memory / 2 / scan::MIN_MEMORY;
+        let concurrency = usize::try_from(max_scans)
             .unwrap_or(usize::MAX)
             .clamp(1, self.layers.len().max(1));
-        let mut each = options.clone();
-        each.scan.memory = options.scan.memory / at_once as u64;
+        let mut layer_options = options.clone();
+        layer_options.scan.memory = options.scan.memory / concurrency as u64;
         let mut threads = Vec::new();
-        for _ in 0..at_once {
-            let (opener, options) = (Arc::clone(self), each.clone());
-            match Thread::spawn("tarfs-layer", move || opener.work(&options)) {
+        for _ in 0..concurrency {
+            let (opener, options) = (Arc::clone(self), layer_options.clone());
+            match Thread::spawn("tarfs-layer", move || opener.open_from_queue(&options)) {
                 Ok(thread) => threads.push(thread),
-                Err(error) if threads.is_empty() => return Err(StackError::Threads(error)),
+                Err(error) if threads.is_empty() => return Err(LayeredArchiveError::Threads(error)),
                 // Those that there are open all of them.
                 Err(_) => break,
             }
@@ -154,15 +154,15 @@ impl Opener {
         for thread in threads {
             thread.join();
         }
-        let opened = std::mem::take(&mut self.queue().opened);
+        let result = std::mem::take(&mut self.queue().results);
         let mut layers = Vec::new();
-        for (layer, opened) in self.layers.iter().zip(opened) {
-            let archive = match opened {
+        for (layer, result) in self.layers.iter().zip(result) {
+            let archive = match result {
                 // With a decoder that needs more than its part: alone it has all of it.
-                Some(Err(error)) if at_once > 1 && lacks_memory(&error) => {
+                Some(Err(error)) if concurrency > 1 && is_out_of_memory(&error) => {
                     self.open(layer, options)?
                 }
-                Some(opened) => opened?,
+                Some(result) => result?,
                 None => self.open(layer, options)?,
             };
             layers.push(Arc::new(archive));
@@ -171,24 +171,24 @@ impl Opener {
     }
 
     /// Opens one layer after the other, until there is none that nobody has taken.
-    fn work(&self, options: &OpenOptions) {
+    fn open_from_queue(&self, options: &OpenOptions) {
         loop {
             let layer = {
                 let mut queue = self.queue();
-                let layer = self.layers.get(queue.next).filter(|_| !queue.failed);
+                let layer = self.layers.get(queue.next).filter(|_| !queue.has_failed);
                 let Some(layer) = layer else {
                     return;
                 };
                 queue.next += 1;
                 layer
             };
-            let opened = self.open(layer, options);
+            let result = self.open(layer, options);
             let mut queue = self.queue();
-            if let Err(error) = &opened {
-                queue.failed |= !lacks_memory(error);
+            if let Err(error) = &result {
+                queue.has_failed |= !is_out_of_memory(error);
             }
-            if let Some(slot) = queue.opened.get_mut(usize::from(layer.0)) {
-                *slot = Some(opened);
+            if let Some(slot) = queue.results.get_mut(usize::from(layer.0)) {
+                *slot = Some(result);
             }
         }
     }
@@ -213,7 +213,7 @@ impl Opener {
 }
 
 /// Whether a decoder's state did not fit.
-fn lacks_memory(error: &OpenError) -> bool {
+fn is_out_of_memory(error: &OpenError) -> bool {
     matches!(error, OpenError::Archive { error, .. }
         if matches!(&**error, Error::Codec(error)
             if matches!(error.cause, codec::Cause::Memory { .. })))

@@ -1,6 +1,6 @@
 //! Members and trees for tests, of this layer and of those above.
 
-use super::{Builder, Index, Options, Origin, Whiteouts};
+use super::{Builder, Index, Options, Origin, WhiteoutFormat};
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};
 
@@ -42,7 +42,7 @@ pub(crate) fn index(members: &[Member]) -> Index {
 }
 
 /// The index of a layer of these members.
-pub(crate) fn layer(members: &[Member], whiteouts: Whiteouts) -> Index {
+pub(crate) fn layer(members: &[Member], whiteouts: WhiteoutFormat) -> Index {
     let whiteouts = Some(whiteouts);
     built(
         members,
@@ -57,7 +57,7 @@ fn built(members: &[Member], options: Options) -> Index {
     let mut builder = Builder::new(options);
     for member in members {
         // What is refused is among the index's problems.
-        builder.member(member).ok();
+        builder.add_member(member).ok();
     }
     builder.finish(Origin::default())
 }

@@ -6,7 +6,7 @@
 //!
 //! A mount, a listing and `materialize` take the tree from here.
 
-mod links;
+mod cross_links;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,10 +15,10 @@ use std::ops::Range;
 use crate::base::archive_path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{
-    self, Builder, Charge, Entry, Index, Ino, Kind, Locator, MemoryLimit, MergeError, Merged,
-    Named, Options, Origin, Place, Plan, Problem, Surface, TooMuchMemory, Whiteouts,
+    self, Builder, Charge, Entry, Index, Ino, Kind, Locator, MemoryLimit, MergeError, MergedIndex,
+    MergedName, Options, Origin, LayerIno, MergePlan, Problem, MergedDirectory, TooMuchMemory, WhiteoutFormat,
 };
-use links::{MAX_SHARED_WORK, Target, Work, find_targets};
+use cross_links::{MAX_SHARED_WORK, Target, WorkBudget, find_targets};
 
 /// The name that stands for all names when a layer removes them.
 const ALL_NAMES: &[u8] = b"";
@@ -30,27 +30,27 @@ const ALL_NAMES: &[u8] = b"";
 /// When it has more entries than a tree can have, or needs more memory than is allowed.
 pub fn merge(
     layers: &[&Index],
-    whiteouts: Whiteouts,
+    whiteouts: WhiteoutFormat,
     limit: &MemoryLimit,
-) -> Result<Merged, MergeError> {
+) -> Result<MergedIndex, MergeError> {
     if layers.is_empty() {
         let empty = Builder::new(Options::default()).finish(Origin::default());
         return merge(&[&empty], whiteouts, limit);
     }
-    let work = &mut Work::new(MAX_SHARED_WORK);
-    Layers::new(layers, whiteouts, limit, work)?.tree(limit)
+    let work = &mut WorkBudget::new(MAX_SHARED_WORK);
+    Layers::new(layers, whiteouts, limit, work)?.merge(limit)
 }
 
 /// A name that a layer removes from one of its own directories, as far as lower layers have it there.
 type Removal<'a> = (Ino, &'a [u8]);
 
 /// A hard link to a lower layer: the directory and the name in the layer, and the entry.
-type Link<'a> = (Ino, &'a [u8], Place);
+type Link<'a> = (Ino, &'a [u8], LayerIno);
 
 /// What a layer removes of those below it, in the order of directories and names.
 fn removals<'a>(
     index: &'a Index,
-    whiteouts: Whiteouts,
+    whiteouts: WhiteoutFormat,
     charge: &mut Charge,
 ) -> Result<Vec<Removal<'a>>, TooMuchMemory> {
     let mut removals = Vec::new();
@@ -60,7 +60,7 @@ fn removals<'a>(
         charge.push(&mut removals, (whiteout.parent, name))?;
     }
     let inos = Ino::ROOT.0..=index.last_ino().0;
-    for ino in inos.filter(|_| whiteouts == Whiteouts::Overlay).map(Ino) {
+    for ino in inos.filter(|_| whiteouts == WhiteoutFormat::Overlay).map(Ino) {
         let Some(directory) = index.entry(ino) else {
             continue;
         };
@@ -91,13 +91,13 @@ fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) ->
 /// What the root of `layers` consists of.
 fn roots(layers: Range<u32>) -> Parts {
     let ino = Ino::ROOT;
-    layers.map(|layer| Place { layer, ino }).collect()
+    layers.map(|layer| LayerIno { layer, ino }).collect()
 }
 
 /// Layers, what they remove, and what their hard links to lower ones have turned out to name.
 struct Layers<'a> {
     indexes: &'a [&'a Index],
-    whiteouts: Whiteouts,
+    whiteouts: WhiteoutFormat,
     removals: Vec<Vec<Removal<'a>>>,
     links: Vec<Vec<Link<'a>>>,
     /// The first links whose targets are nowhere.
@@ -108,7 +108,7 @@ struct Layers<'a> {
 }
 
 /// What a name stands for: one entry, or directories from the bottom; nothing if it is not seen.
-type Parts = Vec<Place>;
+type Parts = Vec<LayerIno>;
 
 /// What a directory of a layer does to one of its names, in the order in which this applies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -118,15 +118,15 @@ enum LayerAction {
     /// It has this entry.
     Entry(Ino),
     /// It has a hard link to this entry of a lower layer.
-    Link(Place),
+    Link(LayerIno),
 }
 
 impl<'a> Layers<'a> {
     fn new(
         indexes: &'a [&'a Index],
-        whiteouts: Whiteouts,
+        whiteouts: WhiteoutFormat,
         limit: &MemoryLimit,
-        work: &mut Work,
+        work: &mut WorkBudget,
     ) -> Result<Self, TooMuchMemory> {
         let mut layers = Self {
             indexes,
@@ -149,18 +149,18 @@ impl<'a> Layers<'a> {
     }
 
     /// The tree that they make.
-    fn tree(self, limit: &MemoryLimit) -> Result<Merged, MergeError> {
+    fn merge(self, limit: &MemoryLimit) -> Result<MergedIndex, MergeError> {
         let mut planner = Planner {
             layers: &self,
-            plan: Plan {
+            plan: MergePlan {
                 problem_count: self.missing_count,
                 problems: self.missing.clone(),
-                ..Plan::default()
+                ..MergePlan::default()
             },
             pending: Vec::new(),
             charge: limit.charge(),
         };
-        planner.run()?;
+        planner.plan_all()?;
         // The plan is counted while it is there.
         let Planner {
             plan,
@@ -169,68 +169,68 @@ impl<'a> Layers<'a> {
         } = planner;
         let (indexes, whiteouts) = (self.indexes, self.whiteouts);
         drop(self);
-        let hides = |name: &[u8]| whiteouts.hides_xattr(name);
+        let is_hidden_xattr = |name: &[u8]| whiteouts.hides_xattr(name);
         let origin = origin(indexes, whiteouts);
-        index::merge(indexes, &plan, hides, origin, limit)
+        index::merge(indexes, &plan, is_hidden_xattr, origin, limit)
     }
 
     fn index(&self, layer: u32) -> Option<&'a Index> {
         self.indexes.get(layer as usize).copied()
     }
 
-    fn entry(&self, place: Place) -> Option<Entry<'a>> {
-        self.index(place.layer)?.entry(place.ino)
+    fn entry(&self, layer_ino: LayerIno) -> Option<Entry<'a>> {
+        self.index(layer_ino.layer)?.entry(layer_ino.ino)
     }
 
-    fn is_directory(&self, place: Place) -> bool {
-        let kind = self.entry(place).map(|entry| entry.kind());
+    fn is_directory(&self, layer_ino: LayerIno) -> bool {
+        let kind = self.entry(layer_ino).map(|entry| entry.kind());
         kind == Some(Kind::Directory)
     }
 
     /// Applies `action` of layer `layer` to `parts`, what `name` stands for so far; `false` when nothing
     /// can be made of it, because it leads elsewhere.
     fn apply(&self, parts: &mut Parts, layer: u32, name: &[u8], action: LayerAction) -> bool {
-        let place = match action {
+        let layer_ino = match action {
             LayerAction::Remove => {
                 parts.clear();
                 return true;
             }
-            LayerAction::Entry(ino) => Place { layer, ino },
-            LayerAction::Link(place) => place,
+            LayerAction::Entry(ino) => LayerIno { layer, ino },
+            LayerAction::Link(layer_ino) => layer_ino,
         };
-        let Some(entry) = self.entry(place) else {
+        let Some(entry) = self.entry(layer_ino) else {
             return true;
         };
         if let LayerAction::Entry(_) = action {
-            if self.whiteouts.takes_name(name) || self.whiteouts.is_whiteout(&entry) {
+            if self.whiteouts.is_reserved_name(name) || self.whiteouts.is_whiteout(&entry) {
                 return true;
             }
-            if self.whiteouts.leads_elsewhere(&entry) {
+            if self.whiteouts.is_redirected(&entry) {
                 return false;
             }
         }
         let below = parts.last();
         let is_over_directory = below.is_some_and(|&below| self.is_directory(below));
-        if entry.is_unseen() && !is_over_directory {
+        if entry.is_whiteout_only() && !is_over_directory {
             // It says what is gone from a directory that is not there.
             return true;
         }
         if !is_over_directory || entry.kind() != Kind::Directory {
             parts.clear();
         }
-        parts.push(place);
+        parts.push(layer_ino);
         true
     }
 
     /// Those of `parts` of a directory whose names an opaque one above them does not hide.
-    fn visible<'p>(&self, parts: &'p [Place]) -> &'p [Place] {
-        let opaque = |&part: &Place| self.removes(part, ALL_NAMES);
+    fn visible<'p>(&self, parts: &'p [LayerIno]) -> &'p [LayerIno] {
+        let opaque = |&part: &LayerIno| self.removes(part, ALL_NAMES);
         let lowest = parts.iter().rposition(opaque).unwrap_or(0);
         parts.get(lowest..).unwrap_or_default()
     }
 
     /// What `name` stands for in the directory that consists of `parts`.
-    fn named(&self, parts: &[Place], name: &[u8]) -> Parts {
+    fn look_up(&self, parts: &[LayerIno], name: &[u8]) -> Parts {
         let mut named = Parts::new();
         for &part in self.visible(parts) {
             let index = self.index(part.layer);
@@ -248,7 +248,7 @@ impl<'a> Layers<'a> {
     }
 
     /// What the directories `parts` do to all their names, in the order of the names.
-    fn actions_by_name(&self, parts: &[Place]) -> ActionsByName<'a, '_> {
+    fn actions_by_name(&self, parts: &[LayerIno]) -> ActionsByName<'a, '_> {
         let mut actions = ActionsByName {
             streams: Vec::new(),
             next: BinaryHeap::new(),
@@ -265,34 +265,34 @@ impl<'a> Layers<'a> {
             let links = self.links_in(part).iter();
             actions.add(
                 part,
-                links.map(|&(_, name, place)| (name, LayerAction::Link(place))),
+                links.map(|&(_, name, layer_ino)| (name, LayerAction::Link(layer_ino))),
             );
         }
         actions
     }
 
     /// What directory `part` removes from what lies below it.
-    fn removals_in(&self, part: Place) -> &[Removal<'a>] {
+    fn removals_in(&self, part: LayerIno) -> &[Removal<'a>] {
         let removals = self.removals.get(part.layer as usize);
         rows_of(removals, part.ino, |&(directory, _)| directory)
     }
 
-    fn removes(&self, part: Place, name: &[u8]) -> bool {
+    fn removes(&self, part: LayerIno, name: &[u8]) -> bool {
         let removals = self.removals.get(part.layer as usize);
         removals.is_some_and(|removals| removals.binary_search(&(part.ino, name)).is_ok())
     }
 
     /// The hard links to lower layers that directory `part` holds.
-    fn links_in(&self, part: Place) -> &[Link<'a>] {
+    fn links_in(&self, part: LayerIno) -> &[Link<'a>] {
         let links = self.links.get(part.layer as usize);
         rows_of(links, part.ino, |&(directory, ..)| directory)
     }
 
-    fn link(&self, part: Place, name: &[u8]) -> Option<Place> {
+    fn link(&self, part: LayerIno, name: &[u8]) -> Option<LayerIno> {
         let links = self.links.get(part.layer as usize)?;
         let key = |&(directory, name, _): &Link<'a>| (directory, name);
         let number = links.binary_search_by(|link| key(link).cmp(&(part.ino, name)));
-        links.get(number.ok()?).map(|&(.., place)| place)
+        links.get(number.ok()?).map(|&(.., layer_ino)| layer_ino)
     }
 
     /// Finds the targets of those links of layer `number` that the layer did not hold when they came.
@@ -302,7 +302,7 @@ impl<'a> Layers<'a> {
         number: u32,
         index: &'a Index,
         limit: &MemoryLimit,
-        work: &mut Work,
+        work: &mut WorkBudget,
     ) -> Result<(), TooMuchMemory> {
         let mut charge = limit.charge();
         let mut links = Vec::new();
@@ -318,23 +318,23 @@ impl<'a> Layers<'a> {
         // Links of a directory come one after the other.
         let mut directory = (Ino(0), ArchivePath::root());
         for (link, target) in links.iter().zip(targets) {
-            if let Target::Entry(place) = target {
-                found.push((link.parent, link.name, place));
+            if let Target::Entry(layer_ino) = target {
+                found.push((link.parent, link.name, layer_ino));
                 continue;
             }
             if directory.0 != link.parent {
                 directory = (link.parent, index.path(link.parent).unwrap_or_default());
             }
-            self.miss(number, &directory.1, link.name, target);
+            self.note_missing_target(number, &directory.1, link.name, target);
         }
         self.links.push(found);
         Ok(())
     }
 
     /// Notes that no target was found of the link `name` in `directory` of layer `number`.
-    fn miss(&mut self, number: u32, directory: &ArchivePath, name: &[u8], target: Target) {
+    fn note_missing_target(&mut self, number: u32, directory: &ArchivePath, name: &[u8], target: Target) {
         let mut names = directory.components().chain([name]);
-        if names.any(|name| self.whiteouts.takes_name(name)) {
+        if names.any(|name| self.whiteouts.is_reserved_name(name)) {
             return;
         }
         self.missing_count += 1;
@@ -369,14 +369,14 @@ type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
 /// What directories of layers do to their names, in the order of the names; for one name in the order in
 /// which it applies.
 struct ActionsByName<'a, 's> {
-    streams: Vec<(Place, Actions<'a, 's>)>,
+    streams: Vec<(LayerIno, Actions<'a, 's>)>,
     /// The next one of each stream: the name, the number of the stream, the action.
     next: BinaryHeap<Reverse<(&'a [u8], usize, LayerAction)>>,
 }
 
 impl<'a, 's> ActionsByName<'a, 's> {
     /// Adds `actions` of directory `part` in the order of their names, above those added before.
-    fn add(&mut self, part: Place, actions: impl Iterator<Item = (&'a [u8], LayerAction)> + 's) {
+    fn add(&mut self, part: LayerIno, actions: impl Iterator<Item = (&'a [u8], LayerAction)> + 's) {
         let mut actions = Box::new(actions);
         if let Some((name, action)) = actions.next() {
             self.next.push(Reverse((name, self.streams.len(), action)));
@@ -386,7 +386,7 @@ impl<'a, 's> ActionsByName<'a, 's> {
 }
 
 impl<'a> Iterator for ActionsByName<'a, '_> {
-    type Item = (&'a [u8], Place, LayerAction);
+    type Item = (&'a [u8], LayerIno, LayerAction);
 
     fn next(&mut self) -> Option<Self::Item> {
         let Reverse((name, number, action)) = self.next.pop()?;
@@ -400,7 +400,7 @@ impl<'a> Iterator for ActionsByName<'a, '_> {
 }
 
 /// What the whole is known by: it is the same as long as the layers are, and in the same order.
-fn origin(layers: &[&Index], whiteouts: Whiteouts) -> Origin {
+fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{whiteouts:?}").as_bytes());
     let mut packed_bytes = 0_u64;
@@ -422,20 +422,20 @@ fn origin(layers: &[&Index], whiteouts: Whiteouts) -> Origin {
 /// Makes the plan of the merged tree.
 struct Planner<'a, 'l> {
     layers: &'l Layers<'a>,
-    plan: Plan<'a>,
+    plan: MergePlan<'a>,
     /// The parts of directories whose names are still to come, each with the directory's number in the
     /// plan; from the bottom.
-    pending: Vec<(u32, Place)>,
+    pending: Vec<(u32, LayerIno)>,
     /// The memory of the plan and the pending directories.
     charge: Charge,
 }
 
 impl<'a> Planner<'a, '_> {
-    fn run(&mut self) -> Result<(), MergeError> {
+    fn plan_all(&mut self) -> Result<(), MergeError> {
         let count = u32::try_from(self.layers.indexes.len()).map_err(|_| MergeError::TooLarge)?;
-        self.directory(&roots(0..count))?;
+        self.plan_directory(&roots(0..count))?;
         while let Some(&(directory, _)) = self.pending.last() {
-            let other = |&(pending, _): &(u32, Place)| pending != directory;
+            let other = |&(pending, _): &(u32, LayerIno)| pending != directory;
             let start = self
                 .pending
                 .iter()
@@ -443,38 +443,38 @@ impl<'a> Planner<'a, '_> {
                 .map_or(0, |last| last + 1);
             let parts = self.pending.drain(start..).map(|(_, part)| part);
             let parts: Parts = parts.collect();
-            self.names(directory, &parts)?;
+            self.plan_names(directory, &parts)?;
         }
         Ok(())
     }
 
     /// Plans a directory that consists of `parts`, one at least; its place.
-    fn directory(&mut self, parts: &[Place]) -> Result<Option<Place>, MergeError> {
-        let Some(&place) = parts.first() else {
+    fn plan_directory(&mut self, parts: &[LayerIno]) -> Result<Option<LayerIno>, MergeError> {
+        let Some(&layer_ino) = parts.first() else {
             return Ok(None);
         };
-        let is_spoken_of = |part: &&Place| {
+        let is_explicit = |part: &&LayerIno| {
             let entry = self.layers.entry(**part);
             entry.is_some_and(|entry| !entry.is_implied())
         };
-        let attributes = *parts.iter().rev().find(is_spoken_of).unwrap_or(&place);
+        let attributes = *parts.iter().rev().find(is_explicit).unwrap_or(&layer_ino);
         let number = u32::try_from(self.plan.directories.len());
         let number = number.map_err(|_| MergeError::TooLarge)?;
-        let surface = Surface { place, attributes };
+        let surface = MergedDirectory { lowest: layer_ino, attributes };
         self.charge.push(&mut self.plan.directories, surface)?;
         for &part in parts {
             self.charge.push(&mut self.pending, (number, part))?;
         }
-        Ok(Some(place))
+        Ok(Some(layer_ino))
     }
 
-    fn name(&mut self, directory: u32, name: &'a [u8], parts: &[Place]) -> Result<(), MergeError> {
+    fn plan_name(&mut self, directory: u32, name: &'a [u8], parts: &[LayerIno]) -> Result<(), MergeError> {
         let target = match parts.first() {
-            Some(&first) if self.layers.is_directory(first) => self.directory(parts)?,
+            Some(&first) if self.layers.is_directory(first) => self.plan_directory(parts)?,
             first => first.copied(),
         };
         if let Some(target) = target {
-            let named = Named {
+            let named = MergedName {
                 directory,
                 name,
                 target,
@@ -485,7 +485,7 @@ impl<'a> Planner<'a, '_> {
     }
 
     /// Plans the names of a directory that consists of `parts`.
-    fn names(&mut self, directory: u32, parts: &[Place]) -> Result<(), MergeError> {
+    fn plan_names(&mut self, directory: u32, parts: &[LayerIno]) -> Result<(), MergeError> {
         let layers = self.layers;
         let mut named = Parts::new();
         let parts = layers.visible(parts);
@@ -495,7 +495,7 @@ impl<'a> Planner<'a, '_> {
         {
             for child in index.children(part.ino, 0) {
                 self.apply(&mut named, part, child.name, LayerAction::Entry(child.ino));
-                self.name(directory, child.name, &named)?;
+                self.plan_name(directory, child.name, &named)?;
                 named.clear();
             }
             return Ok(());
@@ -504,7 +504,7 @@ impl<'a> Planner<'a, '_> {
         while let Some((name, part, action)) = actions.next() {
             self.apply(&mut named, part, name, action);
             if actions.peek().is_none_or(|&(next, ..)| next != name) {
-                self.name(directory, name, &named)?;
+                self.plan_name(directory, name, &named)?;
                 named.clear();
             }
         }
@@ -512,8 +512,8 @@ impl<'a> Planner<'a, '_> {
     }
 
     /// As [`Layers::apply`], and notes if nothing is made of `name` in directory `part`.
-    fn apply(&mut self, parts: &mut Parts, part: Place, name: &[u8], action: LayerAction) {
-        const ELSEWHERE: &str = "what it is lies elsewhere in the layers below: redirects and \
+    fn apply(&mut self, parts: &mut Parts, part: LayerIno, name: &[u8], action: LayerAction) {
+        const REDIRECTED: &str = "what it is lies elsewhere in the layers below: redirects and \
                                  metacopies are not followed";
         if self.layers.apply(parts, part.layer, name, action) {
             return;
@@ -527,7 +527,7 @@ impl<'a> Planner<'a, '_> {
             let problem = Problem {
                 path: Some(path),
                 offset: None,
-                what: ELSEWHERE.to_owned(),
+                what: REDIRECTED.to_owned(),
             };
             self.plan.problems.push((part.layer as usize, problem));
         }
@@ -539,9 +539,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::index::sample::{directory, file, hard_link, layer, member, symlink};
+    use crate::index::test_support::{directory, file, hard_link, layer, member, symlink};
     use crate::tar::{self, Device, Member};
-    use links::Resolver;
+    use cross_links::Resolver;
 
     /// Few, so that they meet.
     const NAMES: [&str; 8] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "l/a"];
@@ -574,25 +574,25 @@ mod tests {
     fn layers(members: &[&[Member]]) -> Vec<Index> {
         let layers = members.iter();
         layers
-            .map(|members| layer(members, Whiteouts::Oci))
+            .map(|members| layer(members, WhiteoutFormat::Oci))
             .collect()
     }
 
     /// The tree of `layers`, for which links may share `shared` of work, and how much of it they needed.
-    fn merged(layers: &[Index], shared: u64) -> (Merged, u64) {
-        let (limit, mut work) = (MemoryLimit::none(), Work::new(shared));
+    fn merged(layers: &[Index], shared: u64) -> (MergedIndex, u64) {
+        let (limit, mut work) = (MemoryLimit::none(), WorkBudget::new(shared));
         let indexes: Vec<_> = layers.iter().collect();
-        let stack = Layers::new(&indexes, Whiteouts::Oci, &limit, &mut work).expect("small");
-        let merged = stack.tree(&limit).expect("small");
+        let layered = Layers::new(&indexes, WhiteoutFormat::Oci, &limit, &mut work).expect("small");
+        let merged = layered.merge(&limit).expect("small");
         (merged, shared - work.shared())
     }
 
-    fn inode(merged: &Merged, path: &str) -> Option<Ino> {
+    fn inode(merged: &MergedIndex, path: &str) -> Option<Ino> {
         let path = ArchivePath::sanitize(path.as_bytes()).path;
         merged.index.find(&path).map(|entry| entry.ino())
     }
 
-    fn problems(merged: &Merged) -> Vec<String> {
+    fn problems(merged: &MergedIndex) -> Vec<String> {
         let problems = merged.index.problems().iter();
         problems.map(ToString::to_string).collect()
     }
@@ -740,7 +740,7 @@ mod tests {
         let above: Vec<_> = links.chain(removals).collect();
         let layers = layers(&[&files, &above]);
         let indexes: Vec<_> = layers.iter().collect();
-        let merge = |limit: &MemoryLimit| merge(&indexes, Whiteouts::Oci, limit);
+        let merge = |limit: &MemoryLimit| merge(&indexes, WhiteoutFormat::Oci, limit);
         let whole = merge(&MemoryLimit::none()).expect("no limit");
         let bytes = whole.index.memory_bytes() + whole.memory_bytes();
         // Each limit lets another part of the merge fail.
@@ -771,7 +771,7 @@ mod tests {
             streams: Vec::new(),
             next: BinaryHeap::new(),
         };
-        let part = Place {
+        let part = LayerIno {
             layer: 0,
             ino: Ino::ROOT,
         };
@@ -783,20 +783,20 @@ mod tests {
     proptest! {
         /// A link finds by itself what the whole tree has where it leads.
         #[test]
-        fn a_name_alone_is_what_it_is_in_the_whole_tree(
+        fn single_lookup_equals_merged_tree(
             layers in prop::collection::vec(prop::collection::vec(a_member(), 0..8), 1..5),
             whiteouts in prop::sample::select(
-                &[Whiteouts::Oci, Whiteouts::Overlay, Whiteouts::Keep][..]
+                &[WhiteoutFormat::Oci, WhiteoutFormat::Overlay, WhiteoutFormat::Keep][..]
             ),
         ) {
             let layers: Vec<_> = layers.iter().map(|members| layer(members, whiteouts)).collect();
             let indexes: Vec<_> = layers.iter().collect();
             let limit = MemoryLimit::none();
-            let (mut work, mut whole_work) = (Work::new(u64::MAX), Work::new(u64::MAX));
-            let stack = Layers::new(&indexes, whiteouts, &limit, &mut work).expect("small");
+            let (mut work, mut whole_work) = (WorkBudget::new(u64::MAX), WorkBudget::new(u64::MAX));
+            let layered = Layers::new(&indexes, whiteouts, &limit, &mut work).expect("small");
             let whole = merge(&indexes, whiteouts, &limit).expect("small");
             let whole_index = [&*whole.index];
-            let whole_stack = Layers::new(&whole_index, Whiteouts::Keep, &limit, &mut whole_work);
+            let whole_layered = Layers::new(&whole_index, WhiteoutFormat::Keep, &limit, &mut whole_work);
             let whole_stack = whole_stack.expect("small");
             let count = u32::try_from(indexes.len()).expect("few");
             let mut below = Resolver::below(&stack, count, &mut work, limit.charge());
@@ -804,10 +804,10 @@ mod tests {
                 Resolver::own(&whole_stack, 0, &[], &mut whole_work, limit.charge());
             for name in NAMES.iter().chain(&["l", "d/d/d", "a/b", "l/b", "l/d/a"]) {
                 let mut expected = in_whole.target(name.as_bytes()).expect("small");
-                if let Target::Entry(place) = &mut expected {
-                    *place = whole.place(place.ino).expect("an entry of a layer");
+                if let Target::Entry(layer_ino) = &mut expected {
+                    *layer_ino = whole.layer_ino(layer_ino.ino).expect("an entry of a layer");
                 }
-                let found = below.target(name.as_bytes()).expect("small");
+                let found = below.find_target(name.as_bytes()).expect("small");
                 prop_assert_eq!(found, expected, "{}", name);
             }
         }

@@ -1,4 +1,4 @@
-//! What is to be written to a spool, bounded in bytes.
+//! What is to be written to a disk cache, bounded in bytes.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -11,7 +11,7 @@ use crate::base::extent::{Extent, Plain};
 
 /// Spans on their way to the writer. What waits here is found by readers already.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct WriteQueue {
     limit_bytes: u64,
     state: Mutex<State>,
     changed: Condvar,
@@ -19,22 +19,22 @@ pub(super) struct Queue {
 
 /// A span, or some of it.
 #[derive(Clone, Debug)]
-pub(super) struct Item {
+pub(super) struct PendingWrite {
     pub(super) extent: Extent<Plain>,
     pub(super) bytes: Bytes,
-    /// Whether spans of the same spool may have to go for it.
-    pub(super) displaces: bool,
+    /// Whether spans of the same disk cache may have to go for it.
+    pub(super) may_evict: bool,
     /// Whether it was skipped before.
     pub(super) is_retry: bool,
 }
 
-impl Item {
-    /// One that displaces nothing.
+impl PendingWrite {
+    /// One that may_evict nothing.
     pub(super) fn new(extent: Extent<Plain>, bytes: Bytes) -> Self {
         Self {
             extent,
             bytes,
-            displaces: false,
+            may_evict: false,
             is_retry: false,
         }
     }
@@ -42,19 +42,19 @@ impl Item {
 
 /// How long to wait for room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub enum QueueTimeout {
     /// Not at all.
-    No,
+    NoWait,
     /// So long.
     UpTo(Duration),
     /// For a moment, unless the writer was too slow for that the last time.
     Short,
     /// As long as the writer takes.
-    Endless,
+    Never,
 }
 
-/// What [`Patience::Short`] means.
-const SHORT: Duration = Duration::from_secs(1);
+/// What [`QueueTimeout::Short`] means.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
@@ -64,10 +64,10 @@ struct State {
     bytes: u64,
     /// Someone waited in vain, and there was no room since.
     is_slow: bool,
-    closed: bool,
+    is_closed: bool,
 }
 
-impl Queue {
+impl WriteQueue {
     /// A queue of `limit_bytes`, or of a single longer item.
     pub(super) fn new(limit_bytes: u64) -> Self {
         Self {
@@ -77,11 +77,11 @@ impl Queue {
         }
     }
 
-    /// Takes `item` if there is room within the patience; false when there is not.
-    pub(super) fn push(&self, item: Item, patience: Patience) -> bool {
+    /// Takes `item` if there is room within the timeout; false when there is not.
+    pub(super) fn push(&self, item: PendingWrite, timeout: QueueTimeout) -> bool {
         let len = item.bytes.len() as u64;
-        let mut state = self.wait_for_room(len, patience);
-        if state.closed || !self.has_room(&state, len) {
+        let mut state = self.wait_for_capacity(len, timeout);
+        if state.is_closed || !self.has_capacity(&state, len) {
             return false;
         }
         state.is_slow = false;
@@ -92,20 +92,20 @@ impl Queue {
         true
     }
 
-    fn has_room(&self, state: &State, len: u64) -> bool {
+    fn has_capacity(&self, state: &State, len: u64) -> bool {
         state.bytes == 0 || state.bytes + len <= self.limit_bytes
     }
 
-    fn wait_for_room(&self, len: u64, patience: Patience) -> MutexGuard<'_, State> {
+    fn wait_for_capacity(&self, len: u64, timeout: QueueTimeout) -> MutexGuard<'_, State> {
         let start = Instant::now();
         let mut state = self.lock();
-        while !state.closed && !self.has_room(&state, len) {
-            let left = match patience {
-                Patience::No => return state,
-                Patience::UpTo(limit) => limit.saturating_sub(start.elapsed()),
-                Patience::Short if state.is_slow => return state,
-                Patience::Short => SHORT.saturating_sub(start.elapsed()),
-                Patience::Endless => SHORT,
+        while !state.is_closed && !self.has_capacity(&state, len) {
+            let left = match timeout {
+                QueueTimeout::NoWait => return state,
+                QueueTimeout::UpTo(limit) => limit.saturating_sub(start.elapsed()),
+                QueueTimeout::Short if state.is_slow => return state,
+                QueueTimeout::Short => SHORT_TIMEOUT.saturating_sub(start.elapsed()),
+                QueueTimeout::Never => SHORT_TIMEOUT,
             };
             if left.is_zero() {
                 state.is_slow = true;
@@ -123,7 +123,7 @@ impl Queue {
     }
 
     /// Whether something waits behind what is being written.
-    pub(super) fn is_behind(&self) -> bool {
+    pub(super) fn has_backlog(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
 
@@ -140,7 +140,7 @@ impl Queue {
                 state.writing = Some(item.clone());
                 return Some(item);
             }
-            if state.closed {
+            if state.is_closed {
                 return None;
             }
             state = self
@@ -169,17 +169,17 @@ impl Queue {
     }
 
     /// Takes out the items that wait.
-    pub(super) fn give_up(&self) -> VecDeque<Item> {
+    pub(super) fn cancel_waiting(&self) -> VecDeque<Item> {
         let mut state = self.lock();
-        let given_up = mem::take(&mut state.waiting);
-        let bytes = given_up.iter().map(|item| item.bytes.len() as u64);
+        let cancelled = mem::take(&mut state.waiting);
+        let bytes = cancelled.iter().map(|item| item.bytes.len() as u64);
         state.bytes -= bytes.sum::<u64>();
         self.changed.notify_all();
-        given_up
+        cancelled
     }
 
     /// Waits until everything is written that is here now, or given up.
-    pub(super) fn drain(&self) {
+    pub(super) fn wait_until_empty(&self) {
         let mut state = self.lock();
         while state.bytes > 0 {
             state = self
@@ -191,7 +191,7 @@ impl Queue {
 
     /// Takes nothing more.
     pub(super) fn close(&self) {
-        self.lock().closed = true;
+        self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
@@ -204,44 +204,44 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn item(start: u64, len: usize) -> Item {
+    fn item(start: u64, len: usize) -> PendingWrite {
         let extent = Extent::with_len(Plain(start), len as u64);
-        Item::new(extent, vec![0; len].into())
+        PendingWrite::new(extent, vec![0; len].into())
     }
 
     #[test]
-    fn the_queue_takes_its_limit_or_a_single_longer_item() {
-        let queue = Queue::new(10);
-        assert!(queue.push(item(0, 6), Patience::No));
-        assert!(!queue.push(item(6, 5), Patience::No));
-        assert!(queue.push(item(6, 4), Patience::No));
+    fn write_queue_accepts_its_limit_or_one_longer_item() {
+        let queue = WriteQueue::new(10);
+        assert!(queue.push(item(0, 6), QueueTimeout::NoWait));
+        assert!(!queue.push(item(6, 5), QueueTimeout::NoWait));
+        assert!(queue.push(item(6, 4), QueueTimeout::NoWait));
         assert!(queue.find(item(6, 4).extent).is_some());
         for _ in 0..2 {
             assert!(queue.next().is_some());
         }
-        assert!(!queue.push(item(20, 100), Patience::No), "one is written");
+        assert!(!queue.push(item(20, 100), QueueTimeout::NoWait), "one is written");
         assert!(queue.find(item(6, 4).extent).is_some());
         queue.close();
         assert!(queue.next().is_none());
         assert!(queue.find(item(6, 4).extent).is_none());
-        assert!(!queue.push(item(20, 1), Patience::Endless), "closed");
+        assert!(!queue.push(item(20, 1), QueueTimeout::Never), "closed");
 
-        let queue = Queue::new(10);
-        assert!(queue.push(item(20, 100), Patience::No));
+        let queue = WriteQueue::new(10);
+        assert!(queue.push(item(20, 100), QueueTimeout::NoWait));
     }
 
     #[test]
-    fn a_push_waits_for_room_up_to_its_limit() {
-        let queue = Queue::new(10);
-        assert!(queue.push(item(0, 10), Patience::No));
+    fn push_waits_for_capacity_until_its_timeout() {
+        let queue = WriteQueue::new(10);
+        assert!(queue.push(item(0, 10), QueueTimeout::NoWait));
         let (limit, start) = (Duration::from_millis(20), Instant::now());
-        assert!(!queue.push(item(10, 10), Patience::UpTo(limit)));
+        assert!(!queue.push(item(10, 10), QueueTimeout::UpTo(limit)));
         let waited = start.elapsed();
-        assert!(limit <= waited && waited < SHORT, "{waited:?}");
+        assert!(limit <= waited && waited < SHORT_TIMEOUT, "{waited:?}");
         std::thread::scope(|scope| {
             // Not heeded: a disk that was slow once may still be fast enough.
             assert!(queue.lock().is_slow);
-            let pushed = scope.spawn(|| queue.push(item(10, 10), Patience::UpTo(SHORT * 60)));
+            let pushed = scope.spawn(|| queue.push(item(10, 10), QueueTimeout::UpTo(SHORT_TIMEOUT * 60)));
             // Time to find the queue full: without a wait the push fails then.
             std::thread::sleep(Duration::from_millis(50));
             assert!(!pushed.is_finished(), "it waits");
@@ -252,32 +252,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_makes_room_but_for_what_is_being_written() {
-        let queue = Queue::new(10);
+    fn cancelled_items_free_capacity_except_the_one_being_written() {
+        let queue = WriteQueue::new(10);
         for start in [0, 5] {
-            assert!(queue.push(item(start, 5), Patience::No));
+            assert!(queue.push(item(start, 5), QueueTimeout::NoWait));
         }
         assert!(queue.next().is_some());
-        assert_eq!(queue.give_up().len(), 1);
+        assert_eq!(queue.cancel_waiting().len(), 1);
         assert!(queue.find(item(0, 5).extent).is_some());
         assert!(queue.find(item(5, 5).extent).is_none());
-        assert!(!queue.push(item(20, 6), Patience::No));
-        assert!(queue.push(item(20, 5), Patience::No));
+        assert!(!queue.push(item(20, 6), QueueTimeout::NoWait));
+        assert!(queue.push(item(20, 5), QueueTimeout::NoWait));
     }
 
     #[test]
-    fn who_has_waited_in_vain_does_not_wait_again_until_there_was_room() {
-        let queue = Queue::new(10);
-        assert!(queue.push(item(0, 10), Patience::Short));
-        assert!(!queue.push(item(10, 10), Patience::Short));
+    fn timed_out_push_does_not_wait_again_until_there_is_capacity() {
+        let queue = WriteQueue::new(10);
+        assert!(queue.push(item(0, 10), QueueTimeout::Short));
+        assert!(!queue.push(item(10, 10), QueueTimeout::Short));
         assert!(queue.lock().is_slow);
-        assert!(!queue.push(item(10, 10), Patience::Short));
+        assert!(!queue.push(item(10, 10), QueueTimeout::Short));
         assert!(queue.next().is_some());
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| queue.next().is_some() && queue.next().is_none());
-            assert!(queue.push(item(10, 10), Patience::Endless));
+            assert!(queue.push(item(10, 10), QueueTimeout::Never));
             assert!(!queue.lock().is_slow);
-            queue.drain();
+            queue.wait_until_empty();
             assert_eq!(queue.lock().bytes, 0);
             queue.close();
             assert_eq!(writer.join().ok(), Some(true));

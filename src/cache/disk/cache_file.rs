@@ -12,40 +12,40 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, seek};
 use rustix::io::Errno;
 
-use super::uncached::Uncached;
+use super::direct_io::DirectIo;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, RecycledBuffer};
 use crate::base::trusted_dir::TrustedDir;
 use crate::base::random_reads::{RandomReads, Wait};
 
-/// An open spool file.
+/// An open cache file.
 #[derive(Debug)]
-pub(super) struct SpoolFile {
+pub(super) struct CacheFile {
     file: File,
     directory: Arc<Directory>,
     name: String,
-    uncached: Uncached,
+    direct_io: DirectIo,
     random_reads: RandomReads,
 }
 
 /// How long to wait for a lock that others hold for a few milliseconds.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to sleep in between: there is no waiting for a file lock with a deadline.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Attempts to find a name, or a file that is not removed at that very moment.
-const ATTEMPTS: u32 = 1000;
+const MAX_ATTEMPTS: u32 = 1000;
 
 /// What files have that are not finished, at the front of their names.
-const TEMPORARY: &str = ".";
+const TEMPORARY_PREFIX: &str = ".";
 
-impl SpoolFile {
+impl CacheFile {
     fn new(file: File, directory: &Arc<Directory>, name: &str) -> Self {
         Self {
             file,
             directory: Arc::clone(directory),
             name: name.to_owned(),
-            uncached: Uncached::default(),
+            direct_io: DirectIo::default(),
             random_reads: RandomReads::default(),
         }
     }
@@ -53,8 +53,8 @@ impl SpoolFile {
     /// A new file in `directory` under a name that no one looks for.
     pub(super) fn create(directory: &Arc<Directory>) -> io::Result<Self> {
         let process = std::process::id();
-        for attempt in 0..ATTEMPTS {
-            let name = format!("{TEMPORARY}{process}-{attempt}.data");
+        for attempt in 0..MAX_ATTEMPTS {
+            let name = format!("{TEMPORARY_PREFIX}{process}-{attempt}.data");
             match directory.file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
                 Ok(file) => {
                     let file = Self::new(file, directory, &name);
@@ -75,7 +75,7 @@ impl SpoolFile {
     pub(super) fn open(directory: &Arc<Directory>, name: &str, make: bool) -> io::Result<Self> {
         let mut flags = OFlags::RDWR;
         flags.set(OFlags::CREATE, make);
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             let file = directory.file(name, flags)?;
             let file = Self::new(file, directory, name);
             file.lock_shared()?;
@@ -106,9 +106,9 @@ impl SpoolFile {
     }
 
     /// Writes `bytes`; past the page cache, which takes as long as the disk does, unless that is behind.
-    pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_behind: bool) -> io::Result<()> {
-        self.uncached
-            .write_all_at(&self.file, bytes, offset.0, is_behind)
+    pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_buffered: bool) -> io::Result<()> {
+        self.direct_io
+            .write_all_at(&self.file, bytes, offset.0, is_buffered)
     }
 
     /// Whether there is no hole in `extent`, and the file does not end before it does.
@@ -128,7 +128,7 @@ impl SpoolFile {
             return None;
         }
         let mut bytes = free_list.allocate(usize::try_from(extent.len()).ok()?, start);
-        let read = self.uncached.read_exact_at(&self.file, &mut bytes, start);
+        let read = self.direct_io.read_exact_at(&self.file, &mut bytes, start);
         read.ok()?;
         Some(bytes)
     }
@@ -158,7 +158,7 @@ impl SpoolFile {
     }
 
     /// Gives the disk of `extent` back, as far as it is whole blocks, and says how much that was.
-    pub(super) fn punch(&self, extent: Extent<Plain>) -> u64 {
+    pub(super) fn punch_hole(&self, extent: Extent<Plain>) -> u64 {
         let before = self.held_bytes();
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(&self.file, mode, extent.start().0, extent.len()) {
@@ -179,19 +179,19 @@ impl SpoolFile {
     }
 
     /// Tells others when it was last used.
-    pub(super) fn set_used(&self, time: SystemTime) {
+    pub(super) fn set_last_used(&self, time: SystemTime) {
         if let Err(error) = self.file.set_modified(time) {
             tracing::debug!(%error, name = self.name, "cannot note its use");
         }
     }
 
     /// Whether no one has it open but this; then no one else can lock it until this is dropped.
-    pub(super) fn is_ours_alone(&self) -> bool {
+    pub(super) fn try_lock_exclusive(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
     /// The same file under another name in its directory.
-    pub(super) fn renamed(&self, name: &str) -> io::Result<Self> {
+    pub(super) fn rename_to(&self, name: &str) -> io::Result<Self> {
         let file = self.file.try_clone()?;
         self.directory.rename(&self.name, name)?;
         Ok(Self::new(file, &self.directory, name))
@@ -213,14 +213,14 @@ impl SpoolFile {
 }
 
 /// The file `name` in `directory`, without a lock on it.
-pub(super) fn unlocked(directory: &Arc<Directory>, name: &str) -> io::Result<SpoolFile> {
+pub(super) fn open_unlocked(directory: &Arc<Directory>, name: &str) -> io::Result<CacheFile> {
     let file = directory.file(name, OFlags::RDWR)?;
-    Ok(SpoolFile::new(file, directory, name))
+    Ok(CacheFile::new(file, directory, name))
 }
 
 /// Whether a file of this name is not finished yet.
 pub(super) fn is_temporary(name: &str) -> bool {
-    name.starts_with(TEMPORARY)
+    name.starts_with(TEMPORARY_PREFIX)
 }
 
 /// Bytes of disk that a file takes.
@@ -235,8 +235,8 @@ pub(super) fn lock(file: &File, operation: FlockOperation) -> bool {
     let start = Instant::now();
     loop {
         match flock(file, operation) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() > LOCK_WAIT => return false,
-            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) if start.elapsed() > LOCK_TIMEOUT => return false,
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_RETRY_INTERVAL),
             Err(Errno::INTR) => {}
             Ok(()) | Err(_) => return true,
         }
@@ -258,15 +258,15 @@ mod tests {
         Extent::with_len(Plain(start), len)
     }
 
-    fn read(file: &SpoolFile, extent: Extent<Plain>) -> Option<Vec<u8>> {
+    fn read(file: &CacheFile, extent: Extent<Plain>) -> Option<Vec<u8>> {
         let memory = file.read(extent, &FreeList::new(0))?;
         Some(memory.to_vec())
     }
 
     #[test]
-    fn bytes_come_back_from_their_own_offset() {
+    fn cache_file_read_returns_bytes_written_at_offset() {
         let directory = tempfile::tempdir().expect("a directory");
-        let file = SpoolFile::create(&private(directory.path())).expect("a file");
+        let file = CacheFile::create(&private(directory.path())).expect("a file");
         file.write(Plain(1 << 30), b"far", false).expect("room");
         assert_eq!(
             read(&file, extent(1 << 30, 3)).as_deref(),
@@ -282,19 +282,19 @@ mod tests {
     }
 
     #[test]
-    fn a_punched_hole_gives_its_blocks_back_and_spares_what_is_beside_it() {
+    fn punch_hole_frees_whole_blocks_and_keeps_adjacent_bytes() {
         let directory = tempfile::tempdir().expect("a directory");
-        let file = SpoolFile::create(&private(directory.path())).expect("a file");
+        let file = CacheFile::create(&private(directory.path())).expect("a file");
         file.write(Plain(0), &vec![1; 100_000], false)
             .expect("room");
         let held = file.held_bytes();
-        let freed = file.punch(extent(10_001, 50_000));
+        let freed = file.punch_hole(extent(10_001, 50_000));
         assert!((40_960..=50_000).contains(&freed), "{freed}");
         assert_eq!(file.held_bytes(), held - freed);
         assert_eq!(read(&file, extent(0, 10_001)), Some(vec![1; 10_001]));
         assert_eq!(read(&file, extent(60_001, 39_999)), Some(vec![1; 39_999]));
         let whole = file.whole_blocks(extent(10_001, 50_000)).expect("some");
-        assert_eq!(file.punch(whole), 0, "is gone already");
+        assert_eq!(file.punch_hole(whole), 0, "is gone already");
         assert_eq!(
             file.next_data(whole.start()).map(|data| data.start()),
             Some(whole.end())
@@ -303,21 +303,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_use_is_known_as_such() {
+    fn exclusive_lock_fails_while_file_is_in_use() {
         let directory = tempfile::tempdir().expect("a directory");
         let directory = private(directory.path());
-        let file = SpoolFile::open(&directory, "a", true).expect("made");
-        assert!(!unlocked(&directory, "a").expect("there").is_ours_alone());
-        let other = SpoolFile::open(&directory, "a", false).expect("there");
-        assert!(!file.is_ours_alone());
+        let file = CacheFile::open(&directory, "a", true).expect("made");
+        assert!(!open_unlocked(&directory, "a").expect("there").try_lock_exclusive());
+        let other = CacheFile::open(&directory, "a", false).expect("there");
+        assert!(!file.try_lock_exclusive());
         drop(other);
-        assert!(file.is_ours_alone());
+        assert!(file.try_lock_exclusive());
         drop(file);
-        assert!(unlocked(&directory, "a").expect("there").is_ours_alone());
+        assert!(open_unlocked(&directory, "a").expect("there").try_lock_exclusive());
     }
 
     #[test]
-    fn what_is_no_file_of_ours_is_not_opened() {
+    fn cache_file_open_rejects_symlinks_and_directories() {
         let directory = tempfile::tempdir().expect("a directory");
         let elsewhere = directory.path().join("elsewhere");
         fs::write(&elsewhere, b"other").expect("written");
@@ -325,8 +325,8 @@ mod tests {
         std::os::unix::fs::symlink(&elsewhere, &link).expect("made");
         fs::create_dir(directory.path().join("directory")).expect("made");
         let directory = private(directory.path());
-        assert!(SpoolFile::open(&directory, "link", true).is_err());
-        assert!(SpoolFile::open(&directory, "directory", true).is_err());
-        assert!(SpoolFile::open(&directory, "none", false).is_err());
+        assert!(CacheFile::open(&directory, "link", true).is_err());
+        assert!(CacheFile::open(&directory, "directory", true).is_err());
+        assert!(CacheFile::open(&directory, "none", false).is_err());
     }
 }

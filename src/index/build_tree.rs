@@ -9,10 +9,10 @@ use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
 use super::blocks::MIN_BLOCK_LEN;
-use super::builder::{MAX_NAME, Options, Refused};
-use super::change::Changes;
-use super::entry::{DIRECTORY, Dirent, Extra, FORWARD, NONE, Name, Record, SYMLINK};
-use super::{Index, MemoryLimit, Origin, Totals, names};
+use super::builder::{MAX_NAME_BYTES, Options, MemberError};
+use super::dirty::DirtyInodes;
+use super::rows::{DIRECTORY, Dirent, ExtraRow, FORWARD_LINK, NONE, Name, InodeRow, SYMLINK};
+use super::{Index, MemoryLimit, Origin, Totals, arena};
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, Step};
 
@@ -20,7 +20,7 @@ use crate::base::resolve::{self, Step};
 pub(super) const ROOT: u32 = 1;
 
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(super) struct BuildTree {
     /// The index so far.
     pub(super) index: Index,
     /// How many records there may be.
@@ -28,7 +28,7 @@ pub(super) struct Tree {
     /// Whether it is a layer's: there anything replaces a directory, full or not.
     is_layer: bool,
     /// What is not as it was.
-    pub(super) changes: Changes,
+    pub(super) dirty: DirtyInodes,
 }
 
 /// Dirents by parent and name, while more of them come.
@@ -82,13 +82,13 @@ impl NameTable {
     }
 }
 
-impl Tree {
+impl BuildTree {
     /// A tree of a root and nothing else.
     pub(super) fn new(options: Options) -> Self {
         let arrays = Arrays {
-            records: vec![Record::default(), implied()],
+            records: vec![InodeRow::default(), implied_directory()],
             owners: vec![Name::default()],
-            extras: vec![Extra::default()],
+            extras: vec![ExtraRow::default()],
             ..Arrays::default()
         };
         let index = Index {
@@ -109,7 +109,7 @@ impl Tree {
             index,
             max_records: options.max_entries,
             is_layer: options.whiteouts.is_some(),
-            changes: Changes::new(options.keeps_replaced),
+            dirty: DirtyInodes::new(options.keeps_replaced),
         }
     }
 
@@ -121,12 +121,12 @@ impl Tree {
         &mut self.index.arrays
     }
 
-    pub(super) fn record(&self, ino: u32) -> &Record {
+    pub(super) fn record(&self, ino: u32) -> &InodeRow {
         let record = self.index.arrays.records.get(ino as usize);
         record.expect("numbers come from this tree")
     }
 
-    pub(super) fn record_mut(&mut self, ino: u32) -> &mut Record {
+    pub(super) fn record_mut(&mut self, ino: u32) -> &mut InodeRow {
         let record = self.index.arrays.records.get_mut(ino as usize);
         record.expect("numbers come from this tree")
     }
@@ -148,46 +148,46 @@ impl Tree {
     }
 
     /// Gives `record` a number and the new name `name` in `parent`.
-    pub(super) fn add(&mut self, parent: u32, name: &[u8], record: Record) -> Result<u32, Refused> {
+    pub(super) fn add(&mut self, parent: u32, name: &[u8], record: InodeRow) -> Result<u32, MemberError> {
         self.check_name(name)?;
-        let ino = self.number(record)?;
-        let dirent = self.name(parent, name, ino);
-        self.settle_in(ino, dirent);
+        let ino = self.allocate_ino(record)?;
+        let dirent = self.add_dirent(parent, name, ino);
+        self.set_first_name(ino, dirent);
         Ok(ino)
     }
 
     /// Puts `record` under a new number where dirent `number` leads.
-    pub(super) fn replace(&mut self, number: u32, record: Record) -> Result<u32, Refused> {
+    pub(super) fn replace(&mut self, number: u32, record: InodeRow) -> Result<u32, MemberError> {
         self.check_replaceable(number)?;
-        let ino = self.number(record)?;
-        self.vacate(number);
+        let ino = self.allocate_ino(record)?;
+        self.release_target(number);
         self.dirent_mut(number).ino = ino.into();
-        self.settle_in(ino, number);
+        self.set_first_name(ino, number);
         if record.is_directory() {
-            self.count_link(self.dirent(number).parent.get());
+            self.increment_links(self.dirent(number).parent.get());
         }
         Ok(ino)
     }
 
     /// Tells a new entry its only name.
-    fn settle_in(&mut self, ino: u32, dirent: u32) {
+    fn set_first_name(&mut self, ino: u32, dirent: u32) {
         let record = self.record_mut(ino);
         record.dirent = dirent.into();
         record.links = (1 + u32::from(record.is_directory())).into();
     }
 
     /// Gives `ino` the new name `name` in `parent`.
-    pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<(), Refused> {
+    pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<(), MemberError> {
         self.check_name(name)?;
-        self.name(parent, name, ino);
-        self.count_link(ino);
+        self.add_dirent(parent, name, ino);
+        self.increment_links(ino);
         Ok(())
     }
 
     /// Makes dirent `number` a name of `ino`, which is not a directory.
-    pub(super) fn relink(&mut self, number: u32, ino: u32) -> Result<(), Refused> {
+    pub(super) fn relink(&mut self, number: u32, ino: u32) -> Result<(), MemberError> {
         self.check_replaceable(number)?;
-        self.vacate(number);
+        self.release_target(number);
         // The dirents of one entry tell their age by their offset in the arena.
         let name = self
             .index
@@ -200,51 +200,51 @@ impl Tree {
         let dirent = self.dirent_mut(number);
         dirent.name = name;
         dirent.ino = ino.into();
-        self.count_link(ino);
+        self.increment_links(ino);
         Ok(())
     }
 
     /// Takes away dirent `number`, which is not a directory's. It stays in the arrays until they
     /// are sorted.
     pub(super) fn unlink(&mut self, number: u32) {
-        self.vacate(number);
+        self.release_target(number);
         let parent = self.dirent(number).parent.get();
         self.dirent_mut(number).ino = 0.into();
         let parent = self.record_mut(parent);
         parent.children = parent.children.get().saturating_sub(1).into();
     }
 
-    fn check_replaceable(&self, number: u32) -> Result<(), Refused> {
+    fn check_replaceable(&self, number: u32) -> Result<(), MemberError> {
         let record = self.record(self.dirent(number).ino.get());
         if record.is_directory() && record.children.get() > 0 && !self.is_layer {
-            return Err(Refused::NotEmpty);
+            return Err(MemberError::NotEmpty);
         }
         Ok(())
     }
 
-    /// Forgets what dirent `number` names. [`Self::prune`] forgets what is in it.
-    fn vacate(&mut self, number: u32) {
+    /// Forgets what dirent `number` names. [`Self::prune_replaced_directories`] forgets what is in it.
+    fn release_target(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
-        self.changes.note(ino.get());
+        self.dirty.mark(ino.get());
         let record = self.record_mut(ino.get());
         if record.is_directory() {
-            self.bury(ino.get());
+            self.remove_inode(ino.get());
             let parent = self.record_mut(parent.get());
             parent.links = parent.links.get().saturating_sub(1).into();
         } else {
             record.links = record.links.get().saturating_sub(1).into();
             if record.links.get() == 0 {
-                self.bury(ino.get());
+                self.remove_inode(ino.get());
             }
         }
     }
 
     /// Takes away entry `ino`, which has no name left. Who may have it open already keeps it.
-    fn bury(&mut self, ino: u32) {
+    fn remove_inode(&mut self, ino: u32) {
         let mut record = std::mem::take(self.record_mut(ino));
         self.index.totals.entries = self.index.totals.entries.saturating_sub(1);
         if let Some(replaced) = &mut self.index.replaced
-            && record.kind() != FORWARD
+            && record.kind() != FORWARD_LINK
         {
             record.links = 0.into();
             record.dirent = NONE.into();
@@ -252,25 +252,25 @@ impl Tree {
         }
     }
 
-    fn count_link(&mut self, ino: u32) {
-        self.changes.note(ino);
+    fn increment_links(&mut self, ino: u32) {
+        self.dirty.mark(ino);
         let record = self.record_mut(ino);
         record.links = record.links.get().saturating_add(1).into();
     }
 
     /// The next number.
-    fn number(&mut self, record: Record) -> Result<u32, Refused> {
+    fn allocate_ino(&mut self, record: InodeRow) -> Result<u32, MemberError> {
         let ino = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
         if ino >= self.max_records {
-            return Err(Refused::Full);
+            return Err(MemberError::TooManyEntries);
         }
-        names::push(&mut self.index.arrays.records, record);
+        arena::push(&mut self.index.arrays.records, record);
         self.index.totals.entries += 1;
         Ok(ino)
     }
 
     /// Forgets what is in directories that were replaced.
-    pub(super) fn prune(&mut self) {
+    pub(super) fn prune_replaced_directories(&mut self) {
         let count = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
         // A directory's number is higher than that of the directory it is in, and it never moves.
         for ino in ROOT + 1..count {
@@ -278,7 +278,7 @@ impl Tree {
             if record.is_directory() {
                 let parent = self.dirent(record.dirent.get()).parent.get();
                 if !self.record(parent).is_directory() {
-                    self.bury(ino);
+                    self.remove_inode(ino);
                 }
             }
         }
@@ -290,42 +290,42 @@ impl Tree {
             }
             // A directory is gone by now.
             if self.record(ino.get()).mode.get() != 0 {
-                self.vacate(number);
+                self.release_target(number);
             }
             self.dirent_mut(number).ino = 0.into();
         }
     }
 
     /// Whether there can be another dirent with this name.
-    fn check_name(&self, name: &[u8]) -> Result<(), Refused> {
-        if name.len() > MAX_NAME {
-            return Err(Refused::NameTooLong);
+    fn check_name(&self, name: &[u8]) -> Result<(), MemberError> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(MemberError::NameTooLong);
         }
         if self.index.arrays.dirents.len() >= NONE as usize {
-            return Err(Refused::Full);
+            return Err(MemberError::TooManyEntries);
         }
         Ok(())
     }
 
     /// Whether one more name can be remembered that is no dirent's.
-    pub(super) fn check_more(&self, name: &[u8]) -> Result<(), Refused> {
+    pub(super) fn check_capacity(&self, name: &[u8]) -> Result<(), MemberError> {
         self.check_name(name)?;
         let arrays = &self.index.arrays;
         if arrays.records.len() + arrays.unresolved.len() >= self.max_records as usize {
-            return Err(Refused::Full);
+            return Err(MemberError::TooManyEntries);
         }
         Ok(())
     }
 
     /// A dirent for a name that is not there yet.
-    fn name(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
+    fn add_dirent(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
         let number = u32::try_from(self.index.arrays.dirents.len()).expect("checked by check_name");
         let dirent = Dirent {
             name: self.index.arrays.arena.push_name(name),
             ino: ino.into(),
             parent: parent.into(),
         };
-        names::push(&mut self.index.arrays.dirents, dirent);
+        arena::push(&mut self.index.arrays.dirents, dirent);
         let Index { arrays, names, .. } = &mut self.index;
         if let Some(names) = names {
             names.add(arrays, number);
@@ -347,8 +347,8 @@ impl Tree {
         &mut self,
         parent: u32,
         name: &[u8],
-        unseen: Record,
-    ) -> Result<Option<u32>, Refused> {
+        unseen: InodeRow,
+    ) -> Result<Option<u32>, MemberError> {
         let Some(number) = self.find(parent, name) else {
             return self.add(parent, name, unseen).map(Some);
         };
@@ -357,12 +357,12 @@ impl Tree {
     }
 
     /// Whether `ino` is a hard link whose target has not come yet.
-    pub(super) fn is_forward(&self, ino: u32) -> bool {
-        self.record(ino).kind() == FORWARD
+    pub(super) fn is_forward_link(&self, ino: u32) -> bool {
+        self.record(ino).kind() == FORWARD_LINK
     }
 
     /// What dirent `number` is to a path that leads through it.
-    fn step(&self, number: u32) -> Step<u32> {
+    fn step_through(&self, number: u32) -> Step<u32> {
         let ino = self.dirent(number).ino.get();
         match self.index.arrays.record(ino) {
             Some(record) if record.is_directory() => Step::Directory(ino),
@@ -371,7 +371,7 @@ impl Tree {
                     .index
                     .arrays
                     .arena
-                    .stretch(record.data.get(), record.size.get());
+                    .bytes_at(record.data.get(), record.size.get());
                 Step::Link(target.unwrap_or_default().to_vec())
             }
             _ => Step::Other,
@@ -388,22 +388,22 @@ impl Tree {
         let Self { mut index, .. } = self;
         index.names = None;
         index.arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
-        sort(&mut index.arrays);
+        sort_dirents(&mut index.arrays);
         index
     }
 }
 
 /// Sorts the dirents in place and tells directories and entries where theirs are now, and what the
 /// order of their names is.
-pub(super) fn sort(arrays: &mut Arrays) {
+pub(super) fn sort_dirents(arrays: &mut Arrays) {
     arrays.dirents.sort_unstable_by(|left, right| {
         let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
         let by_age = || left.name.offset().cmp(&right.name.offset());
         key(left).cmp(&key(right)).then_with(by_age)
     });
     sort_names(arrays);
-    place_children(arrays);
-    place_first_names(arrays);
+    set_child_ranges(arrays);
+    set_first_dirents(arrays);
 }
 
 /// Fills in the order of names in each directory.
@@ -427,7 +427,7 @@ fn sort_names(arrays: &mut Arrays) {
 }
 
 /// Fills in where each directory's dirents are.
-fn place_children(arrays: &mut Arrays) {
+fn set_child_ranges(arrays: &mut Arrays) {
     let mut number = 0_u64;
     for siblings in arrays
         .dirents
@@ -444,7 +444,7 @@ fn place_children(arrays: &mut Arrays) {
 
 /// Fills in under which dirent each entry first appeared: names are appended to the arena as they
 /// appear, so it is the one whose name lies first.
-fn place_first_names(arrays: &mut Arrays) {
+fn set_first_dirents(arrays: &mut Arrays) {
     for record in &mut arrays.records {
         record.dirent = NONE.into();
     }
@@ -468,22 +468,22 @@ fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
 /// A directory that only the paths below it imply. GNU tar gives it the time of extraction and the mode that
 /// the umask leaves of 0777. Here it does not depend on the run or on the order of the members: its time is
 /// 0, as in reproducible archives.
-pub(super) fn implied() -> Record {
-    Record {
+pub(super) fn implied_directory() -> InodeRow {
+    InodeRow {
         mode: (DIRECTORY | 0o755).into(),
         links: 2.into(),
         dirent: NONE.into(),
-        flags: Record::IMPLIED.into(),
-        ..Record::default()
+        flags: InodeRow::IMPLIED.into(),
+        ..InodeRow::default()
     }
 }
 
 /// The tree as the way to a new member: makes the directories that are missing.
-pub(super) struct Growing<'a>(pub(super) &'a mut Tree);
+pub(super) struct CreatingResolver<'a>(pub(super) &'a mut BuildTree);
 
-impl resolve::Tree for Growing<'_> {
+impl resolve::Tree for CreatingResolver<'_> {
     type Directory = u32;
-    type Error = Refused;
+    type Error = MemberError;
 
     fn root(&self) -> u32 {
         ROOT
@@ -493,27 +493,27 @@ impl resolve::Tree for Growing<'_> {
         self.0.is_layer
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Refused> {
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, MemberError> {
         let Some(number) = self.0.find(*parent, name) else {
             return Ok(Step::Missing);
         };
         let record = self.0.record_mut(self.0.dirent(number).ino.get());
-        if record.is_unseen() {
-            record.flags = Record::IMPLIED.into();
+        if record.is_whiteout_only() {
+            record.flags = InodeRow::IMPLIED.into();
         }
-        Ok(self.0.step(number))
+        Ok(self.0.step_through(number))
     }
 
-    fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, Refused> {
-        self.0.add(*parent, name, implied())
+    fn imply(&mut self, parent: &u32, name: &[u8]) -> Result<u32, MemberError> {
+        self.0.add(*parent, name, implied_directory())
     }
 }
 
 /// The tree of a layer as the way to a hard link's target: makes nothing. What is missing may be in a layer
 /// below, and is `None`.
-pub(super) struct Incomplete<'a>(pub(super) &'a Tree);
+pub(super) struct LayerResolver<'a>(pub(super) &'a BuildTree);
 
-impl resolve::Tree for Incomplete<'_> {
+impl resolve::Tree for LayerResolver<'_> {
     type Directory = Option<u32>;
     type Error = std::convert::Infallible;
 
@@ -531,7 +531,7 @@ impl resolve::Tree for Incomplete<'_> {
         name: &[u8],
     ) -> Result<Step<Option<u32>>, Self::Error> {
         let number = parent.and_then(|parent| self.0.find(parent, name));
-        Ok(match number.map(|number| self.0.step(number)) {
+        Ok(match number.map(|number| self.0.step_through(number)) {
             None => Step::Missing,
             Some(Step::Directory(ino)) => Step::Directory(Some(ino)),
             Some(Step::Link(target)) => Step::Link(target),
@@ -545,36 +545,36 @@ impl resolve::Tree for Incomplete<'_> {
 }
 
 /// The tree as the way to a hard link's target: makes nothing.
-pub(super) struct Existing<'a>(pub(super) &'a Tree);
+pub(super) struct ReadOnlyResolver<'a>(pub(super) &'a BuildTree);
 
 /// Why the way to a target ends before the target.
 #[derive(Debug)]
-pub(super) enum Unknown {
+pub(super) enum PathError {
     /// Nothing is there.
     Missing,
     /// A hard link whose own target has not come yet is on the way.
     Forward,
 }
 
-impl resolve::Tree for Existing<'_> {
+impl resolve::Tree for ReadOnlyResolver<'_> {
     type Directory = u32;
-    type Error = Unknown;
+    type Error = PathError;
 
     fn root(&self) -> u32 {
         ROOT
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, Unknown> {
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, PathError> {
         match self.0.find(*parent, name) {
             None => Ok(Step::Missing),
-            Some(number) if self.0.is_forward(self.0.dirent(number).ino.get()) => {
-                Err(Unknown::Forward)
+            Some(number) if self.0.is_forward_link(self.0.dirent(number).ino.get()) => {
+                Err(PathError::Forward)
             }
-            Some(number) => Ok(self.0.step(number)),
+            Some(number) => Ok(self.0.step_through(number)),
         }
     }
 
-    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, Unknown> {
-        Err(Unknown::Missing)
+    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, PathError> {
+        Err(PathError::Missing)
     }
 }

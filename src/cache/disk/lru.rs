@@ -1,4 +1,4 @@
-//! Which bytes of a spool were used when, as far as this process knows; pure.
+//! Which bytes of a disk cache were used when, as far as this process knows; pure.
 //!
 //! Spans and windows of the same bytes overlap. So the known extents are kept disjoint: a use takes the
 //! bytes that it covers from older extents, and these are trimmed or split.
@@ -13,51 +13,51 @@ const MAX_EXTENTS: usize = 1 << 17;
 
 /// Disjoint extents in the order of their last use.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct Lru {
     /// Counts uses.
     uses: u64,
     /// By their starts.
-    by_place: BTreeMap<Plain, Known>,
+    by_start: BTreeMap<Plain, TrackedExtent>,
     /// The last use of each extent, and its start, because the parts of a split extent share their use.
     by_use: BTreeSet<(u64, Plain)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct TrackedExtent {
     end: Plain,
     last_use: u64,
 }
 
-impl Order {
+impl Lru {
     /// `extent` was written or read just now.
-    pub(super) fn used(&mut self, extent: Extent<Plain>) {
+    pub(super) fn mark_used(&mut self, extent: Extent<Plain>) {
         if extent.is_empty() {
             return;
         }
-        self.forget(extent);
+        self.remove(extent);
         self.uses += 1;
         self.insert(extent, self.uses);
         while self.by_use.len() > MAX_EXTENTS {
-            self.take_oldest();
+            self.pop_oldest();
         }
     }
 
     /// Removes the extent that was used longest ago.
-    pub(super) fn take_oldest(&mut self) -> Option<Extent<Plain>> {
+    pub(super) fn pop_oldest(&mut self) -> Option<Extent<Plain>> {
         let (_, start) = self.by_use.pop_first()?;
-        let known = self.by_place.remove(&start)?;
+        let known = self.by_start.remove(&start)?;
         Extent::new(start, known.end)
     }
 
     /// Of `extent` the first part that lies in no span that is known.
-    pub(super) fn first_unknown(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
+    pub(super) fn first_untracked(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
         let mut at = extent.start();
         // The last one that begins before may reach into it.
-        let before = self.by_place.range(..=at).next_back();
+        let before = self.by_start.range(..=at).next_back();
         if let Some((_, known)) = before {
             at = at.max(known.end);
         }
-        for (&start, known) in self.by_place.range(at..) {
+        for (&start, known) in self.by_start.range(at..) {
             if start > at {
                 return Extent::new(at, start)?.intersection(&extent);
             }
@@ -71,18 +71,18 @@ impl Order {
 
     /// Forgets everything, because the file is another one now.
     pub(super) fn clear(&mut self) {
-        self.by_place.clear();
+        self.by_start.clear();
         self.by_use.clear();
     }
 
     /// Takes the bytes of `extent` from the known extents.
     ///
     /// A use inserts at most three extents, so on average it removes no more.
-    fn forget(&mut self, extent: Extent<Plain>) {
-        while let Some((&start, &known)) = self.by_place.range(..extent.end()).next_back()
+    fn remove(&mut self, extent: Extent<Plain>) {
+        while let Some((&start, &known)) = self.by_start.range(..extent.end()).next_back()
             && known.end > extent.start()
         {
-            self.by_place.remove(&start);
+            self.by_start.remove(&start);
             self.by_use.remove(&(known.last_use, start));
             let before = Extent::new(start, extent.start());
             let after = Extent::new(extent.end(), known.end);
@@ -97,8 +97,8 @@ impl Order {
             return;
         }
         let end = extent.end();
-        self.by_place
-            .insert(extent.start(), Known { end, last_use });
+        self.by_start
+            .insert(extent.start(), TrackedExtent { end, last_use });
         self.by_use.insert((last_use, extent.start()));
     }
 }
@@ -114,82 +114,82 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_goes_first() {
-        let mut order = Order::default();
+    fn least_recently_used_extent_is_popped_first() {
+        let mut lru = Lru::default();
         for start in [0, 10, 20] {
-            order.used(extent(start, start + 10));
+            lru.mark_used(extent(start, start + 10));
         }
-        order.used(extent(0, 10));
-        assert_eq!(order.take_oldest(), Some(extent(10, 20)));
-        assert_eq!(order.take_oldest(), Some(extent(20, 30)));
-        assert_eq!(order.take_oldest(), Some(extent(0, 10)));
-        assert_eq!(order.take_oldest(), None);
+        lru.mark_used(extent(0, 10));
+        assert_eq!(lru.pop_oldest(), Some(extent(10, 20)));
+        assert_eq!(lru.pop_oldest(), Some(extent(20, 30)));
+        assert_eq!(lru.pop_oldest(), Some(extent(0, 10)));
+        assert_eq!(lru.pop_oldest(), None);
     }
 
-    fn take_all(order: &mut Order) -> Vec<Extent<Plain>> {
-        std::iter::from_fn(|| order.take_oldest()).collect()
+    fn pop_all(lru: &mut Lru) -> Vec<Extent<Plain>> {
+        std::iter::from_fn(|| lru.pop_oldest()).collect()
     }
 
     #[test]
     fn a_use_replaces_older_uses_of_the_same_bytes() {
-        let mut order = Order::default();
-        order.used(extent(0, 10));
-        order.used(extent(10, 20));
-        order.used(extent(0, 20));
-        assert_eq!(take_all(&mut order), [extent(0, 20)]);
+        let mut lru = Lru::default();
+        lru.mark_used(extent(0, 10));
+        lru.mark_used(extent(10, 20));
+        lru.mark_used(extent(0, 20));
+        assert_eq!(pop_all(&mut lru), [extent(0, 20)]);
     }
 
     #[test]
     fn a_use_within_an_older_extent_splits_it() {
-        let mut order = Order::default();
-        order.used(extent(0, 100));
-        order.used(extent(200, 210));
-        order.used(extent(40, 60));
-        assert_eq!(order.first_unknown(extent(0, 100)), None);
-        assert_eq!(order.first_unknown(extent(70, 80)), None);
+        let mut lru = Lru::default();
+        lru.mark_used(extent(0, 100));
+        lru.mark_used(extent(200, 210));
+        lru.mark_used(extent(40, 60));
+        assert_eq!(lru.first_untracked(extent(0, 100)), None);
+        assert_eq!(lru.first_untracked(extent(70, 80)), None);
         let expected = [
             extent(0, 40),
             extent(60, 100),
             extent(200, 210),
             extent(40, 60),
         ];
-        assert_eq!(take_all(&mut order), expected);
+        assert_eq!(pop_all(&mut lru), expected);
     }
 
     #[test]
     fn a_use_trims_the_older_extents_beside_it() {
-        let mut order = Order::default();
-        order.used(extent(0, 10));
-        order.used(extent(10, 20));
-        order.used(extent(5, 15));
+        let mut lru = Lru::default();
+        lru.mark_used(extent(0, 10));
+        lru.mark_used(extent(10, 20));
+        lru.mark_used(extent(5, 15));
         let expected = [extent(0, 5), extent(15, 20), extent(5, 15)];
-        assert_eq!(take_all(&mut order), expected);
+        assert_eq!(pop_all(&mut lru), expected);
     }
 
     #[test]
     fn a_use_of_no_bytes_changes_nothing() {
-        let mut order = Order::default();
-        order.used(extent(0, 10));
-        order.used(extent(5, 5));
-        order.used(extent(0, 0));
-        assert_eq!(take_all(&mut order), [extent(0, 10)]);
+        let mut lru = Lru::default();
+        lru.mark_used(extent(0, 10));
+        lru.mark_used(extent(5, 5));
+        lru.mark_used(extent(0, 0));
+        assert_eq!(pop_all(&mut lru), [extent(0, 10)]);
     }
 
     #[test]
     fn the_oldest_extents_are_forgotten_beyond_the_limit() {
-        let mut order = Order::default();
+        let mut lru = Lru::default();
         let max = MAX_EXTENTS as u64;
         for number in 0..max + 2 {
-            order.used(extent(10 * number, 10 * number + 10));
+            lru.mark_used(extent(10 * number, 10 * number + 10));
         }
-        assert_eq!(order.first_unknown(extent(0, 100)), Some(extent(0, 20)));
-        assert_eq!(order.take_oldest(), Some(extent(20, 30)));
-        assert_eq!(order.by_use.len(), MAX_EXTENTS - 1);
-        assert_eq!(order.by_place.len(), MAX_EXTENTS - 1);
+        assert_eq!(lru.first_untracked(extent(0, 100)), Some(extent(0, 20)));
+        assert_eq!(lru.pop_oldest(), Some(extent(20, 30)));
+        assert_eq!(lru.by_use.len(), MAX_EXTENTS - 1);
+        assert_eq!(lru.by_start.len(), MAX_EXTENTS - 1);
         // A split adds two, and the oldest goes for the second.
-        order.used(extent(10 * max + 3, 10 * max + 6));
-        assert_eq!(order.by_use.len(), MAX_EXTENTS);
-        assert_eq!(order.take_oldest(), Some(extent(40, 50)));
+        lru.mark_used(extent(10 * max + 3, 10 * max + 6));
+        assert_eq!(lru.by_use.len(), MAX_EXTENTS);
+        assert_eq!(lru.pop_oldest(), Some(extent(40, 50)));
     }
 
     const BYTES: u64 = 40;
@@ -200,11 +200,11 @@ mod tests {
         fn bytes_are_taken_in_the_order_of_their_last_uses(
             uses in prop::collection::vec((0..BYTES, 0..BYTES), 0..60)
         ) {
-            let mut order = Order::default();
+            let mut lru = Lru::default();
             let mut last_uses = vec![0; usize::try_from(BYTES).expect("small")];
             for (number, (one, other)) in (1..).zip(uses) {
                 let used = extent(one.min(other), one.max(other));
-                order.used(used);
+                lru.mark_used(used);
                 for (at, last_use) in (0..).zip(&mut last_uses) {
                     if used.contains(Plain(at)) {
                         *last_use = number;
@@ -212,10 +212,10 @@ mod tests {
                 }
             }
             let first_unused = (0..).zip(&last_uses).find(|(_, last_use)| **last_use == 0);
-            let first_unknown = order.first_unknown(extent(0, BYTES));
-            prop_assert_eq!(first_unknown.map(|unknown| unknown.start().0), first_unused.map(|(at, _)| at));
+            let first_untracked = lru.first_untracked(extent(0, BYTES));
+            prop_assert_eq!(first_untracked.map(|unknown| unknown.start().0), first_unused.map(|(at, _)| at));
             let mut taken = Vec::new();
-            for extent in take_all(&mut order) {
+            for extent in pop_all(&mut lru) {
                 taken.extend(extent.start().0..extent.end().0);
             }
             let of_byte = |at: &u64| last_uses[usize::try_from(*at).expect("small")];
@@ -227,21 +227,21 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_known_spans_is_unknown() {
-        let mut order = Order::default();
-        assert_eq!(order.first_unknown(extent(3, 9)), Some(extent(3, 9)));
-        order.used(extent(10, 20));
-        order.used(extent(20, 30));
-        order.used(extent(40, 50));
-        assert_eq!(order.first_unknown(extent(3, 100)), Some(extent(3, 10)));
-        assert_eq!(order.first_unknown(extent(3, 7)), Some(extent(3, 7)));
-        assert_eq!(order.first_unknown(extent(10, 100)), Some(extent(30, 40)));
-        assert_eq!(order.first_unknown(extent(15, 35)), Some(extent(30, 35)));
-        assert_eq!(order.first_unknown(extent(12, 28)), None);
-        assert_eq!(order.first_unknown(extent(10, 30)), None);
-        assert_eq!(order.first_unknown(extent(45, 60)), Some(extent(50, 60)));
-        order.clear();
-        assert_eq!(order.first_unknown(extent(12, 28)), Some(extent(12, 28)));
-        assert_eq!(order.take_oldest(), None);
+    fn gaps_between_tracked_extents_are_untracked() {
+        let mut lru = Lru::default();
+        assert_eq!(lru.first_untracked(extent(3, 9)), Some(extent(3, 9)));
+        lru.mark_used(extent(10, 20));
+        lru.mark_used(extent(20, 30));
+        lru.mark_used(extent(40, 50));
+        assert_eq!(lru.first_untracked(extent(3, 100)), Some(extent(3, 10)));
+        assert_eq!(lru.first_untracked(extent(3, 7)), Some(extent(3, 7)));
+        assert_eq!(lru.first_untracked(extent(10, 100)), Some(extent(30, 40)));
+        assert_eq!(lru.first_untracked(extent(15, 35)), Some(extent(30, 35)));
+        assert_eq!(lru.first_untracked(extent(12, 28)), None);
+        assert_eq!(lru.first_untracked(extent(10, 30)), None);
+        assert_eq!(lru.first_untracked(extent(45, 60)), Some(extent(50, 60)));
+        lru.clear();
+        assert_eq!(lru.first_untracked(extent(12, 28)), Some(extent(12, 28)));
+        assert_eq!(lru.pop_oldest(), None);
     }
 }

@@ -1,6 +1,6 @@
 //! A header and what amends it become a member.
 
-use super::error::{Note, shown};
+use super::error::{Note, printable};
 use super::header::{Header, NumberError};
 use super::{Device, Kind, Member, RECORD, Timestamp, pax};
 use crate::base::extent::{Extent, Plain};
@@ -44,18 +44,18 @@ pub(super) fn member(
         header: extensions.start.unwrap_or(at),
         payload: Extent::with_len(Plain(at.0 + RECORD), size),
         kind,
-        mode: sensible(header.mode(), 0o7777, "mode", &name, notes),
+        mode: field_or_default(header.mode(), 0o7777, "mode", &name, notes),
         uid: keywords
             .uid
-            .unwrap_or_else(|| sensible(header.uid(), u32::MAX, "owner", &name, notes)),
+            .unwrap_or_else(|| field_or_default(header.uid(), u32::MAX, "owner", &name, notes)),
         gid: keywords
             .gid
-            .unwrap_or_else(|| sensible(header.gid(), u32::MAX, "group", &name, notes)),
+            .unwrap_or_else(|| field_or_default(header.gid(), u32::MAX, "group", &name, notes)),
         user: user.unwrap_or_else(|| header.user()).to_vec(),
         group: group.unwrap_or_else(|| header.group()).to_vec(),
         mtime: keywords
             .mtime
-            .unwrap_or_else(|| sensible(header.mtime(), BEFORE_EPOCH, "time", &name, notes)),
+            .unwrap_or_else(|| field_or_default(header.mtime(), BEFORE_EPOCH, "time", &name, notes)),
         size,
         sparse: None,
         xattrs: keywords.xattrs.clone(),
@@ -95,8 +95,8 @@ fn kind(
         b'5' | b'D' => Kind::Directory,
         b'6' => Kind::Fifo,
         unknown => {
-            let (name, flag) = (shown(name), shown(&[unknown]));
-            notes.push(Note::Odd(format!(
+            let (name, flag) = (printable(name), printable(&[unknown]));
+            notes.push(Note::Warning(format!(
                 "{name}: unknown file type '{flag}', taken as a regular file"
             )));
             Kind::File
@@ -117,7 +117,7 @@ fn device(
         major: u32::MAX,
         minor: u32::MAX,
     };
-    let device = sensible(header.device(), nothing, "device number", name, notes);
+    let device = field_or_default(header.device(), nothing, "device number", name, notes);
     Device {
         major: keywords.major.unwrap_or(device.major),
         minor: keywords.minor.unwrap_or(device.minor),
@@ -125,9 +125,9 @@ fn device(
 }
 
 /// The field's value, or else a note and what GNU tar takes its −1 for.
-fn sensible<T>(
+fn field_or_default<T>(
     field: Result<T, NumberError>,
-    otherwise: T,
+    default: T,
     what: &str,
     name: &[u8],
     notes: &mut Vec<Note>,
@@ -137,10 +137,10 @@ fn sensible<T>(
             NumberError::NotANumber => "is not a number",
             NumberError::OutOfRange => "is out of range",
         };
-        let name = shown(name);
-        notes.push(Note::Lost(format!(
+        let name = printable(name);
+        notes.push(Note::Damaged(format!(
             "{name}: the {what} in its header {fault}"
         )));
-        otherwise
+        default
     })
 }

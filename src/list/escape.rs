@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_move_a_cursor_is_escaped() {
+    fn terminal_control_characters_are_escaped() {
         assert_eq!(
             escape(b"a b\\c\nd\x1b[31m\x7f"),
             "a\\ b\\\\c\\nd\\033[31m\\177"
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_stay_and_stray_bytes_show() {
+    fn utf8_stays_and_invalid_bytes_are_escaped() {
         assert_eq!(escape("grün".as_bytes()), "grün");
         assert_eq!(escape(b"gr\xfcn"), "gr\\374n");
     }

@@ -9,11 +9,11 @@ use super::{Limits, Segment};
 /// Bytes of one piece in a map: offset and length, twelve digits each.
 const PIECE_LEN: usize = 24;
 /// Pieces in a header; both dialects have room for as many.
-const PIECES_INSIDE: usize = 4;
+const PIECES_IN_HEADER: usize = 4;
 /// Pieces in a record that continues a map; both dialects share its layout.
-const PIECES_BEHIND: usize = 21;
+const PIECES_IN_CONTINUATION: usize = 21;
 /// The byte of such a record that says whether another follows.
-const CONTINUES_BEHIND: usize = PIECES_BEHIND * PIECE_LEN;
+const CONTINUATION_FLAG_OFFSET: usize = PIECES_IN_CONTINUATION * PIECE_LEN;
 
 /// A map that is being collected from a header of type `S` and the records behind it.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct HeaderMap {
     pub(super) size: u64,
     pub(super) pieces: Vec<Segment>,
     /// Whether a record with more pieces follows.
-    pub(super) continues: bool,
+    pub(super) has_more: bool,
 }
 
 impl HeaderMap {
@@ -37,7 +37,7 @@ impl HeaderMap {
             Dialect::Star if has_inline_map(record) => {
                 Some(Self::read(record, [356, 355, 452], limits))
             }
-            Dialect::Star => Some(Self::star_behind(record)),
+            Dialect::Star => Some(Self::star_external_map(record)),
             Dialect::V7 | Dialect::Ustar => None,
         }
     }
@@ -51,40 +51,40 @@ impl HeaderMap {
         let mut header_map = Self {
             size: real_size(record, size)?,
             pieces: Vec::new(),
-            continues: false,
+            has_more: false,
         };
-        header_map.pieces(record, map..map + PIECES_INSIDE * PIECE_LEN, flag, limits)?;
+        header_map.add_pieces(record, map..map + PIECES_IN_HEADER * PIECE_LEN, flag, limits)?;
         Ok(header_map)
     }
 
     /// star's later form: the whole map is behind the header.
-    fn star_behind(record: &Record) -> Result<Self, MapFault> {
+    fn star_external_map(record: &Record) -> Result<Self, MapFault> {
         Ok(Self {
             size: real_size(record, 452)?,
             pieces: Vec::new(),
-            continues: true,
+            has_more: true,
         })
     }
 
     /// Adds the pieces of a record behind the header.
     pub(super) fn extend(&mut self, record: &Record, limits: &Limits) -> Result<(), MapFault> {
-        self.pieces(record, 0..CONTINUES_BEHIND, CONTINUES_BEHIND, limits)
+        self.add_pieces(record, 0..CONTINUATION_FLAG_OFFSET, CONTINUATION_FLAG_OFFSET, limits)
     }
 
     /// Adds the pieces in a range of the record; the first without a length ends the map.
-    fn pieces(
+    fn add_pieces(
         &mut self,
         record: &Record,
         map: Range<usize>,
         flag: usize,
         limits: &Limits,
     ) -> Result<(), MapFault> {
-        self.continues = record.get(flag).is_some_and(|&flag| flag != 0);
+        self.has_more = record.get(flag).is_some_and(|&flag| flag != 0);
         let map = record.get(map);
         for piece in map.unwrap_or_default().chunks_exact(PIECE_LEN) {
             let (offset, len) = piece.split_at(PIECE_LEN / 2);
             if len.first() == Some(&0) {
-                self.continues = false;
+                self.has_more = false;
                 break;
             }
             let malformed = |_: NumberError| MapError::Malformed;
@@ -131,11 +131,11 @@ mod tests {
             len: 512,
         };
         assert_eq!(map.pieces, [only]);
-        assert!(!map.continues);
+        assert!(!map.has_more);
     }
 
     #[test]
-    fn a_full_gnu_map_goes_on_behind_the_header() {
+    fn full_gnu_map_continues_in_next_record() {
         let mut record = [0; 512];
         for piece in 0..4 {
             put_piece(&mut record, 386 + piece * 24, piece as u64 * 1024, 512);
@@ -144,12 +144,12 @@ mod tests {
         let mut map = HeaderMap::new(&record, Dialect::Gnu, &Limits::default())
             .expect("a map")
             .expect("sound");
-        assert!(map.continues);
+        assert!(map.has_more);
         let mut behind = [0; 512];
         put_piece(&mut behind, 0, 8192, 512);
         map.extend(&behind, &Limits::default()).expect("sound");
         assert_eq!(map.pieces.len(), 5);
-        assert!(!map.continues);
+        assert!(!map.has_more);
     }
 
     #[test]
@@ -158,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn star_maps_lie_in_the_header_or_behind_it() {
+    fn star_map_is_in_the_header_or_in_next_records() {
         let mut record = [0; 512];
         record[452..464].copy_from_slice(b"00000010000 ");
         let map = HeaderMap::new(&record, Dialect::Star, &Limits::default())
             .expect("a map")
             .expect("sound");
-        assert!(map.continues && map.pieces.is_empty());
+        assert!(map.has_more && map.pieces.is_empty());
         put_piece(&mut record, 356, 512, 1);
         let map = HeaderMap::new(&record, Dialect::Star, &Limits::default())
             .expect("a map")

@@ -1,6 +1,6 @@
 //! Bytes of any length in few allocations: the arena, and the vectors beside it.
 
-use super::entry::Name;
+use super::rows::Name;
 
 /// Bytes one after the other: names, link targets, values of attributes.
 #[derive(Clone, Debug, Default)]
@@ -9,11 +9,11 @@ pub(super) struct Arena(pub(super) Vec<u8>);
 impl Arena {
     /// The bytes of `name`; `None` when they lie outside.
     pub(super) fn name(&self, name: Name) -> Option<&[u8]> {
-        self.stretch(name.offset(), name.len())
+        self.bytes_at(name.offset(), name.len())
     }
 
     /// The `len` bytes at `offset`; `None` when they lie outside.
-    pub(super) fn stretch(&self, offset: u64, len: u64) -> Option<&[u8]> {
+    pub(super) fn bytes_at(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let end = usize::try_from(offset.checked_add(len)?).ok()?;
         self.0.get(usize::try_from(offset).ok()?..end)
     }
@@ -21,7 +21,7 @@ impl Arena {
     /// Appends `bytes` and says at which offset.
     pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
         let offset = self.0.len();
-        make_room(&mut self.0, bytes.len());
+        reserve(&mut self.0, bytes.len());
         self.0.extend_from_slice(bytes);
         offset
     }
@@ -36,12 +36,12 @@ impl Arena {
 /// Appends to a vector that grows by a quarter: doubling would let the capacity of an index under
 /// construction exceed its content by as much again.
 pub(super) fn push<T>(rows: &mut Vec<T>, row: T) {
-    make_room(rows, 1);
+    reserve(rows, 1);
     rows.push(row);
 }
 
 /// Makes room for `more` elements, and a quarter of all if there must be an allocation.
-fn make_room<T>(rows: &mut Vec<T>, more: usize) {
+fn reserve<T>(rows: &mut Vec<T>, more: usize) {
     if rows.capacity() - rows.len() < more {
         rows.reserve_exact(more.max(rows.len() / 4).max(64));
     }
@@ -57,13 +57,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stretch_past_the_end_is_nothing() {
+    fn arena_range_past_the_end_is_none() {
         let mut arena = Arena::default();
         assert_eq!(arena.push(b"abc"), 0);
-        assert_eq!(arena.stretch(1, 2), Some(&b"bc"[..]));
-        assert_eq!(arena.stretch(3, 0), Some(&b""[..]));
-        assert_eq!(arena.stretch(1, 3), None);
-        assert_eq!(arena.stretch(u64::MAX, 2), None);
+        assert_eq!(arena.bytes_at(1, 2), Some(&b"bc"[..]));
+        assert_eq!(arena.bytes_at(3, 0), Some(&b""[..]));
+        assert_eq!(arena.bytes_at(1, 3), None);
+        assert_eq!(arena.bytes_at(u64::MAX, 2), None);
     }
 
     #[test]

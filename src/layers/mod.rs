@@ -5,29 +5,29 @@
 
 mod merge;
 mod open;
-mod pages;
+mod page_cache;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::archive::{Archive, PageCache, ReadError, IsWanted};
-use crate::index::{Index, Ino, Merged};
-use pages::LayerPages;
+use crate::index::{Index, Ino, MergedIndex};
+use page_cache::LayerPageCache;
 
-pub use crate::index::Whiteouts;
+pub use crate::index::WhiteoutFormat;
 pub use merge::merge;
-pub use open::{Layer, StackError};
+pub use open::{Layer, LayeredArchiveError};
 
 /// Archives that are one tree together. All of each is known.
 #[derive(Debug)]
-pub struct Stack {
+pub struct LayeredArchive {
     /// From the bottom.
     layers: Vec<Arc<Archive>>,
-    merged: Arc<Merged>,
+    merged: Arc<MergedIndex>,
 }
 
-impl Stack {
+impl LayeredArchive {
     /// The layers, from the bottom.
     pub fn layers(&self) -> &[Arc<Archive>] {
         &self.layers
@@ -49,14 +49,14 @@ impl Stack {
     }
 
     /// Whose entry `ino` is, and by which number.
-    fn place(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
-        let place = self.merged.place(ino)?;
-        Some((self.layers.get(place.layer as usize)?, place.ino))
+    fn locate(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
+        let layer_ino = self.merged.layer_ino(ino)?;
+        Some((self.layers.get(layer_ino.layer as usize)?, layer_ino.ino))
     }
 
     /// As [`Archive::try_read`].
     pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        match self.place(ino) {
+        match self.locate(ino) {
             Some((layer, ino)) => layer.try_read(ino, offset, len),
             None => Some(Err(ReadError::NotAFile)),
         }
@@ -71,7 +71,7 @@ impl Stack {
         wanted: IsWanted,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
-        match self.place(ino) {
+        match self.locate(ino) {
             Some((layer, ino)) => layer.read(ino, offset, len, wanted, done),
             None => done(Err(ReadError::NotAFile)),
         }
@@ -82,20 +82,20 @@ impl Stack {
     /// # Errors
     /// When the bytes cannot be had, or are not those that were indexed.
     pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
-        let (layer, ino) = self.place(ino).ok_or(ReadError::NotAFile)?;
+        let (layer, ino) = self.locate(ino).ok_or(ReadError::NotAFile)?;
         layer.read_blocking(ino, offset, len)
     }
 
     /// As [`Archive::note_read`].
     pub fn note_read(&self, ino: Ino, offset: u64, len: u32) {
-        if let Some((layer, ino)) = self.place(ino) {
+        if let Some((layer, ino)) = self.locate(ino) {
             layer.note_read(ino, offset, len);
         }
     }
 
     /// As [`Archive::note_lookup`].
     pub fn note_lookup(&self, ino: Ino) {
-        if let Some((layer, ino)) = self.place(ino) {
+        if let Some((layer, ino)) = self.locate(ino) {
             layer.note_lookup(ino);
         }
     }
@@ -103,7 +103,7 @@ impl Stack {
     /// As [`Archive::set_page_cache`].
     pub fn set_page_cache(&self, pages: &Arc<dyn PageCache>) {
         for (number, layer) in (0_u32..).zip(&self.layers) {
-            layer.set_page_cache(Arc::new(LayerPages {
+            layer.set_page_cache(Arc::new(LayerPageCache {
                 layer: number,
                 merged: Arc::clone(&self.merged),
                 pages: Arc::clone(pages),

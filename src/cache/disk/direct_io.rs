@@ -1,7 +1,7 @@
 //! Reads and writes that leave nothing in the page cache, where the kernel can do so.
 //!
-//! What is read from a spool goes on into the page cache as a file of the mount, where it belongs:
-//! the same bytes a second time, as pages of the spool, would push out what others need, and take as
+//! What is read from a disk cache goes on into the page cache as a file of the mount, where it belongs:
+//! the same bytes a second time, as pages of the disk cache, would push out what others need, and take as
 //! long to make. So what is aligned goes past the cache (`O_DIRECT`, open(2)), and what cannot does
 //! not stay there (`RWF_DONTCACHE`, preadv2(2), since Linux 6.14). Where a file system knows neither,
 //! these are reads and writes like any; and what is written in a hurry lies in the cache until it is on
@@ -24,14 +24,14 @@ const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
 /// The ways past the page cache to one file, as far as they are known.
 #[derive(Debug, Default)]
-pub(super) struct Uncached {
+pub(super) struct DirectIo {
     /// The same file once more, open for nothing else; many files are opened only to be looked at.
     direct: OnceLock<Option<File>>,
     /// Whether the file system has declined to forget, which it does each time.
-    is_refused: AtomicBool,
+    is_unsupported: AtomicBool,
 }
 
-impl Uncached {
+impl DirectIo {
     /// As [`FileExt::read_exact_at`].
     pub(super) fn read_exact_at(
         &self,
@@ -39,7 +39,7 @@ impl Uncached {
         bytes: &mut [u8],
         offset: u64,
     ) -> io::Result<()> {
-        let blocks = aligned(bytes, offset);
+        let blocks = aligned_range(bytes, offset);
         let (middle, end) = (offset + blocks.start as u64, offset + blocks.end as u64);
         let (bytes, after) = bytes.split_at_mut(blocks.end);
         let (before, blocks) = bytes.split_at_mut(blocks.start);
@@ -57,14 +57,14 @@ impl Uncached {
         file: &File,
         bytes: &[u8],
         offset: u64,
-        is_behind: bool,
+        is_buffered: bool,
     ) -> io::Result<()> {
-        let blocks = aligned(bytes, offset);
+        let blocks = aligned_range(bytes, offset);
         let (middle, end) = (offset + blocks.start as u64, offset + blocks.end as u64);
         let (bytes, after) = bytes.split_at(blocks.end);
         let (before, blocks) = bytes.split_at(blocks.start);
         self.write_part(file, before, offset)?;
-        let direct = self.direct(file).filter(|_| !is_behind);
+        let direct = self.direct(file).filter(|_| !is_buffered);
         if direct.is_none_or(|direct| direct.write_all_at(blocks, middle).is_err()) {
             self.write_part(file, blocks, middle)?;
         }
@@ -84,7 +84,7 @@ impl Uncached {
     }
 
     fn read_part(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        let done = self.forgetting(bytes.len(), || {
+        let done = self.try_dontcache(bytes.len(), || {
             preadv2(file, &mut [IoSliceMut::new(bytes)], offset, DONTCACHE)
         });
         let rest = bytes.get_mut(done..).unwrap_or_default();
@@ -92,7 +92,7 @@ impl Uncached {
     }
 
     fn write_part(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let done = self.forgetting(bytes.len(), || {
+        let done = self.try_dontcache(bytes.len(), || {
             pwritev2(file, &[IoSlice::new(bytes)], offset, DONTCACHE)
         });
         let rest = bytes.get(done..).unwrap_or_default();
@@ -101,14 +101,14 @@ impl Uncached {
 
     /// How many of `len` bytes `call` has dealt with. The rest is for a call without a wish, which
     /// also tells what is wrong.
-    fn forgetting(&self, len: usize, call: impl FnOnce() -> rustix::io::Result<usize>) -> usize {
-        if len == 0 || self.is_refused.load(Ordering::Relaxed) {
+    fn try_dontcache(&self, len: usize, call: impl FnOnce() -> rustix::io::Result<usize>) -> usize {
+        if len == 0 || self.is_unsupported.load(Ordering::Relaxed) {
             return 0;
         }
         call().unwrap_or_else(|error| {
             // Old kernels know no such call, or not the flag; the rest is the file system's word.
             if matches!(error, Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) {
-                self.is_refused.store(true, Ordering::Relaxed);
+                self.is_unsupported.store(true, Ordering::Relaxed);
             }
             0
         })
@@ -117,13 +117,13 @@ impl Uncached {
 
 /// The part of `bytes`, which lie at `offset` of a file, that are whole blocks in both places;
 /// empty when there is none.
-fn aligned(bytes: &[u8], offset: u64) -> std::ops::Range<usize> {
+fn aligned_range(bytes: &[u8], offset: u64) -> std::ops::Range<usize> {
     let alignment = ALIGNMENT as u64;
     let head = usize::try_from(offset.wrapping_neg() % alignment).unwrap_or(usize::MAX);
-    let is_in_phase = (bytes.as_ptr().addr() as u64 + head as u64).is_multiple_of(alignment);
+    let is_memory_aligned = (bytes.as_ptr().addr() as u64 + head as u64).is_multiple_of(alignment);
     let behind = bytes.len().saturating_sub(head);
     let len = behind - behind % ALIGNMENT;
-    if is_in_phase && len > 0 {
+    if is_memory_aligned && len > 0 {
         head..head + len
     } else {
         0..0
@@ -138,52 +138,52 @@ mod tests {
     use crate::base::free_list::FreeList;
 
     /// Writes bytes and reads them back, in memory that begins `phase` bytes off their offset.
-    fn round_trip(uncached: &Uncached, file: &File, offset: u64, phase: u64, is_behind: bool) {
+    fn round_trip(direct_io: &DirectIo, file: &File, offset: u64, phase: u64, is_buffered: bool) {
         let list = FreeList::new(0);
         for len in [1, 4095, 4096, 10_000, 3 << 20] {
             let mut bytes = list.allocate(len, offset + phase);
             for (number, byte) in bytes.iter_mut().enumerate() {
                 *byte = u8::try_from(number % 251).expect("small");
             }
-            let written = uncached.write_all_at(file, &bytes, offset, is_behind);
+            let written = direct_io.write_all_at(file, &bytes, offset, is_buffered);
             written.expect("written");
             let mut read = list.allocate(len, offset + phase);
-            let got = uncached.read_exact_at(file, &mut read, offset);
+            let got = direct_io.read_exact_at(file, &mut read, offset);
             got.expect("read");
             assert!(*read == *bytes, "{len} bytes at {offset}");
         }
         let mut long = list.allocate(4 << 20, offset + phase);
-        let past = uncached.read_exact_at(file, &mut long, offset);
+        let past = direct_io.read_exact_at(file, &mut long, offset);
         let past = past.expect_err("too short");
         assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
     }
 
-    fn round_trips(directory: &std::path::Path) -> (Uncached, File) {
+    fn round_trips(directory: &std::path::Path) -> (DirectIo, File) {
         let file = tempfile::tempfile_in(directory).expect("a file");
-        let uncached = Uncached::default();
-        for is_behind in [false, true] {
+        let direct_io = DirectIo::default();
+        for is_buffered in [false, true] {
             for (offset, phase) in [(0, 0), (8192, 0), (12_345, 0), (12_345, 1), (511, 512)] {
-                round_trip(&uncached, &file, offset, phase, is_behind);
+                round_trip(&direct_io, &file, offset, phase, is_buffered);
             }
         }
-        (uncached, file)
+        (direct_io, file)
     }
 
     #[test]
-    fn what_is_written_past_the_cache_comes_back_whatever_its_alignment() {
+    fn direct_io_reads_back_bytes_of_any_alignment() {
         let directory = tempfile::tempdir().expect("a directory");
         round_trips(directory.path());
     }
 
     #[test]
-    fn a_file_system_that_is_nothing_but_page_cache_will_do() {
+    fn direct_io_falls_back_on_tmpfs() {
         round_trips("/dev/shm".as_ref());
     }
 
     #[test]
-    fn what_is_whole_blocks_is_found() {
+    fn aligned_range_covers_whole_blocks() {
         let list = FreeList::new(0);
-        let at = |offset, phase, len| aligned(&list.allocate(len, phase), offset);
+        let at = |offset, phase, len| aligned_range(&list.allocate(len, phase), offset);
         assert_eq!(at(0, 0, 8192), 0..8192);
         assert_eq!(at(1, 1, 8192), 4095..4095 + 4096);
         assert_eq!(at(1, 1, 4095), 0..0);

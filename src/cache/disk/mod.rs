@@ -1,0 +1,842 @@
+//! Decoded spans on disk: what would cost more to make again than to read back.
+//!
+//! One sparse file for each archive: plain byte *n* lies at file offset *n*, and whatever is not
+//! kept is a hole. There is no table of contents, because none is needed: a reader knows the
+//! checksums of each span's blocks from the index, so a hole, a torn write and a foreign file are simply not what it
+//! looks for. For the same reason any number of processes may write one file, punch holes into
+//! it, or be killed at any moment.
+
+mod cache_file;
+mod lru;
+mod write_queue;
+mod cache_dir;
+mod direct_io;
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+
+use crate::base::extent::{Extent, Plain};
+use crate::base::free_list::FreeList;
+use crate::base::random_reads::Wait;
+use crate::base::stats::Stats;
+use crate::base::thread::Thread;
+use cache_file::CacheFile;
+use lru::Lru;
+use write_queue::{PendingWrite, WriteQueue};
+
+pub use write_queue::QueueTimeout;
+pub use cache_dir::{DiskCacheDir, CacheFileInfo};
+
+/// The spans of one archive on disk. What is kept is written by a thread of its own, and can be
+/// read from the moment it was taken.
+#[derive(Debug)]
+pub struct DiskCache {
+    shared: Arc<Shared>,
+    /// Ends when the queue is closed; always there but while dropping.
+    writer: Option<Thread<()>>,
+}
+
+/// How a disk cache is kept.
+#[derive(Clone, Debug)]
+pub struct DiskCacheOptions {
+    /// Bytes that may wait to be written.
+    pub queue_bytes: u64,
+    /// Whether its bytes cannot be had again, so that no part of it may go while it is in use.
+    pub is_only_copy: bool,
+    /// Where the memory of what is read comes from.
+    pub free_list: FreeList,
+    /// What counts.
+    pub stats: Arc<Stats>,
+}
+
+/// Why there is no disk cache.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the disk cache {path}")]
+pub struct DiskCacheError {
+    /// Which file.
+    path: String,
+    /// Why.
+    #[source]
+    source: io::Error,
+}
+
+/// How much disk is used at this moment, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DiskCacheUsage {
+    /// By this disk cache.
+    pub held_bytes: u64,
+    /// By all files of the directory.
+    pub all_bytes: u64,
+    /// What these may take.
+    pub limit_bytes: u64,
+}
+
+/// Skipped spans that are remembered, at the most.
+const MAX_SKIPPED_SPANS: usize = 1 << 16;
+
+/// A use is told to other processes when the last one was told so long ago.
+const TOUCH_INTERVAL: Duration = Duration::from_mins(1);
+
+#[derive(Debug)]
+struct Shared {
+    cache_dir: DiskCacheDir,
+    options: DiskCacheOptions,
+    queue: WriteQueue,
+    current: Mutex<CurrentFile>,
+    lru: Mutex<Lru>,
+    problems: Mutex<CacheProblems>,
+    /// Where spans lie that were not taken because the disk was too slow, in the order of time.
+    skipped: Mutex<VecDeque<Extent<Plain>>>,
+}
+
+/// Where the disk cache is.
+#[derive(Debug)]
+struct CurrentFile {
+    file: Arc<CacheFile>,
+    /// Whether the file has the name by which later mounts find it.
+    is_published: bool,
+    last_touch: Option<Instant>,
+}
+
+/// Why something is not in the disk cache that might be.
+#[derive(Clone, Debug, Default)]
+struct CacheProblems {
+    /// The disk said no; nothing is written any more.
+    failure: Option<String>,
+    /// There was no room, or something had to go for other spans.
+    is_full: bool,
+}
+
+impl DiskCache {
+    /// A new disk cache in `cache_dir` that disappears when dropped, unless published. What dead processes
+    /// have left of theirs is removed.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn create(cache_dir: DiskCacheDir, options: DiskCacheOptions) -> Result<Self, DiskCacheError> {
+        cache_dir.remove_stale();
+        let file = cache_dir
+            .create_directory()
+            .and_then(|directory| CacheFile::create(&directory));
+        Self::start(cache_dir, options, file, None)
+    }
+
+    /// The disk cache of `content` that other mounts have published, or an empty one.
+    ///
+    /// # Errors
+    /// When there is none and it cannot be made.
+    pub fn open(cache_dir: DiskCacheDir, content: &str, options: DiskCacheOptions) -> Result<Self, DiskCacheError> {
+        cache_dir.remove_stale();
+        let name = file_name(content, &options);
+        let directory = cache_dir.create_directory();
+        let file = directory.and_then(|directory| CacheFile::open(&directory, &name, true));
+        Self::start(cache_dir, options, file, Some(&name))
+    }
+
+    fn start(
+        cache_dir: DiskCacheDir,
+        options: DiskCacheOptions,
+        file: io::Result<CacheFile>,
+        published: Option<&str>,
+    ) -> Result<Self, DiskCacheError> {
+        let path = cache_dir.path().join(published.unwrap_or_default());
+        let failed = |source| DiskCacheError {
+            path: path.display().to_string(),
+            source,
+        };
+        let shared = Arc::new(Shared {
+            cache_dir,
+            queue: WriteQueue::new(options.queue_bytes),
+            options,
+            current: Mutex::new(CurrentFile {
+                file: Arc::new(file.map_err(failed)?),
+                is_published: published.is_some(),
+                last_touch: None,
+            }),
+            lru: Mutex::default(),
+            problems: Mutex::default(),
+            skipped: Mutex::default(),
+        });
+        let writer = Thread::spawn("tarfs-cache", {
+            let shared = Arc::clone(&shared);
+            move || shared.run_writer()
+        });
+        Ok(Self {
+            shared,
+            writer: Some(writer.map_err(failed)?),
+        })
+    }
+
+    /// Keeps a span that goes by, if there is room on disk, and room in the queue within the
+    /// timeout.
+    pub fn insert(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
+        self.push(PendingWrite::new(extent, bytes), timeout);
+    }
+
+    /// As [`DiskCache::insert`] for a span that was skipped before: it is not remembered as skipped again.
+    pub fn insert_skipped(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
+        let item = PendingWrite {
+            is_retry: true,
+            ..PendingWrite::new(extent, bytes)
+        };
+        self.push(item, timeout);
+    }
+
+    /// As [`DiskCache::insert`] for a span that was wanted: those that were wanted longest ago make
+    /// room for it.
+    pub fn insert_evicting(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
+        let item = PendingWrite {
+            may_evict: !self.shared.options.is_only_copy,
+            ..PendingWrite::new(extent, bytes)
+        };
+        self.push(item, timeout);
+    }
+
+    fn push(&self, item: PendingWrite, timeout: QueueTimeout) {
+        if self.shared.problems().failure.is_some() {
+            return;
+        }
+        let skipped = (item.extent, item.is_retry);
+        if !self.shared.queue.push(item, timeout) {
+            self.shared.record_skipped([skipped]);
+        }
+    }
+
+    /// Where up to `max` spans lie that were not taken because the disk was too slow; each is named once.
+    /// None when there is no room for them either.
+    pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
+        let is_full = {
+            let problems = self.shared.problems();
+            problems.failure.is_some() || problems.is_full
+        };
+        let mut skipped = self.shared.lock_skipped();
+        if is_full {
+            skipped.clear();
+        }
+        let taken = skipped.len().min(max);
+        skipped.drain(..taken).collect()
+    }
+
+    /// Whether the spans that wait to be written fill more than half of the queue.
+    pub fn is_busy(&self) -> bool {
+        self.shared.queue.is_half_full()
+    }
+
+    /// The plain bytes of the span at `extent` as the disk cache has them; `None` when not all of them are kept. The caller verifies them, and says so by
+    /// [`DiskCache::mark_used`].
+    pub fn read(&self, extent: Extent<Plain>) -> Option<Bytes> {
+        if let Some(bytes) = self.shared.queue.find(extent) {
+            return Some(bytes);
+        }
+        let file = Arc::clone(&self.shared.current().file);
+        let memory = file.read(extent, &self.shared.options.free_list)?;
+        Some(memory.freeze())
+    }
+
+    /// The plain bytes of `part` of a span, as the disk cache has them: anything where it has them not. `None`
+    /// when they cannot be read, and with [`Wait::Never`] when a disk would have to be waited for. The
+    /// caller verifies them.
+    pub fn read_part(&self, part: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+        if let Some(bytes) = self.shared.queue.find_part(part) {
+            return Some(bytes);
+        }
+        let file = Arc::clone(&self.shared.current().file);
+        let memory = file.read_part(part, &self.shared.options.free_list, wait)?;
+        Some(memory.freeze())
+    }
+
+    /// Whether all bytes of `extent` were written or wait for it; they may be damaged.
+    pub fn covers(&self, extent: Extent<Plain>) -> bool {
+        if self.shared.queue.find_part(extent).is_some() {
+            return true;
+        }
+        let file = Arc::clone(&self.shared.current().file);
+        file.covers(extent)
+    }
+
+    /// The span at `extent` is good and was wanted: it goes later than others.
+    pub fn mark_used(&self, extent: Extent<Plain>) {
+        self.shared.lru().mark_used(extent);
+        let mut current = self.shared.current();
+        let is_recent = |touch: Instant| touch.elapsed() < TOUCH_INTERVAL;
+        if !current.last_touch.is_some_and(is_recent) {
+            current.last_touch = Some(Instant::now());
+            let file = Arc::clone(&current.file);
+            drop(current);
+            file.set_last_used(SystemTime::now());
+        }
+    }
+
+    /// Waits until all that was taken is written or given up.
+    pub fn flush(&self) {
+        self.shared.queue.wait_until_empty();
+    }
+
+    /// Gives the disk cache the name by which later mounts of the same `content` find it. When there is
+    /// one that holds more it becomes this one.
+    ///
+    /// # Errors
+    /// When it cannot be renamed.
+    pub fn publish(&self, content: &str) -> io::Result<()> {
+        let name = file_name(content, &self.shared.options);
+        let ours = Arc::clone(&self.shared.current().file);
+        let found = self.shared.cache_dir.open_directory();
+        let other = found.and_then(|directory| CacheFile::open(&directory, &name, false));
+        let fuller = other.ok().filter(|other| {
+            !self.shared.options.is_only_copy && other.held_bytes() > ours.held_bytes()
+        });
+        let file = if let Some(fuller) = fuller {
+            ours.remove();
+            self.shared.lru().clear();
+            fuller
+        } else {
+            ours.rename_to(&name)?
+        };
+        let mut current = self.shared.current();
+        current.file = Arc::new(file);
+        current.is_published = true;
+        Ok(())
+    }
+
+    /// Why something is not kept that might be, for the user.
+    pub fn problem_text(&self) -> Option<String> {
+        let problems = self.shared.problems().clone();
+        if problems.failure.is_some() || !problems.is_full {
+            return problems.failure;
+        }
+        let (_, limit) = self.shared.cache_dir.usage_and_limit();
+        Some(format!(
+            "all archives together may take {limit} bytes of disk"
+        ))
+    }
+
+    /// Whether so many bytes, the whole archive's, are on disk or on their way there.
+    pub fn has_at_least(&self, bytes: u64) -> bool {
+        let held_bytes = self.shared.current().file.held_bytes();
+        held_bytes.saturating_add(self.shared.options.queue_bytes) >= bytes
+    }
+
+    /// How much disk is used.
+    pub fn disk_usage(&self) -> DiskCacheUsage {
+        let (all_bytes, limit_bytes) = self.shared.cache_dir.usage_and_limit();
+        DiskCacheUsage {
+            held_bytes: self.shared.current().file.held_bytes(),
+            all_bytes,
+            limit_bytes,
+        }
+    }
+}
+
+impl Drop for DiskCache {
+    /// Writes what waits: it was hard to come by, and is little.
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        drop(self.writer.take());
+        let current = self.shared.current();
+        let is_empty = current.file.held_bytes() == 0;
+        // Not what another process has open or opens now, nor what took its name.
+        let is_useless = is_empty && current.file.try_lock_exclusive() && current.file.has_name();
+        if !current.is_published || is_useless {
+            current.file.remove();
+        }
+    }
+}
+
+/// The file name of the disk cache of `content`.
+fn file_name(content: &str, options: &DiskCacheOptions) -> String {
+    let ending = if options.is_only_copy {
+        cache_dir::ONLY_COPY_SUFFIX
+    } else {
+        cache_dir::EVICTABLE_SUFFIX
+    };
+    format!("{content}{ending}")
+}
+
+impl Shared {
+    /// The writer's work.
+    fn run_writer(&self) {
+        // A limit may be lower than it was.
+        if let Some(_lock) = self.cache_dir.lock_for_write() {
+            self.free_space(0, !self.options.is_only_copy);
+        }
+        while let Some(item) = self.queue.next() {
+            if self.problems().failure.is_some() {
+                continue;
+            }
+            match self.write(&item) {
+                Ok(()) => {}
+                Err(error) => {
+                    let text = format!("cannot write the disk cache: {error}");
+                    tracing::warn!("{text}; nothing more is kept on disk");
+                    self.problems().failure = Some(text);
+                }
+            }
+        }
+    }
+
+    fn write(&self, item: &PendingWrite) -> io::Result<()> {
+        self.reopen_if_removed();
+        let len = item.bytes.len() as u64;
+        let Some(_lock) = self.cache_dir.lock_for_write() else {
+            if self.options.is_only_copy {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            // Nor would the others get one: whoever waits for them would do so for minutes.
+            let cancelled = self.queue.cancel_waiting();
+            let items = std::iter::once(item).chain(&cancelled);
+            self.record_skipped(items.map(|item| (item.extent, item.is_retry)));
+            return Ok(());
+        };
+        if !self.free_space(len, item.may_evict) {
+            self.report_full();
+            return Ok(());
+        }
+        let file = Arc::clone(&self.current().file);
+        // A slow disk holds nobody up as long as the page cache takes its part.
+        let has_backlog = self.queue.has_backlog();
+        if let Err(error) = file.write(item.extent.start(), &item.bytes, has_backlog) {
+            // Others may need what a part of a span would take.
+            file.punch_hole(item.extent);
+            return Err(error);
+        }
+        self.options.stats.disk_cache_written_bytes.add(len);
+        self.lru().mark_used(item.extent);
+        Ok(())
+    }
+
+    /// Looks for the file by its name when it has gone from the directory: what is written to it
+    /// then is found by no one else, and counts against no limit.
+    fn reopen_if_removed(&self) {
+        let current = self.current();
+        if !current.is_published || self.options.is_only_copy || current.file.has_name() {
+            return;
+        }
+        let name = current.file.name().to_owned();
+        drop(current);
+        let directory = self.cache_dir.create_directory();
+        // Who reads meanwhile does so from the old one.
+        if let Ok(file) = directory.and_then(|directory| CacheFile::open(&directory, &name, true)) {
+            self.current().file = Arc::new(file);
+            self.lru().clear();
+        }
+    }
+
+    /// Sees to it that `needed` bytes more can be written. Archives that no one uses give way
+    /// first, then other spans of this one, if they may; or what others use, as long as this one
+    /// has less than its share.
+    fn free_space(&self, needed: u64, may_evict: bool) -> bool {
+        let files = self.cache_dir.files();
+        let mut missing = self.cache_dir.bytes_to_free(&files, needed);
+        if missing == 0 {
+            return true;
+        }
+        let file = Arc::clone(&self.current().file);
+        let (ours, others): (Vec<_>, Vec<_>) = files.iter().partition(|info| info.is_same_file(&file));
+        let (used, unused): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|info| info.is_in_use());
+        let displaced = used.iter().chain(&ours).filter(|_| may_evict);
+        let all = unused.iter().chain(displaced);
+        if all.map(|info| info.held_bytes).sum::<u64>() < missing {
+            // Whatever went, it would not be enough.
+            return false;
+        }
+        let mut freed = 0;
+        for info in &unused {
+            if freed < missing {
+                freed += info.evict(missing - freed);
+            }
+        }
+        missing = missing.saturating_sub(freed);
+        if missing > 0 && may_evict {
+            let share = self.cache_dir.fair_share(&files, used.len() + 1);
+            let parts = used.iter().filter(|info| info.can_evict_parts());
+            let largest = parts.max_by_key(|info| info.held_bytes);
+            let own = file.held_bytes();
+            freed = match largest {
+                Some(largest) if own + needed <= share && largest.held_bytes > own => {
+                    largest.evict(missing)
+                }
+                _ => 0,
+            };
+            missing = missing.saturating_sub(freed);
+            if missing > 0 {
+                self.report_full();
+                missing = missing.saturating_sub(self.evict_own(&file, missing));
+            }
+        }
+        missing == 0
+    }
+
+    /// Gives `wanted` bytes of the own disk cache back, if there are so many: first what no one has
+    /// used since it was opened, then what was used longest ago.
+    fn evict_own(&self, file: &CacheFile, wanted: u64) -> u64 {
+        let mut freed = 0;
+        let mut at = Plain(0);
+        while freed < wanted
+            && let Some(data) = file.next_data(at)
+        {
+            let unknown = self.lru().first_untracked(data);
+            // Between two known spans the edges of blocks stay.
+            let blocks = unknown.and_then(|unknown| file.whole_blocks(unknown));
+            if let Some(blocks) = blocks {
+                let len = blocks
+                    .len()
+                    .min(wanted - freed)
+                    .next_multiple_of(cache_dir::EVICTION_STEP_BYTES);
+                let part = Extent::with_len(blocks.start(), len.min(blocks.len()));
+                freed += file.punch_hole(part);
+                at = part.end();
+            } else {
+                at = unknown.map_or(data.end(), |unknown| unknown.end());
+            }
+        }
+        while freed < wanted {
+            let Some(oldest) = self.lru().pop_oldest() else {
+                break;
+            };
+            freed += file.punch_hole(oldest);
+        }
+        self.options.stats.disk_cache_evicted_bytes.add(freed);
+        freed
+    }
+
+    /// Counts spans that are not written because the disk is too slow, and remembers where they lie, unless
+    /// they were skipped before.
+    fn record_skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
+        let mut skipped = self.lock_skipped();
+        for (extent, is_retry) in spans {
+            self.options.stats.disk_cache_skipped_spans.increment();
+            if !is_retry && skipped.len() < MAX_SKIPPED_SPANS {
+                skipped.push_back(extent);
+            }
+        }
+    }
+
+    fn lock_skipped(&self) -> MutexGuard<'_, VecDeque<Extent<Plain>>> {
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report_full(&self) {
+        let mut problems = self.problems();
+        if !problems.is_full {
+            problems.is_full = true;
+            drop(problems);
+            tracing::warn!("the archive needs more disk than the disk cache may take");
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, CurrentFile> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lru(&self) -> MutexGuard<'_, Lru> {
+        self.lru.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn problems(&self) -> MutexGuard<'_, CacheProblems> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const SPAN: u64 = 256 << 10;
+
+    /// A directory where files take no more than their bytes do: a disk may add records, the more
+    /// the worse its free space is scattered.
+    pub(super) fn directory() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").expect("a directory")
+    }
+
+    /// For so many spans.
+    fn cache_dir(directory: &Path, spans: u64) -> DiskCacheDir {
+        DiskCacheDir::new(directory.to_owned(), Some(spans * SPAN + cache_dir::SPACE_MARGIN_BYTES))
+    }
+
+    fn options() -> DiskCacheOptions {
+        DiskCacheOptions {
+            queue_bytes: 4 << 20,
+            is_only_copy: false,
+            free_list: FreeList::new(0),
+            stats: Arc::default(),
+        }
+    }
+
+    fn only_copy() -> DiskCacheOptions {
+        DiskCacheOptions {
+            is_only_copy: true,
+            ..options()
+        }
+    }
+
+    fn open(cache_dir: &DiskCacheDir, content: &str) -> DiskCache {
+        DiskCache::open(cache_dir.clone(), content, options()).expect("a spool")
+    }
+
+    fn extent(number: u64) -> Extent<Plain> {
+        Extent::with_len(Plain(number * SPAN), SPAN)
+    }
+
+    fn bytes(number: u64) -> Bytes {
+        let byte = u8::try_from(number % 255 + 1).expect("small");
+        vec![byte; usize::try_from(SPAN).expect("small")].into()
+    }
+
+    /// Keeps these spans as reads do, and waits until they are written.
+    fn want(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>) {
+        for number in numbers {
+            cache.insert_evicting(extent(number), bytes(number), QueueTimeout::Never);
+        }
+        cache.flush();
+    }
+
+    /// Of the first spans those that are there and whole.
+    fn kept(cache: &DiskCache) -> Vec<u64> {
+        let is_kept = |number: &u64| cache.read(extent(*number)) == Some(bytes(*number));
+        (0..20).filter(is_kept).collect()
+    }
+
+    #[test]
+    fn inserted_span_is_readable_at_once_and_after_reopen() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let cache = open(&cache_dir, "a");
+        for number in 0..10 {
+            cache.insert(extent(number), bytes(number), QueueTimeout::NoWait);
+            assert_eq!(cache.read(extent(number)), Some(bytes(number)));
+        }
+        drop(cache);
+        let cache = open(&cache_dir, "a");
+        assert_eq!(kept(&cache), (0..10).collect::<Vec<_>>());
+        assert_eq!(cache.problem_text(), None);
+        let expected = DiskCacheUsage {
+            held_bytes: 10 * SPAN,
+            all_bytes: 10 * SPAN,
+            limit_bytes: 100 * SPAN + cache_dir::SPACE_MARGIN_BYTES,
+        };
+        assert_eq!(cache.disk_usage(), expected);
+    }
+
+    #[test]
+    fn least_recently_read_span_is_evicted_for_a_new_read() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 4);
+        let cache = open(&cache_dir, "a");
+        want(&cache, 0..4);
+        cache.mark_used(extent(0));
+        want(&cache, 4..6);
+        assert_eq!(kept(&cache), [0, 3, 4, 5]);
+        assert_eq!(cache.disk_usage().held_bytes, 4 * SPAN);
+        assert!(cache.problem_text().is_some());
+        assert_eq!(
+            cache.shared.options.stats.disk_cache_evicted_bytes.get(),
+            2 * SPAN
+        );
+        drop(cache);
+        // What an earlier mount has left counts as older than anything used since.
+        let cache = open(&cache_dir, "a");
+        cache.mark_used(extent(0));
+        want(&cache, [8]);
+        assert_eq!(kept(&cache), [0, 4, 5, 8]);
+        want(&cache, [9, 10, 11]);
+        assert_eq!(kept(&cache), [8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn scanned_span_evicts_nothing_when_cache_is_full() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 4);
+        let cache = open(&cache_dir, "a");
+        for number in 0..6 {
+            cache.insert(extent(number), bytes(number), QueueTimeout::Never);
+        }
+        cache.flush();
+        assert_eq!(kept(&cache), [0, 1, 2, 3]);
+        let problems = cache.problem_text().expect("no room");
+        assert!(problems.contains("1114112 bytes"), "{problems}");
+    }
+
+    #[test]
+    fn unused_archives_are_evicted_first_in_lru_order() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 6);
+        for (content, minutes) in [("old", 2), ("older", 3), ("new", 1)] {
+            let cache = open(&cache_dir, content);
+            want(&cache, 0..2);
+            let file = Arc::clone(&cache.shared.current().file);
+            drop(cache);
+            file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
+        }
+        let cache = open(&cache_dir, "a");
+        want(&cache, 0..3);
+        assert_eq!(kept(&cache), [0, 1, 2]);
+        assert_eq!(cache.problem_text(), None);
+        assert!(!directory.path().join("disk-cache/older.data").exists());
+        assert_eq!(kept(&open(&cache_dir, "old")), [1]);
+        assert_eq!(kept(&open(&cache_dir, "new")), [0, 1]);
+    }
+
+    #[test]
+    fn archives_in_use_share_the_disk_limit() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 8);
+        let first = open(&cache_dir, "first");
+        want(&first, 0..8);
+        let second = open(&cache_dir, "second");
+        want(&second, 0..10);
+        assert_eq!(kept(&second), [6, 7, 8, 9]);
+        assert_eq!(kept(&first), [4, 5, 6, 7]);
+        want(&first, 10..16);
+        assert_eq!(kept(&second), [6, 7, 8, 9]);
+        assert_eq!(kept(&first), [12, 13, 14, 15]);
+        assert_eq!(first.disk_usage().all_bytes, 8 * SPAN);
+    }
+
+    #[test]
+    fn two_openers_of_one_archive_share_its_cache_file() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 8);
+        let caches = [open(&cache_dir, "a"), open(&cache_dir, "a")];
+        want(&caches[0], 0..4);
+        want(&caches[1], 2..6);
+        for cache in &caches {
+            assert_eq!(kept(cache), (0..6).collect::<Vec<_>>());
+        }
+        want(&caches[0], 10..16);
+        for cache in &caches {
+            assert_eq!(kept(cache).len(), 8);
+            assert_eq!(cache.disk_usage().held_bytes, 8 * SPAN);
+        }
+    }
+
+    #[test]
+    fn only_copy_stays_whole_while_in_use() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 4);
+        let copy = DiskCache::create(cache_dir.clone(), only_copy()).expect("a spool");
+        for number in 0..3 {
+            copy.insert(extent(number), bytes(number), QueueTimeout::Never);
+        }
+        copy.flush();
+        let other = open(&cache_dir, "other");
+        want(&other, 0..3);
+        assert_eq!(kept(&other), [2]);
+        copy.publish("a").expect("renamed");
+        want(&other, 3..6);
+        assert_eq!(kept(&other), [5]);
+        assert_eq!(kept(&copy), [0, 1, 2]);
+        copy.insert(extent(9), bytes(9), QueueTimeout::Never);
+        copy.flush();
+        assert!(copy.problem_text().is_some(), "not at its own expense");
+        assert_eq!(kept(&copy), [0, 1, 2]);
+        drop(copy);
+        want(&other, 6..8);
+        assert_eq!(kept(&other), [5, 6, 7], "all of it goes at once");
+    }
+
+    #[test]
+    fn lowered_limit_is_enforced_on_open() {
+        let directory = directory();
+        want(&open(&cache_dir(directory.path(), 10), "a"), 0..10);
+        let cache = open(&cache_dir(directory.path(), 3), "a");
+        want(&cache, []);
+        drop(cache);
+        let cache = open(&cache_dir(directory.path(), 3), "a");
+        assert_eq!(kept(&cache), [7, 8, 9]);
+    }
+
+    #[test]
+    fn only_published_nonempty_cache_file_survives_drop() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 10);
+        let cache = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+        want(&cache, [0]);
+        drop(cache);
+        drop(open(&cache_dir, "empty"));
+        assert!(cache_dir.files().is_empty());
+
+        let cache = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+        want(&cache, [0]);
+        cache.publish("known").expect("renamed");
+        want(&cache, [1]);
+        drop(cache);
+        assert_eq!(kept(&open(&cache_dir, "known")), [0, 1]);
+    }
+
+    #[test]
+    fn publish_keeps_the_fuller_of_two_cache_files() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let made = |spans| {
+            let cache = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+            want(&cache, 0..spans);
+            cache
+        };
+        let (less, more, least) = (made(2), made(5), made(1));
+        for cache in [&less, &more, &least] {
+            cache.publish("a").expect("renamed");
+        }
+        assert_eq!(kept(&least), [0, 1, 2, 3, 4], "the other one is better");
+        // Whose file was replaced goes on with the other one as soon as it writes.
+        want(&less, [7]);
+        for cache in [&less, &more, &least] {
+            assert_eq!(kept(cache), [0, 1, 2, 3, 4, 7]);
+        }
+        assert_eq!(cache_dir.files().len(), 1);
+    }
+
+    #[test]
+    fn deleted_disk_cache_file_is_recreated_on_write() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let cache = open(&cache_dir, "a");
+        want(&cache, 0..2);
+        std::fs::remove_file(directory.path().join("disk-cache/a.data")).expect("there");
+        assert_eq!(kept(&cache), [0, 1], "still open");
+        want(&cache, 2..4);
+        drop(cache);
+        assert_eq!(kept(&open(&cache_dir, "a")), [2, 3]);
+    }
+
+    #[test]
+    fn write_lock_timeout_skips_all_pending_spans() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let cache = open(&cache_dir, "a");
+        want(&cache, [0]);
+        let lock = cache_dir.lock_for_write().expect("no one writes");
+        for number in 1..9 {
+            cache.insert_evicting(extent(number), bytes(number), QueueTimeout::NoWait);
+        }
+        let skipped = &cache.shared.options.stats.disk_cache_skipped_spans;
+        while skipped.get() == 0 {
+            std::thread::yield_now();
+        }
+        drop(lock);
+        cache.flush();
+        assert_eq!(skipped.get(), 8);
+        want(&cache, [9]);
+        assert_eq!(kept(&cache), [0, 9]);
+    }
+
+    #[test]
+    fn unfinished_files_of_dead_processes_are_removed() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let living = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+        want(&living, [0]);
+        std::fs::write(directory.path().join("disk-cache/.1-0.data"), b"left").expect("written");
+        drop(open(&cache_dir, "a"));
+        assert!(!directory.path().join("disk-cache/.1-0.data").exists());
+        living.publish("b").expect("still there");
+        assert_eq!(kept(&living), [0]);
+    }
+}
