@@ -233,7 +233,7 @@ impl Reader {
     /// # Errors
     /// As [`BufferPool::reserve`].
     pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reservation, Closed> {
-        let decoding = codec::reading_bytes(self.compression()) + codec::seek_point::LONGEST_SPAN;
+        let decoding = codec::read_pool_bytes(self.compression()) + codec::seek_point::MAX_SPAN_LEN;
         let threads = batch.ranges.len().min(threads) as u64;
         let request = self.request(batch.packed);
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());

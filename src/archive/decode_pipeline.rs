@@ -24,7 +24,7 @@ use crate::base::thread::Thread;
 use crate::base::once_job;
 use crate::base::thread_pool::ThreadPool;
 use crate::codec::{
-    self, Cause, Compression, ContentHash, Context, Detected, Job, Output, Pull, SeekPoint,
+    self, Cause, Compression, ContentChecksum, Context, Detected, Job, Output, Pull, SeekPoint,
 };
 use crate::fetch;
 use crate::index::{BlockHasher, NewDigests};
@@ -88,7 +88,7 @@ pub(super) struct PlainStream {
     slots: Receiver<Slot>,
     /// What a job makes, as far as it was not delivered.
     output: Option<Output>,
-    hash: Option<ContentHash>,
+    hash: Option<ContentChecksum>,
     finished: Option<StreamSummary>,
     stats: Arc<Stats>,
     /// Of what the decoder reads; `None` when it reads nothing.
@@ -103,8 +103,8 @@ enum Slot {
     Ticket(Arc<Ticket>),
     /// For the consumer alone, when it has all before.
     Check(Job),
-    HashStart(ContentHash),
-    HashEnd {
+    ChecksumStart(ContentChecksum),
+    ChecksumEnd {
         expected: u32,
         packed: Packed,
     },
@@ -208,8 +208,8 @@ impl PlainStream {
                     self.output = Some(ticket.run_or_take().ok_or(Error::Interrupted)??);
                 }
                 Slot::Check(job) => self.output = Some(job.run()?),
-                Slot::HashStart(hash) => self.hash = Some(hash),
-                Slot::HashEnd { expected, packed } => self.check_hash(expected, packed)?,
+                Slot::ChecksumStart(hash) => self.hash = Some(hash),
+                Slot::ChecksumEnd { expected, packed } => self.check_hash(expected, packed)?,
                 Slot::Failed(error, finished) => {
                     self.finished = Some(finished);
                     return Err(error);
@@ -317,7 +317,7 @@ impl Walker {
             (_, Some(seek_point)) => codec::resume(compression, context, &seek_point)?,
             (Some(stretches), None) => {
                 self.stats.indexed_scans.increment();
-                codec::along(compression, context, stretches)
+                codec::start_indexed(compression, context, stretches)
             }
             (None, None) => codec::start(compression, context),
         };
@@ -336,15 +336,15 @@ impl Walker {
                 }
                 Pull::Plain(bytes) => self.send(Slot::Item(StreamItem::Plain(bytes)))?,
                 Pull::Job(job) => self.submit_job(job)?,
-                Pull::Check(job) => self.send(Slot::Check(job))?,
-                Pull::Ahead(ahead) => {
+                Pull::OrderedJob(job) => self.send(Slot::Check(job))?,
+                Pull::Speculative(ahead) => {
                     self.stats.speculative_decodes.increment();
                     self.workers.submit(move || ahead.run());
                 }
-                Pull::Await(ahead) => ahead.wait(),
-                Pull::HashStart(hash) => self.send(Slot::HashStart(hash))?,
-                Pull::HashEnd { expected, packed } => {
-                    self.send(Slot::HashEnd { expected, packed })?;
+                Pull::WaitFor(ahead) => ahead.wait(),
+                Pull::ChecksumStart(hash) => self.send(Slot::ChecksumStart(hash))?,
+                Pull::ChecksumEnd { expected, packed } => {
+                    self.send(Slot::ChecksumEnd { expected, packed })?;
                 }
                 Pull::Warning(text) => self.send(Slot::Item(StreamItem::Warning(text)))?,
                 Pull::End => break,
@@ -467,7 +467,7 @@ mod tests {
     }
 
     fn hash_end(bytes: &[u8]) -> Slot {
-        Slot::HashEnd {
+        Slot::ChecksumEnd {
             expected: xxh32(bytes, 0),
             packed: Packed(77),
         }
@@ -499,13 +499,13 @@ mod tests {
     fn hash_covers_plain_bytes_and_jobs_since_its_start() {
         let slots = vec![
             plain(b"before"),
-            Slot::HashStart(ContentHash::lz4()),
+            Slot::ChecksumStart(ContentChecksum::lz4()),
             ticket(b"ab"),
             ticket(b""),
             plain(b"c"),
             hash_end(b"abc"),
             plain(b"after"),
-            Slot::HashStart(ContentHash::lz4()),
+            Slot::ChecksumStart(ContentChecksum::lz4()),
             hash_end(b""),
             end(),
         ];
@@ -517,7 +517,7 @@ mod tests {
     #[test]
     fn wrong_hash_fails_after_the_bytes_it_covers() {
         let slots = vec![
-            Slot::HashStart(ContentHash::lz4()),
+            Slot::ChecksumStart(ContentChecksum::lz4()),
             ticket(b"ab"),
             hash_end(b"other"),
             plain(b"after"),

@@ -125,7 +125,7 @@ impl Error {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         if let Self::Codec(error) = self
-            && let codec::Cause::Memory { needed_bytes, .. } = error.cause
+            && let codec::Cause::MemoryLimit { needed_bytes, .. } = error.cause
         {
             let mebibytes = scan::memory_for_state(needed_bytes).div_ceil(1 << 20);
             return Some(Cow::from(format!("allow it with --memory {mebibytes}MiB")));
@@ -136,7 +136,7 @@ impl Error {
             return error.cause.hint();
         }
         if let Self::Encrypted(encryption) = self {
-            let command = encryption.decrypting_command();
+            let command = encryption.decrypt_command();
             return Some(Cow::from(format!(
                 "decrypt it with `{command}` to a file and name that, or pipe the output of \
                  `{command}` to `tarfs materialize -`"
@@ -153,7 +153,7 @@ impl Error {
                 codec::Cause::Truncated => Some(HINT_TRUNCATED),
                 codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(HINT_DAMAGED),
                 codec::Cause::Unsupported(_) => Some(HINT_REPACK),
-                codec::Cause::Memory { .. } | codec::Cause::Cancelled => None,
+                codec::Cause::MemoryLimit { .. } | codec::Cause::Cancelled => None,
             },
             Self::Tar(error) => match error.cause {
                 tar::Cause::Truncated(_) => Some(HINT_TRUNCATED),

@@ -29,7 +29,7 @@ use crate::base::random_reads::Wait;
 use crate::base::span_hash;
 use crate::base::stats::Stats;
 use crate::cache::{SpanKey, SpanCache, QueueTimeout, DiskCache};
-use crate::codec::seek_point::LONGEST_SPAN;
+use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
 use crate::index::store::IndexLock;
@@ -538,7 +538,7 @@ impl Reader {
         let read_error = |error: Error| self.read_error(span, error);
         // All at once: a decoder under way never waits for one that waits for it.
         let needed_bytes = request.buffer_bytes()
-            + codec::reading_bytes(self.compression())
+            + codec::read_pool_bytes(self.compression())
             + span_len(span)? as u64;
         let reserved = self.budget.reserve(needed_bytes);
         let _reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
@@ -562,8 +562,8 @@ impl Reader {
     /// A decoder that stands at `seek_point`.
     pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
         let context = Context {
-            pool: BufferPool::with_free_list(codec::READING_POOL, self.free_list.clone()),
-            seek_points: false,
+            pool: BufferPool::with_free_list(codec::READ_POOL_BYTES, self.free_list.clone()),
+            wants_seek_points: false,
             broker: self.broker.clone(),
             workers: 0,
         };
@@ -673,7 +673,7 @@ impl Reader {
         let origin = index.origin();
         let slack = match origin.compression {
             Compression::None => 0,
-            _ => codec::SLACK as u64,
+            _ => codec::LOOKAHEAD_LEN as u64,
         };
         let len = origin.packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(slack).min(len)))
@@ -710,7 +710,7 @@ fn regular_file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
 pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
     usize::try_from(span.plain.len())
         .ok()
-        .filter(|&len| len as u64 <= LONGEST_SPAN)
+        .filter(|&len| len as u64 <= MAX_SPAN_LEN)
         .ok_or(ReadError::Index)
 }
 
@@ -866,13 +866,13 @@ impl SpanDecoder {
                     None => self.decoder.finish(),
                 },
                 Pull::Plain(bytes) => return Ok(Some(DecodedPiece::Shared(bytes))),
-                Pull::Job(job) | Pull::Check(job) => self.output = Some(job.run()?),
-                Pull::Await(ahead) => ahead.wait(),
+                Pull::Job(job) | Pull::OrderedJob(job) => self.output = Some(job.run()?),
+                Pull::WaitFor(ahead) => ahead.wait(),
                 // Spans carry hashes of their own, and who reads one has no other threads.
                 Pull::SeekPoint(_)
-                | Pull::Ahead(_)
-                | Pull::HashStart(_)
-                | Pull::HashEnd { .. }
+                | Pull::Speculative(_)
+                | Pull::ChecksumStart(_)
+                | Pull::ChecksumEnd { .. }
                 | Pull::Warning(_) => {}
                 Pull::End => return Ok(None),
             }

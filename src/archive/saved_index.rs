@@ -8,7 +8,7 @@ use super::scan::Digest;
 use crate::base::extent::Packed;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sha256::Sha256;
-use crate::codec::seek_point::LONGEST_SPAN;
+use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, Stretch, Sum};
 use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};
@@ -135,7 +135,7 @@ impl Iterator for Stretches {
                     hash: span.hash?,
                 })
             })
-            .take_while(|span| span.len <= LONGEST_SPAN)
+            .take_while(|span| span.len <= MAX_SPAN_LEN)
             .collect::<VecDeque<_>>();
         self.next = until;
         (!spans.is_empty()).then_some(Stretch {

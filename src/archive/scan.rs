@@ -423,7 +423,7 @@ fn open_stream(
         resume: resume.map(|(_, seek_point)| seek_point),
         context: Context {
             pool: plain,
-            seek_points: options.spans || options.resume_points,
+            wants_seek_points: options.spans || options.resume_points,
             broker: MemoryBroker::new(lenders),
             workers: options.workers,
         },

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use super::scan::Sink;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::span_hash::SpanHasher;
-use crate::codec::seek_point::{LONGEST_SPAN, MIN_SPAN};
-use crate::codec::{SeekPoint, UNCOUNTED};
+use crate::codec::seek_point::{MAX_SPAN_LEN, MIN_SPAN_LEN};
+use crate::codec::{SeekPoint, UNKNOWN_PLAIN};
 use crate::index::Span;
 
 /// Bytes that are hashed and handed on at once: few enough to be in the processor's cache for whoever
@@ -39,13 +39,13 @@ impl SpanSplitter {
 
     /// The bytes from here on can be decoded on their own. Decoders whose jobs run out of order
     /// do not know where in the plain stream that is, and so offer a point too many: one that is
-    /// closer than [`MIN_SPAN`] to the last and costs nothing to do without is left out.
+    /// closer than [`MIN_SPAN_LEN`] to the last and costs nothing to do without is left out.
     pub(super) fn add_seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
         let here = Plain(self.start.0 + self.len);
-        debug_assert!([here, UNCOUNTED].contains(&seek_point.plain));
+        debug_assert!([here, UNKNOWN_PLAIN].contains(&seek_point.plain));
         let is_close = self
             .last_seek_point
-            .is_some_and(|last| here.0 - last.0 < MIN_SPAN);
+            .is_some_and(|last| here.0 - last.0 < MIN_SPAN_LEN);
         if is_close && seek_point.window.is_empty() {
             return;
         }
@@ -61,12 +61,12 @@ impl SpanSplitter {
     pub(super) fn push<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
         let mut rest = bytes.clone();
         while !rest.is_empty() {
-            let room = usize::try_from(LONGEST_SPAN - self.len).unwrap_or(usize::MAX);
+            let room = usize::try_from(MAX_SPAN_LEN - self.len).unwrap_or(usize::MAX);
             let piece = rest.split_to(rest.len().min(room).min(MAX_PIECE_BYTES));
             self.hasher.update(&piece);
             self.len += piece.len() as u64;
             sink.span_piece(&piece);
-            if self.len == LONGEST_SPAN {
+            if self.len == MAX_SPAN_LEN {
                 self.end_span(sink);
             }
         }
@@ -81,7 +81,7 @@ impl SpanSplitter {
         self.end_span(sink);
         let end = self.start.0 + len;
         while self.start.0 < end {
-            let until = (self.start.0 / MIN_SPAN + 1) * MIN_SPAN;
+            let until = (self.start.0 / MIN_SPAN_LEN + 1) * MIN_SPAN_LEN;
             let plain = Extent::with_len(self.start, until.min(end) - self.start.0);
             let span = Span {
                 number: self.number,
@@ -185,7 +185,7 @@ mod tests {
         SeekPoint {
             packed: Packed(0),
             bit: 0,
-            plain: UNCOUNTED,
+            plain: UNKNOWN_PLAIN,
             state: 0,
             window: Bytes::from_static(window),
         }
@@ -220,16 +220,16 @@ mod tests {
 
     #[test]
     fn span_ends_where_the_next_seek_point_is() {
-        let far = 2 * MIN_SPAN;
+        let far = 2 * MIN_SPAN_LEN;
         let stream = [Next::Seek, Next::Bytes(far), Next::Seek, Next::Bytes(1)];
         assert_eq!(span_starts(&stream), [(0, true), (far, true)]);
     }
 
     #[test]
     fn seek_point_too_close_without_window_is_dropped() {
-        let close = [Next::Bytes(MIN_SPAN - 1), Next::Seek, Next::Bytes(1)];
+        let close = [Next::Bytes(MIN_SPAN_LEN - 1), Next::Seek, Next::Bytes(1)];
         let stream = [&[Next::Seek][..], &close, &[Next::Seek, Next::Bytes(1)]].concat();
-        assert_eq!(span_starts(&stream), [(0, true), (MIN_SPAN, true)]);
+        assert_eq!(span_starts(&stream), [(0, true), (MIN_SPAN_LEN, true)]);
         let stream = [
             Next::Seek,
             Next::Bytes(10),
@@ -241,10 +241,10 @@ mod tests {
 
     #[test]
     fn without_seek_points_spans_end_at_the_longest_length() {
-        let stream = [Next::Seek, Next::Bytes(2 * LONGEST_SPAN + 5)];
+        let stream = [Next::Seek, Next::Bytes(2 * MAX_SPAN_LEN + 5)];
         assert_eq!(
             span_starts(&stream),
-            [(0, true), (LONGEST_SPAN, false), (2 * LONGEST_SPAN, false)]
+            [(0, true), (MAX_SPAN_LEN, false), (2 * MAX_SPAN_LEN, false)]
         );
     }
 
@@ -258,7 +258,7 @@ mod tests {
 
     fn next() -> impl Strategy<Value = Next> {
         prop_oneof![
-            (1..3 * MIN_SPAN).prop_map(Next::Bytes),
+            (1..3 * MIN_SPAN_LEN).prop_map(Next::Bytes),
             Just(Next::Seek),
             Just(Next::Checkpoint),
         ]
@@ -275,7 +275,7 @@ mod tests {
             for (number, (span, bytes)) in seen.spans.iter().zip(&seen.bytes).enumerate() {
                 prop_assert_eq!(span.number as usize, number);
                 prop_assert_eq!(span.plain.start().0, end);
-                prop_assert!((1..=LONGEST_SPAN).contains(&span.plain.len()));
+                prop_assert!((1..=MAX_SPAN_LEN).contains(&span.plain.len()));
                 prop_assert_eq!(span.plain.len(), bytes.len() as u64);
                 prop_assert_eq!(span.hash, Some(span_hash::of_bytes(bytes, BLOCK_LEN)));
                 let place = span.seek_point.as_ref().map(|seek_point| seek_point.plain);

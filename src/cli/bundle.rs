@@ -27,7 +27,7 @@ use super::{given, open, output};
 use crate::base::regular_file;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
-use crate::image::{self, Config, Profile, User, VOLUMES};
+use crate::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
 
 /// What a bundle consists of.
 const CONFIG: &str = "config.json";
@@ -115,10 +115,10 @@ fn capability(name: &str) -> Result<String, String> {
 
 impl BundleArgs {
     /// What the image does not say of the bundle, with root as its user and without volumes.
-    fn runtime(&self) -> anyhow::Result<image::Bundle> {
+    fn runtime(&self) -> anyhow::Result<image::BundleOptions> {
         let name = self.directory.file_name().unwrap_or_default();
         let (uid, gid) = (geteuid(), getegid());
-        Ok(image::Bundle {
+        Ok(image::BundleOptions {
             user: root(),
             args: self.args.clone(),
             name: name.to_string_lossy().into_owned(),
@@ -144,9 +144,9 @@ impl BundleArgs {
         granted.into_iter().collect()
     }
 
-    fn seccomp(&self) -> anyhow::Result<Option<Profile>> {
+    fn seccomp(&self) -> anyhow::Result<Option<SeccompProfile>> {
         match &self.security_opt {
-            None => Ok(Some(Profile::built_in()?)),
+            None => Ok(Some(SeccompProfile::built_in()?)),
             Some(Seccomp::None) => Ok(None),
             Some(Seccomp::ByFile(file)) => {
                 let profile = read_profile(file);
@@ -172,7 +172,7 @@ fn all_capabilities() -> BTreeSet<String> {
     all.map(|(name, _)| format!("CAP_{name}")).collect()
 }
 
-fn read_profile(file: &Path) -> anyhow::Result<Profile> {
+fn read_profile(file: &Path) -> anyhow::Result<SeccompProfile> {
     let mut text = Vec::new();
     let file = File::open(file).context("cannot read the seccomp profile")?;
     file.take(MAX_PROFILE_LEN + 1).read_to_end(&mut text)?;
@@ -180,7 +180,7 @@ fn read_profile(file: &Path) -> anyhow::Result<Profile> {
         text.len() as u64 <= MAX_PROFILE_LEN,
         "a seccomp profile is not that long"
     );
-    let profile = Profile::parse(&text, kernel_version());
+    let profile = SeccompProfile::parse(&text, kernel_version());
     profile.context("it is no seccomp profile")
 }
 
@@ -214,7 +214,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         given::image(&reference, &args.source, &outer, &network, &stats)?
     };
     // Fails now if the configuration cannot be made, before anything is written.
-    image::bundle(&image.config, &runtime)?;
+    image::runtime_spec(&image.config, &runtime)?;
     let made = make_directory(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
     let pinned = SourceArgs {
@@ -244,12 +244,12 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let volumes = usable_volumes(&new.rootfs, &image.config.execution.volumes);
     let moved = new.move_volumes(&volumes);
     moved.with_context(|| format!("cannot write to {}", directory.display()))?;
-    let runtime = image::Bundle {
+    let runtime = image::BundleOptions {
         user,
         volumes,
         ..runtime
     };
-    let text = image::bundle(&image.config, &runtime)?;
+    let text = image::runtime_spec(&image.config, &runtime)?;
     let written = new.write_config(&text);
     written.with_context(|| format!("cannot write {}", new.config.display()))?;
     let put = new.put(args.force);
@@ -263,7 +263,7 @@ fn ensure_free(directory: &Path) -> anyhow::Result<()> {
     if fs::symlink_metadata(directory.join(CONFIG)).is_ok() {
         bail!("{name}: there is a bundle already (replace it with --force)");
     }
-    for tree in [ROOTFS, VOLUMES].map(|name| directory.join(name)) {
+    for tree in [ROOTFS, VOLUMES_DIR].map(|name| directory.join(name)) {
         if let Ok(status) = fs::symlink_metadata(&tree) {
             let is_empty = || Ok::<_, io::Error>(fs::read_dir(&tree)?.next().is_none());
             ensure!(
@@ -320,7 +320,7 @@ impl New {
         Self {
             directory: directory.to_owned(),
             rootfs: beside(ROOTFS),
-            volumes: beside(VOLUMES),
+            volumes: beside(VOLUMES_DIR),
             config: beside(CONFIG),
         }
     }
@@ -386,7 +386,7 @@ impl New {
 
     fn put_parts(&self, config: &Path, force: bool) -> io::Result<()> {
         let rootfs = self.directory.join(ROOTFS);
-        let volumes = self.directory.join(VOLUMES);
+        let volumes = self.directory.join(VOLUMES_DIR);
         let swap = |new: &Path, place: &Path| {
             if force {
                 exchange(new, place)

@@ -18,7 +18,7 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
-use crate::image::{self, Image, Layout, Reference, Transport};
+use crate::image::{self, Image, Layout, ImageRef, Transport};
 use crate::index::MemoryLimit;
 use crate::index::store::Store;
 use crate::source::{self, Access, Fingerprint, SourceDirectory, Slice, Source};
@@ -121,8 +121,8 @@ impl Outer {
 }
 
 /// The image that SOURCE names; `None` when it is a path or a URL.
-pub(super) fn reference(args: &SourceArgs) -> Option<Reference> {
-    Reference::parse(args.source.to_str()?)
+pub(super) fn reference(args: &SourceArgs) -> Option<ImageRef> {
+    ImageRef::parse(args.source.to_str()?)
 }
 
 /// Refuses of an image what is of a single archive.
@@ -159,7 +159,7 @@ pub(super) fn place(source: &OsStr) -> Option<String> {
 
 /// What `spec` is in or a part of.
 fn around(spec: &str) -> Option<String> {
-    let image = Reference::parse(spec).map(|reference| reference.place);
+    let image = ImageRef::parse(spec).map(|reference| reference.location);
     image.or_else(|| Part::parse(spec).map(|part| part.place))
 }
 
@@ -176,7 +176,7 @@ pub(super) fn outer_count(source: &OsStr) -> u64 {
     let mut count = 0;
     let mut spec = source.to_str().map(str::to_owned);
     while let Some(part) = spec {
-        let is_in_archive = match Reference::parse(&part) {
+        let is_in_archive = match ImageRef::parse(&part) {
             Some(reference) => reference.transport != Transport::Oci,
             None => Part::parse(&part).is_some_and(|part| matches!(part.what, What::File(_))),
         };
@@ -262,7 +262,7 @@ pub(super) fn layers(
 /// # Errors
 /// When it cannot be reached, or is none; or a header is none.
 pub(super) fn image(
-    reference: &Reference,
+    reference: &ImageRef,
     args: &SourceArgs,
     outer: &Outer,
     network: &Runtime,
@@ -275,7 +275,7 @@ pub(super) fn image(
 }
 
 fn image_with(
-    reference: &Reference,
+    reference: &ImageRef,
     headers: &[Header],
     args: &SourceArgs,
     outer: &Outer,
@@ -284,27 +284,27 @@ fn image_with(
 ) -> anyhow::Result<Image> {
     let kind = reference.transport.name();
     anyhow::ensure!(
-        !reference.place.is_empty(),
+        !reference.location.is_empty(),
         "SOURCE names no place (write {kind}:PATH)"
     );
-    let is_url = reference.place.contains("://");
+    let is_url = reference.location.contains("://");
     let layout = match reference.transport {
         Transport::Oci if is_url => anyhow::bail!(
             "{kind}: is for directories on this machine (put the image into an archive for \
              oci-archive:URL)"
         ),
-        Transport::Oci => Layout::Folder(SourceDirectory::open(
-            Path::new(&reference.place),
+        Transport::Oci => Layout::Directory(SourceDirectory::open(
+            Path::new(&reference.location),
             Arc::clone(stats),
         )?),
         Transport::OciArchive | Transport::DockerArchive => {
             anyhow::ensure!(
-                reference.place != "-",
+                reference.location != "-",
                 "an image is read here and there, and standard input only from the front (store it \
                  in a file first)"
             );
             let args = SourceArgs {
-                source: reference.place.clone().into(),
+                source: reference.location.clone().into(),
                 ..args.clone()
             };
             let source = source(headers, &args, outer, network, stats)?;

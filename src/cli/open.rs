@@ -24,7 +24,7 @@ use super::{privileges, settings};
 use crate::archive::{Archive, WaitFor, IndexGuard, OpenOptions, DiskCacheMode, Callback, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
-use crate::image::{Reference, Transport};
+use crate::image::{ImageRef, Transport};
 use crate::index::MemoryLimit;
 use crate::source::{self, Certificates, Fingerprint, Retry, Source};
 use crate::layers::LayeredArchive;
@@ -339,23 +339,23 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
             Err(_) => source.clone(),
         };
     }
-    if let Some(mut reference) = text.and_then(Reference::parse) {
+    if let Some(mut reference) = text.and_then(ImageRef::parse) {
         let place = match reference.transport {
             // Which is refused as it is.
-            Transport::Oci if reference.place.contains("://") => None,
-            Transport::Oci => std::path::absolute(&reference.place).ok().map(Into::into),
+            Transport::Oci if reference.location.contains("://") => None,
+            Transport::Oci => std::path::absolute(&reference.location).ok().map(Into::into),
             Transport::OciArchive | Transport::DockerArchive => {
-                Some(absolute_path(&reference.place.clone().into()))
+                Some(absolute_path(&reference.location.clone().into()))
             }
         };
-        if !reference.place.is_empty()
+        if !reference.location.is_empty()
             && let Some(Ok(place)) = place.map(OsString::into_string)
         {
-            reference.place = place;
+            reference.location = place;
         }
         let absolute = reference.to_string();
         // Below a directory with a colon in its name it would be read as another place.
-        let is_same = Reference::parse(&absolute).as_ref() == Some(&reference);
+        let is_same = ImageRef::parse(&absolute).as_ref() == Some(&reference);
         return if is_same {
             absolute.into()
         } else {

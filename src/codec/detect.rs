@@ -87,7 +87,7 @@ pub enum Encryption {
 
 impl Encryption {
     /// The command that decrypts such a file.
-    pub fn decrypting_command(self) -> &'static str {
+    pub fn decrypt_command(self) -> &'static str {
         match self {
             Self::OpenPgp => "gpg --decrypt",
             Self::OpenSsl => "openssl enc -d",
@@ -154,7 +154,7 @@ pub fn detect(first: &[u8]) -> Detected {
     }
     match first {
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Detected::Supported(Compression::Bzip2),
-        [0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..] => behind_skippable_frame(rest),
+        [0x50..=0x5f, 0x2a, 0x4d, 0x18, rest @ ..] => detect_after_skippable_frame(rest),
         _ if is_lzma(first) => Detected::Unsupported("lzma"),
         _ if is_openpgp(first) => Detected::Encrypted(Encryption::OpenPgp),
         _ if is_web_page(first) => Detected::WebPage,
@@ -165,7 +165,7 @@ pub fn detect(first: &[u8]) -> Detected {
 /// What the frame behind a skippable one is, of which `rest` lacks the magic. lz4 and zstd share
 /// skippable frames; where the next frame is out of sight zstd is assumed, as pzstd begins its
 /// files with one and nothing that is known to write lz4 does.
-fn behind_skippable_frame(mut rest: &[u8]) -> Detected {
+fn detect_after_skippable_frame(mut rest: &[u8]) -> Detected {
     loop {
         let next = rest.split_first_chunk().and_then(|(len, rest)| {
             let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn every_magic_is_recognised_and_none_is_the_beginning_of_another() {
+    fn every_magic_is_recognised_and_none_is_a_prefix_of_another() {
         for (number, (magic, detected)) in MAGICS.iter().enumerate() {
             assert_eq!(detect(magic), *detected);
             let others = MAGICS
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn lzma_has_no_magic_and_is_still_named() {
+    fn lzma_is_recognised_without_a_magic() {
         let lzma = b"\x5d\0\0\x80\0\xff\xff\xff\xff\xff\xff\xff\xff\0";
         assert_eq!(detect(lzma), Detected::Unsupported("lzma"));
         assert_eq!(
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_frame_behind_skippable_frames_decides() {
+    fn frame_after_skippable_frames_decides_the_format() {
         let lz4 = b"\x04\x22\x4d\x18";
         assert_eq!(detect(&skippable(4, lz4)), LZ4);
         assert_eq!(
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_every_age_are_plain() {
+    fn tar_headers_of_every_format_are_plain() {
         assert_eq!(detect(&v7(b"file")), PLAIN);
         let mut ustar = v7(b"file");
         ustar[257..262].copy_from_slice(b"ustar");
@@ -358,14 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_the_checksum_do_not_hide_an_archive() {
+    fn bytes_after_the_checksum_do_not_hide_an_archive() {
         let mut record = v7(b"file");
         record[155] = b'X';
         assert_eq!(detect(&record), PLAIN);
     }
 
     #[test]
-    fn zeros_are_an_empty_archive_and_nothing_is_nothing() {
+    fn zeros_are_an_empty_archive_and_no_bytes_are_unknown() {
         assert_eq!(detect(&[0; 512]), PLAIN);
         assert_eq!(detect(b""), Detected::Unknown);
         assert_eq!(detect(b"<!DOCTYPE text>"), Detected::Unknown);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn compression_names_round_trip() {
         for name in ["plain", "gzip", "lz4", "zstd", "xz", "bzip2"] {
             let compression: Compression = name.parse().expect("a name");
             assert_eq!(compression.to_string(), name);
@@ -387,7 +387,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_magic_counts_whatever_comes_behind_it(rest in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn magic_is_recognised_whatever_follows(rest in prop::collection::vec(any::<u8>(), 0..600)) {
             for (magic, detected) in MAGICS {
                 prop_assert_eq!(detect(&[magic, &rest].concat()), detected);
             }

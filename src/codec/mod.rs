@@ -7,16 +7,15 @@
 pub mod detect;
 
 mod bzip2;
-mod content_hash;
+mod content_checksum;
 mod gzip;
-mod input;
+mod input_queue;
 mod lz4;
-mod piece;
+mod output_buffer;
 mod plain;
 pub mod seek_point;
-mod stretches;
-mod sys;
-mod walk;
+mod indexed;
+mod frame_walker;
 mod xz;
 mod zstd;
 
@@ -31,18 +30,18 @@ use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::{GrantError, MemoryGrant, MemoryBroker};
 use crate::base::once_job::OnceJob;
 
-pub use content_hash::ContentHash;
+pub use content_checksum::ContentChecksum;
 pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
 pub use seek_point::SeekPoint;
-pub use stretches::{Stretch, Sum};
+pub use indexed::{SeekRange, ExpectedSpan};
 
 /// Packed bytes that a decoder may want to see past the next seek point: some recognise the end
 /// of a piece only by the beginning of the next (bzip2: 48 bits of magic).
-pub const SLACK: usize = 16;
+pub const LOOKAHEAD_LEN: usize = 16;
 
 /// Blocks, frames or members that one job decodes, at the most: each takes memory of its own, however
 /// little it makes, and nothing keeps a stream from consisting of empty ones.
-const JOB_PARTS: usize = 4096;
+const MAX_PARTS_PER_JOB: usize = 4096;
 
 /// What a decoder needs besides bytes.
 #[derive(Clone, Debug)]
@@ -51,21 +50,21 @@ pub struct Context {
     /// therefore be on their way to someone who will drop them.
     pub pool: BufferPool,
     /// Whether seek points are wanted; without them checkpoints cost nothing.
-    pub seek_points: bool,
+    pub wants_seek_points: bool,
     /// Memory for what is not made of buffers: an xz dictionary, a zstd window.
     pub broker: MemoryBroker,
-    /// Threads that run jobs and [`Pull::Ahead`]; with fewer than four, or 0 when no others than
+    /// Threads that run jobs and [`Pull::Speculative`]; with fewer than four, or 0 when no others than
     /// the driver's do, nothing is decoded ahead on suspicion.
     pub workers: usize,
 }
 
 impl Context {
     /// Borrows `needed_bytes` for a decoder's state.
-    fn borrow(&self, needed_bytes: u64) -> Result<MemoryGrant, Cause> {
+    fn borrow_memory(&self, needed_bytes: u64) -> Result<MemoryGrant, Cause> {
         self.broker
             .grant(needed_bytes)
             .map_err(|error| match error {
-                GrantError::OverLimit => Cause::Memory {
+                GrantError::OverLimit => Cause::MemoryLimit {
                     needed_bytes,
                     limit_bytes: self.broker.limit_bytes(),
                 },
@@ -102,8 +101,8 @@ pub enum Pull {
     /// Decoding can start again here: before the plain bytes that are pulled next.
     ///
     /// Where a job's output ends is known only when it has run. The driver, who counts plain
-    /// bytes in stream order, therefore replaces [`SeekPoint::plain`] where it is [`UNCOUNTED`],
-    /// and drops a self-contained seek point that is closer than [`seek_point::MIN_SPAN`] to the
+    /// bytes in stream order, therefore replaces [`SeekPoint::plain`] where it is [`UNKNOWN_PLAIN`],
+    /// and drops a self-contained seek point that is closer than [`seek_point::MIN_SPAN_LEN`] to the
     /// last one it kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.
@@ -111,16 +110,16 @@ pub enum Pull {
     /// The next plain bytes, made by running the job, on any thread.
     Job(Job),
     /// As [`Pull::Job`], but to be run only when all jobs before it have been.
-    Check(Job),
+    OrderedJob(Job),
     /// Work whose result the decoder may want later, to be run on another thread, or not at all.
-    Ahead(Ahead),
-    /// The decoder cannot go on while this runs; [`Ahead::wait`], then pull again.
-    Await(Ahead),
-    /// The driver is to take this hash of the plain bytes from here to [`Pull::HashEnd`]: jobs end
+    Speculative(SpeculativeJob),
+    /// The decoder cannot go on while this runs; [`SpeculativeJob::wait`], then pull again.
+    WaitFor(SpeculativeJob),
+    /// The driver is to take this hash of the plain bytes from here to [`Pull::ChecksumEnd`]: jobs end
     /// out of order, and a decoder that sees every byte has enough to do.
-    HashStart(ContentHash),
-    /// See [`Pull::HashStart`]; what was stored, and where.
-    HashEnd {
+    ChecksumStart(ContentChecksum),
+    /// See [`Pull::ChecksumStart`]; what was stored, and where.
+    ChecksumEnd {
         /// The stored hash.
         expected: u32,
         /// Where it is stored.
@@ -133,7 +132,7 @@ pub enum Pull {
 }
 
 /// The plain offset of a seek point that comes after jobs: only the driver can know it.
-pub const UNCOUNTED: Plain = Plain(u64::MAX);
+pub const UNKNOWN_PLAIN: Plain = Plain(u64::MAX);
 
 /// Work that makes some plain bytes, possibly none, independent of any other.
 pub struct Job {
@@ -143,11 +142,11 @@ pub struct Job {
 impl Job {
     /// A job that does `work`, which makes one piece.
     pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
-        Self::of_pieces(move || Ok(vec![work()?]))
+        Self::with_pieces(move || Ok(vec![work()?]))
     }
 
     /// A job that does `work`, which makes any number of pieces.
-    pub fn of_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
+    pub fn with_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
         Self::with_output(move || Ok(Output::from(work()?)))
     }
 
@@ -168,7 +167,7 @@ impl Job {
 }
 
 /// Makes the next piece of a job's output, on the consumer's thread; `None` at its end.
-trait Rest: Send {
+trait LazyOutput: Send {
     fn next_piece(&mut self) -> Result<Option<Bytes>, Error>;
 }
 
@@ -180,12 +179,12 @@ pub struct Output {
     /// The first piece, if it has a buffer of its own.
     buffer: Option<Buffer>,
     pieces: VecDeque<Bytes>,
-    rest: Option<Box<dyn Rest>>,
+    rest: Option<Box<dyn LazyOutput>>,
 }
 
 impl Output {
     /// Output that begins with `first` and goes on with what `rest` makes.
-    fn with_rest(first: Bytes, rest: impl Rest + 'static) -> Self {
+    fn with_rest(first: Bytes, rest: impl LazyOutput + 'static) -> Self {
         Self {
             buffer: None,
             pieces: VecDeque::from([first]),
@@ -274,16 +273,16 @@ impl fmt::Debug for Job {
 
 /// Work that a decoder itself may use the result of.
 #[derive(Clone)]
-pub struct Ahead {
-    work: Arc<dyn Work>,
+pub struct SpeculativeJob {
+    work: Arc<dyn SpeculativeWork>,
 }
 
-trait Work: Send + Sync {
+trait SpeculativeWork: Send + Sync {
     fn run(&self);
     fn wait(&self);
 }
 
-impl<T: Send> Work for OnceJob<T> {
+impl<T: Send> SpeculativeWork for OnceJob<T> {
     fn run(&self) {
         OnceJob::run(self);
     }
@@ -293,10 +292,10 @@ impl<T: Send> Work for OnceJob<T> {
     }
 }
 
-impl Ahead {
-    /// The work behind `ticket`, whatever it comes to.
-    fn new<T: Send + 'static>(ticket: Arc<OnceJob<T>>) -> Self {
-        Self { work: ticket }
+impl SpeculativeJob {
+    /// The work behind `job`, whatever it comes to.
+    fn new<T: Send + 'static>(job: Arc<OnceJob<T>>) -> Self {
+        Self { work: job }
     }
 
     /// Does the work, here and now, unless it has begun or is not wanted any more.
@@ -310,9 +309,9 @@ impl Ahead {
     }
 }
 
-impl fmt::Debug for Ahead {
+impl fmt::Debug for SpeculativeJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ahead")
+        f.write_str("SpeculativeJob")
     }
 }
 
@@ -350,7 +349,7 @@ pub enum Cause {
     Unsupported(String),
     /// Decoder state would exceed what [`Context::broker`] allow.
     #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
-    Memory {
+    MemoryLimit {
         /// What the stream asks for.
         needed_bytes: u64,
         /// What is allowed.
@@ -371,8 +370,8 @@ impl From<Closed> for Cause {
 }
 
 /// What a decoder of `compression` takes from its pool at the most, when that has
-/// [`READING_POOL`] bytes and each piece is dropped before the next is pulled.
-pub fn reading_bytes(compression: Compression) -> u64 {
+/// [`READ_POOL_BYTES`] bytes and each piece is dropped before the next is pulled.
+pub fn read_pool_bytes(compression: Compression) -> u64 {
     match compression {
         Compression::None => 0,
         // A piece; or members of BGZF until they make as much, of which the last has 64 KiB.
@@ -380,14 +379,14 @@ pub fn reading_bytes(compression: Compression) -> u64 {
         // A block of the legacy format, behind smaller ones that make almost a piece.
         Compression::Lz4 => (8 << 20) + (1 << 20),
         // A block, a stream made of it, libbz2's state, and pieces of a block that is long.
-        Compression::Bzip2 => bzip2::READING_BYTES,
-        Compression::Xz => READING_POOL / 4,
-        Compression::Zstd => READING_POOL,
+        Compression::Bzip2 => bzip2::READ_POOL_BYTES,
+        Compression::Xz => READ_POOL_BYTES / 4,
+        Compression::Zstd => READ_POOL_BYTES,
     }
 }
 
 /// A pool large enough to read spans with, in bytes.
-pub const READING_POOL: u64 = 16 << 20;
+pub const READ_POOL_BYTES: u64 = 16 << 20;
 
 /// A decoder for a stream of `compression` that starts at packed and plain offset 0.
 pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
@@ -401,17 +400,17 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
     }
 }
 
-/// As [`start`], for a stream whose seek points are known: `stretches` in stream order, which
+/// As [`start`], for a stream whose seek points are known: `ranges` in stream order, which
 /// together are all of it. What they decode to is checked by their hashes, and by nothing else.
-pub fn along(
+pub fn start_indexed(
     compression: Compression,
     context: Context,
-    stretches: impl Iterator<Item = Stretch> + Send + 'static,
+    ranges: impl Iterator<Item = SeekRange> + Send + 'static,
 ) -> Box<dyn Decoder> {
-    Box::new(stretches::Along::new(
+    Box::new(indexed::IndexedDecoder::new(
         compression,
         context,
-        Box::new(stretches),
+        Box::new(ranges),
     ))
 }
 

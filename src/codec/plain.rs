@@ -2,16 +2,16 @@
 
 use bytes::Bytes;
 
-use super::seek_point::MIN_SPAN;
+use super::seek_point::MIN_SPAN_LEN;
 use super::{Cause, Compression, Context, Error, Pull, SeekPoint};
 use crate::base::extent::{Packed, Plain};
 
-/// Passes bytes through, with a seek point before each multiple of [`MIN_SPAN`].
+/// Passes bytes through, with a seek point before each multiple of [`MIN_SPAN_LEN`].
 #[derive(Debug)]
 pub(super) struct Decoder {
-    seek_points: bool,
+    wants_seek_points: bool,
     input: Bytes,
-    finished: bool,
+    is_finished: bool,
     /// The offset of the first byte of `input`, in both coordinate systems.
     offset: u64,
     /// The offset of the last seek point.
@@ -22,9 +22,9 @@ impl Decoder {
     /// At the start of a stream.
     pub(super) fn start(context: &Context) -> Self {
         Self {
-            seek_points: context.seek_points,
+            wants_seek_points: context.wants_seek_points,
             input: Bytes::new(),
-            finished: false,
+            is_finished: false,
             offset: 0,
             last: None,
         }
@@ -60,22 +60,22 @@ impl super::Decoder for Decoder {
     }
 
     fn finish(&mut self) {
-        self.finished = true;
+        self.is_finished = true;
     }
 
     fn pull(&mut self) -> Result<Pull, Error> {
         if self.input.is_empty() {
-            return Ok(if self.finished {
+            return Ok(if self.is_finished {
                 Pull::End
             } else {
                 Pull::NeedInput
             });
         }
-        if !self.seek_points {
+        if !self.wants_seek_points {
             self.offset = self.offset.saturating_add(self.input.len() as u64);
             return Ok(Pull::Plain(std::mem::take(&mut self.input)));
         }
-        if self.offset.is_multiple_of(MIN_SPAN) && self.last != Some(self.offset) {
+        if self.offset.is_multiple_of(MIN_SPAN_LEN) && self.last != Some(self.offset) {
             self.last = Some(self.offset);
             return Ok(Pull::SeekPoint(SeekPoint {
                 packed: Packed(self.offset),
@@ -85,7 +85,7 @@ impl super::Decoder for Decoder {
                 window: Bytes::new(),
             }));
         }
-        let until_next = MIN_SPAN - self.offset % MIN_SPAN;
+        let until_next = MIN_SPAN_LEN - self.offset % MIN_SPAN_LEN;
         let len =
             usize::try_from(until_next).map_or(self.input.len(), |len| len.min(self.input.len()));
         self.offset = self.offset.saturating_add(len as u64);
@@ -105,7 +105,7 @@ mod tests {
     fn context(seek_points: bool) -> Context {
         Context {
             pool: BufferPool::new(0),
-            seek_points,
+            wants_seek_points: seek_points,
             broker: MemoryBroker::with_limit(0),
             workers: 0,
         }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seek_point_precedes_the_piece_that_starts_at_it() {
+    fn seek_point_precedes_the_bytes_that_start_at_it() {
         let decoder = Decoder::start(&context(true));
         let (pieces, seek_points) = run(decoder, &[100, 2 * MIB, 1]);
         assert_eq!(pieces, [100, MIB - 100, MIB, 100, 1]);
@@ -141,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn without_seek_points_pushes_pass_as_they_are() {
+    fn pushes_pass_unchanged_without_seek_points() {
         let decoder = Decoder::start(&context(false));
         assert_eq!(run(decoder, &[5 * MIB, 7]), (vec![5 * MIB, 7], vec![]));
     }
 
     #[test]
-    fn decoding_goes_on_at_a_seek_point() {
+    fn decoding_resumes_at_a_seek_point() {
         let seek_point = SeekPoint {
             packed: Packed(1 << 20),
             bit: 0,

@@ -7,24 +7,24 @@ use crate::base::extent::{Packed, Plain};
 
 /// Two seek points are at least this many plain bytes apart: frames, members and blocks smaller
 /// than that are merged.
-pub const MIN_SPAN: u64 = 1 << 20;
+pub const MIN_SPAN_LEN: u64 = 1 << 20;
 
 /// Inside long frames a seek point is made about every so many plain bytes.
-pub const MAX_SPAN: u64 = 4 << 20;
+pub const CHECKPOINT_INTERVAL: u64 = 4 << 20;
 
 /// A span without a seek point at its end is cut here, so that none grows without bound: twice
-/// [`MAX_SPAN`], because a checkpoint that is due at `MAX_SPAN` may have to wait for the end of a
+/// [`CHECKPOINT_INTERVAL`], because a checkpoint that is due at `CHECKPOINT_INTERVAL` may have to wait for the end of a
 /// compressed block.
-pub const LONGEST_SPAN: u64 = 2 * MAX_SPAN;
+pub const MAX_SPAN_LEN: u64 = 2 * CHECKPOINT_INTERVAL;
 
 /// All windows together are at most one part in so many of the packed bytes.
-const WINDOW_SHARE: u64 = 100;
+const WINDOWS_DIVISOR: u64 = 100;
 
 /// The zstd level of windows. Over 188 windows of 32 KiB, one each 4 MiB of a tar of /usr/share
 /// and /usr/bin: level 1 takes 0.10 ms a window and makes it 2.21 times smaller, level 3 0.17 ms
 /// and 2.26, level 9 0.52 ms and 2.36, level 19 8.8 ms and 2.47. Inflating 4 MiB takes 5 ms, so
 /// level 3 costs 3 % of it, and the next tenth would cost more than the decoding itself.
-const WINDOW_LEVEL: i32 = 3;
+const WINDOW_ZSTD_LEVEL: i32 = 3;
 
 /// An offset in both coordinate systems where decoding can start.
 ///
@@ -48,8 +48,8 @@ pub struct SeekPoint {
 /// Decides how often a seek point is kept.
 ///
 /// The first is at the start of the stream. One that needs no window is kept as soon as the span
-/// before it has [`MIN_SPAN`] plain bytes; a checkpoint, whose window costs room in the index, at
-/// [`MAX_SPAN`], and later when all windows would else exceed 1 % of the packed bytes so far.
+/// before it has [`MIN_SPAN_LEN`] plain bytes; a checkpoint, whose window costs room in the index, at
+/// [`CHECKPOINT_INTERVAL`], and later when all windows would else exceed 1 % of the packed bytes so far.
 ///
 /// What that means in bytes: where the data packs to a third, 4 MiB plain are 1.4 MB packed and
 /// pay for 14 kB, about what a window of 32 KiB packs to, so gzip gets its checkpoint each 4 MiB.
@@ -59,7 +59,7 @@ pub struct SeekPoint {
 #[derive(Debug)]
 pub(super) struct Spacing {
     /// Whether seek points are wanted at all.
-    wanted: bool,
+    is_enabled: bool,
     /// The packed offset since which windows are counted.
     origin: Packed,
     /// The last seek point.
@@ -67,18 +67,18 @@ pub(super) struct Spacing {
     /// The compressed windows so far, in bytes.
     windows_bytes: u64,
     /// What they would have been with the window that was last refused.
-    refused_bytes: u64,
+    rejected_bytes: u64,
 }
 
 impl Spacing {
     /// For a stream from its start. Nothing is ever due when the context wants no seek points.
     pub(super) fn start(context: &Context) -> Self {
         Self {
-            wanted: context.seek_points,
+            is_enabled: context.wants_seek_points,
             origin: Packed(0),
             last: None,
             windows_bytes: 0,
-            refused_bytes: 0,
+            rejected_bytes: 0,
         }
     }
 
@@ -92,44 +92,44 @@ impl Spacing {
     }
 
     /// Whether a seek point that needs no window is due at `plain`; if so it counts as made.
-    pub(super) fn frame(&mut self, plain: Plain) -> bool {
-        let due = self.wanted && self.since_last(plain).is_none_or(|bytes| bytes >= MIN_SPAN);
+    pub(super) fn try_mark_frame(&mut self, plain: Plain) -> bool {
+        let due = self.is_enabled && self.since_last(plain).is_none_or(|bytes| bytes >= MIN_SPAN_LEN);
         if due {
             self.last = Some(plain);
         }
         due
     }
 
-    /// Whether [`Spacing::checkpoint`] is worth asking at `plain`, when decoding has come to
+    /// Whether [`Spacing::try_checkpoint`] is worth asking at `plain`, when decoding has come to
     /// `packed`: the span is long enough and the window last refused would now be affordable.
-    pub(super) fn checkpoint_due(&self, plain: Plain, packed: Packed) -> bool {
-        self.wanted
+    pub(super) fn is_checkpoint_due(&self, plain: Plain, packed: Packed) -> bool {
+        self.is_enabled
             && self
                 .since_last(plain)
-                .is_some_and(|bytes| bytes >= MAX_SPAN)
-            && self.refused_bytes <= self.affordable_bytes(packed)
+                .is_some_and(|bytes| bytes >= CHECKPOINT_INTERVAL)
+            && self.rejected_bytes <= self.affordable_bytes(packed)
     }
 
     /// The compressed form of `window` when a checkpoint that needs it is due at `plain` and all
     /// windows together stay within their share of the packed bytes up to `packed`; it then
     /// counts as made.
-    pub(super) fn checkpoint(
+    pub(super) fn try_checkpoint(
         &mut self,
         plain: Plain,
         packed: Packed,
         window: &[u8],
     ) -> Option<Bytes> {
-        if !self.checkpoint_due(plain, packed) {
+        if !self.is_checkpoint_due(plain, packed) {
             return None;
         }
         let window = pack_window(window);
         let windows_bytes = self.windows_bytes.saturating_add(window.len() as u64);
         if windows_bytes > self.affordable_bytes(packed) {
-            self.refused_bytes = windows_bytes;
+            self.rejected_bytes = windows_bytes;
             return None;
         }
         self.windows_bytes = windows_bytes;
-        self.refused_bytes = 0;
+        self.rejected_bytes = 0;
         self.last = Some(plain);
         Some(window)
     }
@@ -139,7 +139,7 @@ impl Spacing {
     }
 
     fn affordable_bytes(&self, packed: Packed) -> u64 {
-        packed.0.saturating_sub(self.origin.0) / WINDOW_SHARE
+        packed.0.saturating_sub(self.origin.0) / WINDOWS_DIVISOR
     }
 }
 
@@ -148,7 +148,7 @@ pub(super) fn pack_window(window: &[u8]) -> Bytes {
     if window.is_empty() {
         return Bytes::new();
     }
-    let packed = zstd::bulk::compress(window, WINDOW_LEVEL);
+    let packed = zstd::bulk::compress(window, WINDOW_ZSTD_LEVEL);
     Bytes::from(packed.expect("the destination has room for the worst case"))
 }
 
@@ -173,7 +173,7 @@ mod tests {
     fn context(seek_points: bool) -> Context {
         Context {
             pool: BufferPool::new(0),
-            seek_points,
+            wants_seek_points: seek_points,
             broker: MemoryBroker::with_limit(0),
             workers: 0,
         }
@@ -193,32 +193,32 @@ mod tests {
     }
 
     #[test]
-    fn the_first_seek_point_is_at_the_start() {
+    fn first_seek_point_is_at_the_start() {
         let mut spacing = Spacing::start(&context(true));
-        assert!(!spacing.checkpoint_due(Plain(0), Packed(0)));
-        assert!(spacing.frame(Plain(0)));
-        assert!(!spacing.frame(Plain(0)));
+        assert!(!spacing.is_checkpoint_due(Plain(0), Packed(0)));
+        assert!(spacing.try_mark_frame(Plain(0)));
+        assert!(!spacing.try_mark_frame(Plain(0)));
     }
 
     #[test]
-    fn small_frames_are_merged() {
+    fn small_frames_share_a_seek_point() {
         let mut spacing = Spacing::start(&context(true));
-        let made = (0..64).filter(|number| spacing.frame(Plain(number * 65_280)));
+        let made = (0..64).filter(|number| spacing.try_mark_frame(Plain(number * 65_280)));
         assert_eq!(made.collect::<Vec<_>>(), [0, 17, 34, 51]);
     }
 
     #[test]
-    fn nothing_is_due_when_seek_points_are_not_wanted() {
+    fn no_seek_point_is_due_when_disabled() {
         let mut spacing = Spacing::start(&context(false));
-        assert!(!spacing.frame(Plain(0)));
+        assert!(!spacing.try_mark_frame(Plain(0)));
         assert_eq!(
-            spacing.checkpoint(Plain(1 << 40), Packed(1 << 40), b"w"),
+            spacing.try_checkpoint(Plain(1 << 40), Packed(1 << 40), b"w"),
             None
         );
     }
 
     #[test]
-    fn a_seek_point_that_was_resumed_from_is_not_repeated() {
+    fn resumed_seek_point_is_not_repeated() {
         let seek_point = SeekPoint {
             packed: Packed(5 << 20),
             bit: 0,
@@ -227,20 +227,20 @@ mod tests {
             window: Bytes::new(),
         };
         let mut spacing = Spacing::resume(&context(true), &seek_point);
-        assert!(!spacing.frame(seek_point.plain));
-        assert!(spacing.frame(Plain(11 << 20)));
+        assert!(!spacing.try_mark_frame(seek_point.plain));
+        assert!(spacing.try_mark_frame(Plain(11 << 20)));
     }
 
     #[test]
     fn windows_stay_within_one_percent_of_the_packed_bytes() {
         let window = noise(32 << 10);
         let mut spacing = Spacing::start(&context(true));
-        assert!(spacing.frame(Plain(0)));
+        assert!(spacing.try_mark_frame(Plain(0)));
         let (mut windows_bytes, mut checkpoints) = (0, 0);
         // A ratio of two: 4 MiB plain are 2 MiB packed, which pay for 20 KiB of windows.
         for mib in 0_u64..1024 {
             let (plain, packed) = (Plain(mib << 20), Packed(mib << 19));
-            if let Some(window) = spacing.checkpoint(plain, packed, &window) {
+            if let Some(window) = spacing.try_checkpoint(plain, packed, &window) {
                 windows_bytes += window.len() as u64;
                 checkpoints += 1;
                 assert!(windows_bytes * 100 <= packed.0);
@@ -250,20 +250,20 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_window_is_not_packed_again_before_it_is_affordable() {
+    fn rejected_window_is_not_packed_again_until_affordable() {
         let mut spacing = Spacing::start(&context(true));
-        assert!(spacing.frame(Plain(0)));
+        assert!(spacing.try_mark_frame(Plain(0)));
         let packed = |window: u64| Packed((window + 100) * 100);
         assert_eq!(
-            spacing.checkpoint(Plain(MAX_SPAN), Packed(1000), &noise(32 << 10)),
+            spacing.try_checkpoint(Plain(CHECKPOINT_INTERVAL), Packed(1000), &noise(32 << 10)),
             None
         );
-        assert!(!spacing.checkpoint_due(Plain(2 * MAX_SPAN), Packed(1001)));
-        assert!(spacing.checkpoint_due(Plain(2 * MAX_SPAN), packed(32 << 10)));
+        assert!(!spacing.is_checkpoint_due(Plain(2 * CHECKPOINT_INTERVAL), Packed(1001)));
+        assert!(spacing.is_checkpoint_due(Plain(2 * CHECKPOINT_INTERVAL), packed(32 << 10)));
     }
 
     #[test]
-    fn windows_come_back_as_they_were() {
+    fn windows_round_trip() {
         for window in [Vec::new(), vec![7; 32 << 10], noise(64 << 10)] {
             let packed = pack_window(&window);
             assert_eq!(unpack_window(&packed, 64 << 10), Ok(window));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_longer_than_allowed_is_refused() {
+    fn window_longer_than_the_limit_is_rejected() {
         let packed = pack_window(&vec![0; 65_537]);
         assert!(matches!(
             unpack_window(&packed, 65_536),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::bounded::{keys, list, names};
-use super::document::{MAX_LAYERS, digest, malformed, or_nothing};
+use super::bounded_serde::{bounded_keys, bounded_map, bounded_vec};
+use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
 use super::error::Cause;
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
@@ -40,34 +40,34 @@ pub struct Config {
 #[serde(rename_all = "PascalCase")]
 pub struct Execution {
     /// `user`, `uid`, `user:group` and so on; empty for root.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub user: String,
     /// `NAME=value`.
-    #[serde(default, deserialize_with = "list::<_, _, MAX_WORDS>")]
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_WORDS>")]
     pub env: Vec<String>,
     /// What comes before the arguments.
-    #[serde(default, deserialize_with = "list::<_, _, MAX_WORDS>")]
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_WORDS>")]
     pub entrypoint: Vec<String>,
     /// The arguments, unless somebody gives others.
-    #[serde(default, deserialize_with = "list::<_, _, MAX_WORDS>")]
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_WORDS>")]
     pub cmd: Vec<String>,
     /// Where it is started; empty for the root.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub working_dir: String,
     /// What else is said of it.
-    #[serde(default, deserialize_with = "names::<_, _, MAX_WORDS>")]
+    #[serde(default, deserialize_with = "bounded_map::<_, _, MAX_WORDS>")]
     pub labels: BTreeMap<String, String>,
     /// What asks it to end, as `SIGTERM`.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub stop_signal: String,
     /// What the machine is called.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub hostname: String,
     /// Ports that it listens on, as `80/tcp`.
-    #[serde(default, deserialize_with = "keys::<_, MAX_WORDS>")]
+    #[serde(default, deserialize_with = "bounded_keys::<_, MAX_WORDS>")]
     pub exposed_ports: BTreeSet<String>,
     /// Directories for what is not to be kept in the tree.
-    #[serde(default, deserialize_with = "keys::<_, MAX_VOLUMES>")]
+    #[serde(default, deserialize_with = "bounded_keys::<_, MAX_VOLUMES>")]
     pub volumes: BTreeSet<String>,
 }
 
@@ -80,9 +80,9 @@ struct Raw {
     #[serde(default)]
     architecture: String,
     variant: Option<String>,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     config: Execution,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     rootfs: RawRootfs,
     created: Option<String>,
     author: Option<String>,
@@ -90,7 +90,7 @@ struct Raw {
 
 #[derive(Default, Deserialize)]
 struct RawRootfs {
-    #[serde(default, deserialize_with = "list::<_, _, MAX_LAYERS>")]
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_LAYERS>")]
     diff_ids: Vec<String>,
 }
 
@@ -100,8 +100,8 @@ impl Config {
     /// # Errors
     /// When they say nothing of the kind.
     pub fn parse(bytes: &[u8]) -> Result<Self, Cause> {
-        let raw: Raw = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
-        let document = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+        let raw: Raw = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
+        let document = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
         let execution = &raw.config;
         let lists = [&execution.env, &execution.entrypoint, &execution.cmd].map(Vec::len);
         let names = [execution.labels.len(), execution.exposed_ports.len()];
@@ -116,7 +116,7 @@ impl Config {
         if diff_ids.len() > MAX_LAYERS {
             return Err(Cause::Malformed("it has too many layers".to_owned()));
         }
-        let diff_ids = diff_ids.iter().map(|text| digest(text));
+        let diff_ids = diff_ids.iter().map(|text| parse_digest(text));
         Ok(Self {
             platform: Platform {
                 os: raw.os,
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_or_null_is_nothing() {
+    fn missing_or_null_config_fields_are_empty() {
         let empty = Config::parse(b"{}").expect("a config");
         let nulls = br#"{"os":"","architecture":"","config":{"User":null,"Env":null,"Cmd":null,
             "Entrypoint":null,"Labels":null,"ExposedPorts":null},"rootfs":{"diff_ids":null}}"#;
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_image_runs_is_found() {
+    fn config_execution_is_parsed() {
         let text =
             br#"{"architecture":"arm64","os":"linux","variant":"v8","config":{"User":"www:80",
             "Env":["A=b"],"Entrypoint":["/e"],"Cmd":["c"],"WorkingDir":"/w","StopSignal":"SIGQUIT",
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_runs_more_words_than_linux_starts() {
+    fn config_with_too_many_words_is_rejected() {
         let words = |count: usize| vec!["\"\""; count].join(",");
         let text = |count| format!(r#"{{"config":{{"Cmd":[{}]}}}}"#, words(count));
         let config = Config::parse(text(MAX_WORDS).as_bytes()).expect("a config");

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::config::Config;
-use super::document::{self, DockerImage};
+use super::manifest::{self, DockerImage};
 use super::error::{Cause, Error};
 use super::layout::{Digests, Layout};
-use super::{Image, Layer, Wish};
+use super::{Image, Layer, ImageSelector};
 use crate::archive::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
@@ -32,32 +32,32 @@ const DEFAULT_HOST: &str = "docker.io/";
 const DEFAULT_TAG: &str = ":latest";
 
 /// The image in `layout` that `wish` wants.
-pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Image, Error> {
+pub(super) fn open(layout: &Layout, selector: &ImageSelector, network: &Handle) -> Result<Image, Error> {
     let error = |cause| Error {
         location: layout.location().to_owned(),
         document: None,
         cause: Box::new(cause),
     };
-    if !layout.has(MANIFEST)? {
-        let (missing, kind) = (MANIFEST, wish.kind);
+    if !layout.has_file(MANIFEST)? {
+        let (missing, kind) = (MANIFEST, selector.kind);
         return Err(error(Cause::NotAnImage { missing, kind }));
     }
-    let bytes = layout.document(MANIFEST, network)?;
-    let images = document::docker(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
-    let image = choose(images, wish.name.as_deref()).map_err(error)?;
+    let bytes = layout.read_document(MANIFEST, network)?;
+    let images = manifest::parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
+    let image = choose_image(images, selector.name.as_deref()).map_err(error)?;
 
-    let bytes = layout.document(&image.config, network)?;
+    let bytes = layout.read_document(&image.config, network)?;
     let wrong = |cause| layout.error(&image.config, cause);
     let found = sha256(&bytes);
-    if let Some(expected) = named_digest(&image.config).filter(|&expected| expected != found) {
-        return Err(wrong(Cause::OtherDigest { expected, found }));
+    if let Some(expected) = digest_from_path(&image.config).filter(|&expected| expected != found) {
+        return Err(wrong(Cause::DigestMismatch { expected, found }));
     }
     let config = Config::parse(&bytes).map_err(wrong)?;
-    wish.check(&config.platform).map_err(error)?;
+    selector.check_platform(&config.platform).map_err(error)?;
     let count = image.layers.len();
     if config.diff_ids.len() != count {
-        let told = config.diff_ids.len();
-        let what = format!("it speaks of {told} layers, and there are {count}");
+        let diff_id_count = config.diff_ids.len();
+        let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
         return Err(wrong(Cause::Malformed(what)));
     }
     let mut layers = Vec::with_capacity(count);
@@ -71,13 +71,13 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
             }
         } else {
             Digests {
-                packed: named_digest(path),
+                packed: digest_from_path(path),
                 plain: Some(*diff_id),
             }
         };
         let name = super::layer_name(layout, number, count, digests.packed);
         layers.push(Layer {
-            source: layout.layer(path, &name, digests, None)?,
+            source: layout.layer_source(path, &name, digests, None)?,
             digest: digests.packed,
             size: file.fingerprint().len.unwrap_or_default(),
             media_type: None,
@@ -95,10 +95,10 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
 
 /// The digest that a file's name is, with or without suffixes: `HEX.json` as docker writes it, `HEX.tar.gz`
 /// and `sha256:HEX` as programs do that build images without docker.
-fn named_digest(path: &str) -> Option<Sha256> {
+fn digest_from_path(path: &str) -> Option<Sha256> {
     let name = Path::new(path).file_name()?.to_str()?;
     let name = name.strip_prefix("sha256:").unwrap_or(name);
-    document::hex(name.split('.').next()?)
+    manifest::parse_sha256_hex(name.split('.').next()?)
 }
 
 /// Whether a layer's bytes are those of its tar archive.
@@ -112,36 +112,36 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
 
 /// The one of `images` that is called `wanted`, by name or by its configuration's digest; the only one,
 /// if none is wanted.
-fn choose(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
-    let calls = |images: &[DockerImage]| {
-        let calls =
-            |image: &DockerImage| super::calls(&image.repo_tags, named_digest(&image.config));
-        images.iter().flat_map(calls).collect()
+fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
+    let display_names = |images: &[DockerImage]| {
+        let display_names =
+            |image: &DockerImage| super::display_names(&image.repo_tags, digest_from_path(&image.config));
+        images.iter().flat_map(display_names).collect()
     };
     if let Some(wanted) = wanted {
-        let digest = document::digest(wanted).ok();
+        let digest = manifest::parse_digest(wanted).ok();
         let is_wanted = |image: &DockerImage| {
             let mut tags = image.repo_tags.iter();
-            tags.any(|tag| whole_name(tag) == whole_name(wanted))
-                || digest.is_some() && named_digest(&image.config) == digest
+            tags.any(|tag| normalize_name(tag) == normalize_name(wanted))
+                || digest.is_some() && digest_from_path(&image.config) == digest
         };
         if let Some(at) = images.iter().position(is_wanted) {
             return Ok(images.swap_remove(at));
         }
         return Err(Cause::NoSuchName {
             wanted: wanted.to_owned(),
-            known: calls(&images),
+            known: display_names(&images),
         });
     }
     match images.len() {
         0 => Err(Cause::Malformed("it lists no image".to_owned())),
         1 => Ok(images.swap_remove(0)),
-        _ => Err(Cause::SeveralImages(calls(&images))),
+        _ => Err(Cause::AmbiguousImage(display_names(&images))),
     }
 }
 
 /// The name without what goes without saying, and with the tag that does.
-fn whole_name(name: &str) -> String {
+fn normalize_name(name: &str) -> String {
     let short = name
         .strip_prefix(DEFAULT_REGISTRY)
         .or_else(|| name.strip_prefix(DEFAULT_HOST))
@@ -164,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_found_by_any_way_to_write_its_name() {
+    fn image_is_found_by_every_form_of_its_name() {
         let images = vec![
             image("a", &["busybox:latest", "example.com:5000/busybox:1"]),
             image("b", &["docker.io/me/tool:latest"]),
         ];
-        let chosen = |wanted: &str| choose(images.clone(), Some(wanted)).map(|image| image.config);
+        let chosen = |wanted: &str| choose_image(images.clone(), Some(wanted)).map(|image| image.config);
         for wanted in [
             "busybox",
             "busybox:latest",
@@ -185,21 +185,21 @@ mod tests {
                 "{wanted}"
             );
         }
-        assert!(matches!(choose(images, None), Err(Cause::SeveralImages(_))));
+        assert!(matches!(choose_image(images, None), Err(Cause::AmbiguousImage(_))));
     }
 
     #[test]
-    fn an_image_without_a_name_is_found_by_its_digest() {
+    fn unnamed_image_is_found_by_its_digest() {
         let hex = "ab".repeat(32);
         let images = vec![image("a", &["a:1"]), image(&format!("{hex}.json"), &[])];
-        let told = choose(images.clone(), None)
+        let told = choose_image(images.clone(), None)
             .expect_err("which?")
             .to_string();
         assert!(
             told.ends_with(&format!("there is 'a:1', 'sha256:{hex}'")),
             "{told}"
         );
-        let chosen = |wanted: String| choose(images.clone(), Some(&wanted));
+        let chosen = |wanted: String| choose_image(images.clone(), Some(&wanted));
         let found = chosen(format!("sha256:{hex}")).expect("there");
         assert_eq!(found.repo_tags, [""; 0]);
         assert!(matches!(
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_digest_or_is_not() {
+    fn digest_is_read_from_file_names() {
         let hex = "ab".repeat(32);
         let digest = Some(Sha256([0xab; 32]));
         for name in [
@@ -219,7 +219,7 @@ mod tests {
             format!("sha256:{hex}"),
             format!("blobs/sha256/{hex}"),
         ] {
-            assert_eq!(named_digest(&name), digest, "{name}");
+            assert_eq!(digest_from_path(&name), digest, "{name}");
         }
         for name in [
             "layer.tar".to_owned(),
@@ -228,7 +228,7 @@ mod tests {
             format!("sha512:{hex}"),
             String::new(),
         ] {
-            assert_eq!(named_digest(&name), None, "{name}");
+            assert_eq!(digest_from_path(&name), None, "{name}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 /// What is wrong with an image, and where.
 #[derive(Debug, thiserror::Error)]
-#[error("{location}{}", of(.document.as_deref()))]
+#[error("{location}{}", document_suffix(.document.as_deref()))]
 pub struct Error {
     /// Where the image is, without secrets.
     pub location: String,
@@ -18,7 +18,7 @@ pub struct Error {
     pub cause: Box<Cause>,
 }
 
-fn of(document: Option<&str>) -> String {
+fn document_suffix(document: Option<&str>) -> String {
     document.map_or_else(String::new, |document| {
         format!(": {}", document.escape_debug())
     })
@@ -57,7 +57,7 @@ pub enum Cause {
     },
     /// It has another length than what speaks of it says.
     #[error("it has {found} bytes, not {expected}")]
-    OtherSize {
+    SizeMismatch {
         /// What was said.
         expected: u64,
         /// What is there.
@@ -65,14 +65,14 @@ pub enum Cause {
     },
     /// It is another one than what speaks of it says.
     #[error("its SHA-256 is {found}, not {expected}")]
-    OtherDigest {
+    DigestMismatch {
         /// What was said.
         expected: Sha256,
         /// What is there.
         found: Sha256,
     },
     /// No image here has the name.
-    #[error("no image there is called '{}'; there {}", .wanted.escape_debug(), names(.known))]
+    #[error("no image there is called '{}'; there {}", .wanted.escape_debug(), name_list(.known))]
     NoSuchName {
         /// The name.
         wanted: String,
@@ -80,10 +80,10 @@ pub enum Cause {
         known: Vec<String>,
     },
     /// There are several, and no name was given.
-    #[error("several images are there; there {}", names(.0))]
-    SeveralImages(Vec<String>),
+    #[error("several images are there; there {}", name_list(.0))]
+    AmbiguousImage(Vec<String>),
     /// None is for the platform.
-    #[error("no image there is for {wanted}; there {}", names(.known))]
+    #[error("no image there is for {wanted}; there {}", name_list(.known))]
     NoSuchPlatform {
         /// The platform.
         wanted: Platform,
@@ -99,12 +99,12 @@ pub enum Cause {
         file: &'static str,
     },
     /// It names a user or group, or its files do, by a number that runtimes do not agree about.
-    #[error("the user or group {number} that it runs as is larger than {most}")]
-    LargeNumber {
+    #[error("the user or group {number} that it runs as is larger than {max}")]
+    IdTooLarge {
         /// The number.
         number: u32,
         /// The largest that there may be.
-        most: u32,
+        max: u32,
     },
     /// There is nothing to run.
     #[error("it names no command")]
@@ -112,18 +112,18 @@ pub enum Cause {
 }
 
 /// So many names are told.
-const TOLD_NAMES: usize = 10;
+const MAX_LISTED_NAMES: usize = 10;
 
-fn names(known: &[String]) -> String {
-    let told: Vec<_> = known
+fn name_list(known: &[String]) -> String {
+    let listed: Vec<_> = known
         .iter()
-        .take(TOLD_NAMES)
+        .take(MAX_LISTED_NAMES)
         .map(|name| format!("'{}'", name.escape_debug()))
         .collect();
-    match known.len().saturating_sub(told.len()) {
-        _ if told.is_empty() => "is none that has a name".to_owned(),
-        0 => format!("is {}", told.join(", ")),
-        more => format!("is {}, and {more} more", told.join(", ")),
+    match known.len().saturating_sub(listed.len()) {
+        _ if listed.is_empty() => "is none that has a name".to_owned(),
+        0 => format!("is {}", listed.join(", ")),
+        more => format!("is {}, and {more} more", listed.join(", ")),
     }
 }
 
@@ -139,17 +139,17 @@ impl Cause {
             Self::Missing
             | Self::Malformed(_)
             | Self::TooLong { .. }
-            | Self::OtherSize { .. }
-            | Self::OtherDigest { .. } => {
+            | Self::SizeMismatch { .. }
+            | Self::DigestMismatch { .. } => {
                 "the image is damaged or incomplete: make it again or get another copy"
             }
             Self::Unsupported(_) => "convert the image, for instance with skopeo copy",
-            Self::NoSuchName { .. } | Self::SeveralImages(_) => {
+            Self::NoSuchName { .. } | Self::AmbiguousImage(_) => {
                 "put a colon and the image's name or digest behind SOURCE"
             }
             Self::NoSuchPlatform { .. } => "choose one with --platform",
             Self::UnknownUser { .. } => "the image is broken: make it with a numeric user",
-            Self::LargeNumber { .. } => "the image is broken: make it with another user",
+            Self::IdTooLarge { .. } => "the image is broken: make it with another user",
             Self::NoCommand => "put one behind SOURCE and DIR: -- COMMAND",
         }))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::document::Descriptor;
+use super::manifest::Descriptor;
 use super::error::{Cause, Error};
 use crate::archive::{Archive, sha256};
 use crate::base::buffer_pool::BufferPool;
@@ -30,7 +30,7 @@ pub(super) struct Digests {
 #[derive(Debug)]
 pub enum Layout {
     /// A directory.
-    Folder(SourceDirectory),
+    Directory(SourceDirectory),
     /// An archive, which is not unpacked.
     Archive(Arc<Archive>),
 }
@@ -39,7 +39,7 @@ impl Layout {
     /// What the user calls it, without secrets.
     pub fn location(&self) -> &str {
         match self {
-            Self::Folder(folder) => folder.name(),
+            Self::Directory(folder) => folder.name(),
             Self::Archive(archive) => archive.source().location(),
         }
     }
@@ -59,7 +59,7 @@ impl Layout {
     /// When there is none, or it is none.
     pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let file = match self {
-            Self::Folder(folder) => folder.open_file(path),
+            Self::Directory(folder) => folder.open_file(path),
             Self::Archive(archive) => archive.file(path),
         };
         file.map_err(|error| match error.cause {
@@ -69,7 +69,7 @@ impl Layout {
     }
 
     /// Whether there is something at `path`.
-    pub(super) fn has(&self, path: &str) -> Result<bool, Error> {
+    pub(super) fn has_file(&self, path: &str) -> Result<bool, Error> {
         match self.file(path) {
             Ok(_) => Ok(true),
             Err(error) if matches!(*error.cause, Cause::Missing) => Ok(false),
@@ -81,7 +81,7 @@ impl Layout {
     ///
     /// # Errors
     /// When there is none, it cannot be read, or has too many.
-    pub(super) fn document(&self, path: &str, network: &Handle) -> Result<Bytes, Error> {
+    pub(super) fn read_document(&self, path: &str, network: &Handle) -> Result<Bytes, Error> {
         let file = self.file(path)?;
         let len = file.fingerprint().len.unwrap_or(u64::MAX);
         if len > MAX_DOCUMENT_LEN {
@@ -97,19 +97,19 @@ impl Layout {
     ///
     /// # Errors
     /// As [`document`](Self::document), and when it is another one.
-    pub(super) fn verified(
+    pub(super) fn read_verified(
         &self,
         descriptor: &Descriptor,
         network: &Handle,
     ) -> Result<Bytes, Error> {
-        let path = descriptor.path();
-        let bytes = self.document(&path, network)?;
+        let path = descriptor.blob_path();
+        let bytes = self.read_document(&path, network)?;
         let cause = match (bytes.len() as u64, sha256(&bytes)) {
-            (len, _) if len != descriptor.size => Cause::OtherSize {
+            (len, _) if len != descriptor.size => Cause::SizeMismatch {
                 expected: descriptor.size,
                 found: len,
             },
-            (_, found) if found != descriptor.digest => Cause::OtherDigest {
+            (_, found) if found != descriptor.digest => Cause::DigestMismatch {
                 expected: descriptor.digest,
                 found,
             },
@@ -122,7 +122,7 @@ impl Layout {
     ///
     /// # Errors
     /// When there is none, or it has not `size` bytes.
-    pub(super) fn layer(
+    pub(super) fn layer_source(
         &self,
         path: &str,
         name: &str,
@@ -132,7 +132,7 @@ impl Layout {
         let file = self.file(path)?;
         let found = file.fingerprint().len.unwrap_or_default();
         if let Some(expected) = size.filter(|&expected| expected != found) {
-            return Err(self.error(path, Cause::OtherSize { expected, found }));
+            return Err(self.error(path, Cause::SizeMismatch { expected, found }));
         }
         let whole = Extent::with_len(Packed(0), found);
         let layer = Slice::new(file, whole, name).map_err(|error| self.error(path, error))?;

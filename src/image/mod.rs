@@ -6,18 +6,18 @@
 //! archive in its turn. Documents are verified before they are looked into, layers when all of their
 //! bytes go by.
 
-mod bounded;
+mod bounded_serde;
 mod config;
 mod docker;
-mod document;
+mod manifest;
 mod error;
 mod layout;
 mod oci;
 mod platform;
-mod reference;
-mod runtime;
+mod image_ref;
+mod runtime_spec;
 mod seccomp;
-mod users;
+mod user_lookup;
 
 use std::sync::Arc;
 
@@ -27,16 +27,16 @@ use crate::base::sha256::Sha256;
 use crate::source::Source;
 
 pub use config::{Config, Execution};
-pub use document::{Descriptor, DockerImage, Manifest, Target, docker, index, manifest};
+pub use manifest::{Descriptor, DockerImage, Manifest, DescriptorKind, parse_docker_manifest, parse_index, parse_manifest};
 pub use error::{Cause, Error};
 pub use layout::Layout;
-pub use platform::{NotAPlatform, Platform};
-pub use reference::{Reference, Transport};
-pub use runtime::{
-    Bundle, DEFAULT_CAPABILITIES, VOLUMES, bundle, hides_system_directory, volume_directory,
+pub use platform::{ParsePlatformError, Platform};
+pub use image_ref::{ImageRef, Transport};
+pub use runtime_spec::{
+    BundleOptions, DEFAULT_CAPABILITIES, VOLUMES_DIR, runtime_spec, hides_system_directory, volume_directory,
 };
-pub use seccomp::Profile;
-pub use users::User;
+pub use seccomp::SeccompProfile;
+pub use user_lookup::User;
 
 /// An image, found and verified but for the bytes of its layers.
 #[derive(Debug)]
@@ -69,25 +69,25 @@ pub struct Layer {
 }
 
 /// Which image is wanted.
-struct Wish {
+struct ImageSelector {
     /// As what it was named.
     kind: &'static str,
     name: Option<String>,
     platform: Option<Platform>,
 }
 
-impl Wish {
+impl ImageSelector {
     /// Whether an image whose configuration says it is for `platform` will do. Many say no variant, also
     /// where the index does that led to them: then any is right.
-    fn check(&self, platform: &Platform) -> Result<(), Cause> {
+    fn check_platform(&self, platform: &Platform) -> Result<(), Cause> {
         let Some(wanted) = &self.platform else {
             return Ok(());
         };
-        let said = Platform {
+        let completed = Platform {
             variant: platform.variant.clone().or(wanted.variant.clone()),
             ..platform.clone()
         };
-        said.distance(wanted)
+        completed.distance(wanted)
             .map(drop)
             .ok_or_else(|| Cause::NoSuchPlatform {
                 wanted: wanted.clone(),
@@ -104,24 +104,24 @@ impl Wish {
 /// # Errors
 /// When it is not there, is none, or is not what its digests say.
 pub fn open(
-    reference: &Reference,
+    reference: &ImageRef,
     layout: &Layout,
     platform: Option<&Platform>,
     network: &Handle,
 ) -> Result<Image, Error> {
-    let wish = Wish {
+    let selector = ImageSelector {
         kind: reference.transport.name(),
         name: reference.name.clone(),
         platform: platform.cloned(),
     };
     match reference.transport {
-        Transport::Oci | Transport::OciArchive => oci::open(layout, &wish, network),
-        Transport::DockerArchive => docker::open(layout, &wish, network),
+        Transport::Oci | Transport::OciArchive => oci::open(layout, &selector, network),
+        Transport::DockerArchive => docker::open(layout, &selector, network),
     }
 }
 
 /// What an image with these `names` can be asked for by: its digest, if it has none.
-fn calls(names: &[String], digest: Option<Sha256>) -> Vec<String> {
+fn display_names(names: &[String], digest: Option<Sha256>) -> Vec<String> {
     match digest {
         Some(digest) if names.is_empty() => vec![format!("sha256:{digest}")],
         _ => names.to_vec(),
@@ -143,15 +143,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_without_a_variant_is_for_any() {
+    fn config_without_a_variant_matches_any_variant() {
         let platform = |text: &str| text.parse::<Platform>().expect("a platform");
         let fits = |wanted: &str, said: &str| {
-            let wish = Wish {
+            let selector = ImageSelector {
                 kind: "oci",
                 name: None,
                 platform: Some(platform(wanted)),
             };
-            wish.check(&platform(said)).is_ok()
+            selector.check_platform(&platform(said)).is_ok()
         };
         assert!(fits("linux/arm/v6", "linux/arm"));
         assert!(fits("linux/arm/v6", "linux/arm/v6"));

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use tokio::runtime::Handle;
 
 use super::config::Config;
-use super::document::{self, Descriptor, Target};
+use super::manifest::{self, Descriptor, DescriptorKind};
 use super::error::{Cause, Error};
 use super::layout::{Digests, Layout};
 use super::platform::Platform;
-use super::{Image, Layer, Wish};
+use super::{Image, Layer, ImageSelector};
 use crate::base::sha256::Sha256;
 
 /// Indexes in indexes, at the most.
@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 3;
 const MAX_INDEXES: usize = 32;
 
 /// Manifests that are looked at, of all indexes together.
-const MAX_FOUND: usize = 10_000;
+const MAX_MANIFESTS: usize = 10_000;
 
 /// The file with which everything begins.
 const INDEX: &str = "index.json";
@@ -33,8 +33,8 @@ struct Candidate {
 
 impl Candidate {
     /// What it can be asked for by.
-    fn calls(&self) -> Vec<String> {
-        super::calls(&self.names, Some(self.manifest.digest))
+    fn display_names(&self) -> Vec<String> {
+        super::display_names(&self.names, Some(self.manifest.digest))
     }
 }
 
@@ -43,28 +43,28 @@ struct Search<'a> {
     layout: &'a Layout,
     network: &'a Handle,
     /// Indexes that may still be looked into.
-    left: usize,
+    remaining_indexes: usize,
     found: Vec<Candidate>,
 }
 
 /// The image in `layout` that `wish` wants.
-pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Image, Error> {
+pub(super) fn open(layout: &Layout, selector: &ImageSelector, network: &Handle) -> Result<Image, Error> {
     let error = |cause| Error {
         location: layout.location().to_owned(),
         document: None,
         cause: Box::new(cause),
     };
-    if !layout.has(INDEX)? {
-        let (missing, kind) = (INDEX, wish.kind);
+    if !layout.has_file(INDEX)? {
+        let (missing, kind) = (INDEX, selector.kind);
         return Err(error(Cause::NotAnImage { missing, kind }));
     }
-    let bytes = layout.document(INDEX, network)?;
-    let listed = document::index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
-    let Named { listed, manifest } = named(listed, wish.name.as_deref()).map_err(error)?;
+    let bytes = layout.read_document(INDEX, network)?;
+    let listed = manifest::parse_index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
+    let NameMatch { listed, manifest } = match_name(listed, selector.name.as_deref()).map_err(error)?;
     let mut search = Search {
         layout,
         network,
-        left: MAX_INDEXES,
+        remaining_indexes: MAX_INDEXES,
         found: Vec::new(),
     };
     for descriptor in listed {
@@ -72,27 +72,27 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
         search.descend(descriptor, &names, MAX_DEPTH)?;
     }
     if let Some(wanted) = manifest {
-        search.keep(wanted).map_err(error)?;
+        search.retain_digest(wanted).map_err(error)?;
     }
-    let chosen = choose(&search.found, wish.platform.as_ref()).map_err(error)?;
-    let path = chosen.manifest.path();
-    let bytes = layout.verified(&chosen.manifest, network)?;
-    let manifest = document::manifest(&bytes).map_err(|cause| layout.error(&path, cause))?;
-    let bytes = layout.verified(&manifest.config, network)?;
+    let chosen = choose_for_platform(&search.found, selector.platform.as_ref()).map_err(error)?;
+    let path = chosen.manifest.blob_path();
+    let bytes = layout.read_verified(&chosen.manifest, network)?;
+    let manifest = manifest::parse_manifest(&bytes).map_err(|cause| layout.error(&path, cause))?;
+    let bytes = layout.read_verified(&manifest.config, network)?;
     let config =
-        Config::parse(&bytes).map_err(|cause| layout.error(&manifest.config.path(), cause))?;
-    wish.check(&config.platform).map_err(error)?;
+        Config::parse(&bytes).map_err(|cause| layout.error(&manifest.config.blob_path(), cause))?;
+    selector.check_platform(&config.platform).map_err(error)?;
     let count = manifest.layers.len();
     // What is no image of a container may have a configuration that knows nothing of layers.
-    let told = config.diff_ids.len();
-    if told != 0 && told != count {
-        let what = format!("it speaks of {told} layers, and there are {count}");
-        return Err(layout.error(&manifest.config.path(), Cause::Malformed(what)));
+    let diff_id_count = config.diff_ids.len();
+    if diff_id_count != 0 && diff_id_count != count {
+        let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
+        return Err(layout.error(&manifest.config.blob_path(), Cause::Malformed(what)));
     }
     let diff_ids = config.diff_ids.clone();
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
         let name = super::layer_name(layout, number, count, Some(layer.digest));
-        let (path, digest) = (layer.path(), Some(layer.digest));
+        let (path, digest) = (layer.blob_path(), Some(layer.digest));
         // Of a layer that is not packed both are one.
         let plain = diff_ids.get(number).copied();
         let digests = Digests {
@@ -100,7 +100,7 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
             plain: plain.filter(|_| plain != digest),
         };
         Ok(Layer {
-            source: layout.layer(&path, &name, digests, Some(layer.size))?,
+            source: layout.layer_source(&path, &name, digests, Some(layer.size))?,
             digest,
             size: layer.size,
             media_type: Some(layer.media_type.clone()),
@@ -118,7 +118,7 @@ pub(super) fn open(layout: &Layout, wish: &Wish, network: &Handle) -> Result<Ima
 
 /// What is asked for.
 #[derive(Debug)]
-struct Named {
+struct NameMatch {
     /// These are gone through,
     listed: Vec<Descriptor>,
     /// and of what they lead to only this is meant, if it is said.
@@ -127,12 +127,12 @@ struct Named {
 
 /// Those of `listed` that are called `wanted`, by name or by digest; all, if none is wanted, or something
 /// that they may lead to.
-fn named(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<Named, Cause> {
-    let all = |listed, manifest| Ok(Named { listed, manifest });
+fn match_name(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<NameMatch, Cause> {
+    let all = |listed, manifest| Ok(NameMatch { listed, manifest });
     let Some(wanted) = wanted else {
         return all(listed, None);
     };
-    let digest = document::digest(wanted).ok();
+    let digest = manifest::parse_digest(wanted).ok();
     let (found, others): (Vec<_>, Vec<_>) = listed.into_iter().partition(|descriptor| {
         descriptor.names.iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
     });
@@ -144,8 +144,8 @@ fn named(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<Named, Cause> 
     }
     let images = others
         .iter()
-        .filter(|other| other.target() != Target::Other);
-    let known = images.flat_map(|one| super::calls(&one.names, Some(one.digest)));
+        .filter(|other| other.kind() != DescriptorKind::Other);
+    let known = images.flat_map(|one| super::display_names(&one.names, Some(one.digest)));
     Err(Cause::NoSuchName {
         wanted: wanted.to_owned(),
         known: known.collect(),
@@ -154,12 +154,12 @@ fn named(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<Named, Cause> 
 
 impl Search<'_> {
     /// Keeps of what was found the manifest `wanted` alone.
-    fn keep(&mut self, wanted: Sha256) -> Result<(), Cause> {
+    fn retain_digest(&mut self, wanted: Sha256) -> Result<(), Cause> {
         let found = std::mem::take(&mut self.found).into_iter();
         let (kept, others): (Vec<_>, Vec<_>) =
             found.partition(|candidate| candidate.manifest.digest == wanted);
         if kept.is_empty() {
-            let known = others.iter().flat_map(Candidate::calls).collect();
+            let known = others.iter().flat_map(Candidate::display_names).collect();
             let wanted = format!("sha256:{wanted}");
             return Err(Cause::NoSuchName { wanted, known });
         }
@@ -174,30 +174,30 @@ impl Search<'_> {
         names: &[String],
         depth: usize,
     ) -> Result<(), Error> {
-        match descriptor.target() {
-            Target::Other => {}
-            Target::Manifest if self.found.len() >= MAX_FOUND => {
+        match descriptor.kind() {
+            DescriptorKind::Other => {}
+            DescriptorKind::Manifest if self.found.len() >= MAX_MANIFESTS => {
                 let cause = Cause::Malformed("there are too many manifests".to_owned());
-                return Err(self.layout.error(&descriptor.path(), cause));
+                return Err(self.layout.error(&descriptor.blob_path(), cause));
             }
-            Target::Manifest => self.found.push(Candidate {
+            DescriptorKind::Manifest => self.found.push(Candidate {
                 manifest: descriptor,
                 names: names.to_vec(),
             }),
-            Target::Index => {
-                let path = descriptor.path();
+            DescriptorKind::Index => {
+                let path = descriptor.blob_path();
                 let malformed = |what: &str| Cause::Malformed(what.to_owned());
                 if depth == 0 {
                     let cause = malformed("it is an index in too many others");
                     return Err(self.layout.error(&path, cause));
                 }
-                self.left = self.left.checked_sub(1).ok_or_else(|| {
+                self.remaining_indexes = self.remaining_indexes.checked_sub(1).ok_or_else(|| {
                     let cause = malformed("there are too many indexes");
                     self.layout.error(&path, cause)
                 })?;
-                let bytes = self.layout.verified(&descriptor, self.network)?;
+                let bytes = self.layout.read_verified(&descriptor, self.network)?;
                 let listed =
-                    document::index(&bytes).map_err(|cause| self.layout.error(&path, cause))?;
+                    manifest::parse_index(&bytes).map_err(|cause| self.layout.error(&path, cause))?;
                 for descriptor in listed {
                     self.descend(descriptor, names, depth - 1)?;
                 }
@@ -209,12 +209,12 @@ impl Search<'_> {
 
 /// The one of `found` for the platform that is wanted, or for this machine; if there is only one, and
 /// nobody says what it is for, that one.
-fn choose(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
-    let here = Platform::here();
-    let platform = wanted.unwrap_or(&here);
+fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
+    let host = Platform::host();
+    let platform = wanted.unwrap_or(&host);
     let distance = |candidate: &Candidate| candidate.manifest.platform.as_ref()?.distance(platform);
     let nearest = found.iter().filter_map(distance).min();
-    let is_silent = |candidate: &Candidate| candidate.manifest.platform.is_none();
+    let has_no_platform = |candidate: &Candidate| candidate.manifest.platform.is_none();
     let mut best: Vec<Candidate> = match nearest {
         Some(_) => found
             .iter()
@@ -222,7 +222,7 @@ fn choose(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, C
             .cloned()
             .collect(),
         // Their manifests name no platform; their configurations, which are read later, may.
-        None => found.iter().filter(|one| is_silent(one)).cloned().collect(),
+        None => found.iter().filter(|one| has_no_platform(one)).cloned().collect(),
     };
     // An image with two names is one image.
     best.dedup_by(|next, before| {
@@ -249,15 +249,15 @@ fn choose(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, C
         }
         1 => Ok(best.swap_remove(0)),
         _ => {
-            forget_shared_names(&mut best);
-            let known = best.iter().flat_map(Candidate::calls);
-            Err(Cause::SeveralImages(known.collect()))
+            remove_shared_names(&mut best);
+            let known = best.iter().flat_map(Candidate::display_names);
+            Err(Cause::AmbiguousImage(known.collect()))
         }
     }
 }
 
 /// Leaves each of `found` the names that no other one has.
-fn forget_shared_names(found: &mut [Candidate]) {
+fn remove_shared_names(found: &mut [Candidate]) {
     let mut owners: HashMap<String, Option<usize>> = HashMap::new();
     for (number, one) in found.iter().enumerate() {
         for name in &one.names {
@@ -284,7 +284,7 @@ mod tests {
                 "digest":"sha256:{}"}}]}}"#,
             format!("{number:02x}").repeat(32)
         );
-        let mut listed = document::index(text.as_bytes()).expect("an index");
+        let mut listed = manifest::parse_index(text.as_bytes()).expect("an index");
         let mut manifest = listed.swap_remove(0);
         manifest.platform = platform.map(|text| text.parse().expect("a platform"));
         let names = vec![name.to_owned()];
@@ -293,11 +293,11 @@ mod tests {
 
     fn chosen(found: &[Candidate], wanted: Option<&str>) -> Result<Vec<String>, Cause> {
         let wanted: Option<Platform> = wanted.map(|text| text.parse().expect("a platform"));
-        choose(found, wanted.as_ref()).map(|one| one.names)
+        choose_for_platform(found, wanted.as_ref()).map(|one| one.names)
     }
 
     #[test]
-    fn the_platform_decides_and_what_says_none_comes_last() {
+    fn platform_selects_the_manifest_and_unspecified_is_last() {
         let found = [
             candidate(1, "silent", None),
             candidate(2, "arm", Some("linux/arm/v5")),
@@ -319,14 +319,14 @@ mod tests {
     }
 
     #[test]
-    fn the_only_image_is_taken_whatever_it_is_for_unless_someone_insists() {
+    fn only_image_is_selected_unless_a_platform_is_requested() {
         let found = [candidate(1, "only", Some("plan9/mips"))];
         assert_eq!(chosen(&found, None).expect("the one"), ["only"]);
         assert!(chosen(&found, Some("linux/amd64")).is_err());
     }
 
     #[test]
-    fn of_several_images_one_must_be_named_but_several_names_are_one_image() {
+    fn several_images_are_ambiguous_but_several_names_are_not() {
         let twice = [candidate(1, "a", None), candidate(1, "b", None)];
         assert_eq!(chosen(&twice, None).expect("the one"), ["a", "b"]);
         let two = [candidate(1, "a", None), candidate(2, "b", None)];
@@ -338,7 +338,7 @@ mod tests {
                 descriptor.names.clone_from(&one.names);
                 descriptor
             });
-            let named = named(listed.collect(), Some(wanted));
+            let named = match_name(listed.collect(), Some(wanted));
             named.map(|named| (named.listed.len(), named.manifest))
         };
         let digest = |byte: u8| format!("sha256:{}", format!("{byte:02x}").repeat(32));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_of_its_own_is_told_by_its_digest() {
+    fn image_without_a_unique_name_is_listed_by_digest() {
         let mut silent = candidate(4, "", None);
         silent.names.clear();
         let found = [

@@ -22,11 +22,11 @@ pub struct Platform {
 /// A text that names no platform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a platform is OS/ARCH or OS/ARCH/VARIANT, as linux/amd64 or linux/arm/v7")]
-pub struct NotAPlatform;
+pub struct ParsePlatformError;
 
 impl Platform {
     /// This machine's.
-    pub fn here() -> Self {
+    pub fn host() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
             "x86" => "386",
@@ -66,9 +66,9 @@ impl Platform {
 }
 
 impl FromStr for Platform {
-    type Err = NotAPlatform;
+    type Err = ParsePlatformError;
 
-    fn from_str(text: &str) -> Result<Self, NotAPlatform> {
+    fn from_str(text: &str) -> Result<Self, ParsePlatformError> {
         let mut words = text.split('/').map(str::to_owned);
         let (os, architecture) = (words.next(), words.next());
         let platform = Self {
@@ -77,11 +77,11 @@ impl FromStr for Platform {
             variant: words.next(),
         };
         let is_named = |word: &str| !word.is_empty();
-        let is_whole = is_named(&platform.os)
+        let is_complete = is_named(&platform.os)
             && is_named(&platform.architecture)
             && platform.variant.as_deref().is_none_or(is_named)
             && words.next().is_none();
-        is_whole.then_some(platform).ok_or(NotAPlatform)
+        is_complete.then_some(platform).ok_or(ParsePlatformError)
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_platform_is_read_as_it_is_written() {
+    fn platform_round_trips() {
         for text in ["linux/amd64", "linux/arm/v7"] {
             assert_eq!(platform(text).to_string(), text);
         }
@@ -114,12 +114,12 @@ mod tests {
             "linux/arm/",
             "linux/arm/v7/x",
         ] {
-            assert_eq!(wrong.parse::<Platform>(), Err(NotAPlatform), "{wrong}");
+            assert_eq!(wrong.parse::<Platform>(), Err(ParsePlatformError), "{wrong}");
         }
     }
 
     #[test]
-    fn who_names_a_variant_gets_no_other_and_who_names_none_the_usual_one_first() {
+    fn requested_variant_is_exact_and_default_variant_is_preferred() {
         let distance = |own: &str, wanted: &str| platform(own).distance(&platform(wanted));
         assert_eq!(distance("linux/amd64", "linux/amd64"), Some(0));
         assert_eq!(distance("linux/amd64", "linux/arm64"), None);

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::error::Cause;
 
 /// The profile of a bundle unless another one is named.
-const DEFAULT: &str = include_str!("seccomp.json");
+const DEFAULT_PROFILE: &str = include_str!("seccomp.json");
 
 /// Keys that runtimes do not know.
 const FOREIGN_KEYS: [&str; 3] = ["comment", "defaultErrno", "errno"];
@@ -17,7 +17,7 @@ const FOREIGN_KEYS: [&str; 3] = ["comment", "defaultErrno", "errno"];
 /// A seccomp profile.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Profile {
+pub struct SeccompProfile {
     default_action: String,
     arch_map: Option<Vec<Architecture>>,
     syscalls: Option<Vec<Rule>>,
@@ -54,13 +54,13 @@ struct Condition {
     min_kernel: Option<String>,
 }
 
-impl Profile {
+impl SeccompProfile {
     /// The profile that has the effect of Docker's.
     ///
     /// # Errors
     /// None; the profile is part of this program.
     pub fn built_in() -> Result<Self, Cause> {
-        Self::parse(DEFAULT.as_bytes(), (0, 0))
+        Self::parse(DEFAULT_PROFILE.as_bytes(), (0, 0))
     }
 
     /// The profile in `text`, of which only those rules count that are for Linux `kernel`.
@@ -73,7 +73,7 @@ impl Profile {
         let mut rules = Vec::new();
         for rule in profile.syscalls.take().unwrap_or_default() {
             let is_reached = |condition: &Condition| {
-                let least = condition.min_kernel.as_deref().map(version).transpose()?;
+                let least = condition.min_kernel.as_deref().map(parse_kernel_version).transpose()?;
                 Ok::<_, Cause>(least.map(|least| kernel >= least))
             };
             if is_reached(&rule.includes)? != Some(false)
@@ -90,13 +90,13 @@ impl Profile {
     /// as the runtime specification has it.
     pub(super) fn filter(&self, architecture: &str, capabilities: &[String]) -> Value {
         let rules = self.syscalls.iter().flatten();
-        let rules = rules.filter(|rule| rule.counts(architecture, capabilities));
-        let mut filter = known(&self.rest);
+        let rules = rules.filter(|rule| rule.applies(architecture, capabilities));
+        let mut filter = without_foreign_keys(&self.rest);
         filter.insert("defaultAction".to_owned(), json!(self.default_action));
         if let Some(architectures) = self.architectures(architecture) {
             filter.insert("architectures".to_owned(), json!(architectures));
         }
-        let rules: Vec<_> = rules.map(Rule::plain).collect();
+        let rules: Vec<_> = rules.map(Rule::to_json).collect();
         // An empty list is an error.
         if !rules.is_empty() {
             filter.insert("syscalls".to_owned(), json!(rules));
@@ -123,7 +123,7 @@ impl Profile {
 }
 
 impl Rule {
-    fn counts(&self, architecture: &str, capabilities: &[String]) -> bool {
+    fn applies(&self, architecture: &str, capabilities: &[String]) -> bool {
         let is_this = |arch: &String| arch == architecture;
         let is_granted = |capability: &String| capabilities.contains(capability);
         let arches = self.includes.arches.as_deref().unwrap_or_default();
@@ -137,8 +137,8 @@ impl Rule {
     }
 
     /// As the runtime specification has it.
-    fn plain(&self) -> Value {
-        let mut rule = known(&self.rest);
+    fn to_json(&self) -> Value {
+        let mut rule = without_foreign_keys(&self.rest);
         if let Some(name) = &self.name {
             rule.insert("names".to_owned(), json!([name]));
         }
@@ -147,14 +147,14 @@ impl Rule {
 }
 
 /// What a runtime is to read of an object.
-fn known(object: &Map<String, Value>) -> Map<String, Value> {
+fn without_foreign_keys(object: &Map<String, Value>) -> Map<String, Value> {
     let mut object = object.clone();
     object.retain(|key, value| !value.is_null() && !FOREIGN_KEYS.contains(&key.as_str()));
     object
 }
 
 /// The two numbers of a kernel's version, `4.8` for instance.
-fn version(text: &str) -> Result<(u32, u32), Cause> {
+fn parse_kernel_version(text: &str) -> Result<(u32, u32), Cause> {
     let numbers = text.split_once('.');
     let numbers =
         numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
@@ -197,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn rules_depend_on_capabilities_and_architecture() {
-        let profile = Profile::built_in().expect("a profile");
+    fn seccomp_rules_depend_on_capabilities_and_architecture() {
+        let profile = SeccompProfile::built_in().expect("a profile");
         let (allow, refuse) = ("SCMP_ACT_ALLOW".to_owned(), "SCMP_ACT_ERRNO".to_owned());
         let filter = profile.filter("amd64", &[]);
         assert_eq!(actions(&filter, "read"), [(allow.clone(), None)]);
@@ -215,8 +215,8 @@ mod tests {
     }
 
     #[test]
-    fn architectures_are_those_that_the_kernel_runs() {
-        let profile = Profile::built_in().expect("a profile");
+    fn seccomp_filter_has_the_architectures_of_the_kernel() {
+        let profile = SeccompProfile::built_in().expect("a profile");
         let of = |architecture| profile.filter(architecture, &[])["architectures"].clone();
         let x86 = json!(["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"]);
         assert_eq!(of("amd64"), x86);
@@ -227,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn profile_keeps_only_what_runtimes_know() {
+    fn seccomp_filter_keeps_only_keys_that_runtimes_know() {
         let text = r#"{"defaultAction":"SCMP_ACT_ALLOW","comment":"x","defaultErrno":"EPERM","archMap":null,
             "architectures":["SCMP_ARCH_ARM"],"flags":["SECCOMP_FILTER_FLAG_LOG"],"syscalls":[
             {"name":"a","action":"A","args":null,"comment":"x","includes":{"minKernel":"4.8"}},
             {"names":["b"],"action":"A","includes":{"minKernel":"4.9"}},
             {"names":["c"],"action":"A","excludes":{"minKernel":"4.8"}}]}"#;
-        let profile = Profile::parse(text.as_bytes(), (4, 8)).expect("a profile");
+        let profile = SeccompProfile::parse(text.as_bytes(), (4, 8)).expect("a profile");
         let expected = json!({
             "defaultAction": "SCMP_ACT_ALLOW",
             "architectures": ["SCMP_ARCH_ARM"],
@@ -247,7 +247,7 @@ mod tests {
             r#"{"defaultAction":"A","syscalls":[{"includes":{"x":1}}]}"#,
             r#"{"defaultAction":"A","syscalls":[{"includes":{"minKernel":"4"}}]}"#,
         ] {
-            assert!(Profile::parse(bad.as_bytes(), (4, 8)).is_err(), "{bad}");
+            assert!(SeccompProfile::parse(bad.as_bytes(), (4, 8)).is_err(), "{bad}");
         }
     }
 }

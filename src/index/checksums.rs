@@ -11,7 +11,7 @@ use zerocopy::little_endian::U64;
 use super::Index;
 use super::rows::SpanRow;
 use crate::base::extent::{Extent, Plain};
-use crate::codec::seek_point::LONGEST_SPAN;
+use crate::codec::seek_point::MAX_SPAN_LEN;
 
 /// The checksums of one span.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl<'a> SpanChecksums<'a> {
         // A file may claim any length; no scan makes longer spans.
         let extent = index
             .span_extent(number)
-            .filter(|extent| extent.len() <= LONGEST_SPAN)?;
+            .filter(|extent| extent.len() <= MAX_SPAN_LEN)?;
         let block_len = usize::try_from(index.block_len).ok()?;
         let first = usize::try_from(row.checksum.get()).ok()?;
         let count = usize::try_from(extent.len().div_ceil(index.block_len)).ok()?;

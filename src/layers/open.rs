@@ -216,5 +216,5 @@ impl Opener {
 fn is_out_of_memory(error: &OpenError) -> bool {
     matches!(error, OpenError::Archive { error, .. }
         if matches!(&**error, Error::Codec(error)
-            if matches!(error.cause, codec::Cause::Memory { .. })))
+            if matches!(error.cause, codec::Cause::MemoryLimit { .. })))
 }

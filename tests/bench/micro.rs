@@ -223,7 +223,7 @@ fn bzip2(plain: &[u8]) -> anyhow::Result<Bytes> {
 fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
     let context = codec::Context {
         pool: BufferPool::new(64 << 20),
-        seek_points: false,
+        wants_seek_points: false,
         broker: MemoryBroker::with_limit(64 << 20),
         workers: 0,
     };

@@ -4,8 +4,8 @@
 //! one. Each block is then decoded as if it were the only one of its stream, by a job. The cut is
 //! right when the block decodes: it must end exactly where it was cut.
 
-mod bits;
-mod boundary;
+mod bit_io;
+mod block_finder;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,58 +13,58 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::bzip2::{Decompress, Status};
 use bytes::Bytes;
 
-use super::input::{Input, Pieces};
-use super::seek_point::{MIN_SPAN, Spacing};
-use super::walk::{Results, Step, Walk, Walker, error};
-use super::{Cause, Compression, Context, Error, Job, Output, Pull, Rest, SeekPoint, UNCOUNTED};
+use super::input_queue::{InputQueue, SegmentedBytes};
+use super::seek_point::{MIN_SPAN_LEN, Spacing};
+use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
+use super::{Cause, Compression, Context, Error, Job, Output, Pull, LazyOutput, SeekPoint, UNKNOWN_PLAIN};
 use crate::base::buffer_pool::{Buffer, BufferPool, Reservation};
 use crate::base::extent::{Packed, Plain};
-use bits::{Reader, Writer, shift};
-use boundary::{BLOCK, BLOCK_HEADER_LEN, END, Found, MAGIC_BITS, Plausible, Scanner, plausible};
+use bit_io::{BitReader, BitWriter, shift};
+use block_finder::{BLOCK_MAGIC, BLOCK_HEADER_LEN, STREAM_END_MAGIC, FoundMagic, MAGIC_BITS, Plausibility, MagicScanner, check_block_header};
 
 /// Bytes of a stream header.
 const STREAM_HEADER_LEN: usize = 4;
 
 /// Magic and checksum, which begin a block as well as the end of a stream.
-const FRONT_BITS: usize = MAGIC_BITS + 32;
+const MAGIC_AND_CRC_BITS: usize = MAGIC_BITS + 32;
 
 /// Bytes that a block works on, for each level. It has more plain bytes only where it has runs,
 /// and fewer packed ones but for [`MAX_CODE_BITS`].
-const LEVEL_LEN: usize = 100_000;
+const BLOCK_LEN_PER_LEVEL: usize = 100_000;
 
 /// No symbol takes more bits.
 const MAX_CODE_BITS: usize = 20;
 
 /// Bytes of libbz2's state for each byte that a block works on.
-const STATE_FACTOR: usize = 4;
+const STATE_BYTES_PER_BYTE: usize = 4;
 
 /// A block that is packed to less than this part of what it works on may have runs and be very
 /// long, up to 51 times what it works on.
-const RUNS_FACTOR: usize = 8;
+const RUNS_RATIO: usize = 8;
 
 /// The longest buffer of a job, as a multiple of what a block works on.
-const MAX_ROOM_FACTOR: usize = 2;
+const MAX_BUFFER_FACTOR: usize = 2;
 
 /// Plain bytes of a piece of those that a job's buffer has no room for.
 const PIECE_LEN: usize = 512 << 10;
 
 /// What a decoder takes from its pool at the most.
-pub(super) const READING_BYTES: u64 = 12 << 20;
+pub(super) const READ_POOL_BYTES: u64 = 12 << 20;
 
 /// Pieces that may be alive at once: the one being made, and those that the consumer still uses.
-const PIECES: usize = 4;
+const MAX_LIVE_PIECES: usize = 4;
 
 /// The longest block, packed.
-const MAX_PACKED_LEN: usize = 9 * LEVEL_LEN * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
+const MAX_PACKED_LEN: usize = 9 * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
 
 // A job of any block finds room beside what is set aside, or it would be waited for in vain.
 const _: () = {
-    let job = 9 * LEVEL_LEN * (MAX_ROOM_FACTOR + STATE_FACTOR) + 2 * MAX_PACKED_LEN;
-    assert!((PIECES * PIECE_LEN + job) as u64 <= READING_BYTES);
+    let job = 9 * BLOCK_LEN_PER_LEVEL * (MAX_BUFFER_FACTOR + STATE_BYTES_PER_BYTE) + 2 * MAX_PACKED_LEN;
+    assert!((MAX_LIVE_PIECES * PIECE_LEN + job) as u64 <= READ_POOL_BYTES);
 };
 
 /// Decodes bzip2.
-pub(super) type Decoder = Walker<Streams>;
+pub(super) type Decoder = FrameDecoder<Streams>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
@@ -82,7 +82,7 @@ impl Decoder {
         let spacing = Spacing::resume(&context, seek_point);
         let stream = Stream {
             level,
-            whole: false,
+            has_all_blocks: false,
             checksum: 0,
             bit: seek_point.bit,
         };
@@ -97,12 +97,12 @@ pub(super) struct Streams {
     context: Context,
     spacing: Spacing,
     /// About how many plain bytes there were.
-    plain_about: u64,
+    plain_estimate: u64,
     /// No stream has begun yet.
-    first: bool,
+    is_first: bool,
     /// The length of the buffer that the longest block needed.
-    longest: Arc<AtomicUsize>,
-    overflow: Option<Arc<Overflow>>,
+    max_block_len: Arc<AtomicUsize>,
+    overflow: Option<Arc<OverflowPool>>,
     stream: Stream,
     state: State,
 }
@@ -111,7 +111,7 @@ pub(super) struct Streams {
 struct Stream {
     level: u8,
     /// Whether all blocks went by.
-    whole: bool,
+    has_all_blocks: bool,
     /// Of the blocks so far.
     checksum: u32,
     /// Bits of the next byte that belong to the block before, 0 to 7.
@@ -121,47 +121,47 @@ struct Stream {
 #[derive(Debug)]
 enum State {
     /// Before a stream, or at the end.
-    Between,
+    BetweenStreams,
     /// Before a block or the end of a stream.
     Boundary,
     /// Before a block with this checksum, looking for its end.
-    Scanning(u32, Scanner),
+    Scanning(u32, MagicScanner),
 }
 
-impl Walk for Streams {
+impl FrameWalker for Streams {
     const COMPRESSION: Compression = Compression::Bzip2;
 
-    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let packed = input.offset();
         match &mut self.state {
-            State::Between => self.stream_start(input, results),
-            State::Boundary => self.boundary(input),
+            State::BetweenStreams => self.start_stream(input, pulls),
+            State::Boundary => self.read_boundary(input),
             State::Scanning(checksum, _) => {
                 let checksum = *checksum;
-                self.scan(checksum, input, results)
+                self.scan(checksum, input, pulls)
             }
         }
         .map_err(|cause| error::<Self>(packed, cause))
     }
 
-    fn flush(&mut self, _: &mut Results) -> Result<(), Error> {
+    fn flush(&mut self, _: &mut PullQueue) -> Result<(), Error> {
         Ok(())
     }
 }
 
 impl Streams {
-    fn new(context: Context, spacing: Spacing, plain_about: u64, stream: Option<Stream>) -> Self {
-        let state = stream.map_or(State::Between, |_| State::Boundary);
+    fn new(context: Context, spacing: Spacing, plain_estimate: u64, stream: Option<Stream>) -> Self {
+        let state = stream.map_or(State::BetweenStreams, |_| State::Boundary);
         Self {
             context,
             spacing,
-            plain_about,
-            first: stream.is_none(),
-            longest: Arc::default(),
+            plain_estimate,
+            is_first: stream.is_none(),
+            max_block_len: Arc::default(),
             overflow: None,
             stream: stream.unwrap_or(Stream {
                 level: 9,
-                whole: true,
+                has_all_blocks: true,
                 checksum: 0,
                 bit: 0,
             }),
@@ -169,51 +169,51 @@ impl Streams {
         }
     }
 
-    fn stream_start(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Cause> {
-        if input.is_over() && !self.first {
+    fn start_stream(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Cause> {
+        if input.is_exhausted() && !self.is_first {
             return Ok(Step::End);
         }
         let header = input.peek::<STREAM_HEADER_LEN>();
         if let Some([b'B', b'Z', b'h', level @ b'1'..=b'9']) = header {
             input.skip(STREAM_HEADER_LEN as u64);
-            self.first = false;
+            self.is_first = false;
             self.stream = Stream {
                 level: level - b'0',
-                whole: true,
+                has_all_blocks: true,
                 checksum: 0,
                 bit: 0,
             };
             self.state = State::Boundary;
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         }
-        if header.is_none() && (self.first || !input.is_ended()) {
-            return Ok(Step::Hungry);
+        if header.is_none() && (self.is_first || !input.is_finished()) {
+            return Ok(Step::NeedInput);
         }
-        if self.first {
+        if self.is_first {
             return Err(Cause::Malformed("this is no bzip2 stream".to_owned()));
         }
         let text = "bytes that are no bzip2 stream follow the last stream and are ignored";
-        results.push_back(Pull::Warning(text.to_owned()));
+        pulls.push_back(Pull::Warning(text.to_owned()));
         Ok(Step::End)
     }
 
     /// Reads the magic and checksum of a block or of the end.
-    fn boundary(&mut self, input: &mut Input) -> Result<Step, Cause> {
+    fn read_boundary(&mut self, input: &mut InputQueue) -> Result<Step, Cause> {
         let bit = usize::from(self.stream.bit);
-        let mut bytes = [0; (7 + FRONT_BITS).div_ceil(8)];
-        let len = (bit + FRONT_BITS).div_ceil(8);
+        let mut bytes = [0; (7 + MAGIC_AND_CRC_BITS).div_ceil(8)];
+        let len = (bit + MAGIC_AND_CRC_BITS).div_ceil(8);
         let bytes = bytes.get_mut(..len).unwrap_or_default();
         if !input.peek_into(0, bytes) {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         }
-        let mut reader = Reader::new(bytes, bit);
-        let magic = reader.number(MAGIC_BITS);
-        let checksum = reader.number(32).and_then(|sum| u32::try_from(sum).ok());
+        let mut reader = BitReader::new(bytes, bit);
+        let magic = reader.read_bits(MAGIC_BITS);
+        let checksum = reader.read_bits(32).and_then(|sum| u32::try_from(sum).ok());
         let checksum = checksum.unwrap_or_default();
         match magic {
-            Some(BLOCK) => self.state = State::Scanning(checksum, Scanner::new()),
-            Some(END) => {
-                if self.stream.whole && checksum != self.stream.checksum {
+            Some(BLOCK_MAGIC) => self.state = State::Scanning(checksum, MagicScanner::new()),
+            Some(STREAM_END_MAGIC) => {
+                if self.stream.has_all_blocks && checksum != self.stream.checksum {
                     return Err(Cause::Checksum {
                         what: "stream",
                         expected: checksum.into(),
@@ -221,65 +221,65 @@ impl Streams {
                     });
                 }
                 input.skip(len as u64);
-                self.state = State::Between;
+                self.state = State::BetweenStreams;
             }
             _ => {
                 let text = "neither a block nor the end of the stream";
                 return Err(Cause::Malformed(text.to_owned()));
             }
         }
-        Ok(Step::Moved)
+        Ok(Step::Progressed)
     }
 
     fn scan(
         &mut self,
         checksum: u32,
-        input: &mut Input,
-        results: &mut Results,
+        input: &mut InputQueue,
+        pulls: &mut PullQueue,
     ) -> Result<Step, Cause> {
         let State::Scanning(_, scanner) = &mut self.state else {
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         };
         let before = scanner.clone();
         let found = input
-            .from(scanner.scanned())
+            .slices_from(scanner.scanned())
             .find_map(|bytes| scanner.find(bytes));
         let level = self.stream.level;
         let Some(found) = found else {
-            let longest = usize::from(level) * LEVEL_LEN * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
-            if scanner.scanned() > longest {
+            let max_block_len = usize::from(level) * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
+            if scanner.scanned() > max_block_len {
                 let text = "a block that is longer than any";
                 return Err(Cause::Malformed(text.to_owned()));
             }
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
         let computed = self.stream.checksum.rotate_left(1) ^ checksum;
-        let plausible = if found.bit < usize::from(self.stream.bit) + FRONT_BITS {
+        let plausible = if found.bit < usize::from(self.stream.bit) + MAGIC_AND_CRC_BITS {
             // The magic of this very block, or one that overlaps it.
-            Plausible::No
-        } else if found.end {
-            let computed = self.stream.whole.then_some(computed);
-            plausible_end(found, input, computed)
+            Plausibility::No
+        } else if found.is_stream_end {
+            let computed = self.stream.has_all_blocks.then_some(computed);
+            check_stream_end(found, input, computed)
         } else {
-            plausible_block(found, input, level)
+            check_block_start(found, input, level)
         };
         match plausible {
-            Plausible::No => return Ok(Step::Moved),
-            Plausible::Perhaps if !input.is_ended() => {
+            Plausibility::No => return Ok(Step::Progressed),
+            Plausibility::NeedInput if !input.is_finished() => {
                 *scanner = before;
-                return Ok(Step::Hungry);
+                return Ok(Step::NeedInput);
             }
-            Plausible::Perhaps | Plausible::Yes => {}
+            Plausibility::NeedInput | Plausibility::Yes => {}
         }
         let packed = input.offset();
         let tail = input.peek_at(found.bit / 8);
-        let Some(pieces) = input.take(found.bit / 8) else {
-            return Ok(Step::Hungry);
+        let Some(segments) = input.take(found.bit / 8) else {
+            return Ok(Step::NeedInput);
         };
         let block = Block {
             level,
             bit: self.stream.bit,
-            pieces,
+            segments,
             tail: tail.map_or(0, |[byte]| byte),
             tail_bits: found.bit % 8,
             checksum,
@@ -287,37 +287,37 @@ impl Streams {
         self.stream.checksum = computed;
         self.stream.bit = u8::try_from(found.bit % 8).unwrap_or_default();
         self.state = State::Boundary;
-        self.give_out(block, packed, results)?;
-        Ok(Step::Moved)
+        self.emit_block(block, packed, pulls)?;
+        Ok(Step::Progressed)
     }
 
-    fn give_out(
+    fn emit_block(
         &mut self,
         block: Block,
         packed: Packed,
-        results: &mut Results,
+        pulls: &mut PullQueue,
     ) -> Result<(), Cause> {
-        if self.spacing.frame(Plain(self.plain_about)) {
-            results.push_back(Pull::SeekPoint(SeekPoint {
+        if self.spacing.try_mark_frame(Plain(self.plain_estimate)) {
+            pulls.push_back(Pull::SeekPoint(SeekPoint {
                 packed,
                 bit: block.bit,
-                plain: UNCOUNTED,
+                plain: UNKNOWN_PLAIN,
                 state: block.level.into(),
                 window: Bytes::new(),
             }));
         }
-        let usual_len = usize::from(block.level) * LEVEL_LEN;
-        let runs = block.pieces.len() * RUNS_FACTOR < usual_len;
-        let len = if runs { MIN_SPAN } else { usual_len as u64 };
-        self.plain_about = self.plain_about.saturating_add(len);
+        let usual_len = usize::from(block.level) * BLOCK_LEN_PER_LEVEL;
+        let runs = block.segments.len() * RUNS_RATIO < usual_len;
+        let len = if runs { MIN_SPAN_LEN } else { usual_len as u64 };
+        self.plain_estimate = self.plain_estimate.saturating_add(len);
         let overflow = Arc::clone(self.overflow()?);
-        let longest = Arc::clone(&self.longest);
-        let most = usual_len * MAX_ROOM_FACTOR;
-        let room = longest.load(Ordering::Relaxed).clamp(usual_len, most);
+        let max_block_len = Arc::clone(&self.max_block_len);
+        let most = usual_len * MAX_BUFFER_FACTOR;
+        let room = max_block_len.load(Ordering::Relaxed).clamp(usual_len, most);
         // In stream order, as they return, and both at once: see `BufferPool::take`.
         let (buffer, state) = self.context.pool.acquire_with(room, block.needed_bytes())?;
-        results.push_back(Pull::Job(Job::with_output(move || {
-            let decoding = Decoding::new(&block, packed, state, longest);
+        pulls.push_back(Pull::Job(Job::with_output(move || {
+            let decoding = BlockDecoding::new(&block, packed, state, max_block_len);
             // All of it is in the stream now.
             drop(block);
             decoding.run(buffer, overflow)
@@ -326,46 +326,46 @@ impl Streams {
     }
 
     /// Memory for blocks that are longer than their buffers, taken before the first buffer.
-    fn overflow(&mut self) -> Result<&Arc<Overflow>, Cause> {
+    fn overflow(&mut self) -> Result<&Arc<OverflowPool>, Cause> {
         let overflow = match self.overflow.take() {
             Some(overflow) => overflow,
-            None => Arc::new(Overflow::new(&self.context.pool)?),
+            None => Arc::new(OverflowPool::new(&self.context.pool)?),
         };
         Ok(self.overflow.insert(overflow))
     }
 }
 
 /// Whether a block header may begin at `found`.
-fn plausible_block(found: Found, input: &Input, level: u8) -> Plausible {
+fn check_block_start(found: FoundMagic, input: &InputQueue, level: u8) -> Plausibility {
     let start = found.bit / 8;
     let len = input.len().saturating_sub(start).min(BLOCK_HEADER_LEN);
     let mut bytes = vec![0; len];
     input.peek_into(start, &mut bytes);
-    plausible(Reader::new(&bytes, found.bit % 8 + MAGIC_BITS), level)
+    check_block_header(BitReader::new(&bytes, found.bit % 8 + MAGIC_BITS), level)
 }
 
 /// Whether the end of a stream may begin at `found`: it holds the checksum `computed` or, if that
 /// is unknown or perhaps wrong, is followed by nothing or another stream.
-fn plausible_end(found: Found, input: &Input, computed: Option<u32>) -> Plausible {
+fn check_stream_end(found: FoundMagic, input: &InputQueue, computed: Option<u32>) -> Plausibility {
     let start = found.bit / 8;
-    let mut bytes = [0; (7 + FRONT_BITS).div_ceil(8)];
-    let bits = found.bit % 8 + FRONT_BITS;
+    let mut bytes = [0; (7 + MAGIC_AND_CRC_BITS).div_ceil(8)];
+    let bits = found.bit % 8 + MAGIC_AND_CRC_BITS;
     let bytes = bytes.get_mut(..bits.div_ceil(8)).unwrap_or_default();
     if !input.peek_into(start, bytes) {
-        return Plausible::Perhaps;
+        return Plausibility::NeedInput;
     }
-    let stored = Reader::new(bytes, found.bit % 8 + MAGIC_BITS).number(32);
+    let stored = BitReader::new(bytes, found.bit % 8 + MAGIC_BITS).read_bits(32);
     if computed.is_some_and(|computed| stored == Some(computed.into())) {
-        return Plausible::Yes;
+        return Plausibility::Yes;
     }
     let len = start + bytes.len();
     match input.peek_at(len) {
-        Some([b'B', b'Z', b'h']) => Plausible::Yes,
+        Some([b'B', b'Z', b'h']) => Plausibility::Yes,
         // Where no checksum can be compared, garbage may follow.
-        Some(_) if computed.is_none() => Plausible::Yes,
-        Some(_) => Plausible::No,
-        None if input.len() == len && input.is_ended() => Plausible::Yes,
-        None => Plausible::Perhaps,
+        Some(_) if computed.is_none() => Plausibility::Yes,
+        Some(_) => Plausibility::No,
+        None if input.len() == len && input.is_finished() => Plausibility::Yes,
+        None => Plausibility::NeedInput,
     }
 }
 
@@ -376,7 +376,7 @@ struct Block {
     /// Bits of the first byte that come before, 0 to 7.
     bit: u8,
     /// All bytes but the last, if that is not whole.
-    pieces: Pieces,
+    segments: SegmentedBytes,
     /// The byte behind, and how many of its bits belong to the block.
     tail: u8,
     tail_bits: usize,
@@ -387,13 +387,13 @@ impl Block {
     /// What decoding it takes besides its buffer: libbz2's state, and the block once more, as a
     /// stream of its own.
     fn needed_bytes(&self) -> u64 {
-        let state = usize::from(self.level) * LEVEL_LEN * STATE_FACTOR;
-        (state + 2 * self.pieces.len()) as u64
+        let state = usize::from(self.level) * BLOCK_LEN_PER_LEVEL * STATE_BYTES_PER_BYTE;
+        (state + 2 * self.segments.len()) as u64
     }
 
     /// A stream of this block alone.
     fn stream(&self) -> Vec<u8> {
-        self.pieces.with_contiguous(|packed| self.stream_of(packed))
+        self.segments.with_contiguous(|packed| self.stream_of(packed))
     }
 
     fn stream_of(&self, packed: &[u8]) -> Vec<u8> {
@@ -401,17 +401,17 @@ impl Block {
         stream.extend_from_slice(b"BZh");
         stream.push(b'0' + self.level);
         stream.extend(shift(packed, self.bit));
-        let mut writer = Writer::new(stream);
+        let mut writer = BitWriter::new(stream);
         let bit = usize::from(self.bit);
         if let Some(last) = packed.last().filter(|_| bit > 0) {
-            writer.number((*last).into(), 8 - u32::from(self.bit));
+            writer.write_bits((*last).into(), 8 - u32::from(self.bit));
         }
-        let mut tail = Reader::new(std::slice::from_ref(&self.tail), 0);
+        let mut tail = BitReader::new(std::slice::from_ref(&self.tail), 0);
         for _ in 0..self.tail_bits {
-            writer.bit(tail.bit().unwrap_or_default());
+            writer.write_bit(tail.read_bit().unwrap_or_default());
         }
-        writer.number(END, 48);
-        writer.number(self.checksum.into(), 32);
+        writer.write_bits(STREAM_END_MAGIC, 48);
+        writer.write_bits(self.checksum.into(), 32);
         writer.finish()
     }
 }
@@ -421,14 +421,14 @@ impl Block {
 /// Only the consumer takes it, piece by piece and in stream order, so it must not be had by those who
 /// decode later blocks: it is a pool of its own, set aside from the decoder's.
 #[derive(Debug)]
-struct Overflow {
+struct OverflowPool {
     pieces: BufferPool,
     _reserved: Reservation,
 }
 
-impl Overflow {
+impl OverflowPool {
     fn new(pool: &BufferPool) -> Result<Self, Cause> {
-        let bytes = (PIECES * PIECE_LEN) as u64;
+        let bytes = (MAX_LIVE_PIECES * PIECE_LEN) as u64;
         Ok(Self {
             _reserved: pool.reserve(bytes)?,
             pieces: BufferPool::new(bytes),
@@ -437,40 +437,40 @@ impl Overflow {
 }
 
 /// A block being decoded.
-struct Decoding {
+struct BlockDecoding {
     packed: Packed,
     stream: Vec<u8>,
     decoder: Decompress,
     read: usize,
     plain_len: usize,
-    ended: bool,
-    longest: Arc<AtomicUsize>,
+    is_ended: bool,
+    max_block_len: Arc<AtomicUsize>,
     /// For the decoder's state and the stream.
     _state: Reservation,
 }
 
-impl Decoding {
-    fn new(block: &Block, packed: Packed, state: Reservation, longest: Arc<AtomicUsize>) -> Self {
+impl BlockDecoding {
+    fn new(block: &Block, packed: Packed, state: Reservation, max_block_len: Arc<AtomicUsize>) -> Self {
         Self {
             packed,
             stream: block.stream(),
             decoder: Decompress::new(false),
             read: 0,
             plain_len: 0,
-            ended: false,
-            longest,
+            is_ended: false,
+            max_block_len,
             _state: state,
         }
     }
 
     /// Decodes as much as `buffer` has room for, and leaves the rest for the consumer to ask for.
-    fn run(mut self, mut buffer: Buffer, overflow: Arc<Overflow>) -> Result<Output, Error> {
+    fn run(mut self, mut buffer: Buffer, overflow: Arc<OverflowPool>) -> Result<Output, Error> {
         let filled = self.fill(&mut buffer)?;
         let first = buffer.freeze().slice(..filled);
-        if self.ended {
+        if self.is_ended {
             return Ok(Output::from(vec![first]));
         }
-        let rest = LongBlock {
+        let rest = LongBlockOutput {
             decoding: self,
             overflow,
         };
@@ -480,28 +480,28 @@ impl Decoding {
     /// Fills `target`, unless the block ends before; answers how far.
     fn fill(&mut self, target: &mut [u8]) -> Result<usize, Error> {
         let mut filled = 0;
-        while !self.ended
+        while !self.is_ended
             && let Some(target) = target.get_mut(filled..).filter(|rest| !rest.is_empty())
         {
-            let ran = run(&mut self.decoder, &self.stream, self.read, target)
+            let progress = run(&mut self.decoder, &self.stream, self.read, target)
                 .map_err(|cause| error::<Streams>(self.packed, cause))?;
-            self.read += ran.read;
-            self.ended = ran.ended;
-            filled += ran.made;
+            self.read += progress.consumed;
+            self.is_ended = progress.is_ended;
+            filled += progress.produced;
         }
         self.plain_len += filled;
-        self.longest.fetch_max(self.plain_len, Ordering::Relaxed);
+        self.max_block_len.fetch_max(self.plain_len, Ordering::Relaxed);
         Ok(filled)
     }
 }
 
 /// The rest of a block that is longer than its buffer: long runs, which cost nothing to pack.
-struct LongBlock {
-    decoding: Decoding,
-    overflow: Arc<Overflow>,
+struct LongBlockOutput {
+    decoding: BlockDecoding,
+    overflow: Arc<OverflowPool>,
 }
 
-impl Rest for LongBlock {
+impl LazyOutput for LongBlockOutput {
     fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
         let taken = self.overflow.pieces.take(PIECE_LEN);
         let mut buffer = taken.map_err(|closed| {
@@ -515,10 +515,10 @@ impl Rest for LongBlock {
 
 /// What libbz2 did.
 #[derive(Clone, Copy, Debug)]
-struct Ran {
-    read: usize,
-    made: usize,
-    ended: bool,
+struct Progress {
+    consumed: usize,
+    produced: usize,
+    is_ended: bool,
 }
 
 /// Decodes from `stream` at `read`. The end is only one when it is that of `stream`.
@@ -527,7 +527,7 @@ fn run(
     stream: &[u8],
     read: usize,
     target: &mut [u8],
-) -> Result<Ran, Cause> {
+) -> Result<Progress, Cause> {
     let malformed = || {
         let text = "a block does not decode, or not to what its checksum says";
         Cause::Malformed(text.to_owned())
@@ -536,23 +536,23 @@ fn run(
     let (total_in, total_out) = (decoder.total_in(), decoder.total_out());
     let status = decoder.decompress(rest, target).map_err(|_| malformed())?;
     let since = |now: u64, before: u64| usize::try_from(now - before).unwrap_or_default();
-    let ran = Ran {
-        read: since(decoder.total_in(), total_in),
-        made: since(decoder.total_out(), total_out),
-        ended: status == Status::StreamEnd,
+    let progress = Progress {
+        consumed: since(decoder.total_in(), total_in),
+        produced: since(decoder.total_out(), total_out),
+        is_ended: status == Status::StreamEnd,
     };
-    let stuck = ran.read == 0 && ran.made == 0 && !ran.ended;
-    let early = ran.ended && read + ran.read != stream.len();
+    let stuck = progress.consumed == 0 && progress.produced == 0 && !progress.is_ended;
+    let early = progress.is_ended && read + progress.consumed != stream.len();
     if stuck || early {
         return Err(malformed());
     }
-    Ok(ran)
+    Ok(progress)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::walk::tests::{
-        Outcome, check, check_flips, check_truncation, context, decode, decode_from, noise, text,
+    use super::super::frame_walker::tests::{
+        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, decode_from, noise, text,
     };
     use super::*;
     use proptest::prelude::*;
@@ -574,7 +574,7 @@ mod tests {
         let plain = [text(2_000_000), noise(1_500_000)].concat();
         for (level, count) in [(1, 4), (9, 2)] {
             let packed = stream(&plain, level);
-            let seek_points = check(Compression::Bzip2, &packed, &plain);
+            let seek_points = assert_decodes(Compression::Bzip2, &packed, &plain);
             assert!(seek_points.len() >= count, "{}", seek_points.len());
             assert!(decode(Compression::Bzip2, &packed, 1 << 20).jobs >= 4);
         }
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_long_runs_is_made_piece_by_piece() {
+    fn block_of_long_runs_is_decoded_piece_by_piece() {
         for plain in [vec![7; 100 << 20], runs(540_000)] {
             let packed = stream(&plain, 9);
             let outcome = decode(Compression::Bzip2, &packed, 1000);
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_long_runs_keeps_no_more_memory_than_was_counted() {
+    fn job_of_long_runs_keeps_within_its_reserved_memory() {
         let packed = stream(&runs(540_000), 9);
         let pool = BufferPool::new(16 << 20);
         let context = Context {
@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_memory_of_a_long_block_ends_when_the_pool_is_closed() {
+    fn closing_the_pool_ends_a_wait_for_memory_of_a_long_block() {
         let packed = stream(&runs(540_000), 9);
         let pool = BufferPool::new(8 << 20);
         let context = Context {
@@ -656,24 +656,24 @@ mod tests {
     }
 
     #[test]
-    fn a_block_longer_than_its_buffer_is_decoded() {
+    fn block_longer_than_its_buffer_decodes() {
         let mut plain = Vec::new();
         for part in noise(1_000_000).chunks(2500) {
             plain.extend(part);
             plain.extend(vec![0; 20_000]);
         }
         let packed = stream(&plain, 9);
-        check(Compression::Bzip2, &packed, &plain);
+        assert_decodes(Compression::Bzip2, &packed, &plain);
         assert!(decode(Compression::Bzip2, &packed, packed.len()).jobs > 0);
     }
 
     #[test]
-    fn streams_follow_each_other() {
+    fn concatenated_streams_decode() {
         let parts = [text(1_000_000), Vec::new(), text(10), noise(700_000)];
         let packed = parts.iter().zip([1, 9, 5, 9]);
         let packed = packed.map(|(plain, level)| stream(plain, level));
         let packed = packed.collect::<Vec<_>>().concat();
-        check(Compression::Bzip2, &packed, &parts.concat());
+        assert_decodes(Compression::Bzip2, &packed, &parts.concat());
     }
 
     #[test]
@@ -689,19 +689,19 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_anywhere_is_found() {
+    fn truncation_anywhere_is_detected() {
         let plain = text(300);
-        check_truncation(Compression::Bzip2, &stream(&plain, 9), &plain, &[]);
+        assert_truncation_is_detected(Compression::Bzip2, &stream(&plain, 9), &plain, &[]);
     }
 
     #[test]
-    fn damage_anywhere_is_found() {
+    fn damage_anywhere_is_detected() {
         let plain = [text(300), noise(30)].concat();
-        check_flips(Compression::Bzip2, &stream(&plain, 1), &plain);
+        assert_bit_flips_are_detected(Compression::Bzip2, &stream(&plain, 1), &plain);
     }
 
     #[test]
-    fn a_wrong_stream_checksum_names_itself() {
+    fn wrong_stream_checksum_is_named_in_the_error() {
         let plain = text(1000);
         let one = stream(&plain, 9);
         let mut packed = [one.clone(), one.clone()].concat();
@@ -716,33 +716,33 @@ mod tests {
     }
 
     #[test]
-    fn a_magic_in_the_middle_of_a_block_does_not_cut_it() {
+    fn magic_inside_a_block_does_not_split_it() {
         let packed = stream(&noise(50_000), 9);
         let end = packed.len() * 8;
         let pieces = |bytes: &[u8]| {
-            let mut input = Input::default();
+            let mut input = InputQueue::default();
             input.push(Bytes::copy_from_slice(bytes));
             input
         };
         // Behind a true magic comes a header, behind the same bits elsewhere does not.
         let input = pieces(&packed[4..]);
-        let found = Found { bit: 0, end: false };
-        assert_eq!(plausible_block(found, &input, 9), Plausible::Yes);
-        let found = Found {
+        let found = FoundMagic { bit: 0, is_stream_end: false };
+        assert_eq!(check_block_start(found, &input, 9), Plausibility::Yes);
+        let found = FoundMagic {
             bit: 80_000,
-            end: false,
+            is_stream_end: false,
         };
-        assert_eq!(plausible_block(found, &input, 9), Plausible::No);
+        assert_eq!(check_block_start(found, &input, 9), Plausibility::No);
         assert!(end > 80_000 + BLOCK_HEADER_LEN * 8 / 2);
-        let false_end = Found {
+        let false_end = FoundMagic {
             bit: 80_000,
-            end: true,
+            is_stream_end: true,
         };
-        assert_eq!(plausible_end(false_end, &input, Some(1)), Plausible::No);
+        assert_eq!(check_stream_end(false_end, &input, Some(1)), Plausibility::No);
     }
 
     #[test]
-    fn foreign_seek_points_are_refused_or_fail() {
+    fn foreign_seek_points_are_rejected_or_fail() {
         let packed = stream(&text(1000), 9);
         let point = decode(Compression::Bzip2, &packed, 1000)
             .seek_points
@@ -767,7 +767,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         #[test]
-        fn any_bytes_behind_a_magic_are_survived(
+        fn any_bytes_after_a_magic_do_not_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
             push_len in 1..50_usize,
         ) {
@@ -777,7 +777,7 @@ mod tests {
         }
 
         #[test]
-        fn push_sizes_do_not_matter(
+        fn push_size_does_not_change_the_output(
             lens in proptest::collection::vec(0..200_000_usize, 1..4),
             push_len in 1..30_000_usize,
         ) {

@@ -4,11 +4,11 @@
 use bytes::Bytes;
 
 use super::header::Header;
-use super::trailer::{Check, Trailer};
+use super::trailer::{MemberChecksum, Trailer};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
-use crate::codec::sys::{Inflate, Reason, Stop};
-use crate::codec::{Cause, Compression, Error, JOB_PARTS};
+use crate::codec::gzip::sys::{Inflate, StopReason, StopAt};
+use crate::codec::{Cause, Compression, Error, MAX_PARTS_PER_JOB};
 
 /// The most plain bytes that a BGZF member holds.
 const MAX_PLAIN_LEN: usize = 64 << 10;
@@ -34,14 +34,14 @@ impl Group {
     /// that a long row of empty members is looked at only once.
     ///
     /// Their lengths are what they say, which only [`Group::decode`] can find wrong.
-    pub(super) fn cut(input: &[u8], wanted_len: usize) -> Option<Self> {
+    pub(super) fn parse(input: &[u8], wanted_len: usize) -> Option<Self> {
         let mut group = Self {
             members: Vec::new(),
             packed_len: 0,
             plain_len: 0,
         };
-        while group.plain_len < wanted_len && group.members.len() < JOB_PARTS {
-            let Some((member, len)) = Member::at(input, group.packed_len) else {
+        while group.plain_len < wanted_len && group.members.len() < MAX_PARTS_PER_JOB {
+            let Some((member, len)) = Member::parse_at(input, group.packed_len) else {
                 break;
             };
             group.packed_len = len;
@@ -93,7 +93,7 @@ impl Group {
 
 impl Member {
     /// The member at `start` and where it ends; `None` when it is not BGZF or not whole.
-    fn at(input: &[u8], start: usize) -> Option<(Self, usize)> {
+    fn parse_at(input: &[u8], start: usize) -> Option<(Self, usize)> {
         let rest = input.get(start..)?;
         let mut header = Header::default();
         let header_len = header.push(rest).ok()?;
@@ -125,18 +125,18 @@ impl Member {
     ) -> Result<usize, Cause> {
         let deflate = input.get(self.deflate.clone()).unwrap_or_default();
         inflate.reset();
-        let progress = inflate.decode(deflate, output, Stop::AtEnd);
+        let progress = inflate.decode(deflate, output, StopAt::StreamEnd);
         match progress.reason {
-            Reason::StreamEnd if progress.consumed == deflate.len() => {}
-            Reason::Damaged(text) => return Err(Cause::Malformed(text)),
+            StopReason::StreamEnd if progress.consumed == deflate.len() => {}
+            StopReason::Damaged(text) => return Err(Cause::Malformed(text)),
             _ => {
                 let text = "a BGZF member is not as long as it says";
                 return Err(Cause::Malformed(text.to_owned()));
             }
         }
-        let mut check = Check::new(Plain(0));
+        let mut check = MemberChecksum::new(Plain(0));
         check.update(output.get(..progress.produced).unwrap_or_default());
-        match check.disagreement(&self.trailer, Plain(progress.produced as u64)) {
+        match check.mismatch(&self.trailer, Plain(progress.produced as u64)) {
             Some(cause) => Err(cause),
             None => Ok(progress.produced),
         }

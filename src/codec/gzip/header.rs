@@ -22,7 +22,7 @@ const RESERVED: u8 = 0b1110_0000;
 /// at most the 64 KiB of an extra field are kept.
 #[derive(Debug, Default)]
 pub(super) struct Header {
-    part: Part,
+    part: HeaderPart,
     flags: u8,
     /// The part so far, where its bytes matter.
     field: Vec<u8>,
@@ -30,13 +30,13 @@ pub(super) struct Header {
     extra_len: usize,
     /// What the BGZF subfield says; see [`Header::member_len`].
     member_len: Option<usize>,
-    /// Over all bytes before [`Part::Crc`].
+    /// Over all bytes before [`HeaderPart::Crc`].
     crc: Crc,
     len: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Part {
+enum HeaderPart {
     #[default]
     Fixed,
     ExtraLen,
@@ -49,11 +49,11 @@ enum Part {
 
 /// Why bytes are no header.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Flaw {
+pub(super) enum HeaderError {
     /// No member begins here.
     NoMagic,
     /// One does, but it cannot be decoded.
-    Bad(Cause),
+    Invalid(Cause),
 }
 
 impl Header {
@@ -63,10 +63,10 @@ impl Header {
     /// # Errors
     /// When no member begins here, or not one that can be decoded. The bytes up to the flaw are
     /// not counted in [`Header::len`].
-    pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, Flaw> {
+    pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, HeaderError> {
         let mut rest = input;
-        while !self.is_done() && (!rest.is_empty() || self.wanted() == Some(0)) {
-            let (taken, complete) = match self.wanted() {
+        while !self.is_done() && (!rest.is_empty() || self.missing_len() == Some(0)) {
+            let (taken, complete) = match self.missing_len() {
                 Some(wanted) => (wanted.min(rest.len()), wanted <= rest.len()),
                 None => match rest.iter().position(|&byte| byte == 0) {
                     Some(zero) => (zero + 1, true),
@@ -74,7 +74,7 @@ impl Header {
                 },
             };
             let (part, after) = rest.split_at(taken);
-            self.take(part)?;
+            self.append(part)?;
             rest = after;
             if complete {
                 self.end_part()?;
@@ -85,7 +85,7 @@ impl Header {
 
     /// Whether the member's deflate stream comes next.
     pub(super) fn is_done(&self) -> bool {
-        self.part == Part::Done
+        self.part == HeaderPart::Done
     }
 
     /// Bytes read so far.
@@ -100,61 +100,61 @@ impl Header {
     }
 
     /// How many bytes the current part still needs; `None` when it ends with a zero byte.
-    fn wanted(&self) -> Option<usize> {
+    fn missing_len(&self) -> Option<usize> {
         let len = match self.part {
-            Part::Fixed => FIXED_LEN,
-            Part::ExtraLen | Part::Crc => 2,
-            Part::Extra => self.extra_len,
-            Part::Name | Part::Comment => return None,
-            Part::Done => 0,
+            HeaderPart::Fixed => FIXED_LEN,
+            HeaderPart::ExtraLen | HeaderPart::Crc => 2,
+            HeaderPart::Extra => self.extra_len,
+            HeaderPart::Name | HeaderPart::Comment => return None,
+            HeaderPart::Done => 0,
         };
         Some(len - self.field.len())
     }
 
-    fn take(&mut self, bytes: &[u8]) -> Result<(), Flaw> {
-        if self.part != Part::Crc {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), HeaderError> {
+        if self.part != HeaderPart::Crc {
             self.crc.update(bytes);
         }
-        if !matches!(self.part, Part::Name | Part::Comment) {
+        if !matches!(self.part, HeaderPart::Name | HeaderPart::Comment) {
             self.field.extend_from_slice(bytes);
         }
         let mut magic = self.field.iter().zip(&MAGIC);
-        if self.part == Part::Fixed && magic.any(|(byte, magic)| byte != magic) {
-            return Err(Flaw::NoMagic);
+        if self.part == HeaderPart::Fixed && magic.any(|(byte, magic)| byte != magic) {
+            return Err(HeaderError::NoMagic);
         }
         self.len = self.len.saturating_add(bytes.len() as u64);
         Ok(())
     }
 
     /// Goes on to the next part that this header has.
-    fn end_part(&mut self) -> Result<(), Flaw> {
+    fn end_part(&mut self) -> Result<(), HeaderError> {
         let field = std::mem::take(&mut self.field);
         match (self.part, field.as_slice()) {
-            (Part::Fixed, &[_, _, method, flags, ..]) => self.fixed(method, flags)?,
-            (Part::ExtraLen, &[low, high]) => {
+            (HeaderPart::Fixed, &[_, _, method, flags, ..]) => self.parse_fixed(method, flags)?,
+            (HeaderPart::ExtraLen, &[low, high]) => {
                 self.extra_len = usize::from(u16::from_le_bytes([low, high]));
-                self.part = Part::Extra;
+                self.part = HeaderPart::Extra;
                 return Ok(());
             }
-            (Part::Extra, extra) => self.member_len = bgzf_member_len(extra),
-            (Part::Crc, &[low, high]) => self.check(u16::from_le_bytes([low, high]))?,
+            (HeaderPart::Extra, extra) => self.member_len = bgzf_member_len(extra),
+            (HeaderPart::Crc, &[low, high]) => self.check_crc(u16::from_le_bytes([low, high]))?,
             _ => {}
         }
         let optional = [
-            (Part::ExtraLen, FEXTRA),
-            (Part::Name, FNAME),
-            (Part::Comment, FCOMMENT),
-            (Part::Crc, FHCRC),
+            (HeaderPart::ExtraLen, FEXTRA),
+            (HeaderPart::Name, FNAME),
+            (HeaderPart::Comment, FCOMMENT),
+            (HeaderPart::Crc, FHCRC),
         ];
         let next = optional
             .into_iter()
             .find(|&(part, flag)| part as u8 > self.part as u8 && self.flags & flag != 0);
-        self.part = next.map_or(Part::Done, |(part, _)| part);
+        self.part = next.map_or(HeaderPart::Done, |(part, _)| part);
         Ok(())
     }
 
-    fn fixed(&mut self, method: u8, flags: u8) -> Result<(), Flaw> {
-        let unsupported = |what: String| Err(Flaw::Bad(Cause::Unsupported(what)));
+    fn parse_fixed(&mut self, method: u8, flags: u8) -> Result<(), HeaderError> {
+        let unsupported = |what: String| Err(HeaderError::Invalid(Cause::Unsupported(what)));
         if method != DEFLATE {
             return unsupported(format!("gzip compression method {method}"));
         }
@@ -165,12 +165,12 @@ impl Header {
         Ok(())
     }
 
-    fn check(&self, expected: u16) -> Result<(), Flaw> {
+    fn check_crc(&self, expected: u16) -> Result<(), HeaderError> {
         let computed = self.crc.sum() & 0xffff;
         if computed == u32::from(expected) {
             return Ok(());
         }
-        Err(Flaw::Bad(Cause::Checksum {
+        Err(HeaderError::Invalid(Cause::Checksum {
             what: "CRC-16 of a gzip header",
             expected: u64::from(expected),
             computed: u64::from(computed),
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     /// Reads `bytes` in pieces of `step`; the header and how much of them it took.
-    fn read(bytes: &[u8], step: usize) -> Result<(Header, usize), Flaw> {
+    fn read(bytes: &[u8], step: usize) -> Result<(Header, usize), HeaderError> {
         let mut header = Header::default();
         let mut taken = 0;
         for piece in bytes.chunks(step) {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn all_optional_fields_are_skipped_however_the_bytes_come() {
+    fn optional_header_fields_are_skipped_at_every_step_size() {
         let mut bytes = full();
         let len = bytes.len();
         bytes.extend_from_slice(b"deflate");
@@ -244,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn a_header_without_options_is_ten_bytes() {
+    fn header_without_options_is_ten_bytes() {
         let (header, taken) = read(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff, 0], 11).expect("one");
         assert!(header.is_done());
         assert_eq!((taken, header.member_len()), (10, None));
     }
 
     #[test]
-    fn an_empty_extra_field_ends_with_its_length() {
+    fn empty_extra_field_ends_with_its_length() {
         let bytes = [0x1f, 0x8b, 8, FEXTRA, 0, 0, 0, 0, 0, 0xff, 0, 0];
         for step in [1, 12] {
             let (header, taken) = read(&bytes, step).expect("a header");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_a_header_with_a_crc_is_noticed_or_leaves_it_open() {
+    fn bit_flips_in_a_header_with_crc_never_complete_it() {
         let bytes = full();
         for bit in 0..bytes.len() * 8 {
             let mut bytes = bytes.clone();
@@ -275,17 +275,17 @@ mod tests {
     }
 
     #[test]
-    fn what_gzip_cannot_decode_is_named() {
-        let flaw = read(&[0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0], 10).err();
+    fn unsupported_gzip_headers_are_named() {
+        let error = read(&[0x1f, 0x8b, 7, 0, 0, 0, 0, 0, 0, 0], 10).err();
         let cause = Cause::Unsupported("gzip compression method 7".to_owned());
-        assert_eq!(flaw, Some(Flaw::Bad(cause)));
-        let flaw = read(&[0x1f, 0x8b, 8, 0x20, 0, 0, 0, 0, 0, 0], 10).err();
-        assert!(matches!(flaw, Some(Flaw::Bad(Cause::Unsupported(_)))));
-        assert_eq!(read(&[0x1f, 0x8c], 1).err(), Some(Flaw::NoMagic));
+        assert_eq!(error, Some(HeaderError::Invalid(cause)));
+        let error = read(&[0x1f, 0x8b, 8, 0x20, 0, 0, 0, 0, 0, 0], 10).err();
+        assert!(matches!(error, Some(HeaderError::Invalid(Cause::Unsupported(_)))));
+        assert_eq!(read(&[0x1f, 0x8c], 1).err(), Some(HeaderError::NoMagic));
     }
 
     #[test]
-    fn extra_fields_that_lie_about_their_length_hold_no_member_length() {
+    fn extra_fields_with_wrong_lengths_have_no_member_length() {
         assert_eq!(bgzf_member_len(b"BC\x02\0\x01"), None);
         assert_eq!(bgzf_member_len(b"BC\x03\0\x01\0\0"), None);
         assert_eq!(bgzf_member_len(b"XX\xff\xffBC\x02\0\x01\0"), None);

@@ -4,48 +4,49 @@
 //! checkpoint is due, inflating stops at the next block's end: deflate can be taken up there
 //! given the bit where the block begins and the 32 KiB before it. Small members, as pigz and
 //! eStargz make them, share buffers and seek points; BGZF's become jobs. Long members are decoded
-//! ahead by other threads when there are enough of them (`shares.rs`, `guess.rs`).
+//! ahead by other threads when there are enough of them (`speculation_queue.rs`, `speculative.rs`).
 //!
-//! [`SeekPoint::state`] is [`AT_MEMBER`] or [`AT_BLOCK`].
+//! [`SeekPoint::state`] is [`STATE_MEMBER`] or [`STATE_BLOCK`].
 
 mod bgzf;
-mod finder;
-mod guess;
+mod block_finder;
+mod speculative;
 mod header;
-mod output;
-mod shares;
+mod output_queue;
+mod speculation_queue;
+mod sys;
 mod trailer;
 
 use bytes::Bytes;
 
 use self::bgzf::Group;
-use self::guess::{BlockEnd, Guess};
-use self::header::{Flaw, Header};
-use self::output::Output;
-use self::shares::{Meeting, Plan, Queue};
-use self::trailer::{Check, Trailer};
-use super::input::Input;
+use self::speculative::{BlockEnd, SpeculativeOutput};
+use self::header::{HeaderError, Header};
+use self::output_queue::OutputQueue;
+use self::speculation_queue::{Match, SpeculationLimits, SpeculationQueue};
+use self::trailer::{MemberChecksum, Trailer};
+use super::input_queue::InputQueue;
 use super::seek_point::{Spacing, unpack_window};
-use super::sys::{Inflate, Reason, Stop, WINDOW_LEN};
+use self::sys::{Inflate, StopReason, StopAt, WINDOW_LEN};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Packed, Plain};
 
 /// [`SeekPoint::state`]: a member's header begins here.
-const AT_MEMBER: u32 = 0;
+const STATE_MEMBER: u32 = 0;
 /// [`SeekPoint::state`]: a deflate block begins here, after the plain bytes in the window.
-const AT_BLOCK: u32 = 1;
+const STATE_BLOCK: u32 = 1;
 
 /// The most plain bytes given out in one piece.
-const BUFFER_LEN: usize = 1 << 20;
+const MAX_BUFFER_LEN: usize = 1 << 20;
 /// The least: what a piece costs besides its bytes is then still nothing.
 const MIN_BUFFER_LEN: usize = 64 << 10;
 /// A buffer has room for this times the packed bytes at hand, so that a stream that comes in
 /// small pushes does not leave most of each buffer empty.
-const BUFFER_PER_INPUT: usize = 4;
+const BUFFER_EXPANSION_FACTOR: usize = 4;
 /// How many plain bytes zlib makes at a stretch, and so how far past its due a checkpoint may
 /// slip before blocks are watched. Speed does not tell 64 KiB from 1 MiB.
-const STRETCH_LEN: usize = 256 << 10;
+const INFLATE_STEP_LEN: usize = 256 << 10;
 
 /// Decodes gzip.
 #[derive(Debug)]
@@ -53,22 +54,22 @@ pub(super) struct Decoder {
     spacing: Spacing,
     inflate: Inflate,
     /// Packed bytes not yet used.
-    input: Input,
+    input: InputQueue,
     /// The byte before them.
     last_byte: u8,
     /// The offset of the plain byte that is decoded next.
     plain: Plain,
-    output: Output,
+    output: OutputQueue,
     pool: BufferPool,
     /// How much may be decoded ahead.
-    plan: Option<Plan>,
+    limits: Option<SpeculationLimits>,
     /// Where decoding of the member began.
-    member: (Packed, Plain),
+    member_start: (Packed, Plain),
     /// What is decoded ahead in the member, when it is long.
-    shares: Option<Queue>,
+    speculation: Option<SpeculationQueue>,
     state: State,
     /// How it ended, once everything before has been pulled.
-    end: Option<Result<(), Error>>,
+    outcome: Option<Result<(), Error>>,
 }
 
 /// What `input` holds next.
@@ -78,29 +79,29 @@ enum State {
     Header {
         header: Header,
         /// Whether a member came before, so that the stream may end instead.
-        follows: bool,
+        is_after_member: bool,
     },
     /// A deflate block, which zlib does not stand at.
     Block {
         /// How many bits of the byte it begins in come before.
         bit: u8,
         /// Whether that byte is still to come; else it is the last that was used.
-        byte_follows: bool,
+        is_byte_pending: bool,
         window: Bytes,
         /// As in [`State::Deflate`].
-        check: Option<Check>,
+        check: Option<MemberChecksum>,
     },
     /// A member's deflate stream.
     Deflate {
         /// What the trailer must agree to; none when decoding began inside the member.
-        check: Option<Check>,
+        check: Option<MemberChecksum>,
         /// Whether zlib may hold bytes for which there was no room.
-        pending: bool,
+        has_pending_output: bool,
     },
     /// A member's trailer, or what is left of it.
     Trailer {
         /// As in [`State::Deflate`].
-        check: Option<Check>,
+        check: Option<MemberChecksum>,
         trailer: Trailer,
     },
     /// Zeros after the last member.
@@ -109,7 +110,7 @@ enum State {
 
 /// How a step ended.
 enum Step {
-    Done,
+    Progressed,
     NeedInput,
     End,
 }
@@ -118,9 +119,9 @@ impl Decoder {
     /// At the start of a stream.
     pub(super) fn start(context: Context) -> Self {
         let spacing = Spacing::start(&context);
-        let plan = Plan::new(&context);
+        let limits = SpeculationLimits::new(&context);
         let offsets = (Packed(0), Plain(0));
-        Self::new(context, spacing, plan, offsets, State::member(false))
+        Self::new(context, spacing, limits, offsets, State::member(false))
     }
 
     /// At a seek point.
@@ -130,10 +131,10 @@ impl Decoder {
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let error = |cause| error(seek_point.packed, cause);
         let state = match (seek_point.state, seek_point.bit) {
-            (AT_MEMBER, 0) if seek_point.window.is_empty() => State::member(false),
-            (AT_BLOCK, bit @ 0..8) => State::Block {
+            (STATE_MEMBER, 0) if seek_point.window.is_empty() => State::member(false),
+            (STATE_BLOCK, bit @ 0..8) => State::Block {
                 bit,
-                byte_follows: bit > 0,
+                is_byte_pending: bit > 0,
                 window: unpack_window(&seek_point.window, WINDOW_LEN)
                     .map_err(error)?
                     .into(),
@@ -154,23 +155,23 @@ impl Decoder {
     fn new(
         context: Context,
         spacing: Spacing,
-        plan: Option<Plan>,
+        limits: Option<SpeculationLimits>,
         (packed, plain): (Packed, Plain),
         state: State,
     ) -> Self {
         Self {
             spacing,
             inflate: Inflate::new(),
-            input: Input::at(packed),
+            input: InputQueue::new(packed),
             last_byte: 0,
             plain,
-            output: Output::new(context.pool.clone()),
-            plan,
+            output: OutputQueue::new(context.pool.clone()),
+            limits,
             pool: context.pool,
-            member: (packed, plain),
-            shares: None,
+            member_start: (packed, plain),
+            speculation: None,
             state,
-            end: None,
+            outcome: None,
         }
     }
 
@@ -185,51 +186,51 @@ impl Decoder {
     }
 
     fn header(&mut self) -> Result<Step, Error> {
-        let State::Header { header, follows } = &mut self.state else {
-            return Ok(Step::Done);
+        let State::Header { header, is_after_member } = &mut self.state else {
+            return Ok(Step::Progressed);
         };
-        let (seen, follows) = (header.len(), *follows);
-        if seen == 0 && self.begin_otherwise(follows)? {
-            return Ok(Step::Done);
+        let (seen, is_after_member) = (header.len(), *is_after_member);
+        if seen == 0 && self.begin_zeros_or_bgzf(is_after_member)? {
+            return Ok(Step::Progressed);
         }
         let State::Header { header, .. } = &mut self.state else {
-            return Ok(Step::Done);
+            return Ok(Step::Progressed);
         };
         match header.push(self.input.front()) {
-            Err(Flaw::NoMagic) if follows => Ok(self.garbage(seen)),
-            Err(Flaw::NoMagic) => {
+            Err(HeaderError::NoMagic) if is_after_member => Ok(self.end_at_garbage(seen)),
+            Err(HeaderError::NoMagic) => {
                 self.fail(Cause::Malformed("no gzip member begins here".to_owned()))
             }
-            Err(Flaw::Bad(cause)) => self.fail(cause),
+            Err(HeaderError::Invalid(cause)) => self.fail(cause),
             Ok(len) if header.is_done() => {
                 let header_len = header.len();
                 self.consume(len);
                 self.begin_member(Packed(self.input.offset().0.saturating_sub(header_len)));
-                Ok(Step::Done)
+                Ok(Step::Progressed)
             }
             // The header goes on, or the stream ends, with a lone first byte of a magic at most.
-            Ok(0) if follows && self.input.is_ended() && seen == 0 => Ok(Step::End),
-            Ok(0) if follows && self.input.is_ended() && seen == 1 => Ok(self.garbage(seen)),
-            Ok(0) => self.starve(),
+            Ok(0) if is_after_member && self.input.is_finished() && seen == 0 => Ok(Step::End),
+            Ok(0) if is_after_member && self.input.is_finished() && seen == 1 => Ok(self.end_at_garbage(seen)),
+            Ok(0) => self.need_input(),
             Ok(len) => {
                 self.consume(len);
-                Ok(Step::Done)
+                Ok(Step::Progressed)
             }
         }
     }
 
     /// Looks, where a member may begin, for what is not read member by member.
-    fn begin_otherwise(&mut self, follows: bool) -> Result<bool, Error> {
-        if follows && self.input.front().first() == Some(&0) {
+    fn begin_zeros_or_bgzf(&mut self, is_after_member: bool) -> Result<bool, Error> {
+        if is_after_member && self.input.front().first() == Some(&0) {
             self.state = State::Zeros;
             return Ok(true);
         }
-        let Some(group) = Group::cut(self.input.front(), BUFFER_LEN) else {
+        let Some(group) = Group::parse(self.input.front(), MAX_BUFFER_LEN) else {
             return Ok(false);
         };
         // First whatever holds buffers: the job's own may have to wait for them.
         if self.output.is_drained() {
-            self.begin_job(group)?;
+            self.begin_bgzf_job(group)?;
         } else {
             self.output.flush();
         }
@@ -240,15 +241,15 @@ impl Decoder {
     fn begin_member(&mut self, packed: Packed) {
         self.mark_member(packed);
         self.inflate.reset();
-        self.member = (self.input.offset(), self.plain);
-        self.state = State::deflate(Some(Check::new(self.plain)));
+        self.member_start = (self.input.offset(), self.plain);
+        self.state = State::deflate(Some(MemberChecksum::new(self.plain)));
     }
 
     /// Makes a job of the members that come next.
-    fn begin_job(&mut self, group: Group) -> Result<(), Error> {
+    fn begin_bgzf_job(&mut self, group: Group) -> Result<(), Error> {
         let (packed, plain_len) = (self.input.offset(), group.plain_len());
         // Taken here and not in the job: later jobs must not keep an earlier one waiting.
-        let taken = self.output.take(plain_len);
+        let taken = self.output.take_buffer(plain_len);
         let buffer = taken.map_err(|closed| error(packed, closed.into()))?;
         self.mark_member(packed);
         let input = self.input.slice(0..group.packed_len());
@@ -263,12 +264,12 @@ impl Decoder {
 
     /// Makes a seek point if one is due before the member whose header is at `packed`.
     fn mark_member(&mut self, packed: Packed) {
-        if self.spacing.frame(self.plain) {
-            self.output.mark(SeekPoint {
+        if self.spacing.try_mark_frame(self.plain) {
+            self.output.push_seek_point(SeekPoint {
                 packed,
                 bit: 0,
                 plain: self.plain,
-                state: AT_MEMBER,
+                state: STATE_MEMBER,
                 window: Bytes::new(),
             });
         }
@@ -277,119 +278,119 @@ impl Decoder {
     fn block(&mut self) -> Result<Step, Error> {
         let State::Block {
             bit,
-            byte_follows,
+            is_byte_pending,
             window,
             ..
         } = &mut self.state
         else {
-            return Ok(Step::Done);
+            return Ok(Step::Progressed);
         };
-        if *byte_follows {
+        if *is_byte_pending {
             if self.input.len() == 0 {
-                return self.starve();
+                return self.need_input();
             }
-            *byte_follows = false;
+            *is_byte_pending = false;
             self.consume(1);
-            return Ok(Step::Done);
+            return Ok(Step::Progressed);
         }
         let (bit, window_len) = (*bit, window.len());
-        if self.begin_shares() {
-            return Ok(Step::Done);
+        if self.begin_speculation() {
+            return Ok(Step::Progressed);
         }
-        let meeting = match window_len {
-            WINDOW_LEN => self.meet((8 - bit) % 8),
-            // References to before the member's beginning are errors, which no guess can see.
-            _ => Meeting::Nothing,
+        let found = match window_len {
+            WINDOW_LEN => self.find_match((8 - bit) % 8),
+            // References to before the member's beginning are errors, which no speculative output can see.
+            _ => Match::Miss,
         };
-        if meeting == Meeting::Guess {
-            self.accept();
-            return Ok(Step::Done);
+        if found == Match::Hit {
+            self.accept_speculative_output();
+            return Ok(Step::Progressed);
         }
-        if self.is_hungry() {
+        if self.wants_input() {
             return Ok(Step::NeedInput);
         }
-        if meeting == Meeting::Running
-            && let Some(work) = self.shares.as_ref().and_then(Queue::running)
+        if found == Match::Running
+            && let Some(work) = self.speculation.as_ref().and_then(SpeculationQueue::running_job)
         {
-            self.output.push(Pull::Await(work));
-            return Ok(Step::Done);
+            self.output.push(Pull::WaitFor(work));
+            return Ok(Step::Progressed);
         }
         if let State::Block { window, check, .. } = &mut self.state {
             let split = (bit > 0).then_some((self.last_byte, bit));
             self.inflate.resume(window, split);
             self.state = State::deflate(check.take());
         }
-        Ok(Step::Done)
+        Ok(Step::Progressed)
     }
 
     fn deflate(&mut self) -> Result<Step, Error> {
-        if self.begin_shares() {
-            return Ok(Step::Done);
+        if self.begin_speculation() {
+            return Ok(Step::Progressed);
         }
-        if self.is_hungry() {
+        if self.wants_input() {
             return Ok(Step::NeedInput);
         }
-        let State::Deflate { check, pending } = &mut self.state else {
-            return Ok(Step::Done);
+        let State::Deflate { check, has_pending_output } = &mut self.state else {
+            return Ok(Step::Progressed);
         };
-        if self.input.len() == 0 && !*pending {
-            return self.starve();
+        if self.input.len() == 0 && !*has_pending_output {
+            return self.need_input();
         }
-        let watched = self.shares.as_ref().is_some_and(Queue::is_busy);
-        let stop = if watched || self.spacing.checkpoint_due(self.plain, self.input.offset()) {
-            Stop::AtBlockEnd
+        let watched = self.speculation.as_ref().is_some_and(SpeculationQueue::is_busy);
+        let stop = if watched || self.spacing.is_checkpoint_due(self.plain, self.input.offset()) {
+            StopAt::BlockEnd
         } else {
-            Stop::AtEnd
+            StopAt::StreamEnd
         };
-        let buffer_len = self.input.len().saturating_mul(BUFFER_PER_INPUT);
+        let buffer_len = self.input.len().saturating_mul(BUFFER_EXPANSION_FACTOR);
         let room = self
             .output
-            .room(buffer_len.clamp(MIN_BUFFER_LEN, BUFFER_LEN))
+            .spare_capacity(buffer_len.clamp(MIN_BUFFER_LEN, MAX_BUFFER_LEN))
             .map_err(|closed| error(self.input.offset(), closed.into()))?;
-        let stretch_len = room.len().min(STRETCH_LEN);
-        let stretch = room.get_mut(..stretch_len).unwrap_or_default();
+        let step_len = room.len().min(INFLATE_STEP_LEN);
+        let target = room.get_mut(..step_len).unwrap_or_default();
         let input = self.input.front();
-        let progress = self.inflate.decode(input, stretch, stop);
+        let progress = self.inflate.decode(input, target, stop);
         let stuck = progress.produced == 0 && progress.consumed == 0 && !input.is_empty();
         if let Some(check) = check {
-            check.update(stretch.get(..progress.produced).unwrap_or_default());
+            check.update(target.get(..progress.produced).unwrap_or_default());
         }
-        *pending = progress.produced == stretch_len;
-        self.output.fill(progress.produced);
+        *has_pending_output = progress.produced == step_len;
+        self.output.advance(progress.produced);
         self.plain = Plain(self.plain.0.saturating_add(progress.produced as u64));
         self.consume(progress.consumed);
         match progress.reason {
-            Reason::Exhausted if stuck => {
+            StopReason::Exhausted if stuck => {
                 self.fail(Cause::Malformed("inflate makes no progress".to_owned()))
             }
-            Reason::Exhausted => Ok(Step::Done),
-            Reason::BlockEnd { unused_bits } => {
+            StopReason::Exhausted => Ok(Step::Progressed),
+            StopReason::BlockEnd { unused_bits } => {
                 self.end_block(unused_bits);
-                Ok(Step::Done)
+                Ok(Step::Progressed)
             }
-            Reason::StreamEnd => {
+            StopReason::StreamEnd => {
                 self.end_deflate();
-                Ok(Step::Done)
+                Ok(Step::Progressed)
             }
-            Reason::Damaged(text) => self.fail(Cause::Malformed(text)),
+            StopReason::Damaged(text) => self.fail(Cause::Malformed(text)),
         }
     }
 
     /// Where a block ended, `unused_bits` before the next packed byte.
     fn end_block(&mut self, unused_bits: u8) {
-        if self.spacing.checkpoint_due(self.plain, self.input.offset()) {
+        if self.spacing.is_checkpoint_due(self.plain, self.input.offset()) {
             let (bit, window) = (self.bit(unused_bits), self.inflate.window());
             let seek_point = checkpoint(&mut self.spacing, bit, self.plain, &window);
             if let Some(seek_point) = seek_point {
-                self.output.mark(seek_point);
+                self.output.push_seek_point(seek_point);
             }
         }
-        if self.meet(unused_bits) != Meeting::Nothing
+        if self.find_match(unused_bits) != Match::Miss
             && let State::Deflate { check, .. } = &mut self.state
         {
             self.state = State::Block {
                 bit: (8 - unused_bits) % 8,
-                byte_follows: false,
+                is_byte_pending: false,
                 window: self.inflate.window().into(),
                 check: check.take(),
             };
@@ -403,45 +404,45 @@ impl Decoder {
     }
 
     /// What is known ahead of the block that begins `unused_bits` before the next packed byte.
-    fn meet(&mut self, unused_bits: u8) -> Meeting {
+    fn find_match(&mut self, unused_bits: u8) -> Match {
         let bit = self.bit(unused_bits);
-        self.shares
+        self.speculation
             .as_mut()
-            .map_or(Meeting::Nothing, |shares| shares.meet(bit))
+            .map_or(Match::Miss, |speculation| speculation.find_match(bit))
     }
 
     /// Begins to decode ahead what is at hand; whether there was something to begin.
-    fn begin_shares(&mut self) -> bool {
-        let Some(plan) = self.plan else {
+    fn begin_speculation(&mut self) -> bool {
+        let Some(limits) = self.limits else {
             return false;
         };
-        let packed_len = self.input.offset().0.saturating_sub(self.member.0.0);
-        let plain_len = self.plain.0.saturating_sub(self.member.1.0);
-        if self.shares.is_none() && packed_len < plan.share_len as u64 {
+        let packed_len = self.input.offset().0.saturating_sub(self.member_start.0.0);
+        let plain_len = self.plain.0.saturating_sub(self.member_start.1.0);
+        if self.speculation.is_none() && packed_len < limits.partition_len as u64 {
             return false;
         }
         let (pool, offset) = (&self.pool, self.input.offset());
-        let so_far = (packed_len, plain_len);
-        let shares = self
-            .shares
-            .get_or_insert_with(|| Queue::new(plan, pool.clone(), offset, so_far));
-        let work = shares.begin(&self.input, so_far);
+        let decoded_lens = (packed_len, plain_len);
+        let speculation = self
+            .speculation
+            .get_or_insert_with(|| SpeculationQueue::new(limits, pool.clone(), offset, decoded_lens));
+        let work = speculation.start_next(&self.input, decoded_lens);
         let begun = work.is_some();
         if let Some(work) = work {
-            self.output.aside(Pull::Ahead(work));
+            self.output.push_unordered(Pull::Speculative(work));
         }
         begun
     }
 
     /// Whether more input is wanted to decode ahead.
-    fn is_hungry(&self) -> bool {
-        let shares = self.shares.as_ref();
-        shares.is_some_and(|shares| shares.is_hungry(&self.input))
+    fn wants_input(&self) -> bool {
+        let speculation = self.speculation.as_ref();
+        speculation.is_some_and(|speculation| speculation.wants_input(&self.input))
     }
 
     /// Takes what was decoded ahead from the block on that comes next.
-    fn accept(&mut self) {
-        let Some(guess) = self.shares.as_mut().and_then(Queue::take) else {
+    fn accept_speculative_output(&mut self) {
+        let Some(decoded) = self.speculation.as_mut().and_then(SpeculationQueue::take_match) else {
             return;
         };
         let State::Block {
@@ -455,66 +456,66 @@ impl Decoder {
             bit: self.bit((8 - bit) % 8),
             plain: 0,
         };
-        let mut marks = self.checkpoints(&guess, start, &window);
-        let end = guess.end;
-        let next_window = guess.window_at(end.plain, &window);
+        let mut marks = self.checkpoints(&decoded, start, &window);
+        let end = decoded.end;
+        let next_window = decoded.window_at(end.plain, &window);
         self.output.flush();
         let mut from = 0;
-        for piece in guess.pieces {
+        for piece in decoded.pieces {
             let to = from + piece.len();
             let inside = marks.extract_if(.., |(plain, _)| *plain < to);
             let inside: Vec<_> = inside
                 .map(|(plain, seek_point)| (plain - from, seek_point))
                 .collect();
-            let (window, part) = (window.clone(), check.as_mut().map(Check::part));
+            let (window, part) = (window.clone(), check.as_mut().map(MemberChecksum::part));
             let finish = move || {
                 let plain = piece.resolve(&window);
                 if let Some(part) = part {
-                    part.tell(&plain);
+                    part.set_bytes(&plain);
                 }
                 plain
             };
             if inside.iter().all(|(plain, _)| *plain == 0) {
                 for (_, seek_point) in inside {
-                    self.output.mark(seek_point);
+                    self.output.push_seek_point(seek_point);
                 }
                 self.output.push(Pull::Job(Job::new(|| Ok(finish()))));
             } else {
                 // A job makes one piece, and here there are several.
-                self.output.marked(finish(), inside);
+                self.output.push_with_seek_points(finish(), inside);
             }
             from = to;
         }
         self.plain = Plain(self.plain.0.saturating_add(end.plain as u64));
         let len = end.bit.div_ceil(8).saturating_sub(self.input.offset().0);
         self.input.skip(len);
-        self.last_byte = guess.last_byte;
-        if guess.is_last {
+        self.last_byte = decoded.last_byte;
+        if decoded.is_last {
             self.state = State::deflate(check);
             self.end_deflate();
         } else {
             self.state = State::Block {
                 bit: u8::try_from(end.bit % 8).unwrap_or_default(),
-                byte_follows: false,
+                is_byte_pending: false,
                 window: next_window,
                 check,
             };
         }
     }
 
-    /// The checkpoints that are due in `guess`, each before the byte at its place.
+    /// The checkpoints that are due in `decoded`, each before the byte at its place.
     fn checkpoints(
         &mut self,
-        guess: &Guess,
+        decoded: &SpeculativeOutput,
         start: BlockEnd,
         window: &[u8],
     ) -> Vec<(usize, SeekPoint)> {
         let mut marks = Vec::new();
-        for end in std::iter::once(&start).chain(&guess.inner_ends) {
+        for end in std::iter::once(&start).chain(&decoded.inner_ends) {
             let plain = Plain(self.plain.0.saturating_add(end.plain as u64));
             let packed = Packed(end.bit.div_ceil(8));
-            if self.spacing.checkpoint_due(plain, packed) {
-                let window = guess.window_at(end.plain, window);
+            if self.spacing.is_checkpoint_due(plain, packed) {
+                let window = decoded.window_at(end.plain, window);
                 let seek_point = checkpoint(&mut self.spacing, end.bit, plain, &window);
                 marks.extend(seek_point.map(|seek_point| (end.plain, seek_point)));
             }
@@ -523,7 +524,7 @@ impl Decoder {
     }
 
     fn end_deflate(&mut self) {
-        self.shares = None;
+        self.speculation = None;
         if let State::Deflate { check, .. } = &mut self.state {
             self.state = State::Trailer {
                 check: check.take(),
@@ -534,10 +535,10 @@ impl Decoder {
 
     fn trailer(&mut self) -> Result<Step, Error> {
         let State::Trailer { check, trailer } = &mut self.state else {
-            return Ok(Step::Done);
+            return Ok(Step::Progressed);
         };
         if self.input.len() == 0 {
-            return self.starve();
+            return self.need_input();
         }
         let len = trailer.push(self.input.front());
         if trailer.is_done() {
@@ -548,19 +549,19 @@ impl Decoder {
             self.state = State::member(true);
         }
         self.consume(len);
-        Ok(Step::Done)
+        Ok(Step::Progressed)
     }
 
     /// Holds the member that ends here against its trailer; later, when it was decoded by jobs.
-    fn check(&mut self, check: Check, trailer: Trailer) -> Result<(), Error> {
+    fn check(&mut self, check: MemberChecksum, trailer: Trailer) -> Result<(), Error> {
         let (has_parts, packed, plain) = (check.has_parts(), self.input.offset(), self.plain);
-        let check = move || match check.disagreement(&trailer, plain) {
+        let check = move || match check.mismatch(&trailer, plain) {
             Some(cause) => Err(error(packed, cause)),
             None => Ok(()),
         };
         if has_parts {
             let job = Job::new(|| check().map(|()| Bytes::new()));
-            self.output.push(Pull::Check(job));
+            self.output.push(Pull::OrderedJob(job));
             return Ok(());
         }
         check()
@@ -570,15 +571,15 @@ impl Decoder {
         let front = self.input.front().iter();
         self.consume(front.take_while(|&&byte| byte == 0).count());
         match self.input.front().first() {
-            Some(0) => Step::Done,
-            Some(_) => self.garbage(0),
-            None if self.input.is_ended() => Step::End,
+            Some(0) => Step::Progressed,
+            Some(_) => self.end_at_garbage(0),
+            None if self.input.is_finished() => Step::End,
             None => Step::NeedInput,
         }
     }
 
     /// Ends at something that is no member, of which `seen` bytes are consumed.
-    fn garbage(&mut self, seen: u64) -> Step {
+    fn end_at_garbage(&mut self, seen: u64) -> Step {
         let packed = self.input.offset().0.saturating_sub(seen);
         self.output.push(Pull::Warning(format!(
             "garbage after the last gzip member is ignored, from packed byte {packed} on"
@@ -594,8 +595,8 @@ impl Decoder {
         self.input.skip(len as u64);
     }
 
-    fn starve(&self) -> Result<Step, Error> {
-        if self.input.is_ended() {
+    fn need_input(&self) -> Result<Step, Error> {
+        if self.input.is_finished() {
             self.fail(Cause::Truncated)
         } else {
             Ok(Step::NeedInput)
@@ -617,12 +618,12 @@ fn error(packed: Packed, cause: Cause) -> Error {
 
 /// The checkpoint at the block that begins at `bit`, when it is due and its window not too dear.
 fn checkpoint(spacing: &mut Spacing, bit: u64, plain: Plain, window: &[u8]) -> Option<SeekPoint> {
-    let window = spacing.checkpoint(plain, Packed(bit.div_ceil(8)), window)?;
+    let window = spacing.try_checkpoint(plain, Packed(bit.div_ceil(8)), window)?;
     Some(SeekPoint {
         packed: Packed(bit / 8),
         bit: u8::try_from(bit % 8).unwrap_or_default(),
         plain,
-        state: AT_BLOCK,
+        state: STATE_BLOCK,
         window,
     })
 }
@@ -641,11 +642,11 @@ impl super::Decoder for Decoder {
             if let Some(pull) = self.output.pull() {
                 return Ok(pull);
             }
-            if let Some(end) = &self.end {
+            if let Some(end) = &self.outcome {
                 return end.clone().map(|()| Pull::End);
             }
             match self.step() {
-                Ok(Step::Done) => continue,
+                Ok(Step::Progressed) => continue,
                 Ok(Step::NeedInput) => {
                     self.output.flush();
                     match self.output.pull() {
@@ -653,8 +654,8 @@ impl super::Decoder for Decoder {
                         None => return Ok(Pull::NeedInput),
                     }
                 }
-                Ok(Step::End) => self.end = Some(Ok(())),
-                Err(error) => self.end = Some(Err(error)),
+                Ok(Step::End) => self.outcome = Some(Ok(())),
+                Err(error) => self.outcome = Some(Err(error)),
             }
             self.output.flush();
         }
@@ -662,23 +663,23 @@ impl super::Decoder for Decoder {
 }
 
 impl State {
-    fn member(follows: bool) -> Self {
+    fn member(is_after_member: bool) -> Self {
         Self::Header {
             header: Header::default(),
-            follows,
+            is_after_member,
         }
     }
 
-    fn deflate(check: Option<Check>) -> Self {
+    fn deflate(check: Option<MemberChecksum>) -> Self {
         Self::Deflate {
             check,
-            pending: false,
+            has_pending_output: false,
         }
     }
 }
 
 #[cfg(test)]
-mod differential;
+mod speculation_tests;
 
 #[cfg(test)]
 mod tests {
@@ -690,12 +691,12 @@ mod tests {
 
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;
-    use crate::codec::{self, Decoder as _, JOB_PARTS};
+    use crate::codec::{self, Decoder as _, MAX_PARTS_PER_JOB};
 
     fn context(seek_points: bool) -> Context {
         Context {
             pool: BufferPool::new(64 << 20),
-            seek_points,
+            wants_seek_points: seek_points,
             broker: MemoryBroker::with_limit(0),
             workers: 0,
         }
@@ -750,9 +751,9 @@ mod tests {
                     assert!(!bytes.is_empty());
                     run.plain.extend_from_slice(&bytes);
                 }
-                Ok(Pull::Ahead(ahead)) => ahead.run(),
-                Ok(Pull::Await(ahead)) => ahead.wait(),
-                Ok(Pull::Job(job) | Pull::Check(job)) => {
+                Ok(Pull::Speculative(ahead)) => ahead.run(),
+                Ok(Pull::WaitFor(ahead)) => ahead.wait(),
+                Ok(Pull::Job(job) | Pull::OrderedJob(job)) => {
                     match job.run().and_then(codec::Output::concat) {
                         Ok(bytes) => run.plain.extend_from_slice(&bytes),
                         Err(error) => {
@@ -762,7 +763,7 @@ mod tests {
                     }
                 }
                 Ok(Pull::Warning(text)) => run.warnings.push(text),
-                Ok(Pull::HashStart(_) | Pull::HashEnd { .. }) => panic!("gzip checks itself"),
+                Ok(Pull::ChecksumStart(_) | Pull::ChecksumEnd { .. }) => panic!("gzip checks itself"),
                 Ok(Pull::End) => return run,
                 Err(error) => {
                     let again = decoder.pull().err();
@@ -795,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn long_members_get_checkpoints_that_decoding_can_start_from() {
+    fn long_members_get_checkpoints_that_can_be_resumed() {
         let plain = text(26 << 20, 1);
         let packed = member(&plain, 6);
         let first = whole(&packed, 1 << 20);
@@ -814,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_is_read() {
+    fn every_compression_level_decodes() {
         for level in [1, 9] {
             let plain = text(5 << 20, level.into());
             let packed = member(&plain, level);
@@ -825,7 +826,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_blocks_get_checkpoints_on_bytes() {
+    fn stored_blocks_get_byte_aligned_checkpoints() {
         let plain = text(9 << 20, 1);
         let packed = member(&plain, 0);
         let first = whole(&packed, 100_000);
@@ -906,7 +907,7 @@ mod tests {
     }
 
     #[test]
-    fn bgzf_members_shorter_than_they_say_are_refused() {
+    fn bgzf_members_shorter_than_their_header_says_fail() {
         let mut packed = bgzf_member(b"hello");
         packed.splice(packed.len() - 8..packed.len() - 8, [0]);
         packed[16] += 1;
@@ -918,23 +919,23 @@ mod tests {
     }
 
     #[test]
-    fn a_long_row_of_empty_bgzf_members_is_no_work() {
+    fn long_run_of_empty_bgzf_members_decodes_to_nothing() {
         let packed = bgzf_member(b"").repeat(30_000);
         let run = whole(&packed, usize::MAX);
         assert_eq!((run.plain.len(), run.end), (0, None));
     }
 
     #[test]
-    fn bgzf_members_that_make_little_are_no_more_to_a_job_than_others() {
+    fn bgzf_job_is_limited_to_a_number_of_members() {
         let member = bgzf_member(b"1");
-        let input = member.repeat(2 * JOB_PARTS);
-        let group = Group::cut(&input, 1 << 20).expect("members");
-        assert_eq!(group.plain_len(), JOB_PARTS);
-        assert_eq!(group.packed_len(), JOB_PARTS * member.len());
+        let input = member.repeat(2 * MAX_PARTS_PER_JOB);
+        let group = Group::parse(&input, 1 << 20).expect("members");
+        assert_eq!(group.plain_len(), MAX_PARTS_PER_JOB);
+        assert_eq!(group.packed_len(), MAX_PARTS_PER_JOB * member.len());
     }
 
     #[test]
-    fn bgzf_that_is_mixed_with_other_members_is_read() {
+    fn bgzf_mixed_with_other_members_decodes() {
         let plain = text(400_000, 1);
         let packed = [
             member(&plain[..1000], 6),
@@ -952,7 +953,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_never_waited_for_while_pieces_are_held() {
+    fn decoder_does_not_wait_for_a_buffer_while_it_holds_output() {
         let plain = text(3 << 20, 1);
         let packed = [member(&plain[..100_000], 6), bgzf(&plain[100_000..])].concat();
         let context = Context {
@@ -963,7 +964,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_in_bgzf_is_an_error_of_its_job_or_of_its_framing() {
+    fn bit_flip_in_bgzf_fails_its_job_or_its_framing() {
         let plain = text(300, 1);
         let packed = bgzf(&plain);
         for bit in 0..packed.len() * 8 {
@@ -978,7 +979,7 @@ mod tests {
     }
 
     #[test]
-    fn bgzf_cut_anywhere_is_truncated_after_what_it_held() {
+    fn bgzf_truncated_anywhere_gives_the_bytes_before() {
         let plain = text(3000, 1);
         let first = bgzf_member(&plain[..1000]);
         let packed = [first.clone(), bgzf_member(&plain[1000..])].concat();
@@ -990,7 +991,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_members_and_headers_with_everything_are_read() {
+    fn empty_members_and_headers_with_all_fields_decode() {
         let mut packed = member(b"", 6);
         let builder = GzBuilder::new()
             .filename("name")
@@ -1008,7 +1009,7 @@ mod tests {
     }
 
     #[test]
-    fn without_seek_points_there_are_none() {
+    fn no_seek_points_are_made_when_disabled() {
         let plain = text(9 << 20, 1);
         let run = run(Decoder::start(context(false)), &member(&plain, 6), 1 << 20);
         assert!(run.plain == plain);
@@ -1016,7 +1017,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_pushed_is_decoded_before_more_is_asked_for() {
+    fn pushed_input_is_decoded_before_more_is_requested() {
         let packed = member(&text(100_000, 1), 6);
         let half = packed.len() / 2;
         let mut decoder = Decoder::start(context(true));
@@ -1033,7 +1034,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_cut_anywhere_is_truncated_after_what_it_held() {
+    fn stream_truncated_anywhere_gives_the_bytes_before() {
         let plain = text(3000, 1);
         let mut packed = member(&plain[..1000], 6);
         let first_len = packed.len();
@@ -1054,7 +1055,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_an_error_and_no_panic() {
+    fn bit_flip_is_an_error_and_no_panic() {
         let plain = text(600, 1);
         let packed = member(&plain, 6);
         for bit in 0..packed.len() * 8 {
@@ -1074,7 +1075,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_after_the_last_member_are_nothing_and_garbage_is_a_warning() {
+    fn trailing_zeros_are_ignored_and_trailing_garbage_warns() {
         let packed = member(b"hello", 6);
         for (tail, warnings) in [
             (&[0; 1000][..], 0),
@@ -1093,7 +1094,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_that_disagree_are_told_apart() {
+    fn wrong_crc_and_wrong_length_are_distinguished() {
         let packed = member(b"hello", 6);
         let what = |back: usize| {
             let mut packed = packed.clone();
@@ -1109,12 +1110,12 @@ mod tests {
     }
 
     #[test]
-    fn after_resuming_inside_a_member_the_next_is_checked_again() {
+    fn member_after_a_resumed_member_is_verified() {
         let mut packed = member(&text(9 << 20, 1), 6);
         let first_len = packed.len();
         packed.extend(member(b"hello", 6));
         let seek_point = whole(&packed, 1 << 20).seek_points.pop().expect("some");
-        assert_eq!(seek_point.state, AT_BLOCK);
+        assert_eq!(seek_point.state, STATE_BLOCK);
         let offset = usize::try_from(seek_point.packed.0).expect("small");
         let resumed = |packed: &[u8]| {
             let decoder = Decoder::resume(context(true), &seek_point).expect("its own");
@@ -1135,7 +1136,7 @@ mod tests {
     }
 
     #[test]
-    fn seek_points_of_others_are_refused() {
+    fn foreign_seek_points_are_rejected() {
         let seek_point = |state, bit, window: &'static [u8]| SeekPoint {
             packed: Packed(10),
             bit,
@@ -1145,10 +1146,10 @@ mod tests {
         };
         for seek_point in [
             seek_point(2, 0, b""),
-            seek_point(AT_MEMBER, 1, b""),
-            seek_point(AT_MEMBER, 0, b"window"),
-            seek_point(AT_BLOCK, 8, b""),
-            seek_point(AT_BLOCK, 0, b"no zstd frame"),
+            seek_point(STATE_MEMBER, 1, b""),
+            seek_point(STATE_MEMBER, 0, b"window"),
+            seek_point(STATE_BLOCK, 8, b""),
+            seek_point(STATE_BLOCK, 0, b"no zstd frame"),
         ] {
             let error = Decoder::resume(context(true), &seek_point).err();
             assert!(matches!(
@@ -1162,13 +1163,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_bytes_holds_none() {
+    fn decoder_that_needs_input_holds_no_buffer() {
         let pool = BufferPool::new(10);
         let mut header = pool.acquire(10).expect("open");
         header.copy_from_slice(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0]);
         let context = Context {
             pool: BufferPool::new(u64::MAX),
-            seek_points: false,
+            wants_seek_points: false,
             broker: MemoryBroker::with_limit(0),
             workers: 0,
         };
@@ -1182,7 +1183,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn members_come_back_however_they_are_pushed(
+        fn members_decode_at_every_push_size(
             parts in prop::collection::vec((0_usize..200_000, 0_u32..10, any::<u64>()), 0..6),
             step in 1_usize..300_000,
         ) {
@@ -1199,7 +1200,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_after_a_header_ends_in_an_error(noise in prop::collection::vec(any::<u8>(), 0..500)) {
+        fn noise_after_a_header_is_an_error(noise in prop::collection::vec(any::<u8>(), 0..500)) {
             let packed = [&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0][..], &noise].concat();
             let run = whole(&packed, 64);
             prop_assert!(run.end.is_some(), "noise has the right checksum");

@@ -47,56 +47,56 @@ impl Trailer {
 
 /// The plain bytes of a member, as its trailer counts them.
 #[derive(Debug)]
-pub(super) struct Check {
+pub(super) struct MemberChecksum {
     /// Of the bytes since the last part, or all.
     crc: Crc,
     start: Plain,
-    parts: Option<Parts>,
+    parts: Option<ChecksumParts>,
 }
 
 /// Checksums of parts of a member, which are known in any order.
 #[derive(Clone, Debug, Default)]
-struct Parts {
+struct ChecksumParts {
     count: u64,
-    sums: Arc<Mutex<Sums>>,
+    combined: Arc<Mutex<CombinedChecksum>>,
 }
 
 #[derive(Debug, Default)]
-struct Sums {
+struct CombinedChecksum {
     /// Of the first `count` parts.
     crc: Crc,
     count: u64,
     /// Of parts behind the first that is not known yet.
-    early: BTreeMap<u64, Crc>,
+    out_of_order: BTreeMap<u64, Crc>,
 }
 
 /// The checksum of one part of a member, to be told.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct ChecksumPart {
     number: u64,
-    sums: Arc<Mutex<Sums>>,
+    combined: Arc<Mutex<CombinedChecksum>>,
 }
 
-impl Part {
+impl ChecksumPart {
     /// Tells that the part has these bytes.
-    pub(super) fn tell(self, plain: &[u8]) {
+    pub(super) fn set_bytes(self, plain: &[u8]) {
         let mut crc = Crc::new();
         crc.update(plain);
         self.add(crc);
     }
 
     fn add(self, crc: Crc) {
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let sums = &mut *sums;
-        sums.early.insert(self.number, crc);
-        while let Some(next) = sums.early.remove(&sums.count) {
-            sums.crc.combine(&next);
-            sums.count += 1;
+        let mut combined = self.combined.lock().unwrap_or_else(PoisonError::into_inner);
+        let combined = &mut *combined;
+        combined.out_of_order.insert(self.number, crc);
+        while let Some(next) = combined.out_of_order.remove(&combined.count) {
+            combined.crc.combine(&next);
+            combined.count += 1;
         }
     }
 }
 
-impl Check {
+impl MemberChecksum {
     /// For a member whose plain bytes begin at `start`.
     pub(super) fn new(start: Plain) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Check {
     }
 
     /// The next plain bytes are a part whose checksum someone else will tell.
-    pub(super) fn part(&mut self) -> Part {
+    pub(super) fn part(&mut self) -> ChecksumPart {
         self.end_part();
         self.parts.get_or_insert_default().next()
     }
@@ -129,7 +129,7 @@ impl Check {
     }
 
     /// What is wrong with a member that has `trailer` and whose plain bytes end at `end`.
-    pub(super) fn disagreement(mut self, trailer: &Trailer, end: Plain) -> Option<Cause> {
+    pub(super) fn mismatch(mut self, trailer: &Trailer, end: Plain) -> Option<Cause> {
         let len = end.0.saturating_sub(self.start.0) & u64::from(u32::MAX);
         if self.has_parts() {
             self.end_part();
@@ -158,21 +158,21 @@ impl Check {
     }
 }
 
-impl Parts {
-    fn next(&mut self) -> Part {
+impl ChecksumParts {
+    fn next(&mut self) -> ChecksumPart {
         let number = self.count;
         self.count += 1;
-        Part {
+        ChecksumPart {
             number,
-            sums: Arc::clone(&self.sums),
+            combined: Arc::clone(&self.combined),
         }
     }
 
     /// Of all parts, which have been told.
     fn sum(&self) -> u32 {
-        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        debug_assert_eq!(sums.count, self.count, "asked before all parts were told");
-        sums.crc.sum()
+        let combined = self.combined.lock().unwrap_or_else(PoisonError::into_inner);
+        debug_assert_eq!(combined.count, self.count, "asked before all parts were told");
+        combined.crc.sum()
     }
 }
 
@@ -180,8 +180,8 @@ impl Parts {
 mod tests {
     use super::*;
 
-    fn check(tell: impl FnOnce(Vec<(Part, &[u8])>)) -> Option<Cause> {
-        let mut check = Check::new(Plain(10));
+    fn check(tell: impl FnOnce(Vec<(ChecksumPart, &[u8])>)) -> Option<Cause> {
+        let mut check = MemberChecksum::new(Plain(10));
         check.update(b"ab");
         let second = check.part();
         let third = check.part();
@@ -193,29 +193,29 @@ mod tests {
         let mut trailer = Trailer::default();
         trailer.push(&crc.sum().to_le_bytes());
         trailer.push(&[7, 0, 0, 0]);
-        check.disagreement(&trailer, Plain(17))
+        check.mismatch(&trailer, Plain(17))
     }
 
     #[test]
-    fn parts_may_be_told_in_any_order() {
+    fn checksum_parts_may_arrive_in_any_order() {
         for turn in 0..3 {
-            let told = check(|mut parts| {
+            let mismatch = check(|mut parts| {
                 parts.rotate_left(turn);
                 for (part, bytes) in parts {
-                    part.tell(bytes);
+                    part.set_bytes(bytes);
                 }
             });
-            assert_eq!(told, None);
+            assert_eq!(mismatch, None);
         }
     }
 
     #[test]
-    fn a_part_with_other_bytes_is_a_disagreement() {
-        let told = check(|parts| {
+    fn checksum_part_with_wrong_bytes_is_a_mismatch() {
+        let mismatch = check(|parts| {
             for (part, bytes) in parts.into_iter().rev() {
-                part.tell(if bytes == b"cd" { b"cx" } else { bytes });
+                part.set_bytes(if bytes == b"cd" { b"cx" } else { bytes });
             }
         });
-        assert!(matches!(told, Some(Cause::Checksum { .. })));
+        assert!(matches!(mismatch, Some(Cause::Checksum { .. })));
     }
 }

@@ -9,12 +9,12 @@ use xxhash_rust::xxh32::Xxh32;
 use super::sys;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
-use crate::codec::input::Pieces;
+use crate::codec::input_queue::SegmentedBytes;
 use crate::codec::{Cause, Compression, Error};
 
 /// A block is measured before it is decoded when a full one would be so many times as long as
 /// its packed bytes: it may be a short one, and buffers should not be mostly empty.
-const MEASURE_FACTOR: usize = 16;
+const MEASURE_RATIO: usize = 16;
 
 /// A block cut out of the packed stream.
 #[derive(Debug)]
@@ -22,21 +22,21 @@ pub(super) struct Block {
     /// Where its header lies.
     pub(super) packed: Packed,
     /// What is in it.
-    pub(super) pieces: Pieces,
-    /// Whether the pieces are the plain bytes.
-    pub(super) stored: bool,
-    /// The stored checksum of the pieces.
+    pub(super) segments: SegmentedBytes,
+    /// Whether the segments are the plain bytes.
+    pub(super) is_stored: bool,
+    /// The stored checksum of the segments.
     pub(super) checksum: Option<u32>,
 }
 
 impl Block {
     /// So much room decoding needs at the most, in bytes; `max_len` is the format's limit.
-    pub(super) fn room(&self, max_len: usize) -> usize {
-        let len = self.pieces.len();
-        if self.stored {
+    pub(super) fn max_plain_len(&self, max_len: usize) -> usize {
+        let len = self.segments.len();
+        if self.is_stored {
             len
-        } else if len.saturating_mul(MEASURE_FACTOR) < max_len {
-            let measured = self.pieces.with_contiguous(measure);
+        } else if len.saturating_mul(MEASURE_RATIO) < max_len {
+            let measured = self.segments.with_contiguous(measure_plain_len);
             measured.map_or(max_len, |measured| measured.min(max_len))
         } else {
             max_len
@@ -49,7 +49,7 @@ impl Block {
             return Ok(());
         };
         let mut hash = Xxh32::new(0);
-        for slice in self.pieces.slices() {
+        for slice in self.segments.slices() {
             hash.update(slice);
         }
         let computed = hash.digest();
@@ -66,20 +66,20 @@ impl Block {
     /// Decodes to `buffer` from `start` on, and answers how many bytes; the block may refer to
     /// those before.
     pub(super) fn decode(&self, buffer: &mut [u8], start: usize) -> Result<usize, Error> {
-        if self.stored {
+        if self.is_stored {
             return self.copy(buffer.get_mut(start..).unwrap_or_default());
         }
-        self.pieces
+        self.segments
             .with_contiguous(|packed| match sys::decode(packed, buffer, start) {
                 Some(len) => Ok(len),
-                None => self.decode_again(packed, buffer, start),
+                None => self.decode_fallback(packed, buffer, start),
             })
     }
 
     /// The plain bytes of a stored block to the front of `target`.
     fn copy(&self, target: &mut [u8]) -> Result<usize, Error> {
         let mut filled = 0;
-        for slice in self.pieces.slices() {
+        for slice in self.segments.slices() {
             let end = filled + slice.len();
             let Some(target) = target.get_mut(filled..end) else {
                 return Err(self.malformed("a stored block is too long"));
@@ -92,7 +92,7 @@ impl Block {
 
     /// Decodes what liblz4 refused: it does not say why, and this one has the last word.
     #[cold]
-    fn decode_again(&self, packed: &[u8], buffer: &mut [u8], start: usize) -> Result<usize, Error> {
+    fn decode_fallback(&self, packed: &[u8], buffer: &mut [u8], start: usize) -> Result<usize, Error> {
         let (seen, room) = buffer.split_at_mut(start.min(buffer.len()));
         let history = seen.get(seen.len().saturating_sub(sys::HISTORY_LEN)..);
         block::decompress_into_with_dict(packed, room, history.unwrap_or_default())
@@ -131,26 +131,26 @@ pub(super) fn decode_group(
 
 /// How many plain bytes the packed block `bytes` makes, found without making them; `None` when
 /// it is malformed.
-fn measure(bytes: &[u8]) -> Option<usize> {
+fn measure_plain_len(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let mut len = 0_usize;
     loop {
         let (&token, after) = rest.split_first()?;
         rest = after;
-        let literals = length(token >> 4, &mut rest)?;
+        let literals = read_length(token >> 4, &mut rest)?;
         rest = rest.get(literals..)?;
         len = len.checked_add(literals)?;
         if rest.is_empty() {
             return Some(len);
         }
         rest = rest.get(2..)?;
-        let matched = length(token & 15, &mut rest)?;
+        let matched = read_length(token & 15, &mut rest)?;
         len = len.checked_add(matched)?.checked_add(4)?;
     }
 }
 
 /// A length whose first part is `nibble`.
-fn length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
+fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     let mut len = usize::from(nibble);
     if nibble == 15 {
         loop {
@@ -169,32 +169,32 @@ fn length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
 ///
 /// Whoever ends last, a job or the walk that comes to the frame's end, finds out.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct ContentLenCheck {
     expected: u64,
     plain: AtomicU64,
     /// The walk and the jobs that have not ended.
-    open: AtomicU64,
+    open_parts: AtomicU64,
 }
 
-impl Tally {
+impl ContentLenCheck {
     /// For a frame of `expected` plain bytes, held open by the walk.
     pub(super) fn new(expected: u64) -> Arc<Self> {
         Arc::new(Self {
             expected,
             plain: AtomicU64::new(0),
-            open: AtomicU64::new(1),
+            open_parts: AtomicU64::new(1),
         })
     }
 
-    /// One more will call [`Self::close`].
-    pub(super) fn open(&self) {
-        self.open.fetch_add(1, Ordering::Relaxed);
+    /// One more will call [`Self::end_part`].
+    pub(super) fn begin_part(&self) {
+        self.open_parts.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds `plain` bytes; when no one holds the tally open any more, they must be all.
-    pub(super) fn close(&self, plain: u64) -> Result<(), Cause> {
+    pub(super) fn end_part(&self, plain: u64) -> Result<(), Cause> {
         let sum = self.plain.fetch_add(plain, Ordering::AcqRel) + plain;
-        let last = self.open.fetch_sub(1, Ordering::AcqRel) == 1;
+        let last = self.open_parts.fetch_sub(1, Ordering::AcqRel) == 1;
         let sum = if last {
             self.plain.load(Ordering::Acquire)
         } else {
@@ -218,10 +218,10 @@ pub(super) fn check_content_len(expected: u64, len: u64, ended: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::walk::tests::{noise, text};
+    use crate::codec::frame_walker::tests::{noise, text};
 
     #[test]
-    fn measuring_agrees_with_decoding() {
+    fn measured_length_equals_decoded_length() {
         for plain in [
             text(100_000),
             noise(1000),
@@ -230,24 +230,24 @@ mod tests {
             vec![],
         ] {
             let packed = block::compress(&plain);
-            assert_eq!(measure(&packed), Some(plain.len()));
+            assert_eq!(measure_plain_len(&packed), Some(plain.len()));
             for len in 0..packed.len().min(100) {
                 let cut = packed.get(..len).unwrap();
-                assert!(measure(cut).is_none_or(|measured| measured < plain.len()));
+                assert!(measure_plain_len(cut).is_none_or(|measured| measured < plain.len()));
             }
         }
     }
 
     #[test]
-    fn the_last_to_end_finds_a_wrong_content_size() {
-        let tally = Tally::new(10);
-        tally.open();
-        tally.open();
-        assert_eq!(tally.close(4), Ok(()));
-        assert_eq!(tally.close(0), Ok(()));
-        assert!(tally.close(5).is_err());
-        let tally = Tally::new(10);
-        tally.open();
-        assert!(tally.close(11).is_err());
+    fn last_part_to_end_detects_a_wrong_content_size() {
+        let len_check = ContentLenCheck::new(10);
+        len_check.begin_part();
+        len_check.begin_part();
+        assert_eq!(len_check.end_part(4), Ok(()));
+        assert_eq!(len_check.end_part(0), Ok(()));
+        assert!(len_check.end_part(5).is_err());
+        let len_check = ContentLenCheck::new(10);
+        len_check.begin_part();
+        assert!(len_check.end_part(11).is_err());
     }
 }

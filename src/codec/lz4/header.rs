@@ -29,7 +29,7 @@ const DICTIONARY: u8 = 1;
 const BLOCK_LEN_RESERVED: u8 = 0x8f;
 
 /// [`SeekPoint::state`](crate::codec::SeekPoint::state) between two frames.
-pub(super) const BETWEEN_FRAMES: u32 = 0;
+pub(super) const STATE_BETWEEN_FRAMES: u32 = 0;
 const STATE_LEGACY: u32 = 1 << 8;
 
 /// Whether `magic` starts a skippable frame.
@@ -45,28 +45,28 @@ pub(super) fn is_skippable(magic: u32) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     /// Blocks refer to plain bytes of earlier ones.
-    pub(super) linked: bool,
+    pub(super) is_linked: bool,
     /// Each block is followed by its checksum.
-    pub(super) block_checksums: bool,
+    pub(super) has_block_checksums: bool,
     /// The end mark is followed by the checksum of all plain bytes.
-    pub(super) content_checksum: bool,
+    pub(super) has_content_checksum: bool,
     /// How many plain bytes the frame says it has.
     pub(super) content_len: Option<u64>,
     /// A block has at most so many plain bytes.
     pub(super) max_block_len: usize,
     /// There are no end mark and no stored blocks.
-    pub(super) legacy: bool,
+    pub(super) is_legacy: bool,
 }
 
 impl Header {
     /// What holds in every legacy frame.
     pub(super) const LEGACY: Self = Self {
-        linked: false,
-        block_checksums: false,
-        content_checksum: false,
+        is_linked: false,
+        has_block_checksums: false,
+        has_content_checksum: false,
         content_len: None,
         max_block_len: LEGACY_BLOCK_LEN,
-        legacy: true,
+        is_legacy: true,
     };
 
     /// Reads the descriptor that `peek` fills from behind the magic; answers its length, too.
@@ -115,19 +115,19 @@ impl Header {
         }
         let code = block_len >> 4;
         Ok(Self {
-            linked: flags & INDEPENDENT == 0,
-            block_checksums: flags & BLOCK_CHECKSUMS != 0,
-            content_checksum: flags & CONTENT_CHECKSUM != 0,
+            is_linked: flags & INDEPENDENT == 0,
+            has_block_checksums: flags & BLOCK_CHECKSUMS != 0,
+            has_content_checksum: flags & CONTENT_CHECKSUM != 0,
             content_len: middle.first_chunk().copied().map(u64::from_le_bytes),
-            max_block_len: block_len_of(code)
+            max_block_len: block_len_from_code(code)
                 .ok_or_else(|| Cause::Malformed(format!("block size code {code}")))?,
-            legacy: false,
+            is_legacy: false,
         })
     }
 
     /// A block has at most so many packed bytes.
     pub(super) fn max_packed_len(&self) -> usize {
-        if self.legacy {
+        if self.is_legacy {
             LEGACY_PACKED_LEN
         } else {
             self.max_block_len
@@ -137,15 +137,15 @@ impl Header {
     /// As [`SeekPoint::state`](crate::codec::SeekPoint::state) of a block of this frame: the
     /// frame's flag byte in bits 0 to 7 and its block size code in bits 16 to 23; or bit 8 for legacy.
     pub(super) fn state(&self) -> u32 {
-        if self.legacy {
+        if self.is_legacy {
             return STATE_LEGACY;
         }
         let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-        let code = (4_u8..8).find(|code| block_len_of(*code) == Some(self.max_block_len));
+        let code = (4_u8..8).find(|code| block_len_from_code(*code) == Some(self.max_block_len));
         let flags = VERSION
-            | flag(!self.linked, INDEPENDENT)
-            | flag(self.block_checksums, BLOCK_CHECKSUMS)
-            | flag(self.content_checksum, CONTENT_CHECKSUM);
+            | flag(!self.is_linked, INDEPENDENT)
+            | flag(self.has_block_checksums, BLOCK_CHECKSUMS)
+            | flag(self.has_content_checksum, CONTENT_CHECKSUM);
         u32::from(flags) | u32::from(code.unwrap_or_default()) << 16
     }
 
@@ -156,18 +156,18 @@ impl Header {
         }
         let [flags, _, code, _] = state.to_le_bytes();
         let header = Self {
-            linked: flags & INDEPENDENT == 0,
-            block_checksums: flags & BLOCK_CHECKSUMS != 0,
-            content_checksum: flags & CONTENT_CHECKSUM != 0,
+            is_linked: flags & INDEPENDENT == 0,
+            has_block_checksums: flags & BLOCK_CHECKSUMS != 0,
+            has_content_checksum: flags & CONTENT_CHECKSUM != 0,
             content_len: None,
-            max_block_len: block_len_of(code)?,
-            legacy: false,
+            max_block_len: block_len_from_code(code)?,
+            is_legacy: false,
         };
         (header.state() == state).then_some(header)
     }
 }
 
-fn block_len_of(code: u8) -> Option<usize> {
+fn block_len_from_code(code: u8) -> Option<usize> {
     (4..8).contains(&code).then(|| 1 << (8 + 2 * code))
 }
 
@@ -177,22 +177,22 @@ mod tests {
 
     #[test]
     fn block_sizes_are_those_of_the_format() {
-        let lens = (3..9).map(block_len_of).collect::<Vec<_>>();
+        let lens = (3..9).map(block_len_from_code).collect::<Vec<_>>();
         let kib = |len: usize| Some(len << 10);
         assert_eq!(lens, [None, kib(64), kib(256), kib(1024), kib(4096), None]);
     }
 
     #[test]
-    fn a_state_tells_of_the_frame_it_was_made_in() {
+    fn frame_header_round_trips_through_state() {
         for bits in 0..8_u8 {
             for code in 4..8 {
                 let header = Header {
-                    linked: bits & 1 != 0,
-                    block_checksums: bits & 2 != 0,
-                    content_checksum: bits & 4 != 0,
+                    is_linked: bits & 1 != 0,
+                    has_block_checksums: bits & 2 != 0,
+                    has_content_checksum: bits & 4 != 0,
                     content_len: None,
-                    max_block_len: block_len_of(code).unwrap(),
-                    legacy: false,
+                    max_block_len: block_len_from_code(code).unwrap(),
+                    is_legacy: false,
                 };
                 assert_eq!(Header::from_state(header.state()), Some(header));
             }

@@ -9,16 +9,16 @@ mod sys;
 
 use std::sync::Arc;
 
-use super::input::Input;
+use super::input_queue::InputQueue;
 use super::seek_point::{Spacing, unpack_window};
-use super::walk::{Results, Step, Walk, Walker, error};
+use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
 use super::{
-    Cause, Compression, ContentHash, Context, Error, JOB_PARTS, Job, Pull, SeekPoint, UNCOUNTED,
+    Cause, Compression, ContentChecksum, Context, Error, MAX_PARTS_PER_JOB, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
-use block::{Block, Tally, check_content_len, decode_group};
-use header::{BETWEEN_FRAMES, Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, is_skippable};
+use block::{Block, ContentLenCheck, check_content_len, decode_group};
+use header::{STATE_BETWEEN_FRAMES, Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, is_skippable};
 use sys::HISTORY_LEN;
 
 /// Small blocks are joined to pieces of about so many plain bytes.
@@ -26,13 +26,13 @@ const PIECE_LEN: usize = 1 << 20;
 
 /// Stored blocks of so many bytes are given out as they are; copying shorter ones into a piece
 /// costs less than a piece of their own.
-const PASS_LEN: usize = 32 << 10;
+const MIN_ZERO_COPY_LEN: usize = 32 << 10;
 
 /// In a block's header, says that the block is stored.
-const STORED: u32 = 1 << 31;
+const STORED_FLAG: u32 = 1 << 31;
 
 /// Decodes lz4.
-pub(super) type Decoder = Walker<Frames>;
+pub(super) type Decoder = FrameDecoder<Frames>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
@@ -40,9 +40,9 @@ impl Decoder {
         let frames = Frames {
             context,
             spacing,
-            plain_at_most: 0,
-            first: true,
-            state: State::Between,
+            plain_upper_bound: 0,
+            is_first: true,
+            state: State::BetweenFrames,
         };
         Self::new(frames, Packed(0))
     }
@@ -53,8 +53,8 @@ impl Decoder {
         let frames = Frames {
             spacing: Spacing::resume(&context, seek_point),
             context,
-            plain_at_most: seek_point.plain.0,
-            first: false,
+            plain_upper_bound: seek_point.plain.0,
+            is_first: false,
             state,
         };
         Ok(Self::new(frames, seek_point.packed))
@@ -67,16 +67,16 @@ pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
     /// Plain bytes so far at the most; jobs may make fewer.
-    plain_at_most: u64,
+    plain_upper_bound: u64,
     /// No frame has begun yet.
-    first: bool,
+    is_first: bool,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
     /// Before a frame's magic, or at the end.
-    Between,
+    BetweenFrames,
     /// So many bytes of a skippable frame are left.
     Skipping(u64),
     /// At the header of a block.
@@ -89,8 +89,8 @@ impl State {
         if seek_point.bit != 0 {
             return Err(foreign());
         }
-        if seek_point.state == BETWEEN_FRAMES {
-            return Ok(Self::Between);
+        if seek_point.state == STATE_BETWEEN_FRAMES {
+            return Ok(Self::BetweenFrames);
         }
         let header = Header::from_state(seek_point.state).ok_or_else(foreign)?;
         let history = unpack_window(&seek_point.window, HISTORY_LEN)?;
@@ -103,7 +103,7 @@ impl State {
 struct Frame {
     header: Header,
     /// Whether its first block was seen, without which nothing about the whole can be checked.
-    whole: bool,
+    has_first_block: bool,
     body: Body,
     /// A block that waits until what was made before it is pulled.
     pending: Option<Block>,
@@ -114,31 +114,31 @@ struct Frame {
 enum Body {
     Independent {
         group: Group,
-        tally: Option<Arc<Tally>>,
+        len_check: Option<Arc<ContentLenCheck>>,
     },
-    Linked(Linked),
+    Linked(LinkedDecoder),
 }
 
 /// Independent blocks that will be one job.
 #[derive(Debug, Default)]
 struct Group {
     blocks: Vec<Block>,
-    room: usize,
+    buffer_len: usize,
 }
 
 /// Decodes linked blocks.
 #[derive(Debug)]
-struct Linked {
+struct LinkedDecoder {
     /// The plain bytes before the piece, as far back as blocks may refer.
     history: Vec<u8>,
     /// History and then plain bytes that were not given out yet.
-    piece: Option<Piece>,
+    piece: Option<LinkedBuffer>,
     /// The frame's plain bytes so far.
     plain_len: u64,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct LinkedBuffer {
     buffer: Buffer,
     /// Where new plain bytes begin.
     start: usize,
@@ -148,14 +148,14 @@ struct Piece {
 impl Frame {
     fn start(header: Header) -> Self {
         Self {
-            whole: true,
+            has_first_block: true,
             ..Self::resume(header, Vec::new())
         }
     }
 
     fn resume(header: Header, history: Vec<u8>) -> Self {
-        let body = if header.linked {
-            Body::Linked(Linked {
+        let body = if header.is_linked {
+            Body::Linked(LinkedDecoder {
                 history,
                 piece: None,
                 plain_len: 0,
@@ -163,81 +163,81 @@ impl Frame {
         } else {
             Body::Independent {
                 group: Group::default(),
-                tally: header.content_len.map(Tally::new),
+                len_check: header.content_len.map(ContentLenCheck::new),
             }
         };
         Self {
             header,
-            whole: false,
+            has_first_block: false,
             body,
             pending: None,
         }
     }
 
     /// Whether the driver is to hash what the frame's blocks make.
-    fn hashed_by_driver(&self) -> bool {
-        self.whole && self.header.content_checksum
+    fn is_hashed_by_driver(&self) -> bool {
+        self.has_first_block && self.header.has_content_checksum
     }
 }
 
-impl Walk for Frames {
+impl FrameWalker for Frames {
     const COMPRESSION: Compression = Compression::Lz4;
 
-    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         match &mut self.state {
-            State::Between => self.frame_start(input, results),
+            State::BetweenFrames => self.start_frame(input, pulls),
             State::Skipping(left) => {
                 *left -= input.skip(*left);
                 if *left > 0 {
-                    return Ok(Step::Hungry);
+                    return Ok(Step::NeedInput);
                 }
-                self.state = State::Between;
-                Ok(Step::Moved)
+                self.state = State::BetweenFrames;
+                Ok(Step::Progressed)
             }
-            State::Blocks(_) => self.block(input, results),
+            State::Blocks(_) => self.block(input, pulls),
         }
     }
 
-    fn flush(&mut self, results: &mut Results) -> Result<(), Error> {
+    fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
         };
         match &mut frame.body {
-            Body::Independent { group, tally } => {
+            Body::Independent { group, len_check } => {
                 let max_len = frame.header.max_block_len;
-                results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
+                pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
             }
-            Body::Linked(linked) => results.extend(linked.flush()),
+            Body::Linked(linked) => pulls.extend(linked.flush()),
         }
         Ok(())
     }
 }
 
 impl Frames {
-    fn frame_start(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
-        if input.is_over() && !self.first {
+    fn start_frame(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
+        if input.is_exhausted() && !self.is_first {
             return Ok(Step::End);
         }
         let Some(magic) = input.peek().map(u32::from_le_bytes) else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
         let packed = input.offset();
         if is_skippable(magic) {
             let Some(len) = input.peek_at(MAGIC_LEN).map(u32::from_le_bytes) else {
-                return Ok(Step::Hungry);
+                return Ok(Step::NeedInput);
             };
-            self.first = false;
+            self.is_first = false;
             self.state = State::Skipping(MAGIC_LEN as u64 + 4 + u64::from(len));
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         }
         let (header, len) = match magic {
             LEGACY_MAGIC => (Header::LEGACY, 0),
             MAGIC => match Header::read(|target| input.peek_into(MAGIC_LEN, target)) {
-                None => return Ok(Step::Hungry),
+                None => return Ok(Step::NeedInput),
                 Some(read) => read.map_err(|cause| error::<Self>(packed, cause))?,
             },
             _ => {
-                let what = if self.first {
+                let what = if self.is_first {
                     "this is no lz4 frame"
                 } else {
                     "bytes that are no lz4 frame follow the last frame"
@@ -245,85 +245,85 @@ impl Frames {
                 return Err(error::<Self>(packed, Cause::Malformed(what.to_owned())));
             }
         };
-        self.first = false;
-        if self.spacing.frame(Plain(self.plain_at_most)) {
-            results.push_back(seek_point(packed, BETWEEN_FRAMES));
+        self.is_first = false;
+        if self.spacing.try_mark_frame(Plain(self.plain_upper_bound)) {
+            pulls.push_back(seek_point(packed, STATE_BETWEEN_FRAMES));
         }
         input.skip((MAGIC_LEN + len) as u64);
         let frame = Frame::start(header);
-        if frame.hashed_by_driver() {
-            results.push_back(Pull::HashStart(ContentHash::lz4()));
+        if frame.is_hashed_by_driver() {
+            pulls.push_back(Pull::ChecksumStart(ContentChecksum::lz4()));
         }
         self.state = State::Blocks(frame);
-        Ok(Step::Moved)
+        Ok(Step::Progressed)
     }
 
     /// Walks one block, or what comes instead of one.
-    fn block(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn block(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let State::Blocks(frame) = &mut self.state else {
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         };
         if let Some(block) = frame.pending.take() {
-            self.give_out(block, results)?;
-            return Ok(Step::Moved);
+            self.emit_block(block, pulls)?;
+            return Ok(Step::Progressed);
         }
         let header = frame.header;
-        if header.legacy && input.is_over() {
+        if header.is_legacy && input.is_exhausted() {
             return Ok(Step::End);
         }
         let Some(word) = input.peek().map(u32::from_le_bytes) else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
-        if !header.legacy && word == 0 {
-            return self.frame_end(input, results);
+        if !header.is_legacy && word == 0 {
+            return self.end_frame(input, pulls);
         }
-        let stored = !header.legacy && word & STORED != 0;
-        let len = if stored { word & !STORED } else { word } as usize;
+        let stored = !header.is_legacy && word & STORED_FLAG != 0;
+        let len = if stored { word & !STORED_FLAG } else { word } as usize;
         if len > header.max_packed_len() {
-            if header.legacy {
+            if header.is_legacy {
                 // No block is so long: this is the magic of another frame.
-                self.flush(results)?;
-                self.state = State::Between;
-                return Ok(Step::Moved);
+                self.flush(pulls)?;
+                self.state = State::BetweenFrames;
+                return Ok(Step::Progressed);
             }
             let text = format!("a block of {len} bytes is longer than the frame allows");
             return Err(error::<Self>(input.offset(), Cause::Malformed(text)));
         }
-        let Some(block) = take_block(input, len, stored, header.block_checksums) else {
-            return Ok(Step::Hungry);
+        let Some(block) = take_block(input, len, stored, header.has_block_checksums) else {
+            return Ok(Step::NeedInput);
         };
-        self.seek_point_before(&block, results)?;
-        self.give_out(block, results)?;
-        Ok(Step::Moved)
+        self.add_seek_point_before(&block, pulls)?;
+        self.emit_block(block, pulls)?;
+        Ok(Step::Progressed)
     }
 
-    fn seek_point_before(&mut self, block: &Block, results: &mut Results) -> Result<(), Error> {
+    fn add_seek_point_before(&mut self, block: &Block, pulls: &mut PullQueue) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
         };
-        let plain = Plain(self.plain_at_most);
+        let plain = Plain(self.plain_upper_bound);
         let state = frame.header.state();
         match &mut frame.body {
-            Body::Independent { group, tally } => {
-                if self.spacing.frame(plain) {
+            Body::Independent { group, len_check } => {
+                if self.spacing.try_mark_frame(plain) {
                     let max_len = frame.header.max_block_len;
-                    results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
-                    results.push_back(seek_point(block.packed, state));
+                    pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
+                    pulls.push_back(seek_point(block.packed, state));
                 }
             }
             Body::Linked(linked) => {
-                if !self.spacing.checkpoint_due(plain, block.packed) {
+                if !self.spacing.is_checkpoint_due(plain, block.packed) {
                     return Ok(());
                 }
-                results.extend(linked.flush());
+                pulls.extend(linked.flush());
                 let window = self
                     .spacing
-                    .checkpoint(plain, block.packed, &linked.history);
-                results.extend(window.map(|window| {
+                    .try_checkpoint(plain, block.packed, &linked.history);
+                pulls.extend(window.map(|window| {
                     Pull::SeekPoint(SeekPoint {
                         packed: block.packed,
                         bit: 0,
-                        plain: UNCOUNTED,
+                        plain: UNKNOWN_PLAIN,
                         state,
                         window,
                     })
@@ -335,43 +335,43 @@ impl Frames {
 
     /// Decodes `block` or makes it part of a job; later, when something else is to be pulled before, as
     /// the buffers of that must not be held while more are waited for.
-    fn give_out(&mut self, block: Block, results: &mut Results) -> Result<(), Error> {
+    fn emit_block(&mut self, block: Block, pulls: &mut PullQueue) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
         };
         let max_len = frame.header.max_block_len;
-        let room = block.room(max_len);
+        let room = block.max_plain_len(max_len);
         if let Body::Linked(linked) = &mut frame.body {
-            results.extend(linked.make_way(room));
+            pulls.extend(linked.flush_unless_fits(room));
         }
-        if !results.is_empty() {
+        if !pulls.is_empty() {
             frame.pending = Some(block);
             return Ok(());
         }
         match &mut frame.body {
-            Body::Independent { group, tally } => {
-                if block.stored && room >= PASS_LEN {
+            Body::Independent { group, len_check } => {
+                if block.is_stored && room >= MIN_ZERO_COPY_LEN {
                     block.verify()?;
-                    results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
-                    if let Some(tally) = tally {
-                        tally.open();
-                        let counted = tally.close(room as u64);
+                    pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
+                    if let Some(len_check) = len_check {
+                        len_check.begin_part();
+                        let counted = len_check.end_part(room as u64);
                         counted.map_err(|cause| error::<Self>(block.packed, cause))?;
                     }
-                    results.extend(block.pieces.into_iter().map(Pull::Plain));
+                    pulls.extend(block.segments.into_iter().map(Pull::Plain));
                 } else {
-                    group.room += room;
+                    group.buffer_len += room;
                     group.blocks.push(block);
-                    if group.room >= PIECE_LEN || group.blocks.len() == JOB_PARTS {
-                        results.extend(group.flush(&self.context, max_len, tally.as_ref())?);
+                    if group.buffer_len >= PIECE_LEN || group.blocks.len() == MAX_PARTS_PER_JOB {
+                        pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
                     }
                 }
-                self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
+                self.plain_upper_bound = self.plain_upper_bound.saturating_add(room as u64);
             }
             Body::Linked(linked) => {
                 let len = linked.decode(&block, room, &self.context)?;
-                self.plain_at_most = self.plain_at_most.saturating_add(len as u64);
-                if let Some(expected) = frame.header.content_len.filter(|_| frame.whole) {
+                self.plain_upper_bound = self.plain_upper_bound.saturating_add(len as u64);
+                if let Some(expected) = frame.header.content_len.filter(|_| frame.has_first_block) {
                     check_content_len(expected, linked.plain_len, false)
                         .map_err(|cause| error::<Self>(block.packed, cause))?;
                 }
@@ -381,30 +381,30 @@ impl Frames {
     }
 
     /// Checks what follows the last block.
-    fn frame_end(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn end_frame(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let State::Blocks(frame) = &self.state else {
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         };
-        let expected = if frame.header.content_checksum {
+        let expected = if frame.header.has_content_checksum {
             let Some(stored) = input.peek_at(4).map(u32::from_le_bytes) else {
-                return Ok(Step::Hungry);
+                return Ok(Step::NeedInput);
             };
             Some(stored)
         } else {
             None
         };
         let packed = input.offset();
-        self.flush(results)?;
-        let State::Blocks(frame) = std::mem::replace(&mut self.state, State::Between) else {
-            return Ok(Step::Moved);
+        self.flush(pulls)?;
+        let State::Blocks(frame) = std::mem::replace(&mut self.state, State::BetweenFrames) else {
+            return Ok(Step::Progressed);
         };
         input.skip(if expected.is_some() { 8 } else { 4 });
-        if !frame.whole {
-            return Ok(Step::Moved);
+        if !frame.has_first_block {
+            return Ok(Step::Progressed);
         }
         let len_checked = match (&frame.body, frame.header.content_len) {
-            (Body::Independent { tally, .. }, _) => {
-                tally.as_ref().map_or(Ok(()), |tally| tally.close(0))
+            (Body::Independent { len_check, .. }, _) => {
+                len_check.as_ref().map_or(Ok(()), |len_check| len_check.end_part(0))
             }
             (Body::Linked(linked), Some(expected)) => {
                 check_content_len(expected, linked.plain_len, true)
@@ -413,9 +413,9 @@ impl Frames {
         };
         len_checked.map_err(|cause| error::<Self>(packed, cause))?;
         if let Some(expected) = expected {
-            results.push_back(Pull::HashEnd { expected, packed });
+            pulls.push_back(Pull::ChecksumEnd { expected, packed });
         }
-        Ok(Step::Moved)
+        Ok(Step::Progressed)
     }
 }
 
@@ -424,14 +424,14 @@ fn seek_point(packed: Packed, state: u32) -> Pull {
     Pull::SeekPoint(SeekPoint {
         packed,
         bit: 0,
-        plain: UNCOUNTED,
+        plain: UNKNOWN_PLAIN,
         state,
         window: bytes::Bytes::new(),
     })
 }
 
 /// The block whose header is next, or `None` when it is not all at hand.
-fn take_block(input: &mut Input, len: usize, stored: bool, checksum: bool) -> Option<Block> {
+fn take_block(input: &mut InputQueue, len: usize, stored: bool, checksum: bool) -> Option<Block> {
     let packed = input.offset();
     let checksum = if checksum {
         Some(u32::from_le_bytes(input.peek_at(4 + len)?))
@@ -441,14 +441,14 @@ fn take_block(input: &mut Input, len: usize, stored: bool, checksum: bool) -> Op
         None
     };
     input.skip(4);
-    let pieces = input.take(len)?;
+    let segments = input.take(len)?;
     if checksum.is_some() {
         input.skip(4);
     }
     Some(Block {
         packed,
-        pieces,
-        stored,
+        segments,
+        is_stored: stored,
         checksum,
     })
 }
@@ -460,22 +460,22 @@ impl Group {
         &mut self,
         context: &Context,
         max_len: usize,
-        tally: Option<&Arc<Tally>>,
+        len_check: Option<&Arc<ContentLenCheck>>,
     ) -> Result<Option<Pull>, Error> {
-        let Self { blocks, room } = std::mem::take(self);
+        let Self { blocks, buffer_len } = std::mem::take(self);
         let Some(first) = blocks.first().map(|block| block.packed) else {
             return Ok(None);
         };
-        let taken = context.pool.acquire(room);
+        let taken = context.pool.acquire(buffer_len);
         let buffer = taken.map_err(|closed| error::<Frames>(first, closed.into()))?;
-        let tally = tally.cloned();
-        if let Some(tally) = &tally {
-            tally.open();
+        let len_check = len_check.cloned();
+        if let Some(len_check) = &len_check {
+            len_check.begin_part();
         }
         Ok(Some(Pull::Job(Job::with_output(move || {
             let plain = decode_group(&blocks, max_len, buffer)?;
-            if let Some(tally) = tally {
-                let counted = tally.close(plain.len() as u64);
+            if let Some(len_check) = len_check {
+                let counted = len_check.end_part(plain.len() as u64);
                 counted.map_err(|cause| error::<Frames>(first, cause))?;
             }
             Ok(plain.into())
@@ -483,14 +483,14 @@ impl Group {
     }
 }
 
-impl Linked {
+impl LinkedDecoder {
     /// What was decoded, if there are no `room` bytes behind it.
-    fn make_way(&mut self, room: usize) -> Option<Pull> {
-        let is_full = self.piece.as_ref().is_some_and(|piece| piece.left() < room);
+    fn flush_unless_fits(&mut self, room: usize) -> Option<Pull> {
+        let is_full = self.piece.as_ref().is_some_and(|piece| piece.spare_len() < room);
         is_full.then(|| self.flush()).flatten()
     }
 
-    /// Decodes `block`, which needs at most the `room` bytes that were [made](Self::make_way); answers
+    /// Decodes `block`, which needs at most the `room` bytes that were [made](Self::flush_unless_fits); answers
     /// how many it makes.
     fn decode(&mut self, block: &Block, room: usize, context: &Context) -> Result<usize, Error> {
         block.verify()?;
@@ -500,7 +500,7 @@ impl Linked {
             let len = self.history.len() + room.max(PIECE_LEN);
             let taken = context.pool.acquire(len);
             let buffer = taken.map_err(|closed| error::<Frames>(block.packed, closed.into()))?;
-            Piece::new(buffer, &self.history)
+            LinkedBuffer::new(buffer, &self.history)
         };
         let piece = self.piece.insert(piece);
         let len = piece.decode(block, room)?;
@@ -516,7 +516,7 @@ impl Linked {
         self.history.clear();
         self.history
             .extend_from_slice(seen.get(kept..).unwrap_or_default());
-        let Piece {
+        let LinkedBuffer {
             buffer,
             start,
             filled,
@@ -525,7 +525,7 @@ impl Linked {
     }
 }
 
-impl Piece {
+impl LinkedBuffer {
     fn new(mut buffer: Buffer, history: &[u8]) -> Self {
         let start = history.len();
         if let Some(front) = buffer.get_mut(..start) {
@@ -539,7 +539,7 @@ impl Piece {
     }
 
     /// Bytes that can still be added.
-    fn left(&self) -> usize {
+    fn spare_len(&self) -> usize {
         self.buffer.len() - self.filled
     }
 
@@ -555,13 +555,13 @@ impl Piece {
 
 #[cfg(test)]
 mod tests {
-    use super::super::walk::tests::{
-        Outcome, check, check_flips, check_truncation, context, decode, decode_from, drive, noise,
+    use super::super::frame_walker::tests::{
+        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, decode_from, drive, noise,
         text,
     };
     use super::*;
     use crate::base::buffer_pool::BufferPool;
-    use crate::codec::{self, READING_POOL, reading_bytes};
+    use crate::codec::{self, READ_POOL_BYTES, read_pool_bytes};
     use lz4_flex::block::{compress, compress_with_dict};
     use proptest::prelude::*;
     use xxhash_rust::xxh32::xxh32;
@@ -625,7 +625,7 @@ mod tests {
                 let (word, body) = if packed.len() < block.len() {
                     (u32::try_from(packed.len()).unwrap(), packed)
                 } else {
-                    (u32::try_from(block.len()).unwrap() | STORED, block.to_vec())
+                    (u32::try_from(block.len()).unwrap() | STORED_FLAG, block.to_vec())
                 };
                 frame.extend(word.to_le_bytes());
                 frame.extend(&body);
@@ -652,14 +652,14 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_make_nothing_are_no_more_to_a_job_than_others() {
+    fn job_of_empty_blocks_is_limited_to_a_number_of_blocks() {
         let mut packed = Maker {
             content_checksum: false,
             ..INDEPENDENT
         }
         .header(0);
-        for _ in 0..3 * JOB_PARTS {
-            packed.extend(STORED.to_le_bytes());
+        for _ in 0..3 * MAX_PARTS_PER_JOB {
+            packed.extend(STORED_FLAG.to_le_bytes());
         }
         packed.extend([0; 4]);
         let outcome = decode(Compression::Lz4, &packed, packed.len());
@@ -668,10 +668,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_for_it_is_enough_when_legacy_blocks_differ() {
+    fn read_pool_suffices_for_mixed_legacy_blocks() {
         let mut packed = legacy(&text(3256));
         packed.extend(legacy(&vec![0; 8 << 20]).split_off(MAGIC_LEN));
-        let pool = BufferPool::new(READING_POOL);
+        let pool = BufferPool::new(READ_POOL_BYTES);
         let context = Context {
             pool: pool.clone(),
             ..context()
@@ -679,7 +679,7 @@ mod tests {
         let found = drive(codec::start(Compression::Lz4, context), &packed, 1000, 0);
         assert_eq!(found.plain.len(), 3256 + (8 << 20));
         let peak = pool.peak_bytes();
-        assert!(peak <= reading_bytes(Compression::Lz4), "{peak} bytes");
+        assert!(peak <= read_pool_bytes(Compression::Lz4), "{peak} bytes");
     }
 
     fn skippable(len: u32) -> Vec<u8> {
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn independent_blocks_become_jobs_of_about_a_mebibyte() {
+    fn independent_blocks_become_jobs_of_about_one_mebibyte() {
         let plain = text(8 << 20);
         let packed = INDEPENDENT.frame(&plain);
         let outcome = decode(Compression::Lz4, &packed, packed.len());
@@ -712,7 +712,7 @@ mod tests {
     #[test]
     fn independent_frames_resume_at_every_mebibyte() {
         let plain = mixed(5 << 20);
-        let seek_points = check(Compression::Lz4, &INDEPENDENT.frame(&plain), &plain);
+        let seek_points = assert_decodes(Compression::Lz4, &INDEPENDENT.frame(&plain), &plain);
         assert_eq!(seek_points.len(), plain.len().div_ceil(1 << 20));
         assert!(seek_points.iter().all(|point| point.window.is_empty()));
     }
@@ -725,28 +725,28 @@ mod tests {
                 block_checksums,
                 ..LINKED
             };
-            let seek_points = check(Compression::Lz4, &maker.frame(&plain), &plain);
+            let seek_points = assert_decodes(Compression::Lz4, &maker.frame(&plain), &plain);
             let windows = seek_points.iter().filter(|point| !point.window.is_empty());
             assert!(windows.count() >= 3, "{}", seek_points.len());
         }
     }
 
     #[test]
-    fn short_blocks_of_a_large_kind_do_not_take_large_buffers() {
+    fn short_blocks_of_a_large_size_class_use_small_buffers() {
         let maker = Maker {
             code: 7,
             block_len: 1000,
             ..INDEPENDENT
         };
         let plain = text(3 << 20);
-        let seek_points = check(Compression::Lz4, &maker.frame(&plain), &plain);
+        let seek_points = assert_decodes(Compression::Lz4, &maker.frame(&plain), &plain);
         assert_eq!(seek_points.len(), 3);
         let jobs = decode(Compression::Lz4, &maker.frame(&plain), 64 << 20).jobs;
         assert_eq!(jobs, 3);
     }
 
     #[test]
-    fn frames_of_every_kind_follow_each_other() {
+    fn concatenated_frames_of_every_kind_decode() {
         let parts = [
             text(100_000),
             text(9 << 20),
@@ -768,11 +768,11 @@ mod tests {
             INDEPENDENT.frame(&parts[4]),
             skippable(100_000),
         ];
-        check(Compression::Lz4, &packed.concat(), &parts.concat());
+        assert_decodes(Compression::Lz4, &packed.concat(), &parts.concat());
     }
 
     #[test]
-    fn a_cut_anywhere_is_found() {
+    fn truncation_anywhere_is_detected() {
         let plain = mixed(3000);
         for linked in [false, true] {
             let maker = Maker {
@@ -781,14 +781,14 @@ mod tests {
                 block_len: 900,
                 ..INDEPENDENT
             };
-            check_truncation(Compression::Lz4, &maker.frame(&plain), &plain, &[]);
+            assert_truncation_is_detected(Compression::Lz4, &maker.frame(&plain), &plain, &[]);
         }
         let packed = legacy(&plain);
-        check_truncation(Compression::Lz4, &packed, &plain, &[4]);
+        assert_truncation_is_detected(Compression::Lz4, &packed, &plain, &[4]);
     }
 
     #[test]
-    fn damage_anywhere_is_found() {
+    fn damage_anywhere_is_detected() {
         let plain = mixed(2000);
         for linked in [false, true] {
             for content_len in [false, true] {
@@ -798,13 +798,13 @@ mod tests {
                     block_len: 700,
                     ..INDEPENDENT
                 };
-                check_flips(Compression::Lz4, &maker.frame(&plain), &plain);
+                assert_bit_flips_are_detected(Compression::Lz4, &maker.frame(&plain), &plain);
             }
         }
     }
 
     #[test]
-    fn a_wrong_content_size_is_found_without_a_checksum() {
+    fn wrong_content_size_is_detected_without_a_checksum() {
         let plain = mixed(100_000);
         for linked in [false, true] {
             for len in [plain.len() - 1, plain.len() + 1] {
@@ -824,7 +824,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_checksum_names_itself() {
+    fn wrong_checksum_is_named_in_the_error() {
         let plain = text(10_000);
         let maker = Maker {
             block_checksums: true,
@@ -843,7 +843,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_after_the_last_frame_is_an_error_behind_all_bytes() {
+    fn garbage_after_the_last_frame_fails_after_all_bytes() {
         let plain = text(10_000);
         let mut packed = INDEPENDENT.frame(&plain);
         packed.extend([0; 512]);
@@ -853,7 +853,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dictionary_is_named_as_unsupported() {
+    fn dictionary_is_reported_as_unsupported() {
         let mut descriptor = vec![0x61, 0x40];
         descriptor.extend(77_u32.to_le_bytes());
         descriptor.push(xxh32(&descriptor, 0).to_le_bytes()[1]);
@@ -865,14 +865,14 @@ mod tests {
     }
 
     #[test]
-    fn foreign_seek_points_are_refused_or_fail() {
+    fn foreign_seek_points_are_rejected_or_fail() {
         let plain = text(200_000);
         let packed = INDEPENDENT.frame(&plain);
         let point = decode(Compression::Lz4, &packed, 1 << 20)
             .seek_points
             .remove(0);
-        let context = || super::super::walk::tests::context();
-        for (state, bit) in [(1, 0), (BETWEEN_FRAMES, 1), (u32::MAX, 0)] {
+        let context = || super::super::frame_walker::tests::context();
+        for (state, bit) in [(1, 0), (STATE_BETWEEN_FRAMES, 1), (u32::MAX, 0)] {
             let foreign = SeekPoint {
                 bit,
                 state,
@@ -903,7 +903,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn any_bytes_behind_a_header_are_survived(
+        fn any_bytes_after_a_header_do_not_panic(
             linked: bool,
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
             push_len in 1..50_usize,
@@ -916,7 +916,7 @@ mod tests {
         }
 
         #[test]
-        fn push_sizes_do_not_matter(
+        fn push_size_does_not_change_the_output(
             linked: bool,
             block_len in 1..5000_usize,
             len in 0..20_000_usize,

@@ -53,11 +53,11 @@ pub(super) fn decode(packed: &[u8], buffer: &mut [u8], start: usize) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::walk::tests::{noise, text};
+    use crate::codec::frame_walker::tests::{noise, text};
     use lz4_flex::block::{compress, compress_with_dict};
 
     #[test]
-    fn what_is_made_is_what_was_packed_and_nothing_around_it_changes() {
+    fn decode_writes_only_the_decoded_range() {
         for plain in [text(100_000), noise(1000), vec![0; 70_000], vec![]] {
             let packed = compress(&plain);
             let mut buffer = vec![0xa5; 10 + plain.len()];
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_refers_to_no_more_than_the_history() {
+    fn block_refers_at_most_to_the_history() {
         let (plain, before) = (text(50_000), text(70_000));
         let window = before.get(before.len() - HISTORY_LEN..).unwrap();
         let packed = compress_with_dict(&plain, window);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn block_that_does_not_fit_is_rejected() {
         let plain = text(1000);
         let packed = compress(&plain);
         assert_eq!(decode(&packed, &mut vec![0; 999], 0), None);

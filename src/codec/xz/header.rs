@@ -53,7 +53,7 @@ impl Check {
     }
 
     /// Reads a stream header.
-    pub(super) fn of_stream(header: [u8; STREAM_HEADER_LEN]) -> Result<Self, Cause> {
+    pub(super) fn parse_stream_header(header: [u8; STREAM_HEADER_LEN]) -> Result<Self, Cause> {
         let [m0, m1, m2, m3, m4, m5, zero, number, crc @ ..] = header;
         if [m0, m1, m2, m3, m4, m5] != MAGIC {
             return Err(Cause::Malformed("this is no xz stream".to_owned()));
@@ -152,7 +152,7 @@ impl Block {
     }
 
     /// Bytes behind the header, when the block says so.
-    pub(super) fn rest_len(&self, check: Check) -> Option<u64> {
+    pub(super) fn len_after_header(&self, check: Check) -> Option<u64> {
         let packed_len = self.packed_len?;
         packed_len
             .checked_add(padding_len(packed_len))?
@@ -209,7 +209,7 @@ pub(super) enum Chunk {
     /// Nothing; this was one byte.
     End,
     /// A chunk.
-    Some {
+    Data {
         /// Bytes with its header.
         packed_len: u64,
         /// Plain bytes.
@@ -227,11 +227,11 @@ impl Chunk {
         let control = *header.first()?;
         Some(Ok(match control {
             0 => Self::End,
-            1 | 2 => Self::Some {
+            1 | 2 => Self::Data {
                 packed_len: 3 + word(1)? + 1,
                 plain_len: word(1)? + 1,
             },
-            0x80.. => Self::Some {
+            0x80.. => Self::Data {
                 packed_len: 5 + u64::from(control >= 0xc0) + word(3)? + 1,
                 plain_len: (u64::from(control & 0x1f) << 16) + word(1)? + 1,
             },
@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn integers_come_back(value in 0..u64::MAX >> 1, small in 0..300_u64) {
+        fn integers_round_trip(value in 0..u64::MAX >> 1, small in 0..300_u64) {
             for value in [value, small] {
                 let mut bytes = Vec::new();
                 put_integer(&mut bytes, value);
@@ -260,7 +260,7 @@ mod tests {
         }
 
         #[test]
-        fn any_block_header_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn any_block_header_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let crc = crc32(&bytes).to_le_bytes();
             let header = [&bytes[..], &crc].concat();
             let _outcome = Block::parse(&header);
@@ -277,11 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_header_comes_back() {
+    fn stream_header_round_trips() {
         for number in [0, 1, 4, 10] {
             let check = Check::new(number).unwrap();
             let header = check.stream_header();
-            assert_eq!(Check::of_stream(*header.first_chunk().unwrap()), Ok(check));
+            assert_eq!(Check::parse_stream_header(*header.first_chunk().unwrap()), Ok(check));
         }
         assert_eq!(Check::new(2), None);
     }

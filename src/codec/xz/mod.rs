@@ -11,13 +11,13 @@ use std::fmt;
 
 use bytes::Bytes;
 use flate2::Crc;
-use liblzma::stream::{Action, Error as Refusal, Status, Stream};
+use liblzma::stream::{Action, Error as LzmaError, Status, Stream};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::input::{Input, Pieces};
-use super::piece::Piece;
+use super::input_queue::{InputQueue, SegmentedBytes};
+use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
-use super::walk::{Results, Step, Walk, Walker, error};
+use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
@@ -29,10 +29,10 @@ use header::{
 
 /// A block is a job when its packed and plain bytes and its dictionary are together at most one
 /// part in so many of the buffer budget, so that several are alive at once.
-const JOB_SHARE: u64 = 4;
+const JOB_POOL_DIVISOR: u64 = 4;
 
 /// Decodes xz.
-pub(super) type Decoder = Walker<Streams>;
+pub(super) type Decoder = FrameDecoder<Streams>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
@@ -41,8 +41,8 @@ impl Decoder {
             context,
             spacing,
             plain: Plain(0),
-            first: true,
-            state: State::Between,
+            is_first: true,
+            state: State::BetweenStreams,
         };
         Self::new(streams, Packed(0))
     }
@@ -50,8 +50,8 @@ impl Decoder {
     /// [`SeekPoint::state`] is the number of the stream's check.
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let [number, zeros @ ..] = seek_point.state.to_le_bytes();
-        let own = zeros == [0; 3] && seek_point.bit == 0;
-        let Some(check) = Check::new(number).filter(|_| own) else {
+        let is_valid = zeros == [0; 3] && seek_point.bit == 0;
+        let Some(check) = Check::new(number).filter(|_| is_valid) else {
             let text = "a seek point that is not of xz".to_owned();
             return Err(error::<Streams>(seek_point.packed, Cause::Malformed(text)));
         };
@@ -59,8 +59,8 @@ impl Decoder {
             spacing: Spacing::resume(&context, seek_point),
             context,
             plain: seek_point.plain,
-            first: false,
-            state: State::Blocks(Records::new(check, false)),
+            is_first: false,
+            state: State::Blocks(BlockRecords::new(check, false)),
         };
         Ok(Self::new(streams, seek_point.packed))
     }
@@ -73,18 +73,18 @@ pub(super) struct Streams {
     spacing: Spacing,
     plain: Plain,
     /// No stream has begun yet.
-    first: bool,
+    is_first: bool,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
     /// Before a stream, in the padding behind one, or at the end.
-    Between,
+    BetweenStreams,
     /// Before a block or the index.
-    Blocks(Records),
+    Blocks(BlockRecords),
     /// In a block that is decoded in order.
-    Serial(Records, Box<Serial>),
+    Serial(BlockRecords, Box<Serial>),
     /// In the index.
     Index(Box<Index>),
     /// Before the footer of a stream whose index has so many bytes.
@@ -92,19 +92,19 @@ enum State {
 }
 
 /// What the index must say of the blocks that went by, boiled down.
-struct Records {
+struct BlockRecords {
     check: Check,
     /// Whether all blocks of the stream went by.
-    whole: bool,
+    has_all_blocks: bool,
     count: u64,
     hash: Xxh3Default,
 }
 
-impl Records {
-    fn new(check: Check, whole: bool) -> Self {
+impl BlockRecords {
+    fn new(check: Check, has_all_blocks: bool) -> Self {
         Self {
             check,
-            whole,
+            has_all_blocks,
             count: 0,
             hash: Xxh3Default::new(),
         }
@@ -118,77 +118,77 @@ impl Records {
     }
 }
 
-impl fmt::Debug for Records {
+impl fmt::Debug for BlockRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Records")
+        f.debug_struct("BlockRecords")
             .field("check", &self.check)
-            .field("whole", &self.whole)
+            .field("whole", &self.has_all_blocks)
             .field("count", &self.count)
             .finish_non_exhaustive()
     }
 }
 
-impl Walk for Streams {
+impl FrameWalker for Streams {
     const COMPRESSION: Compression = Compression::Xz;
 
-    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let packed = input.offset();
         let stepped = match &mut self.state {
-            State::Between => self.stream_start(input),
-            State::Blocks(_) => self.block_start(input, results),
+            State::BetweenStreams => self.start_stream(input),
+            State::Blocks(_) => self.start_block(input, pulls),
             State::Serial(records, serial) => {
                 let len = self.plain.0;
-                match serial.step(input, &self.context.pool, &mut self.plain, results) {
+                match serial.step(input, &self.context.pool, &mut self.plain, pulls) {
                     Ok(Step::End) => {
-                        results.extend(serial.piece.flush());
+                        pulls.extend(serial.piece.flush());
                         records.add(serial.unpadded_len(), serial.plain_len);
-                        let next = Records::new(records.check, records.whole);
+                        let next = BlockRecords::new(records.check, records.has_all_blocks);
                         self.state = State::Blocks(std::mem::replace(records, next));
-                        Ok(Step::Moved)
+                        Ok(Step::Progressed)
                     }
-                    Ok(Step::Hungry) if self.plain.0 > len => Ok(Step::Moved),
+                    Ok(Step::NeedInput) if self.plain.0 > len => Ok(Step::Progressed),
                     other => other,
                 }
             }
             State::Index(index) => match index.step(input) {
                 Ok(Some(len)) => {
                     self.state = State::Footer(index.expected.check, len);
-                    Ok(Step::Moved)
+                    Ok(Step::Progressed)
                 }
-                Ok(None) if input.offset() > packed => Ok(Step::Moved),
-                Ok(None) => Ok(Step::Hungry),
+                Ok(None) if input.offset() > packed => Ok(Step::Progressed),
+                Ok(None) => Ok(Step::NeedInput),
                 Err(cause) => Err(cause),
             },
             State::Footer(check, index_len) => {
                 let expected = check.stream_footer(*index_len);
-                self.stream_end(input, &expected)
+                self.end_stream(input, &expected)
             }
         };
         stepped.map_err(|cause| error::<Self>(packed, cause))
     }
 
-    fn flush(&mut self, results: &mut Results) -> Result<(), Error> {
+    fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error> {
         if let State::Serial(_, serial) = &mut self.state {
-            results.extend(serial.piece.flush());
+            pulls.extend(serial.piece.flush());
         }
         Ok(())
     }
 }
 
 impl Streams {
-    fn stream_start(&mut self, input: &mut Input) -> Result<Step, Cause> {
-        if input.is_over() && !self.first {
+    fn start_stream(&mut self, input: &mut InputQueue) -> Result<Step, Cause> {
+        if input.is_exhausted() && !self.is_first {
             return Ok(Step::End);
         }
-        if !self.first && input.peek() == Some([0; 4]) {
+        if !self.is_first && input.peek() == Some([0; 4]) {
             input.skip(4);
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         }
         let Some(magic) = input.peek() else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
         if magic != header::MAGIC {
-            let what = if self.first {
+            let what = if self.is_first {
                 "this is no xz stream"
             } else {
                 "bytes that are no xz stream follow the last stream"
@@ -196,50 +196,50 @@ impl Streams {
             return Err(Cause::Malformed(what.to_owned()));
         }
         let Some(header) = input.peek::<STREAM_HEADER_LEN>() else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
-        let check = Check::of_stream(header)?;
+        let check = Check::parse_stream_header(header)?;
         input.skip(STREAM_HEADER_LEN as u64);
-        self.first = false;
-        self.state = State::Blocks(Records::new(check, true));
-        Ok(Step::Moved)
+        self.is_first = false;
+        self.state = State::Blocks(BlockRecords::new(check, true));
+        Ok(Step::Progressed)
     }
 
-    fn block_start(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Cause> {
+    fn start_block(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Cause> {
         let State::Blocks(records) = &mut self.state else {
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         };
         let check = records.check;
         let Some([first]) = input.peek() else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
         if first == 0 {
             input.skip(1);
-            let next = Records::new(check, records.whole);
+            let next = BlockRecords::new(check, records.has_all_blocks);
             let records = std::mem::replace(records, next);
             self.state = State::Index(Box::new(Index::new(records)));
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         }
         let mut header = vec![0; block_header_len(first)];
         if !input.peek_into(0, &mut header) {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         }
         let block = Block::parse(&header)?;
         let packed = input.offset();
         let job = job_len(&block, check, self.context.pool.budget());
         // A block of which not everything will come is decoded as far as it goes.
-        let job = job.filter(|len| *len <= input.len() || !input.is_ended());
+        let job = job.filter(|len| *len <= input.len() || !input.is_finished());
         let serial = if let Some(len) = job {
-            let Some(pieces) = input.take(len) else {
-                return Ok(Step::Hungry);
+            let Some(segments) = input.take(len) else {
+                return Ok(Step::NeedInput);
             };
-            Err((pieces, block.plain_len.unwrap_or_default()))
+            Err((segments, block.plain_len.unwrap_or_default()))
         } else {
-            let grant = self.context.borrow(block.needed_bytes)?;
+            let grant = self.context.borrow_memory(block.needed_bytes)?;
             Ok(Serial::new(check, block.header_len, grant)?)
         };
-        if self.spacing.frame(self.plain) {
-            results.push_back(Pull::SeekPoint(SeekPoint {
+        if self.spacing.try_mark_frame(self.plain) {
+            pulls.push_back(Pull::SeekPoint(SeekPoint {
                 packed,
                 bit: 0,
                 plain: self.plain,
@@ -249,11 +249,11 @@ impl Streams {
         }
         match serial {
             Ok(serial) => {
-                let next = Records::new(check, records.whole);
+                let next = BlockRecords::new(check, records.has_all_blocks);
                 let records = std::mem::replace(records, next);
                 self.state = State::Serial(records, Box::new(serial));
             }
-            Err((pieces, plain_len)) => {
+            Err((segments, plain_len)) => {
                 let unpadded_len = unpadded_len(&block, check);
                 records.add(unpadded_len, plain_len);
                 let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
@@ -261,40 +261,40 @@ impl Streams {
                 let pool = &self.context.pool;
                 let (buffer, state) = pool.acquire_with(len, block.needed_bytes)?;
                 self.plain.0 = self.plain.0.saturating_add(plain_len);
-                results.push_back(Pull::Job(Job::new(move || {
-                    let decoded = decode_block(&pieces, check, unpadded_len, buffer);
+                pulls.push_back(Pull::Job(Job::new(move || {
+                    let decoded = decode_block(&segments, check, unpadded_len, buffer);
                     drop(state);
                     decoded.map_err(|cause| error::<Self>(packed, cause))
                 })));
             }
         }
-        Ok(Step::Moved)
+        Ok(Step::Progressed)
     }
 
-    fn stream_end(&mut self, input: &mut Input, expected: &[u8]) -> Result<Step, Cause> {
+    fn end_stream(&mut self, input: &mut InputQueue, expected: &[u8]) -> Result<Step, Cause> {
         let Some(footer) = input.peek::<STREAM_HEADER_LEN>() else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
         if footer != expected {
             let text = "the stream footer does not fit the stream";
             return Err(Cause::Malformed(text.to_owned()));
         }
         input.skip(STREAM_HEADER_LEN as u64);
-        self.state = State::Between;
-        Ok(Step::Moved)
+        self.state = State::BetweenStreams;
+        Ok(Step::Progressed)
     }
 }
 
 /// The length of the block as a whole, when it is to be a job.
 fn job_len(block: &Block, check: Check, budget: u64) -> Option<usize> {
     let len = block
-        .rest_len(check)?
+        .len_after_header(check)?
         .checked_add(block.header_len as u64)?;
     let plain_len = block.plain_len?;
     let all = len
         .checked_add(plain_len)?
         .checked_add(block.needed_bytes)?;
-    (all <= budget / JOB_SHARE).then(|| usize::try_from(len).ok())?
+    (all <= budget / JOB_POOL_DIVISOR).then(|| usize::try_from(len).ok())?
 }
 
 /// What the index says of the length of `block`, which says it itself.
@@ -305,29 +305,29 @@ fn unpadded_len(block: &Block, check: Check) -> u64 {
 
 /// Decodes a whole block into a buffer as long as its plain bytes.
 fn decode_block(
-    pieces: &Pieces,
+    segments: &SegmentedBytes,
     check: Check,
     unpadded_len: u64,
     mut buffer: Buffer,
 ) -> Result<Bytes, Cause> {
     let mut decoder = decoder()?;
     let before = Bytes::from(check.stream_header());
-    let after = Bytes::from(stream_rest(check, unpadded_len, buffer.len() as u64));
+    let after = Bytes::from(index_and_footer(check, unpadded_len, buffer.len() as u64));
     let mut filled = 0;
-    for slice in [&before].into_iter().chain(pieces.slices()).chain([&after]) {
+    for slice in [&before].into_iter().chain(segments.slices()).chain([&after]) {
         let mut slice = slice.as_ref();
         while !slice.is_empty() {
             let target = buffer.get_mut(filled..).unwrap_or_default();
-            let ran = run(&mut decoder, slice, target)?;
-            if ran.ended {
+            let progress = run(&mut decoder, slice, target)?;
+            if progress.is_ended {
                 return Ok(buffer.freeze());
             }
-            if ran.read == 0 && ran.made == 0 {
+            if progress.consumed == 0 && progress.produced == 0 {
                 let text = "a block is longer than its header says";
                 return Err(Cause::Malformed(text.to_owned()));
             }
-            slice = slice.get(ran.read..).unwrap_or_default();
-            filled += ran.made;
+            slice = slice.get(progress.consumed..).unwrap_or_default();
+            filled += progress.produced;
         }
     }
     let text = "a block is shorter than its header says";
@@ -335,7 +335,7 @@ fn decode_block(
 }
 
 /// Index and footer of a stream of a single block.
-fn stream_rest(check: Check, unpadded_len: u64, plain_len: u64) -> Vec<u8> {
+fn index_and_footer(check: Check, unpadded_len: u64, plain_len: u64) -> Vec<u8> {
     let mut index = vec![0, 1];
     put_integer(&mut index, unpadded_len);
     put_integer(&mut index, plain_len);
@@ -352,15 +352,15 @@ fn decoder() -> Result<Stream, Cause> {
     Stream::new_stream_decoder(u64::MAX, 0).map_err(cause)
 }
 
-fn cause(refusal: Refusal) -> Cause {
-    match refusal {
-        Refusal::Options | Refusal::UnsupportedCheck | Refusal::NoCheck => {
+fn cause(error: LzmaError) -> Cause {
+    match error {
+        LzmaError::Options | LzmaError::UnsupportedCheck | LzmaError::NoCheck => {
             Cause::Unsupported("a filter or an option of a block".to_owned())
         }
-        Refusal::Mem | Refusal::MemLimit => {
+        LzmaError::Mem | LzmaError::MemLimit => {
             Cause::Unsupported("liblzma could not allocate a decoder".to_owned())
         }
-        Refusal::Data | Refusal::Format | Refusal::Program => {
+        LzmaError::Data | LzmaError::Format | LzmaError::Program => {
             let text = "a block does not decode, or not to what its check says";
             Cause::Malformed(text.to_owned())
         }
@@ -369,21 +369,21 @@ fn cause(refusal: Refusal) -> Cause {
 
 /// What liblzma did.
 #[derive(Clone, Copy, Debug)]
-struct Ran {
-    read: usize,
-    made: usize,
-    ended: bool,
+struct Progress {
+    consumed: usize,
+    produced: usize,
+    is_ended: bool,
 }
 
-fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Ran, Cause> {
+fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Progress, Cause> {
     let (read, made) = (decoder.total_in(), decoder.total_out());
     let status = decoder.process(source, target, Action::Run);
     let status = status.map_err(cause)?;
     let since = |now: u64, before: u64| usize::try_from(now - before).unwrap_or_default();
-    Ok(Ran {
-        read: since(decoder.total_in(), read),
-        made: since(decoder.total_out(), made),
-        ended: status == Status::StreamEnd,
+    Ok(Progress {
+        consumed: since(decoder.total_in(), read),
+        produced: since(decoder.total_out(), made),
+        is_ended: status == Status::StreamEnd,
     })
 }
 
@@ -393,8 +393,8 @@ struct Serial {
     /// For its dictionary.
     _grant: MemoryGrant,
     check: Check,
-    piece: Piece,
-    part: Part,
+    piece: OutputBuffer,
+    part: BlockPart,
     /// Bytes of the part that were not decoded yet.
     left: u64,
     header_len: usize,
@@ -405,11 +405,11 @@ struct Serial {
 
 /// The parts of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
+enum BlockPart {
     /// The block header, or an LZMA2 chunk.
     Chunk,
     /// The end of LZMA2 data, padding and check.
-    Last,
+    Trailer,
 }
 
 impl Serial {
@@ -420,8 +420,8 @@ impl Serial {
             decoder,
             _grant: grant,
             check,
-            piece: Piece::default(),
-            part: Part::Chunk,
+            piece: OutputBuffer::default(),
+            part: BlockPart::Chunk,
             left: header_len as u64,
             header_len,
             packed_len: 0,
@@ -436,49 +436,49 @@ impl Serial {
     /// Moves on by one part, or a piece of one; [`Step::End`] is the end of the block.
     fn step(
         &mut self,
-        input: &mut Input,
+        input: &mut InputQueue,
         pool: &BufferPool,
         plain: &mut Plain,
-        results: &mut Results,
+        pulls: &mut PullQueue,
     ) -> Result<Step, Cause> {
         if self.left == 0 {
             return match self.part {
-                Part::Chunk => self.next_part(input),
-                Part::Last => self.end(),
+                BlockPart::Chunk => self.next_part(input),
+                BlockPart::Trailer => self.end(),
             };
         }
         let front = input.front();
         if front.is_empty() {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         }
         let len = usize::try_from(self.left).map_or(front.len(), |left| left.min(front.len()));
         let source = front.get(..len).unwrap_or_default();
-        let ran = run(&mut self.decoder, source, self.piece.room(pool)?)?;
-        if ran.ended || (ran.read == 0 && ran.made == 0) {
+        let progress = run(&mut self.decoder, source, self.piece.spare_capacity(pool)?)?;
+        if progress.is_ended || (progress.consumed == 0 && progress.produced == 0) {
             let text = "a block ends before its end";
             return Err(Cause::Malformed(text.to_owned()));
         }
-        input.skip(ran.read as u64);
-        self.left -= ran.read as u64;
-        plain.0 = plain.0.saturating_add(ran.made as u64);
-        results.extend(self.piece.advance(ran.made));
-        Ok(Step::Moved)
+        input.skip(progress.consumed as u64);
+        self.left -= progress.consumed as u64;
+        plain.0 = plain.0.saturating_add(progress.produced as u64);
+        pulls.extend(self.piece.advance(progress.produced));
+        Ok(Step::Progressed)
     }
 
-    fn next_part(&mut self, input: &Input) -> Result<Step, Cause> {
+    fn next_part(&mut self, input: &InputQueue) -> Result<Step, Cause> {
         let mut header = [0; CHUNK_HEADER_LEN];
         let len = input.len().min(CHUNK_HEADER_LEN);
         let header = header.get_mut(..len).unwrap_or_default();
         input.peek_into(0, header);
         match Chunk::parse(header) {
-            None => return Ok(Step::Hungry),
+            None => return Ok(Step::NeedInput),
             Some(Err(cause)) => return Err(cause),
             Some(Ok(Chunk::End)) => {
                 self.packed_len += 1;
-                self.part = Part::Last;
+                self.part = BlockPart::Trailer;
                 self.left = 1 + padding_len(self.packed_len) + self.check.len() as u64;
             }
-            Some(Ok(Chunk::Some {
+            Some(Ok(Chunk::Data {
                 packed_len,
                 plain_len,
             })) => {
@@ -487,13 +487,13 @@ impl Serial {
                 self.left = packed_len;
             }
         }
-        Ok(Step::Moved)
+        Ok(Step::Progressed)
     }
 
     /// Has liblzma confirm that the block is complete.
     fn end(&mut self) -> Result<Step, Cause> {
-        let rest = stream_rest(self.check, self.unpadded_len(), self.plain_len);
-        if run(&mut self.decoder, &rest, &mut [])?.ended {
+        let rest = index_and_footer(self.check, self.unpadded_len(), self.plain_len);
+        if run(&mut self.decoder, &rest, &mut [])?.is_ended {
             return Ok(Step::End);
         }
         let text = "a block does not end at its end";
@@ -512,10 +512,10 @@ impl fmt::Debug for Serial {
 
 /// Reads an index record by record and compares it with the blocks that went by.
 struct Index {
-    expected: Records,
+    expected: BlockRecords,
     /// How many records are left; unknown before the first integer.
     left: Option<u64>,
-    found: Records,
+    found: BlockRecords,
     /// Bytes so far, and their CRC-32.
     len: u64,
     crc: Crc,
@@ -523,11 +523,11 @@ struct Index {
 
 impl Index {
     /// Behind the first byte, a zero.
-    fn new(expected: Records) -> Self {
+    fn new(expected: BlockRecords) -> Self {
         let mut crc = Crc::new();
         crc.update(&[0]);
         Self {
-            found: Records::new(expected.check, true),
+            found: BlockRecords::new(expected.check, true),
             expected,
             left: None,
             len: 1,
@@ -537,13 +537,13 @@ impl Index {
 
     /// Reads an integer, a record, or what follows the last, and then answers the length of the
     /// whole index. Too few bytes are not taken.
-    fn step(&mut self, input: &mut Input) -> Result<Option<u64>, Cause> {
+    fn step(&mut self, input: &mut InputQueue) -> Result<Option<u64>, Cause> {
         match self.left {
             None => {
-                let Some([count]) = self.integers(input)? else {
+                let Some([count]) = self.read_integers(input)? else {
                     return Ok(None);
                 };
-                if self.expected.whole && count != self.expected.count {
+                if self.expected.has_all_blocks && count != self.expected.count {
                     return Err(mismatch());
                 }
                 self.left = Some(count);
@@ -551,7 +551,7 @@ impl Index {
             }
             Some(0) => self.end(input),
             Some(left) => {
-                let Some([unpadded_len, plain_len]) = self.integers(input)? else {
+                let Some([unpadded_len, plain_len]) = self.read_integers(input)? else {
                     return Ok(None);
                 };
                 self.found.add(unpadded_len, plain_len);
@@ -562,7 +562,7 @@ impl Index {
     }
 
     /// The next `N` integers; `None`, and nothing taken, when they are not at hand.
-    fn integers<const N: usize>(&mut self, input: &mut Input) -> Result<Option<[u64; N]>, Cause> {
+    fn read_integers<const N: usize>(&mut self, input: &mut InputQueue) -> Result<Option<[u64; N]>, Cause> {
         let mut bytes = [0; 2 * MAX_INTEGER_LEN];
         let len = input.len().min(N * MAX_INTEGER_LEN);
         let bytes = bytes.get_mut(..len).unwrap_or_default();
@@ -587,7 +587,7 @@ impl Index {
         Ok(Some(integers))
     }
 
-    fn end(&mut self, input: &mut Input) -> Result<Option<u64>, Cause> {
+    fn end(&mut self, input: &mut InputQueue) -> Result<Option<u64>, Cause> {
         let padding_len = usize::try_from(padding_len(self.len)).unwrap_or_default();
         let mut bytes = [0; 3 + 4];
         let bytes = bytes.get_mut(..padding_len + 4).unwrap_or_default();
@@ -608,7 +608,7 @@ impl Index {
                 computed: computed.into(),
             });
         }
-        if self.expected.whole && self.expected.hash.digest() != self.found.hash.digest() {
+        if self.expected.has_all_blocks && self.expected.hash.digest() != self.found.hash.digest() {
             return Err(mismatch());
         }
         self.len += bytes.len() as u64;
@@ -632,8 +632,8 @@ impl fmt::Debug for Index {
 
 #[cfg(test)]
 mod tests {
-    use super::super::walk::tests::{
-        Outcome, check, check_flips, check_truncation, context, decode, decode_from, drive, noise,
+    use super::super::frame_walker::tests::{
+        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, decode_from, drive, noise,
         text,
     };
     use super::*;
@@ -706,14 +706,14 @@ mod tests {
         let plain = text(5_000_000);
         for kind in [Kind::None, Kind::Crc32, Kind::Crc64, Kind::Sha256] {
             let packed = blocks(&plain, 1 << 20, kind);
-            let seek_points = check(Compression::Xz, &packed, &plain);
+            let seek_points = assert_decodes(Compression::Xz, &packed, &plain);
             assert_eq!(seek_points.len(), 5);
             assert_eq!(decode(Compression::Xz, &packed, 1 << 20).jobs, 5);
         }
     }
 
     #[test]
-    fn blocks_too_long_for_the_pool_are_decoded_in_order() {
+    fn blocks_too_long_for_the_pool_decode_serially() {
         let plain = text(5_000_000);
         let packed = blocks(&plain, 2 << 20, Kind::Crc64);
         let context = || Context {
@@ -738,12 +738,12 @@ mod tests {
         let plain = [text(3 << 20), noise(1 << 20), vec![0; 9 << 20]].concat();
         for kind in [Kind::None, Kind::Crc32, Kind::Crc64, Kind::Sha256] {
             let packed = one_block(&plain, kind);
-            assert_eq!(check(Compression::Xz, &packed, &plain).len(), 1);
+            assert_eq!(assert_decodes(Compression::Xz, &packed, &plain).len(), 1);
         }
     }
 
     #[test]
-    fn streams_and_padding_follow_each_other() {
+    fn concatenated_streams_with_padding_decode() {
         let parts = [text(100_000), Vec::new(), text(3 << 20), noise(500)];
         let packed = [
             one_block(&parts[0], Kind::Sha256),
@@ -754,31 +754,31 @@ mod tests {
             one_block(&parts[3], Kind::Crc64),
             vec![0; 4],
         ];
-        check(Compression::Xz, &packed.concat(), &parts.concat());
+        assert_decodes(Compression::Xz, &packed.concat(), &parts.concat());
     }
 
     #[test]
-    fn other_filters_are_decoded() {
+    fn other_filters_decode() {
         let plain = text(300_000);
         let options = LzmaOptions::new_preset(0).unwrap();
         let mut filters = Filters::new();
         filters.delta_properties(&[3]).unwrap();
         filters.x86().lzma2(&options);
         let encoder = Stream::new_stream_encoder(&filters, Kind::Crc32).unwrap();
-        check(Compression::Xz, &encode(encoder, &plain), &plain);
+        assert_decodes(Compression::Xz, &encode(encoder, &plain), &plain);
     }
 
     #[test]
-    fn a_cut_anywhere_is_found() {
+    fn truncation_anywhere_is_detected() {
         let plain = [text(3000), noise(1000)].concat();
         let packed = one_block(&plain, Kind::Crc64);
-        check_truncation(Compression::Xz, &packed, &plain, &[]);
+        assert_truncation_is_detected(Compression::Xz, &packed, &plain, &[]);
         let packed = blocks(&plain, 1500, Kind::Crc32);
-        check_truncation(Compression::Xz, &packed, &plain, &[]);
+        assert_truncation_is_detected(Compression::Xz, &packed, &plain, &[]);
     }
 
     #[test]
-    fn a_cut_block_gives_what_was_whole() {
+    fn truncated_block_gives_its_whole_chunks() {
         let plain = noise(1 << 20);
         let packed = blocks(&plain, 1 << 20, Kind::Crc64);
         let outcome = decode(Compression::Xz, &packed[..packed.len() / 2], 10_000);
@@ -788,14 +788,14 @@ mod tests {
     }
 
     #[test]
-    fn damage_anywhere_is_found() {
+    fn damage_anywhere_is_detected() {
         let plain = [text(1000), noise(300)].concat();
-        check_flips(Compression::Xz, &one_block(&plain, Kind::Crc32), &plain);
-        check_flips(Compression::Xz, &blocks(&plain, 500, Kind::Sha256), &plain);
+        assert_bit_flips_are_detected(Compression::Xz, &one_block(&plain, Kind::Crc32), &plain);
+        assert_bit_flips_are_detected(Compression::Xz, &blocks(&plain, 500, Kind::Sha256), &plain);
     }
 
     #[test]
-    fn an_index_of_other_blocks_is_found() {
+    fn index_that_differs_from_the_blocks_is_detected() {
         let plain = text(3000);
         let packed = blocks(&plain, 1000, Kind::Crc32);
         let other = blocks(&text(2900), 1000, Kind::Crc32);
@@ -806,7 +806,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dictionary_beyond_the_limit_is_refused_with_what_it_needs() {
+    fn dictionary_over_the_memory_limit_fails_with_needed_bytes() {
         let packed = one_block(&text(1000), Kind::None);
         let context = Context {
             broker: MemoryBroker::with_limit(100_000),
@@ -815,7 +815,7 @@ mod tests {
         let outcome = drive(Box::new(Decoder::start(context)), &packed, 1000, 0);
         assert_eq!(
             cause(outcome),
-            Cause::Memory {
+            Cause::MemoryLimit {
                 needed_bytes: 256 << 10,
                 limit_bytes: 100_000
             }
@@ -823,7 +823,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_last_stream_must_be_padding_of_whole_words() {
+    fn data_after_the_last_stream_must_be_padding_of_whole_words() {
         let plain = text(1000);
         let packed = one_block(&plain, Kind::Crc32);
         for (rest, wanted) in [(&b"garbage"[..], false), (&[0; 6], false), (&[0; 8], true)] {
@@ -834,7 +834,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_seek_points_are_refused_or_fail() {
+    fn foreign_seek_points_are_rejected_or_fail() {
         let packed = one_block(&text(1000), Kind::Crc32);
         let point = decode(Compression::Xz, &packed, 1000).seek_points.remove(0);
         for (state, bit) in [(2, 0), (1, 1), (257, 0)] {
@@ -857,7 +857,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn push_sizes_do_not_matter(
+        fn push_size_does_not_change_the_output(
             lens in proptest::collection::vec(0..5000_usize, 1..5),
             push_len in 1..3000_usize,
         ) {

@@ -24,7 +24,7 @@ pub(super) fn is_skippable(magic: u32) -> bool {
 }
 
 /// Whether `magic` starts a frame as versions before 0.8 of the reference program wrote them.
-pub(super) fn is_ancient(magic: u32) -> bool {
+pub(super) fn is_legacy(magic: u32) -> bool {
     magic == 0xfd2f_b51e || (0xfd2f_b522..MAGIC).contains(&magic)
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Header {
     /// How many plain bytes the frame says it has.
     pub(super) content_len: Option<u64>,
     /// Four bytes of checksum follow the last block.
-    pub(super) checksum: bool,
+    pub(super) has_checksum: bool,
 }
 
 impl Header {
@@ -108,7 +108,7 @@ impl Header {
             len,
             window_len,
             content_len,
-            checksum: descriptor & CHECKSUM != 0,
+            has_checksum: descriptor & CHECKSUM != 0,
         })
     }
 }
@@ -124,11 +124,11 @@ fn little_endian(bytes: &[u8]) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Block {
     /// Whether it ends the frame.
-    pub(super) last: bool,
+    pub(super) is_last: bool,
     /// Bytes behind the header.
     pub(super) packed_len: usize,
     /// Plain bytes, at the most.
-    pub(super) plain_at_most: u64,
+    pub(super) plain_upper_bound: u64,
 }
 
 impl Block {
@@ -137,16 +137,16 @@ impl Block {
         let [low, middle, high] = header;
         let word = u32::from_le_bytes([low, middle, high, 0]);
         let len = word >> 3;
-        let (packed_len, plain_at_most) = match word >> 1 & 3 {
+        let (packed_len, plain_upper_bound) = match word >> 1 & 3 {
             0 => (len, len.into()),
             1 => (1, len.into()),
             2 => (len, MAX_BLOCK_LEN as u64),
             _ => return None,
         };
         Some(Self {
-            last: word & 1 != 0,
+            is_last: word & 1 != 0,
             packed_len: packed_len as usize,
-            plain_at_most,
+            plain_upper_bound,
         })
     }
 }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_when_all_of_it_is_there() {
+    fn header_is_read_when_complete() {
         // Two bytes of content size, a window of 2^10 * (1 + 3/8), a checksum.
         let bytes = [0x44, 0x03, 0x01, 0x02];
         for len in 0..bytes.len() {
@@ -175,24 +175,24 @@ mod tests {
             len: 4,
             window_len: 1408,
             content_len: Some(0x201 + 256),
-            checksum: true,
+            has_checksum: true,
         };
         assert_eq!(read(&bytes), Some(Ok(header)));
     }
 
     #[test]
-    fn a_single_segment_needs_a_window_as_long_as_its_content() {
+    fn single_segment_window_is_as_long_as_its_content() {
         let header = Header {
             len: 2,
             window_len: 77,
             content_len: Some(77),
-            checksum: false,
+            has_checksum: false,
         };
         assert_eq!(read(&[0x20, 77]), Some(Ok(header)));
     }
 
     #[test]
-    fn a_dictionary_is_unsupported_unless_its_id_is_zero() {
+    fn dictionary_is_unsupported_unless_its_id_is_zero() {
         assert!(matches!(
             read(&[0x21, 9, 0]),
             Some(Err(Cause::Unsupported(_)))
@@ -204,16 +204,16 @@ mod tests {
     }
 
     #[test]
-    fn block_headers_tell_what_follows() {
+    fn block_headers_are_parsed() {
         let block = |word: u32| {
             let [low, middle, high, _] = word.to_le_bytes();
             Block::parse([low, middle, high])
         };
-        let some = |last, packed_len, plain_at_most| {
+        let some = |last, packed_len, plain_upper_bound| {
             Some(Block {
-                last,
+                is_last: last,
                 packed_len,
-                plain_at_most,
+                plain_upper_bound,
             })
         };
         assert_eq!(block(100 << 3 | 1), some(true, 100, 100));

@@ -11,34 +11,34 @@ use std::fmt;
 use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_error_name};
 use bytes::Bytes;
 
-use super::input::{Input, Pieces};
-use super::piece::Piece;
+use super::input_queue::{InputQueue, SegmentedBytes};
+use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
-use super::walk::{Results, Step, Walk, Walker, error};
+use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
 use super::{
-    Cause, Compression, ContentHash, Context, Error, JOB_PARTS, Job, Pull, SeekPoint, UNCOUNTED,
+    Cause, Compression, ContentChecksum, Context, Error, MAX_PARTS_PER_JOB, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::MemoryGrant;
-use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_ancient, is_skippable};
-use sys::Blocks;
+use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_legacy, is_skippable};
+use sys::BlockDecoder;
 
 /// Short frames are joined to jobs of about so many plain bytes.
-const GROUP_LEN: usize = 1 << 20;
+const MIN_JOB_LEN: usize = 1 << 20;
 
 /// A frame of at most so many plain bytes is a job, and waits until all of it is at hand.
-const JOB_LEN: u64 = 8 << 20;
+const MAX_JOB_LEN: u64 = 8 << 20;
 
 /// A frame that is a job has at most so many packed bytes; only empty blocks make more.
-const JOB_PACKED_LEN: usize = 9 << 20;
+const MAX_JOB_PACKED_LEN: usize = 9 << 20;
 
 /// Frames that are decoded in order are given out in pieces of about so many plain bytes.
 const PIECE_LEN: usize = 512 << 10;
 
 /// A region must fit into the pool so many times: the one at hand, the one before, and those that
 /// are still being read.
-const REGIONS: u64 = 4;
+const REGIONS_IN_POOL: u64 = 4;
 
 /// The largest window, as a power of two, that libzstd knows: the limit is ours to check.
 const WINDOW_LOG_MAX: u32 = if usize::BITS == 32 { 30 } else { 31 };
@@ -47,7 +47,7 @@ const WINDOW_LOG_MAX: u32 = if usize::BITS == 32 { 30 } else { 31 };
 const STATE: u32 = 0;
 
 /// Decodes Zstandard.
-pub(super) type Decoder = Walker<Frames>;
+pub(super) type Decoder = FrameDecoder<Frames>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
@@ -73,9 +73,9 @@ pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
     /// Plain bytes so far at the most; jobs may make fewer.
-    plain_at_most: u64,
+    plain_upper_bound: u64,
     /// No frame has begun yet.
-    first: bool,
+    is_first: bool,
     state: State,
     group: Group,
     serial: Option<Serial>,
@@ -84,75 +84,75 @@ pub(super) struct Frames {
 #[derive(Clone, Copy, Debug)]
 enum State {
     /// Before a frame's magic, or at the end.
-    Between,
+    BetweenFrames,
     /// So many bytes of a skippable frame are left.
     Skipping(u64),
     /// Before a frame's magic, looking for the frame's end.
-    Measuring(Measure),
+    FindingEnd(FrameEndFinder),
     /// In a frame that is decoded in order.
     Serial,
 }
 
 impl Frames {
-    fn new(context: Context, spacing: Spacing, plain_at_most: u64, first: bool) -> Self {
+    fn new(context: Context, spacing: Spacing, plain_upper_bound: u64, is_first: bool) -> Self {
         Self {
             context,
             spacing,
-            plain_at_most,
-            first,
-            state: State::Between,
+            plain_upper_bound,
+            is_first,
+            state: State::BetweenFrames,
             group: Group::default(),
             serial: None,
         }
     }
 
-    fn frame_start(&mut self, input: &Input, results: &mut Results) -> Result<Step, Error> {
-        if input.is_over() && !self.first {
+    fn start_frame(&mut self, input: &InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
+        if input.is_exhausted() && !self.is_first {
             return Ok(Step::End);
         }
         let Some(magic) = input.peek().map(u32::from_le_bytes) else {
-            return Ok(Step::Hungry);
+            return Ok(Step::NeedInput);
         };
         if is_skippable(magic) {
             let Some(len) = input.peek_at(MAGIC_LEN).map(u32::from_le_bytes) else {
-                return Ok(Step::Hungry);
+                return Ok(Step::NeedInput);
             };
-            self.first = false;
+            self.is_first = false;
             self.state = State::Skipping(MAGIC_LEN as u64 + 4 + u64::from(len));
-            return Ok(Step::Moved);
+            return Ok(Step::Progressed);
         }
         let packed = input.offset();
         if magic != MAGIC {
-            return Err(error::<Self>(packed, self.foreign(magic)));
+            return Err(error::<Self>(packed, self.bad_magic(magic)));
         }
         let header = match Header::read(|target| input.peek_into(MAGIC_LEN, target)) {
-            None => return Ok(Step::Hungry),
+            None => return Ok(Step::NeedInput),
             Some(read) => read.map_err(|cause| error::<Self>(packed, cause))?,
         };
-        self.first = false;
-        if self.spacing.frame(Plain(self.plain_at_most)) {
-            results.extend(self.group.flush(&self.context.pool)?);
-            results.push_back(Pull::SeekPoint(SeekPoint {
+        self.is_first = false;
+        if self.spacing.try_mark_frame(Plain(self.plain_upper_bound)) {
+            pulls.extend(self.group.flush(&self.context.pool)?);
+            pulls.push_back(Pull::SeekPoint(SeekPoint {
                 packed,
                 bit: 0,
-                plain: UNCOUNTED,
+                plain: UNKNOWN_PLAIN,
                 state: STATE,
                 window: Bytes::new(),
             }));
         }
-        if header.content_len.is_some_and(|len| len > JOB_LEN) {
-            return self.serial_start(header, packed, results);
+        if header.content_len.is_some_and(|len| len > MAX_JOB_LEN) {
+            return self.start_serial(header, packed, pulls);
         }
-        self.state = State::Measuring(Measure::new(header));
-        Ok(Step::Moved)
+        self.state = State::FindingEnd(FrameEndFinder::new(header));
+        Ok(Step::Progressed)
     }
 
-    fn foreign(&self, magic: u32) -> Cause {
-        if is_ancient(magic) {
+    fn bad_magic(&self, magic: u32) -> Cause {
+        if is_legacy(magic) {
             let text = "a zstd frame of a version before 0.8".to_owned();
             return Cause::Unsupported(text);
         }
-        let what = if self.first {
+        let what = if self.is_first {
             "this is no zstd frame"
         } else {
             "bytes that are no zstd frame follow the last frame"
@@ -160,65 +160,65 @@ impl Frames {
         Cause::Malformed(what.to_owned())
     }
 
-    fn measure(
+    fn find_frame_end(
         &mut self,
-        mut measure: Measure,
-        input: &mut Input,
-        results: &mut Results,
+        mut finder: FrameEndFinder,
+        input: &mut InputQueue,
+        pulls: &mut PullQueue,
     ) -> Result<Step, Error> {
         let packed = input.offset();
-        let end = measure.walk(input);
-        self.state = State::Measuring(measure);
+        let end = finder.find_end(input);
+        self.state = State::FindingEnd(finder);
         match end {
-            FrameEnd::Unknown if !input.is_ended() => Ok(Step::Hungry),
+            FrameEnd::Unknown if !input.is_finished() => Ok(Step::NeedInput),
             // What can be decoded of a cut frame is.
-            FrameEnd::Unknown | FrameEnd::Far => self.serial_start(measure.header, packed, results),
+            FrameEnd::Unknown | FrameEnd::TooFar => self.start_serial(finder.header, packed, pulls),
             FrameEnd::At(len) => {
-                let Some(pieces) = input.take(len) else {
-                    return Ok(Step::Hungry);
+                let Some(segments) = input.take(len) else {
+                    return Ok(Step::NeedInput);
                 };
-                let room = measure.room();
-                self.group.push(Frame { packed, pieces }, room);
-                if self.group.room >= GROUP_LEN || self.group.frames.len() == JOB_PARTS {
-                    results.extend(self.group.flush(&self.context.pool)?);
+                let room = finder.buffer_len();
+                self.group.push(Frame { packed, segments }, room);
+                if self.group.buffer_len >= MIN_JOB_LEN || self.group.frames.len() == MAX_PARTS_PER_JOB {
+                    pulls.extend(self.group.flush(&self.context.pool)?);
                 }
-                self.plain_at_most = self.plain_at_most.saturating_add(room as u64);
-                self.state = State::Between;
-                Ok(Step::Moved)
+                self.plain_upper_bound = self.plain_upper_bound.saturating_add(room as u64);
+                self.state = State::BetweenFrames;
+                Ok(Step::Progressed)
             }
         }
     }
 
-    fn serial_start(
+    fn start_serial(
         &mut self,
         header: Header,
         packed: Packed,
-        results: &mut Results,
+        pulls: &mut PullQueue,
     ) -> Result<Step, Error> {
-        results.extend(self.group.flush(&self.context.pool)?);
+        pulls.extend(self.group.flush(&self.context.pool)?);
         let started = Serial::start(self.serial.take(), header.window_len, &self.context);
         let serial = started.map_err(|cause| error::<Self>(packed, cause))?;
         // libzstd's own stream verifies itself.
-        if header.checksum && !serial.is_stream() {
-            results.push_back(Pull::HashStart(ContentHash::zstd()));
+        if header.has_checksum && !serial.is_stream() {
+            pulls.push_back(Pull::ChecksumStart(ContentChecksum::zstd()));
         }
         self.serial = Some(serial);
         self.state = State::Serial;
-        Ok(Step::Moved)
+        Ok(Step::Progressed)
     }
 
-    fn serial_step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn step_serial(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let Some(serial) = &mut self.serial else {
-            self.state = State::Between;
-            return Ok(Step::Moved);
+            self.state = State::BetweenFrames;
+            return Ok(Step::Progressed);
         };
         let packed = input.offset();
-        let ran = serial.run(input, &self.context.pool, results);
-        let (step, made, ended) = ran.map_err(|cause| error::<Self>(packed, cause))?;
-        self.plain_at_most = self.plain_at_most.saturating_add(made as u64);
+        let progress = serial.run(input, &self.context.pool, pulls);
+        let (step, produced, ended) = progress.map_err(|cause| error::<Self>(packed, cause))?;
+        self.plain_upper_bound = self.plain_upper_bound.saturating_add(produced as u64);
         if ended {
-            results.extend(serial.flush());
-            self.state = State::Between;
+            pulls.extend(serial.flush());
+            self.state = State::BetweenFrames;
             // What it borrowed is wanted back.
             self.serial = self.serial.take().filter(|serial| !serial.is_stream());
         }
@@ -226,42 +226,42 @@ impl Frames {
     }
 }
 
-impl Walk for Frames {
+impl FrameWalker for Frames {
     const COMPRESSION: Compression = Compression::Zstd;
 
-    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error> {
+    fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         match &mut self.state {
-            State::Between => self.frame_start(input, results),
+            State::BetweenFrames => self.start_frame(input, pulls),
             State::Skipping(left) => {
                 *left -= input.skip(*left);
                 if *left > 0 {
-                    return Ok(Step::Hungry);
+                    return Ok(Step::NeedInput);
                 }
-                self.state = State::Between;
-                Ok(Step::Moved)
+                self.state = State::BetweenFrames;
+                Ok(Step::Progressed)
             }
-            State::Measuring(measure) => {
-                let measure = *measure;
-                self.measure(measure, input, results)
+            State::FindingEnd(finder) => {
+                let finder = *finder;
+                self.find_frame_end(finder, input, pulls)
             }
-            State::Serial => self.serial_step(input, results),
+            State::Serial => self.step_serial(input, pulls),
         }
     }
 
-    fn flush(&mut self, results: &mut Results) -> Result<(), Error> {
-        results.extend(self.group.flush(&self.context.pool)?);
-        results.extend(self.serial.as_mut().and_then(Serial::flush));
+    fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error> {
+        pulls.extend(self.group.flush(&self.context.pool)?);
+        pulls.extend(self.serial.as_mut().and_then(Serial::flush));
         Ok(())
     }
 }
 
 /// Looks for the end of a frame, block by block.
 #[derive(Clone, Copy, Debug)]
-struct Measure {
+struct FrameEndFinder {
     header: Header,
     /// From the magic to the next block header.
-    walked: usize,
-    plain_at_most: u64,
+    next_header_offset: usize,
+    plain_upper_bound: u64,
 }
 
 /// Where a frame ends.
@@ -270,48 +270,48 @@ enum FrameEnd {
     /// Not among the bytes at hand.
     Unknown,
     /// Too far for a job; or nowhere, as a block is malformed.
-    Far,
+    TooFar,
     /// So many bytes behind its start.
     At(usize),
 }
 
-impl Measure {
+impl FrameEndFinder {
     fn new(header: Header) -> Self {
         Self {
             header,
-            walked: MAGIC_LEN + header.len,
-            plain_at_most: 0,
+            next_header_offset: MAGIC_LEN + header.len,
+            plain_upper_bound: 0,
         }
     }
 
-    fn walk(&mut self, input: &Input) -> FrameEnd {
+    fn find_end(&mut self, input: &InputQueue) -> FrameEnd {
         loop {
-            let Some(block) = input.peek_at::<BLOCK_HEADER_LEN>(self.walked) else {
+            let Some(block) = input.peek_at::<BLOCK_HEADER_LEN>(self.next_header_offset) else {
                 return FrameEnd::Unknown;
             };
             let Some(block) = Block::parse(block) else {
-                return FrameEnd::Far;
+                return FrameEnd::TooFar;
             };
-            let end = self.walked + BLOCK_HEADER_LEN + block.packed_len;
-            if end > JOB_PACKED_LEN || self.plain_at_most + block.plain_at_most > JOB_LEN {
-                return FrameEnd::Far;
+            let end = self.next_header_offset + BLOCK_HEADER_LEN + block.packed_len;
+            if end > MAX_JOB_PACKED_LEN || self.plain_upper_bound + block.plain_upper_bound > MAX_JOB_LEN {
+                return FrameEnd::TooFar;
             }
-            let checksum_len = if self.header.checksum { 4 } else { 0 };
-            if block.last && end + checksum_len > input.len() {
+            let checksum_len = if self.header.has_checksum { 4 } else { 0 };
+            if block.is_last && end + checksum_len > input.len() {
                 return FrameEnd::Unknown;
             }
-            self.walked = end;
-            self.plain_at_most += block.plain_at_most;
-            if block.last {
+            self.next_header_offset = end;
+            self.plain_upper_bound += block.plain_upper_bound;
+            if block.is_last {
                 return FrameEnd::At(end + checksum_len);
             }
         }
     }
 
     /// Plain bytes of the frame at the most, when its end was found.
-    fn room(&self) -> usize {
-        let len = self.header.content_len.unwrap_or(self.plain_at_most);
-        usize::try_from(len.min(JOB_LEN)).unwrap_or_default()
+    fn buffer_len(&self) -> usize {
+        let len = self.header.content_len.unwrap_or(self.plain_upper_bound);
+        usize::try_from(len.min(MAX_JOB_LEN)).unwrap_or_default()
     }
 }
 
@@ -319,30 +319,30 @@ impl Measure {
 #[derive(Debug)]
 struct Frame {
     packed: Packed,
-    pieces: Pieces,
+    segments: SegmentedBytes,
 }
 
 /// Frames that will be one job.
 #[derive(Debug, Default)]
 struct Group {
     frames: Vec<Frame>,
-    room: usize,
+    buffer_len: usize,
 }
 
 impl Group {
     fn push(&mut self, frame: Frame, room: usize) {
         self.frames.push(frame);
-        self.room += room;
+        self.buffer_len += room;
     }
 
     /// A job for the frames so far. Its buffer is taken now, so that buffers are taken in stream
     /// order: a job that waited for one could wait for those who wait for its own bytes.
     fn flush(&mut self, pool: &BufferPool) -> Result<Option<Pull>, Error> {
-        let Self { frames, room } = std::mem::take(self);
+        let Self { frames, buffer_len } = std::mem::take(self);
         let Some(packed) = frames.first().map(|frame| frame.packed) else {
             return Ok(None);
         };
-        let taken = pool.acquire(room);
+        let taken = pool.acquire(buffer_len);
         let buffer = taken.map_err(|closed| error::<Frames>(packed, closed.into()))?;
         let job = Job::new(move || decode_group(&frames, buffer));
         Ok(Some(Pull::Job(job)))
@@ -357,7 +357,7 @@ fn decode_group(frames: &[Frame], mut buffer: Buffer) -> Result<Bytes, Error> {
         let target = buffer.get_mut(filled..).unwrap_or_default();
         let decoded = match &mut decoder {
             Ok(decoder) => frame
-                .pieces
+                .segments
                 .with_contiguous(|packed| decoder.decompress(target, packed).map_err(cause)),
             Err(cause) => Err(cause.clone()),
         };
@@ -382,7 +382,7 @@ fn cause(code: ErrorCode) -> Cause {
 #[derive(Debug)]
 enum Serial {
     /// Block by block, with our buffers as the window.
-    Blocks { blocks: Blocks, region_len: usize },
+    Blocks { blocks: BlockDecoder, region_len: usize },
     /// By libzstd's own window, when our buffers would have to be too large for the pool.
     Stream(Stream),
 }
@@ -392,16 +392,16 @@ impl Serial {
     fn start(last: Option<Self>, window_len: u64, context: &Context) -> Result<Self, Cause> {
         let needed_bytes = window_len;
         let window_len = usize::try_from(window_len).unwrap_or(usize::MAX);
-        let region_len = Blocks::region_len(window_len.min(isize::MAX.cast_unsigned()));
-        if region_len as u64 > context.pool.budget() / REGIONS {
-            return Stream::start(context.borrow(needed_bytes)?).map(Self::Stream);
+        let region_len = BlockDecoder::region_len(window_len.min(isize::MAX.cast_unsigned()));
+        if region_len as u64 > context.pool.budget() / REGIONS_IN_POOL {
+            return Stream::start(context.borrow_memory(needed_bytes)?).map(Self::Stream);
         }
         let blocks = match last {
             Some(Self::Blocks { mut blocks, .. }) => {
-                blocks.begin();
+                blocks.begin_frame();
                 blocks
             }
-            _ => Blocks::new().ok_or_else(no_memory)?,
+            _ => BlockDecoder::new().ok_or_else(no_memory)?,
         };
         Ok(Self::Blocks { blocks, region_len })
     }
@@ -414,52 +414,52 @@ impl Serial {
     /// frame ended.
     fn run(
         &mut self,
-        input: &mut Input,
+        input: &mut InputQueue,
         pool: &BufferPool,
-        results: &mut Results,
+        pulls: &mut PullQueue,
     ) -> Result<(Step, usize, bool), Cause> {
         match self {
             Self::Blocks { blocks, region_len } => {
                 if blocks.is_full() && blocks.len() > 0 {
                     // Before more room is waited for, which these bytes may take up.
-                    results.extend(pull(blocks.take()));
-                    return Ok((Step::Moved, 0, false));
+                    pulls.extend(plain_pull(blocks.take()));
+                    return Ok((Step::Progressed, 0, false));
                 }
                 let checksum = blocks
                     .is_at_checksum()
                     .then(|| (input.offset(), input.peek()));
-                let Some(packed) = input.take(blocks.next_len()) else {
-                    return Ok((Step::Hungry, 0, false));
+                let Some(packed) = input.take(blocks.next_input_len()) else {
+                    return Ok((Step::NeedInput, 0, false));
                 };
                 if blocks.is_full() {
                     // What is out of reach must not be held while more is waited for.
-                    blocks.leave();
-                    blocks.add(pool.acquire(*region_len)?);
+                    blocks.retire_region();
+                    blocks.add_region(pool.acquire(*region_len)?);
                 }
                 let step = packed.with_contiguous(|packed| blocks.step(packed));
-                let made = step.map_err(Cause::Malformed)?;
+                let produced = step.map_err(Cause::Malformed)?;
                 if blocks.len() >= PIECE_LEN || checksum.is_some() {
-                    results.extend(pull(blocks.take()));
+                    pulls.extend(plain_pull(blocks.take()));
                 }
                 if let Some((packed, Some(stored))) = checksum {
                     let expected = u32::from_le_bytes(stored);
-                    results.push_back(Pull::HashEnd { expected, packed });
+                    pulls.push_back(Pull::ChecksumEnd { expected, packed });
                 }
-                Ok((Step::Moved, made, blocks.next_len() == 0))
+                Ok((Step::Progressed, produced, blocks.next_input_len() == 0))
             }
-            Self::Stream(stream) => stream.run(input, pool, results),
+            Self::Stream(stream) => stream.run(input, pool, pulls),
         }
     }
 
     fn flush(&mut self) -> Option<Pull> {
         match self {
-            Self::Blocks { blocks, .. } => pull(blocks.take()),
+            Self::Blocks { blocks, .. } => plain_pull(blocks.take()),
             Self::Stream(stream) => stream.piece.flush(),
         }
     }
 }
 
-fn pull(bytes: Bytes) -> Option<Pull> {
+fn plain_pull(bytes: Bytes) -> Option<Pull> {
     (!bytes.is_empty()).then_some(Pull::Plain(bytes))
 }
 
@@ -468,9 +468,9 @@ struct Stream {
     decoder: DCtx<'static>,
     /// For its window.
     _grant: MemoryGrant,
-    piece: Piece,
+    piece: OutputBuffer,
     /// The decoder had no more to give for the input it has seen.
-    drained: bool,
+    is_drained: bool,
 }
 
 impl Stream {
@@ -481,8 +481,8 @@ impl Stream {
         Ok(Self {
             decoder,
             _grant: grant,
-            piece: Piece::default(),
-            drained: true,
+            piece: OutputBuffer::default(),
+            is_drained: true,
         })
     }
 
@@ -490,14 +490,14 @@ impl Stream {
     /// made, and whether the frame ended.
     fn run(
         &mut self,
-        input: &mut Input,
+        input: &mut InputQueue,
         pool: &BufferPool,
-        results: &mut Results,
+        pulls: &mut PullQueue,
     ) -> Result<(Step, usize, bool), Cause> {
-        if self.drained && input.len() == 0 {
-            return Ok((Step::Hungry, 0, false));
+        if self.is_drained && input.len() == 0 {
+            return Ok((Step::NeedInput, 0, false));
         }
-        let target = self.piece.room(pool)?;
+        let target = self.piece.spare_capacity(pool)?;
         let room = target.len();
         let mut source = InBuffer::around(input.front());
         let mut target = OutBuffer::around(target);
@@ -505,15 +505,15 @@ impl Stream {
             .decoder
             .decompress_stream(&mut target, &mut source)
             .map_err(cause)?;
-        let (read, made) = (source.pos(), target.pos());
-        if read == 0 && made == 0 && left > 0 && input.len() > 0 {
+        let (read, produced) = (source.pos(), target.pos());
+        if read == 0 && produced == 0 && left > 0 && input.len() > 0 {
             let text = "libzstd makes no progress".to_owned();
             return Err(Cause::Malformed(text));
         }
-        self.drained = made < room;
-        results.extend(self.piece.advance(made));
+        self.is_drained = produced < room;
+        pulls.extend(self.piece.advance(produced));
         input.skip(read as u64);
-        Ok((Step::Moved, made, left == 0))
+        Ok((Step::Progressed, produced, left == 0))
     }
 }
 
@@ -528,8 +528,8 @@ impl fmt::Debug for Stream {
 #[cfg(test)]
 mod tests {
     use super::super::start;
-    use super::super::walk::tests::{
-        Outcome, check, check_flips, check_truncation, context, decode, drive, noise, text,
+    use super::super::frame_walker::tests::{
+        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, drive, noise, text,
     };
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;
@@ -557,8 +557,8 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_make_nothing_are_no_more_to_a_job_than_others() {
-        let packed = frame(b"", true).repeat(3 * JOB_PARTS);
+    fn job_of_empty_frames_is_limited_to_a_number_of_frames() {
+        let packed = frame(b"", true).repeat(3 * MAX_PARTS_PER_JOB);
         let outcome = decode(Compression::Zstd, &packed, packed.len());
         assert_eq!(outcome.end, Ok(()));
         assert_eq!((outcome.plain.len(), outcome.jobs), (0, 3));
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_reaches_into_the_region_before() {
+    fn window_reaches_into_the_previous_region() {
         let (plain, packed) = far_referring_frame();
         for push_len in [100_000, packed.len()] {
             let outcome = decode(Compression::Zstd, &packed, push_len);
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_too_large_for_the_pool_is_libzstds_own() {
+    fn window_too_large_for_the_pool_uses_libzstd_streaming() {
         let (plain, packed) = far_referring_frame();
         let pool = BufferPool::new(4 << 20);
         let context = Context {
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_outlive_what_decoded_them() {
+    fn bytes_outlive_their_decoder() {
         let (plain, packed) = far_referring_frame();
         let mut decoder = start(Compression::Zstd, context());
         decoder.push(packed.into());
@@ -629,7 +629,7 @@ mod tests {
         for content_len in [false, true] {
             let frames = plain.chunks(100_000).map(|plain| frame(plain, content_len));
             let packed = frames.collect::<Vec<_>>().concat();
-            let seek_points = check(Compression::Zstd, &packed, &plain);
+            let seek_points = assert_decodes(Compression::Zstd, &packed, &plain);
             // Without a content size, 100,000 bytes are taken for a full block of 128 KiB.
             let count = if content_len { 6 } else { 8 };
             assert_eq!(seek_points.len(), count);
@@ -639,17 +639,17 @@ mod tests {
     }
 
     #[test]
-    fn a_long_frame_is_decoded_in_order_and_has_one_seek_point() {
+    fn long_frame_decodes_serially_with_one_seek_point() {
         let plain = text(20 << 20);
         for content_len in [false, true] {
             let packed = frame(&plain, content_len);
-            assert_eq!(check(Compression::Zstd, &packed, &plain).len(), 1);
+            assert_eq!(assert_decodes(Compression::Zstd, &packed, &plain).len(), 1);
             assert_eq!(decode(Compression::Zstd, &packed, 1 << 20).jobs, 0);
         }
     }
 
     #[test]
-    fn the_hash_of_a_long_frame_is_taken_behind_it() {
+    fn long_frame_checksum_is_computed_by_the_driver() {
         let plain = text(9 << 20);
         let mut packed = [frame(&plain, false), frame(&plain, true)].concat();
         let last = packed.len() - 1;
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_every_kind_follow_each_other() {
+    fn concatenated_frames_of_every_kind_decode() {
         let parts = [
             text(100),
             text(9 << 20),
@@ -680,20 +680,20 @@ mod tests {
             frame(&parts[4], true),
             skippable(200_000),
         ];
-        check(Compression::Zstd, &packed.concat(), &parts.concat());
+        assert_decodes(Compression::Zstd, &packed.concat(), &parts.concat());
     }
 
     #[test]
-    fn a_cut_anywhere_is_found() {
+    fn truncation_anywhere_is_detected() {
         let plain = [text(3000), noise(1000)].concat();
         for content_len in [false, true] {
             let packed = frame(&plain, content_len);
-            check_truncation(Compression::Zstd, &packed, &plain, &[]);
+            assert_truncation_is_detected(Compression::Zstd, &packed, &plain, &[]);
         }
     }
 
     #[test]
-    fn a_cut_frame_gives_what_was_whole() {
+    fn truncated_frame_gives_its_whole_blocks() {
         let plain = noise(1 << 20);
         let packed = frame(&plain, true);
         let outcome = decode(Compression::Zstd, &packed[..packed.len() / 2], 10_000);
@@ -703,14 +703,14 @@ mod tests {
     }
 
     #[test]
-    fn damage_anywhere_is_found() {
+    fn damage_anywhere_is_detected() {
         let plain = [text(1000), noise(300)].concat();
-        check_flips(Compression::Zstd, &frame(&plain, true), &plain);
-        check_flips(Compression::Zstd, &frame(&plain, false), &plain);
+        assert_bit_flips_are_detected(Compression::Zstd, &frame(&plain, true), &plain);
+        assert_bit_flips_are_detected(Compression::Zstd, &frame(&plain, false), &plain);
     }
 
     #[test]
-    fn a_window_beyond_the_limit_is_refused_with_what_it_needs() {
+    fn window_over_the_memory_limit_fails_with_needed_bytes() {
         let plain = text(20 << 20);
         let mut encoder = ::zstd::Encoder::new(Vec::new(), 1).unwrap();
         encoder.set_parameter(CParameter::WindowLog(24)).unwrap();
@@ -727,7 +727,7 @@ mod tests {
         };
         assert_eq!(
             cause(with_limit((16 << 20) - 1)),
-            Cause::Memory {
+            Cause::MemoryLimit {
                 needed_bytes: 16 << 20,
                 limit_bytes: (16 << 20) - 1
             }
@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_after_the_last_frame_is_an_error_behind_all_bytes() {
+    fn garbage_after_the_last_frame_fails_after_all_bytes() {
         let plain = text(10_000);
         let mut packed = frame(&plain, true);
         packed.extend([0; 512]);
@@ -746,7 +746,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_seek_points_are_refused() {
+    fn foreign_seek_points_are_rejected() {
         let packed = frame(&text(1000), true);
         let point = decode(Compression::Zstd, &packed, 1000)
             .seek_points
@@ -765,7 +765,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn any_bytes_behind_a_magic_are_survived(
+        fn any_bytes_after_a_magic_do_not_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
             push_len in 1..50_usize,
         ) {
@@ -775,7 +775,7 @@ mod tests {
         }
 
         #[test]
-        fn push_sizes_do_not_matter(
+        fn push_size_does_not_change_the_output(
             content_len: bool,
             lens in proptest::collection::vec(0..5000_usize, 1..8),
             push_len in 1..3000_usize,

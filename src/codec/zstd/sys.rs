@@ -26,10 +26,10 @@ use crate::base::buffer_pool::Buffer;
 /// Unused bytes at the front of each region. Without them a region could lie right behind the one
 /// before in memory, and libzstd, which compares pointers, would take the two for one, and refer
 /// to the first when it is long gone.
-const GAP: usize = 64;
+const REGION_GAP: usize = 64;
 
 /// Decodes frames, block by block.
-pub(super) struct Blocks {
+pub(super) struct BlockDecoder {
     context: NonNull<ZSTD_DCtx>,
     /// Where the next block goes.
     current: Option<Arc<Region>>,
@@ -37,12 +37,12 @@ pub(super) struct Blocks {
     previous: Option<Arc<Region>>,
     /// How much of the current region is decoded, and how much of that was given out.
     filled: usize,
-    given: usize,
+    taken: usize,
 }
 
 // SAFETY: the context is owned by this value alone and has no ties to a thread; regions are
 // `Send` and `Sync` (see there).
-unsafe impl Send for Blocks {}
+unsafe impl Send for BlockDecoder {}
 
 /// A buffer that is written at its end while its front is read.
 struct Region {
@@ -52,20 +52,20 @@ struct Region {
     _buffer: Buffer,
 }
 
-// SAFETY: only the `Blocks` that has the region as its current one writes, and only behind
-// `filled`; all other access is reading, by a `Slice`, and only before `filled`, which only grows.
+// SAFETY: only the `BlockDecoder` that has the region as its current one writes, and only behind
+// `filled`; all other access is reading, by a `RegionSlice`, and only before `filled`, which only grows.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 /// Bytes of a region that are final.
-struct Slice {
+struct RegionSlice {
     region: Arc<Region>,
     from: usize,
     len: usize,
 }
 
-impl AsRef<[u8]> for Slice {
+impl AsRef<[u8]> for RegionSlice {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the range was initialised (a `Buffer` always is), lies within the region, and
         // is never written again; the region lives as long as this slice.
@@ -73,7 +73,7 @@ impl AsRef<[u8]> for Slice {
     }
 }
 
-impl Blocks {
+impl BlockDecoder {
     /// At the start of a frame; `None` when there is no memory.
     pub(super) fn new() -> Option<Self> {
         // SAFETY: no preconditions.
@@ -93,25 +93,25 @@ impl Blocks {
             current: None,
             previous: None,
             filled: 0,
-            given: 0,
+            taken: 0,
         };
-        blocks.begin();
+        blocks.begin_frame();
         Some(blocks)
     }
 
     /// Goes to the start of another frame, whatever came before.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin_frame(&mut self) {
         // SAFETY: the context is valid. From here on it refers to no region.
         let code = unsafe { ZSTD_decompressBegin(self.context.as_ptr()) };
         debug_assert_eq!(code, 0);
         self.current = None;
         self.previous = None;
         self.filled = 0;
-        self.given = 0;
+        self.taken = 0;
     }
 
     /// So many packed bytes the next step takes; 0 at the end of the frame.
-    pub(super) fn next_len(&self) -> usize {
+    pub(super) fn next_input_len(&self) -> usize {
         // SAFETY: the context is valid, and is not changed.
         unsafe { ZSTD_nextSrcSizeToDecompress(self.context.as_ptr()) }
     }
@@ -125,44 +125,44 @@ impl Blocks {
 
     /// Bytes of a region in which `window_len` bytes stay within reach of each block.
     pub(super) fn region_len(window_len: usize) -> usize {
-        GAP + window_len.max(8 * MAX_BLOCK_LEN) + MAX_BLOCK_LEN
+        REGION_GAP + window_len.max(8 * MAX_BLOCK_LEN) + MAX_BLOCK_LEN
     }
 
     /// Whether the next block may need more room than is left: then what is decoded is to be
-    /// [taken](Self::take) and a new region [added](Self::add).
+    /// [taken](Self::take) and a new region [added](Self::add_region).
     pub(super) fn is_full(&self) -> bool {
         let len = self.current.as_ref().map_or(0, |region| region.len);
         len - self.filled < MAX_BLOCK_LEN
     }
 
     /// Leaves the current region, which stays within reach; the one before that is let go. Nothing can
-    /// be decoded until another region is [added](Self::add).
-    pub(super) fn leave(&mut self) {
+    /// be decoded until another region is [added](Self::add_region).
+    pub(super) fn retire_region(&mut self) {
         self.previous = self.current.take();
         self.filled = 0;
-        self.given = 0;
+        self.taken = 0;
     }
 
     /// Goes on in `buffer`; the region before stays within reach, those before that do not.
-    pub(super) fn add(&mut self, mut buffer: Buffer) {
+    pub(super) fn add_region(&mut self, mut buffer: Buffer) {
         let region = Region {
             len: buffer.len(),
             start: NonNull::from(&mut *buffer).cast(),
             _buffer: buffer,
         };
         if self.current.is_some() {
-            self.leave();
+            self.retire_region();
         }
-        self.filled = GAP.min(region.len);
-        self.given = self.filled;
+        self.filled = REGION_GAP.min(region.len);
+        self.taken = self.filled;
         self.current = Some(Arc::new(region));
     }
 
-    /// Takes the next step with `packed`, which has [`Self::next_len`] bytes; answers how many
+    /// Takes the next step with `packed`, which has [`Self::next_input_len`] bytes; answers how many
     /// plain bytes it made.
     ///
     /// # Errors
-    /// When the frame is malformed, in libzstd's words. Only [`Self::begin`] leads on then.
+    /// When the frame is malformed, in libzstd's words. Only [`Self::begin_frame`] leads on then.
     pub(super) fn step(&mut self, packed: &[u8]) -> Result<usize, String> {
         let Some(region) = &self.current else {
             return Err("no room to decode to".to_owned());
@@ -171,7 +171,7 @@ impl Blocks {
         // SAFETY: the target is the part of the region that nobody reads, and `packed` a slice.
         // What libzstd refers to besides is what it wrote to this region and to the one before,
         // both of which are kept; it forgot all others when the output moved to this one, since
-        // that did not look like a continuation (see `GAP`).
+        // that did not look like a continuation (see `REGION_GAP`).
         let code = unsafe {
             ZSTD_decompressContinue(
                 self.context.as_ptr(),
@@ -193,10 +193,10 @@ impl Blocks {
 
     /// What was decoded since the last time; empty when nothing was.
     pub(super) fn take(&mut self) -> Bytes {
-        let (from, len) = (self.given, self.filled - self.given);
-        self.given = self.filled;
+        let (from, len) = (self.taken, self.filled - self.taken);
+        self.taken = self.filled;
         match &self.current {
-            Some(region) if len > 0 => Bytes::from_owner(Slice {
+            Some(region) if len > 0 => Bytes::from_owner(RegionSlice {
                 region: Arc::clone(region),
                 from,
                 len,
@@ -207,22 +207,22 @@ impl Blocks {
 
     /// How much was decoded since the last time.
     pub(super) fn len(&self) -> usize {
-        self.filled - self.given
+        self.filled - self.taken
     }
 }
 
-impl Drop for Blocks {
+impl Drop for BlockDecoder {
     fn drop(&mut self) {
         // SAFETY: the context is valid, and this is its last use.
         unsafe { ZSTD_freeDCtx(self.context.as_ptr()) };
     }
 }
 
-impl fmt::Debug for Blocks {
+impl fmt::Debug for BlockDecoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Blocks")
             .field("filled", &self.filled)
-            .field("given", &self.given)
+            .field("given", &self.taken)
             .finish_non_exhaustive()
     }
 }

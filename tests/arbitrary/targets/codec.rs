@@ -8,8 +8,8 @@ use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::{Packed, Plain};
 use tarfs::base::memory_reclaim::MemoryBroker;
 use tarfs::codec::{
-    self, Cause, Compression, Context, Decoder, Error, Output, Pull, READING_POOL, SeekPoint,
-    Stretch, Sum, UNCOUNTED,
+    self, Cause, Compression, Context, Decoder, Error, Output, Pull, READ_POOL_BYTES, SeekPoint,
+    SeekRange, ExpectedSpan, UNKNOWN_PLAIN,
 };
 
 use super::knobs::Knobs;
@@ -47,7 +47,7 @@ pub(super) fn run(compression: Compression, bytes: &[u8]) {
     let (packed, knobs) = Knobs::split(bytes);
     let whole = decode(compression, packed, packed.len().max(1), 0);
     assert!(
-        whole.peak_bytes <= codec::reading_bytes(compression),
+        whole.peak_bytes <= codec::read_pool_bytes(compression),
         "{} bytes of buffers",
         whole.peak_bytes
     );
@@ -66,8 +66,8 @@ pub(super) fn run(compression: Compression, bytes: &[u8]) {
 
 fn context(workers: usize) -> Context {
     Context {
-        pool: BufferPool::new(READING_POOL),
-        seek_points: true,
+        pool: BufferPool::new(READ_POOL_BYTES),
+        wants_seek_points: true,
         broker: MemoryBroker::with_limit(STATE_BYTES),
         workers,
     }
@@ -111,7 +111,7 @@ fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: 
             }
             Ok(Pull::SeekPoint(seek_point)) => {
                 let plain = Plain((offset + outcome.plain.len()) as u64);
-                assert!(seek_point.plain == UNCOUNTED || seek_point.plain == plain);
+                assert!(seek_point.plain == UNKNOWN_PLAIN || seek_point.plain == plain);
                 let seek_point = SeekPoint {
                     plain,
                     ..seek_point
@@ -123,23 +123,23 @@ fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: 
                 assert!(!bytes.is_empty(), "an empty piece");
                 Ok(vec![bytes])
             }
-            Ok(Pull::Job(job) | Pull::Check(job)) => {
+            Ok(Pull::Job(job) | Pull::OrderedJob(job)) => {
                 let made = job.run().and_then(Output::concat);
                 made.map(|bytes| vec![Bytes::from(bytes)])
             }
-            Ok(Pull::Ahead(ahead)) => {
+            Ok(Pull::Speculative(ahead)) => {
                 ahead.run();
                 continue;
             }
-            Ok(Pull::Await(ahead)) => {
+            Ok(Pull::WaitFor(ahead)) => {
                 ahead.wait();
                 continue;
             }
-            Ok(Pull::HashStart(new)) => {
+            Ok(Pull::ChecksumStart(new)) => {
                 hash = Some((outcome.plain.len(), new));
                 continue;
             }
-            Ok(Pull::HashEnd { expected, packed }) => {
+            Ok(Pull::ChecksumEnd { expected, packed }) => {
                 let (start, mut hash) = hash.take().expect("begun");
                 hash.update(outcome.plain.get(start..).expect("decoded"));
                 if hash.digest() == expected {
@@ -309,13 +309,13 @@ pub(super) fn resume_anywhere(bytes: &[u8]) {
         drain(decoder, packed, knobs.push_len());
     }
     let (start, spans) = (seek_point.packed.0, usize::from(knobs.number() % 4));
-    let stretch = Stretch {
+    let range = SeekRange {
         end: Packed(start.saturating_add(packed.len() as u64)),
         seek_point,
-        spans: std::iter::repeat_n(Sum { len, hash: plain }, spans).collect(),
+        spans: std::iter::repeat_n(ExpectedSpan { len, hash: plain }, spans).collect(),
         block_len: 1 + plain % 100_000,
     };
-    let decoder = codec::along(compression, context(4), [stretch].into_iter());
+    let decoder = codec::start_indexed(compression, context(4), [range].into_iter());
     drain(decoder, packed, knobs.push_len());
 }
 
@@ -333,15 +333,15 @@ fn drain(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize) {
                 continue;
             }
             Ok(Pull::Plain(bytes)) => vec![bytes],
-            Ok(Pull::Job(job) | Pull::Check(job)) => match job.run().and_then(Output::concat) {
+            Ok(Pull::Job(job) | Pull::OrderedJob(job)) => match job.run().and_then(Output::concat) {
                 Ok(bytes) => vec![Bytes::from(bytes)],
                 Err(_) => return,
             },
-            Ok(Pull::Ahead(ahead)) => {
+            Ok(Pull::Speculative(ahead)) => {
                 ahead.run();
                 continue;
             }
-            Ok(Pull::Await(ahead)) => {
+            Ok(Pull::WaitFor(ahead)) => {
                 ahead.wait();
                 continue;
             }

@@ -2,29 +2,29 @@
 
 use std::path::Path;
 
-use tarfs::image::{self, Bundle, Config, Descriptor, Platform, Profile, Reference, User};
+use tarfs::image::{self, BundleOptions, Config, Descriptor, Platform, SeccompProfile, ImageRef, User};
 
 /// Layers and groups that a document may speak of.
 const MOST: usize = 1000;
 
 /// Reads `bytes` as each document that an image has, and as what is said of one.
 pub(super) fn run(bytes: &[u8]) {
-    for descriptor in image::index(bytes).into_iter().flatten() {
+    for descriptor in image::parse_index(bytes).into_iter().flatten() {
         check(&descriptor);
     }
-    if let Ok(manifest) = image::manifest(bytes) {
+    if let Ok(manifest) = image::parse_manifest(bytes) {
         check(&manifest.config);
         assert!(manifest.layers.len() <= MOST);
         manifest.layers.iter().for_each(check);
     }
-    for image in image::docker(bytes).into_iter().flatten() {
+    for image in image::parse_docker_manifest(bytes).into_iter().flatten() {
         assert!(image.layers.len() <= MOST);
     }
     if let Ok(config) = Config::parse(bytes) {
         bundle(&config);
     }
     // What is wrong in it is an error.
-    drop(Profile::parse(bytes, (6, 1)));
+    drop(SeccompProfile::parse(bytes, (6, 1)));
     let text = String::from_utf8_lossy(bytes);
     names(&text);
     let half = bytes.len() / 2;
@@ -44,7 +44,7 @@ pub(super) fn run(bytes: &[u8]) {
 
 /// It leads to a blob and nowhere else.
 fn check(descriptor: &Descriptor) {
-    let path = descriptor.path();
+    let path = descriptor.blob_path();
     let name = path.strip_prefix("blobs/sha256/").expect("among the blobs");
     assert_eq!(Path::new(name).components().count(), 1);
     assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -60,17 +60,17 @@ fn bundle(config: &Config) {
         home: None,
     };
     for rootless in [None, Some((1000, 1000))] {
-        let bundle = Bundle {
+        let bundle = BundleOptions {
             user: user.clone(),
             args: vec!["given".to_owned()],
             name: config.execution.hostname.clone(),
             terminal: false,
             capabilities: Vec::new(),
-            seccomp: Profile::built_in().ok(),
+            seccomp: SeccompProfile::built_in().ok(),
             volumes: config.execution.volumes.iter().cloned().collect(),
             rootless,
         };
-        let text = image::bundle(config, &bundle).expect("there is something to run");
+        let text = image::runtime_spec(config, &bundle).expect("there is something to run");
         let document: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let at = |pointer: &str| {
             document
@@ -91,8 +91,8 @@ fn bundle(config: &Config) {
 
 /// What is read is written such that it is read again.
 fn names(text: &str) {
-    if let Some(reference) = Reference::parse(text) {
-        assert_eq!(Reference::parse(&reference.to_string()), Some(reference));
+    if let Some(reference) = ImageRef::parse(text) {
+        assert_eq!(ImageRef::parse(&reference.to_string()), Some(reference));
     }
     if let Ok(platform) = text.parse::<Platform>() {
         assert_eq!(platform.to_string(), text);

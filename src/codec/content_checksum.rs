@@ -8,14 +8,14 @@ use xxhash_rust::xxh64::Xxh64;
 use super::Compression;
 
 /// A hash being taken.
-pub struct ContentHash(State);
+pub struct ContentChecksum(State);
 
 enum State {
     Lz4(Xxh32),
     Zstd(Xxh64),
 }
 
-impl ContentHash {
+impl ContentChecksum {
     /// As an lz4 frame stores it: xxh32 with seed 0.
     pub(crate) fn lz4() -> Self {
         Self(State::Lz4(Xxh32::new(0)))
@@ -54,8 +54,8 @@ impl ContentHash {
     }
 }
 
-impl fmt::Debug for ContentHash {
+impl fmt::Debug for ContentChecksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ContentHash({})", self.compression())
+        write!(f, "ContentChecksum({})", self.compression())
     }
 }

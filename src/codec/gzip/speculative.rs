@@ -1,41 +1,41 @@
 //! Decodes the middle of a deflate stream without knowing what came before.
 //!
-//! A *share* of a packed stream is searched for where a block begins, and decoded from there on
+//! A *partition* of a packed stream is searched for where a block begins, and decoded from there on
 //! twice, as if after two different windows. The two windows differ in every byte, and no two
 //! places in them hold the same pair of bytes; so where the results differ, the pair says which
 //! byte of the true window belongs there, and where they agree, they are right whatever it is.
 //! Once they agree for as long as deflate can refer back to, one decoding is enough.
 //!
-//! Nothing here is trusted: a [`Guess`] counts only when the decoding of what is before it ends
+//! Nothing here is trusted: a [`SpeculativeOutput`] counts only when the decoding of what is before it ends
 //! exactly where it begins.
 
 use bytes::Bytes;
 
-use super::finder::{Candidate, Candidates};
+use super::block_finder::{Candidate, Candidates};
 use crate::base::buffer_pool::Buffer;
-use crate::codec::input::Pieces;
-use crate::codec::sys::{Inflate, Reason, Stop, WINDOW_LEN};
+use crate::codec::input_queue::SegmentedBytes;
+use crate::codec::gzip::sys::{Inflate, StopReason, StopAt, WINDOW_LEN};
 
 /// The window that the first decoding is given, and the second.
-static WINDOWS: [[u8; WINDOW_LEN]; 2] = windows();
+static MARKER_WINDOWS: [[u8; WINDOW_LEN]; 2] = marker_windows();
 
-/// Block ends inside a guess are remembered when they are so many plain bytes apart.
-const END_SPACING: usize = 256 << 10;
+/// Block ends inside a speculative output are remembered when they are so many plain bytes apart.
+const MIN_BLOCK_END_SPACING: usize = 256 << 10;
 /// How many plain bytes the second decoding makes before it is asked whether it is needed.
-const STRETCH_LEN: usize = 128 << 10;
+const CONVERGENCE_CHECK_INTERVAL: usize = 128 << 10;
 
 #[expect(clippy::large_stack_arrays, reason = "when compiled")]
-const fn windows() -> [[u8; WINDOW_LEN]; 2] {
+const fn marker_windows() -> [[u8; WINDOW_LEN]; 2] {
     let mut windows = [[0; WINDOW_LEN]; 2];
-    let mut place = 0_u16;
-    while (place as usize) < WINDOW_LEN {
-        let [low, high] = place.to_le_bytes();
+    let mut position = 0_u16;
+    while (position as usize) < WINDOW_LEN {
+        let [low, high] = position.to_le_bytes();
         #[expect(clippy::indexing_slicing, reason = "when compiled")]
         {
-            windows[0][place as usize] = low;
-            windows[1][place as usize] = low.wrapping_add(high).wrapping_add(1);
+            windows[0][position as usize] = low;
+            windows[1][position as usize] = low.wrapping_add(high).wrapping_add(1);
         }
-        place += 1;
+        position += 1;
     }
     windows
 }
@@ -49,29 +49,29 @@ fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
         for (first, &second) in first.iter_mut().zip(second) {
             if *first != second {
                 let high = second.wrapping_sub(*first).wrapping_sub(1);
-                let place = usize::from(u16::from_le_bytes([*first, high]));
-                *first = window.get(place).copied().unwrap_or_default();
+                let position = usize::from(u16::from_le_bytes([*first, high]));
+                *first = window.get(position).copied().unwrap_or_default();
             }
         }
     }
 }
 
-/// A share to be decoded.
+/// A partition to be decoded.
 #[derive(Debug)]
-pub(super) struct Task {
-    /// The share, and some bytes behind it for the block that crosses its end.
-    pub(super) packed: Pieces,
+pub(super) struct SpeculativeTask {
+    /// The partition, and some bytes behind it for the block that crosses its end.
+    pub(super) packed: SegmentedBytes,
     /// Where it lies in the stream, in bits.
     pub(super) start: u64,
-    /// The share's length in bytes.
-    pub(super) share_len: usize,
+    /// The partition's length in bytes.
+    pub(super) partition_len: usize,
     /// Where plain bytes go; each at least as long as a window.
     pub(super) buffers: Vec<Buffer>,
 }
 
 /// Plain bytes from a block's beginning on, but for what the window before holds.
 #[derive(Debug)]
-pub(super) struct Guess {
+pub(super) struct SpeculativeOutput {
     /// Where the first block begins, in bits of the stream.
     first: Candidate,
     /// Where the last block ends.
@@ -82,7 +82,7 @@ pub(super) struct Guess {
     pub(super) is_last: bool,
     /// Block ends inside.
     pub(super) inner_ends: Vec<BlockEnd>,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<UnresolvedPiece>,
 }
 
 /// Where a block ends and the next begins.
@@ -90,69 +90,69 @@ pub(super) struct Guess {
 pub(super) struct BlockEnd {
     /// In bits of the stream.
     pub(super) bit: u64,
-    /// In plain bytes since the guess began.
+    /// In plain bytes since the speculative output began.
     pub(super) plain: usize,
 }
 
 /// The block ends met so far.
 #[derive(Default)]
-struct Ends {
+struct BlockEnds {
     /// Far enough from each other.
     inner: Vec<BlockEnd>,
     last: Option<BlockEnd>,
 }
 
-impl Ends {
+impl BlockEnds {
     fn push(&mut self, end: BlockEnd) {
         let Some(last) = self.last.replace(end) else {
             return;
         };
         let before = self.inner.last().map_or(0, |inner| inner.plain);
-        if last.plain - before >= END_SPACING && last.plain < end.plain {
+        if last.plain - before >= MIN_BLOCK_END_SPACING && last.plain < end.plain {
             self.inner.push(last);
         }
     }
 }
 
-/// Some of a guess' plain bytes.
+/// Some of a speculative output's plain bytes.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct UnresolvedPiece {
     first: Buffer,
     len: usize,
     /// What the second decoding made of the beginning.
     second: Option<(Buffer, usize)>,
 }
 
-impl Task {
-    /// Searches and decodes up to the first block end behind the share, or as far as there are
-    /// buffers. `None` when nothing in the share holds good.
-    pub(super) fn run(self) -> Option<Guess> {
+impl SpeculativeTask {
+    /// Searches and decodes up to the first block end behind the partition, or as far as there are
+    /// buffers. `None` when nothing in the partition holds good.
+    pub(super) fn run(self) -> Option<SpeculativeOutput> {
         let packed = self.packed.clone();
         packed.with_contiguous(|packed| self.run_in(packed))
     }
 
-    fn run_in(self, packed: &[u8]) -> Option<Guess> {
-        let mut decoding = Decoding {
+    fn run_in(self, packed: &[u8]) -> Option<SpeculativeOutput> {
+        let mut decoding = PartitionDecoder {
             packed,
-            share_end: self.share_len as u64 * 8,
-            free: self.buffers,
-            sides: WINDOWS.each_ref().map(Side::new),
+            partition_end: self.partition_len as u64 * 8,
+            free_buffers: self.buffers,
+            inflaters: MARKER_WINDOWS.each_ref().map(WindowedInflate::new),
         };
         let mut probe = Inflate::new();
         // What all false starts together may cost.
-        let mut wasted_limit: usize = decoding.free.iter().map(|buffer| buffer.len()).sum();
-        for candidate in Candidates::new(packed, self.share_len) {
-            if !begins_block(&mut probe, packed, candidate.bit) {
+        let mut wasted_limit: usize = decoding.free_buffers.iter().map(|buffer| buffer.len()).sum();
+        for candidate in Candidates::new(packed, self.partition_len) {
+            if !is_valid_block_start(&mut probe, packed, candidate.bit) {
                 continue;
             }
             match decoding.decode(candidate) {
-                Ok(mut guess) => {
-                    guess.first.bit += self.start;
-                    guess.end.bit += self.start;
-                    for end in &mut guess.inner_ends {
+                Ok(mut output) => {
+                    output.first.bit += self.start;
+                    output.end.bit += self.start;
+                    for end in &mut output.inner_ends {
                         end.bit += self.start;
                     }
-                    return Some(guess);
+                    return Some(output);
                 }
                 Err(wasted) => wasted_limit = wasted_limit.checked_sub(wasted)?,
             }
@@ -162,11 +162,11 @@ impl Task {
 }
 
 /// Whether zlib finds nothing wrong with the header of a block at `bit`.
-fn begins_block(inflate: &mut Inflate, packed: &[u8], bit: u64) -> bool {
+fn is_valid_block_start(inflate: &mut Inflate, packed: &[u8], bit: u64) -> bool {
     let (rest, split) = from_bit(packed, bit);
     inflate.resume(&[], split);
-    let progress = inflate.decode(rest, &mut [], Stop::AtEnd);
-    !matches!(progress.reason, Reason::Damaged(_))
+    let progress = inflate.decode(rest, &mut [], StopAt::StreamEnd);
+    !matches!(progress.reason, StopReason::Damaged(_))
 }
 
 /// What lies behind `bit`: whole bytes, and before them the byte that `bit` splits, and where.
@@ -180,14 +180,14 @@ fn from_bit(packed: &[u8], bit: u64) -> (&[u8], Option<(u8, u8)>) {
 }
 
 /// One of the two decodings.
-struct Side {
+struct WindowedInflate {
     inflate: Inflate,
     window: &'static [u8],
     /// Packed bytes used.
     at: usize,
 }
 
-impl Side {
+impl WindowedInflate {
     fn new(window: &'static [u8; WINDOW_LEN]) -> Self {
         Self {
             inflate: Inflate::new(),
@@ -203,7 +203,7 @@ impl Side {
     }
 
     /// Decodes on; answers how many bytes were made, and why no more.
-    fn decode(&mut self, packed: &[u8], output: &mut [u8], stop: Stop) -> (usize, Reason) {
+    fn decode(&mut self, packed: &[u8], output: &mut [u8], stop: StopAt) -> (usize, StopReason) {
         let rest = packed.get(self.at..).unwrap_or_default();
         let progress = self.inflate.decode(rest, output, stop);
         self.at += progress.consumed;
@@ -213,50 +213,50 @@ impl Side {
 
 /// How a piece came to its end.
 #[derive(PartialEq, Eq)]
-enum Filled {
+enum FillEnd {
     /// It is full, and there is more.
-    Full,
+    BufferFull,
     /// The packed bytes are used up.
-    Starved,
-    /// The share's end was reached, or the stream's when `is_last`.
+    InputExhausted,
+    /// The partition's end was reached, or the stream's when `is_last`.
     Done { is_last: bool },
 }
 
-/// Decodes a share from one candidate after the other.
-struct Decoding<'a> {
+/// Decodes a partition from one candidate after the other.
+struct PartitionDecoder<'a> {
     packed: &'a [u8],
     /// In bits.
-    share_end: u64,
-    free: Vec<Buffer>,
-    sides: [Side; 2],
+    partition_end: u64,
+    free_buffers: Vec<Buffer>,
+    inflaters: [WindowedInflate; 2],
 }
 
-impl Decoding<'_> {
+impl PartitionDecoder<'_> {
     /// Decodes from `candidate`, where all bits count from the first of the packed bytes. When no
     /// block begins there after all, answers how many bytes were decoded to see that.
-    fn decode(&mut self, candidate: Candidate) -> Result<Guess, usize> {
-        for side in &mut self.sides {
-            side.begin(self.packed, candidate.bit);
+    fn decode(&mut self, candidate: Candidate) -> Result<SpeculativeOutput, usize> {
+        for inflater in &mut self.inflaters {
+            inflater.begin(self.packed, candidate.bit);
         }
-        let (mut pieces, mut ends) = (Vec::new(), Ends::default());
+        let (mut pieces, mut ends) = (Vec::new(), BlockEnds::default());
         let mut start = 0;
-        let mut both = true;
-        let mut filled = Ok(Filled::Full);
+        let mut needs_second = true;
+        let mut filled = Ok(FillEnd::BufferFull);
         // A piece needs two buffers as long as the window matters, else one.
-        while filled == Ok(Filled::Full)
-            && self.free.len() > usize::from(both)
-            && let Some(first) = self.free.pop()
+        while filled == Ok(FillEnd::BufferFull)
+            && self.free_buffers.len() > usize::from(needs_second)
+            && let Some(first) = self.free_buffers.pop()
         {
-            let second = both.then(|| self.free.pop()).flatten();
-            let mut piece = Piece {
+            let second = needs_second.then(|| self.free_buffers.pop()).flatten();
+            let mut piece = UnresolvedPiece {
                 first,
                 len: 0,
                 second: second.map(|buffer| (buffer, 0)),
             };
-            filled = self.fill(&mut piece, start, &mut ends);
-            if both && filled.is_ok() {
-                match self.follow(&mut piece) {
-                    Ok(agree) => both = !agree,
+            filled = self.fill_first(&mut piece, start, &mut ends);
+            if needs_second && filled.is_ok() {
+                match self.fill_second(&mut piece) {
+                    Ok(agree) => needs_second = !agree,
                     Err(()) => filled = Err(()),
                 }
             }
@@ -265,19 +265,19 @@ impl Decoding<'_> {
         }
         let (Some(end), Ok(filled)) = (ends.last, filled) else {
             for piece in pieces {
-                self.free.push(piece.first);
-                self.free.extend(piece.second.map(|(buffer, _)| buffer));
+                self.free_buffers.push(piece.first);
+                self.free_buffers.extend(piece.second.map(|(buffer, _)| buffer));
             }
             // Each false start costs something, be it as short as it may.
             return Err(start + WINDOW_LEN);
         };
-        cut(&mut pieces, end.plain);
+        truncate_pieces(&mut pieces, end.plain);
         let last_byte = usize::try_from(end.bit.saturating_sub(1) / 8).unwrap_or(usize::MAX);
-        Ok(Guess {
+        Ok(SpeculativeOutput {
             first: candidate,
             end,
             last_byte: self.packed.get(last_byte).copied().unwrap_or_default(),
-            is_last: filled == Filled::Done { is_last: true },
+            is_last: filled == FillEnd::Done { is_last: true },
             inner_ends: ends.inner,
             pieces,
         })
@@ -285,29 +285,29 @@ impl Decoding<'_> {
 
     /// Fills the first side of `piece`, which begins at plain byte `start`, and appends the block
     /// ends in it to `ends`.
-    fn fill(&mut self, piece: &mut Piece, start: usize, ends: &mut Ends) -> Result<Filled, ()> {
-        let [side, _] = &mut self.sides;
+    fn fill_first(&mut self, piece: &mut UnresolvedPiece, start: usize, ends: &mut BlockEnds) -> Result<FillEnd, ()> {
+        let [inflater, _] = &mut self.inflaters;
         loop {
             let room = piece.first.get_mut(piece.len..).unwrap_or_default();
             let room_len = room.len();
-            let (produced, reason) = side.decode(self.packed, room, Stop::AtBlockEnd);
+            let (produced, reason) = inflater.decode(self.packed, room, StopAt::BlockEnd);
             piece.len += produced;
             let unused_bits = match reason {
-                Reason::Damaged(_) => return Err(()),
-                Reason::Exhausted if produced == room_len => return Ok(Filled::Full),
-                Reason::Exhausted => return Ok(Filled::Starved),
-                Reason::BlockEnd { unused_bits } => unused_bits.into(),
-                Reason::StreamEnd => 0,
+                StopReason::Damaged(_) => return Err(()),
+                StopReason::Exhausted if produced == room_len => return Ok(FillEnd::BufferFull),
+                StopReason::Exhausted => return Ok(FillEnd::InputExhausted),
+                StopReason::BlockEnd { unused_bits } => unused_bits.into(),
+                StopReason::StreamEnd => 0,
             };
-            let bit = (side.at as u64 * 8).saturating_sub(unused_bits);
+            let bit = (inflater.at as u64 * 8).saturating_sub(unused_bits);
             let end = BlockEnd {
                 bit,
                 plain: start + piece.len,
             };
             ends.push(end);
-            let is_last = reason == Reason::StreamEnd;
-            if is_last || bit >= self.share_end {
-                return Ok(Filled::Done { is_last });
+            let is_last = reason == StopReason::StreamEnd;
+            if is_last || bit >= self.partition_end {
+                return Ok(FillEnd::Done { is_last });
             }
         }
     }
@@ -315,15 +315,15 @@ impl Decoding<'_> {
     /// Fills the second side of `piece` as far as the first, unless both come to agree on a whole
     /// window before; answers whether they do. Without a second side as long as that, nothing
     /// tells which bytes are right.
-    fn follow(&mut self, piece: &mut Piece) -> Result<bool, ()> {
-        let [_, side] = &mut self.sides;
+    fn fill_second(&mut self, piece: &mut UnresolvedPiece) -> Result<bool, ()> {
+        let [_, inflater] = &mut self.inflaters;
         let Some((second, len)) = &mut piece.second else {
             return Ok(true);
         };
         while *len < piece.len {
-            let stretch_end = piece.len.min(*len + STRETCH_LEN);
-            let room = second.get_mut(*len..stretch_end).unwrap_or_default();
-            let (produced, _) = side.decode(self.packed, room, Stop::AtEnd);
+            let check_end = piece.len.min(*len + CONVERGENCE_CHECK_INTERVAL);
+            let room = second.get_mut(*len..check_end).unwrap_or_default();
+            let (produced, _) = inflater.decode(self.packed, room, StopAt::StreamEnd);
             // Both decodings take the same way: what stands in the window decides nothing.
             debug_assert!(produced > 0, "the second decoding stops before the first");
             if produced == 0 {
@@ -340,7 +340,7 @@ impl Decoding<'_> {
 }
 
 /// Shortens `pieces` to `len` bytes together.
-fn cut(pieces: &mut Vec<Piece>, mut len: usize) {
+fn truncate_pieces(pieces: &mut Vec<UnresolvedPiece>, mut len: usize) {
     pieces.retain_mut(|piece| {
         piece.len = piece.len.min(len);
         len -= piece.len;
@@ -348,10 +348,10 @@ fn cut(pieces: &mut Vec<Piece>, mut len: usize) {
     });
 }
 
-impl Guess {
+impl SpeculativeOutput {
     /// Whether the first block is one that begins at `bit`.
     pub(super) fn begins_at(&self, bit: u64) -> bool {
-        bit <= self.first.bit && self.first.bit - bit <= self.first.slack
+        bit <= self.first.bit && self.first.bit - bit <= self.first.ambiguous_bits
     }
 
     /// Whether the first block begins before `bit`.
@@ -359,7 +359,7 @@ impl Guess {
         self.first.bit < bit
     }
 
-    /// The window at plain byte `plain`, given the whole one before the guess.
+    /// The window at plain byte `plain`, given the whole one before the speculative output.
     pub(super) fn window_at(&self, plain: usize, window: &[u8]) -> Bytes {
         let mut tail = Vec::with_capacity(WINDOW_LEN);
         tail.extend_from_slice(window.get(plain..).unwrap_or_default());
@@ -382,13 +382,13 @@ impl Guess {
     }
 }
 
-impl Piece {
+impl UnresolvedPiece {
     /// Plain bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The plain bytes, given the whole window before the guess.
+    /// The plain bytes, given the whole window before the speculative output.
     pub(super) fn resolve(mut self, window: &[u8]) -> Bytes {
         self.first.truncate(self.len);
         if let Some((second, len)) = self.second.take() {
@@ -401,26 +401,26 @@ impl Piece {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finder::tests::{blocks, deflate};
+    use super::super::block_finder::tests::{blocks, deflate};
     use super::super::tests::text;
     use super::*;
     use crate::base::buffer_pool::BufferPool;
     use crate::base::extent::Packed;
-    use crate::codec::input::Input;
-    use crate::codec::walk::tests::noise;
+    use crate::codec::input_queue::InputQueue;
+    use crate::codec::frame_walker::tests::noise;
 
-    /// The guess for the `share_len` bytes at `start`, with so many buffers of 64 KiB.
-    fn guess(packed: &[u8], start: usize, share_len: usize, buffers: usize) -> Option<Guess> {
-        let mut input = Input::at(Packed(0));
+    /// The speculative output for the `partition_len` bytes at `start`, with so many buffers of 64 KiB.
+    fn decode_speculatively(packed: &[u8], start: usize, partition_len: usize, buffers: usize) -> Option<SpeculativeOutput> {
+        let mut input = InputQueue::new(Packed(0));
         // In several slices, as it comes.
         for slice in packed.chunks(30_011) {
             input.push(Bytes::copy_from_slice(slice));
         }
         let pool = BufferPool::new(64 << 20);
-        let task = Task {
-            packed: input.slice(start..start + share_len + 100_000),
+        let task = SpeculativeTask {
+            packed: input.slice(start..start + partition_len + 100_000),
             start: start as u64 * 8,
-            share_len,
+            partition_len,
             buffers: (0..buffers)
                 .map(|_| pool.acquire(64 << 10).expect("open"))
                 .collect(),
@@ -428,44 +428,44 @@ mod tests {
         task.run()
     }
 
-    /// Expects `guess` to hold `plain` from one of the blocks of `packed` to another; answers
+    /// Expects `output` to hold `plain` from one of the blocks of `packed` to another; answers
     /// the bit where it ends.
-    fn assert_right(guess: Guess, packed: &[u8], plain: &[u8]) -> u64 {
+    fn assert_right(output: SpeculativeOutput, packed: &[u8], plain: &[u8]) -> u64 {
         let blocks = blocks(packed);
-        let begins = |(bit, _): &&(u64, usize)| guess.begins_at(*bit);
+        let begins = |(bit, _): &&(u64, usize)| output.begins_at(*bit);
         let (bit, start) = *blocks.iter().find(begins).expect("a block");
-        assert!(!guess.begins_before(bit));
-        let end = start + guess.end.plain;
-        assert!(blocks.contains(&(guess.end.bit, end)));
-        for inner in &guess.inner_ends {
+        assert!(!output.begins_before(bit));
+        let end = start + output.end.plain;
+        assert!(blocks.contains(&(output.end.bit, end)));
+        for inner in &output.inner_ends {
             assert!(blocks.contains(&(inner.bit, start + inner.plain)));
         }
         let window = &plain[start - WINDOW_LEN..start];
-        for at in [0, 1, 20_000, 40_000, 65_536, guess.end.plain] {
-            let at = at.min(guess.end.plain);
+        for at in [0, 1, 20_000, 40_000, 65_536, output.end.plain] {
+            let at = at.min(output.end.plain);
             let expected = &plain[start + at - WINDOW_LEN..start + at];
-            assert!(guess.window_at(at, window) == expected, "{at}");
+            assert!(output.window_at(at, window) == expected, "{at}");
         }
-        let last_byte = usize::try_from((guess.end.bit - 1) / 8).expect("small");
-        assert_eq!(guess.last_byte, packed[last_byte]);
-        let bit = guess.end.bit;
-        let pieces = guess.pieces.into_iter();
+        let last_byte = usize::try_from((output.end.bit - 1) / 8).expect("small");
+        assert_eq!(output.last_byte, packed[last_byte]);
+        let bit = output.end.bit;
+        let pieces = output.pieces.into_iter();
         let bytes: Vec<_> = pieces.flat_map(|piece| piece.resolve(window)).collect();
         assert!(bytes == plain[start..end]);
         bit
     }
 
     #[test]
-    fn shares_hold_what_the_stream_holds_there() {
+    fn partitions_decode_to_the_bytes_of_the_stream() {
         let plain = text(2_000_000, 1);
         let (mut right, mut wrong) = (0, 0);
         for level in [2, 6, 9] {
             let packed = deflate(&plain, level);
             let blocks = blocks(&packed);
             for start in (60_000..packed.len() - 60_000).step_by(40_009) {
-                let guess = guess(&packed, start, 50_000, 20).expect("a guess");
-                if blocks.iter().any(|(bit, _)| guess.begins_at(*bit)) {
-                    let end = assert_right(guess, &packed, &plain);
+                let output = decode_speculatively(&packed, start, 50_000, 20).expect("a guess");
+                if blocks.iter().any(|(bit, _)| output.begins_at(*bit)) {
+                    let end = assert_right(output, &packed, &plain);
                     assert!(end >= 8 * (start as u64 + 50_000));
                     right += 1;
                 } else {
@@ -478,49 +478,49 @@ mod tests {
     }
 
     #[test]
-    fn what_packs_too_well_ends_with_a_block_that_fits() {
+    fn highly_compressible_partition_ends_with_a_block_that_fits() {
         let plain = [b"so it goes ".repeat(200_000), text(300_000, 1)].concat();
         let packed = deflate(&plain, 6);
         let start = 1000;
-        let guess = guess(&packed, start, packed.len(), 8).expect("a guess");
-        assert!(!guess.is_last);
-        let end = assert_right(guess, &packed, &plain);
+        let output = decode_speculatively(&packed, start, packed.len(), 8).expect("a guess");
+        assert!(!output.is_last);
+        let end = assert_right(output, &packed, &plain);
         assert!(end < 8 * packed.len() as u64);
     }
 
     #[test]
-    fn one_decoding_is_enough_where_the_window_is_forgotten() {
+    fn second_decoding_stops_when_the_window_is_not_needed() {
         let plain = noise(1_000_000);
         let packed = deflate(&plain, 6);
-        let guess = guess(&packed, 100_000, 300_000, 7).expect("a guess");
-        let seconds: Vec<_> = guess
+        let output = decode_speculatively(&packed, 100_000, 300_000, 7).expect("a guess");
+        let seconds: Vec<_> = output
             .pieces
             .iter()
             .map(|piece| piece.second.is_some())
             .collect();
         // Each piece has one buffer but for the first.
         assert_eq!(seconds, [true, false, false, false, false]);
-        assert_right(guess, &packed, &plain);
+        assert_right(output, &packed, &plain);
     }
 
     #[test]
-    fn the_end_of_a_stream_ends_its_last_share() {
+    fn end_of_stream_ends_the_last_partition() {
         let plain = text(500_000, 1);
         let mut packed = deflate(&plain, 6);
         let len = packed.len() as u64;
         packed.extend(noise(100_000));
-        let guess = guess(&packed, 60_000, 200_000, 40).expect("a guess");
-        assert_eq!((guess.is_last, guess.end.bit), (true, len * 8));
+        let output = decode_speculatively(&packed, 60_000, 200_000, 40).expect("a guess");
+        assert_eq!((output.is_last, output.end.bit), (true, len * 8));
     }
 
     #[test]
-    fn nothing_is_made_of_what_holds_no_block() {
+    fn partition_without_a_block_decodes_to_nothing() {
         let bytes = [vec![0; 50_000], noise(30_000), vec![0xff; 50_000]].concat();
-        assert!(guess(&bytes, 0, bytes.len(), 4).is_none());
+        assert!(decode_speculatively(&bytes, 0, bytes.len(), 4).is_none());
     }
 
     #[test]
-    fn what_only_looks_like_a_block_is_passed_over() {
+    fn false_block_candidates_are_skipped() {
         // Beginnings of blocks, in stored blocks.
         let fakes = deflate(&text(40_000, 1), 6);
         let parts = noise(1_000_000);
@@ -532,9 +532,9 @@ mod tests {
         let blocks = blocks(&packed);
         let (mut right, mut wrong) = (0, 0);
         for start in (100_000..packed.len() - 300_000).step_by(70_001) {
-            let guess = guess(&packed, start, 150_000, 40).expect("a guess");
-            if blocks.iter().any(|(bit, _)| guess.begins_at(*bit)) {
-                assert_right(guess, &packed, &plain);
+            let output = decode_speculatively(&packed, start, 150_000, 40).expect("a guess");
+            if blocks.iter().any(|(bit, _)| output.begins_at(*bit)) {
+                assert_right(output, &packed, &plain);
                 right += 1;
             } else {
                 wrong += 1;

@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use super::config::{Config, Execution};
 use super::error::Cause;
 use super::platform::Platform;
-use super::seccomp::Profile;
-use super::users::User;
+use super::seccomp::SeccompProfile;
+use super::user_lookup::User;
 
 /// Where programs are looked for, unless the image says so.
-const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The terminal that Docker says there is, and `runc spec`.
-const TERM: &str = "TERM=xterm";
+const DEFAULT_TERM: &str = "TERM=xterm";
 
 /// What root in a container may do: the default of Docker, Podman and containerd without `CAP_MKNOD` and
 /// `CAP_NET_RAW`, which few images need.
@@ -39,7 +39,7 @@ pub const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CAP_SYS_CHROOT",
 ];
 
-const MASKED: [&str; 10] = [
+const MASKED_PATHS: [&str; 10] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/kcore",
@@ -52,7 +52,7 @@ const MASKED: [&str; 10] = [
     "/proc/scsi",
 ];
 
-const READONLY: [&str; 5] = [
+const READONLY_PATHS: [&str; 5] = [
     "/proc/bus",
     "/proc/fs",
     "/proc/irq",
@@ -61,14 +61,14 @@ const READONLY: [&str; 5] = [
 ];
 
 /// The directory of a bundle that holds the contents of volumes.
-pub const VOLUMES: &str = "volumes";
+pub const VOLUMES_DIR: &str = "volumes";
 
 /// The longest name of a machine.
 const MAX_HOSTNAME_LEN: usize = 63;
 
 /// What of a bundle the image does not say.
 #[derive(Clone, Debug)]
-pub struct Bundle {
+pub struct BundleOptions {
     /// As whom it runs.
     pub user: User,
     /// Arguments instead of the image's.
@@ -80,7 +80,7 @@ pub struct Bundle {
     /// What root in it may do, and programs that bring capabilities.
     pub capabilities: Vec<String>,
     /// Which system calls it may make; any, if that is not said.
-    pub seccomp: Option<Profile>,
+    pub seccomp: Option<SeccompProfile>,
     /// The image's volumes, as paths without links, each after those that contain it.
     pub volumes: Vec<String>,
     /// Who starts it, if that is not root: the user and the group whom root in it is then.
@@ -92,13 +92,13 @@ pub struct Bundle {
 ///
 /// # Errors
 /// When there is nothing to run.
-pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
+pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, Cause> {
     let execution = &config.execution;
     let args = args(execution, &bundle.args)?;
     let user = &bundle.user;
     let mut user_object = json!({ "uid": user.uid, "gid": user.gid });
     if !user.groups.is_empty() && bundle.rootless.is_none() {
-        put(&mut user_object, "additionalGids", json!(user.groups));
+        insert_field(&mut user_object, "additionalGids", json!(user.groups));
     }
     // Who is not root has none to begin with, and may get those that a program brings.
     let own: &[String] = if user.uid == 0 {
@@ -128,17 +128,17 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
     });
     if let Some(profile) = &bundle.seccomp {
         let architecture = match config.platform.architecture.as_str() {
-            "" => Platform::here().architecture,
+            "" => Platform::host().architecture,
             architecture => architecture.to_owned(),
         };
         let filter = profile.filter(&architecture, &bundle.capabilities);
         if let Some(linux) = document.get_mut("linux") {
-            put(linux, "seccomp", filter);
+            insert_field(linux, "seccomp", filter);
         }
     }
     let annotations = annotations(config);
     if !annotations.is_empty() {
-        put(&mut document, "annotations", json!(annotations));
+        insert_field(&mut document, "annotations", json!(annotations));
     }
     let mut text = serde_json::to_string_pretty(&document)
         .map_err(|error| Cause::Malformed(error.to_string()))?;
@@ -147,17 +147,17 @@ pub fn bundle(config: &Config, bundle: &Bundle) -> Result<String, Cause> {
 }
 
 /// Adds `name` to an object.
-fn put(object: &mut Value, name: &str, value: Value) {
+fn insert_field(object: &mut Value, name: &str, value: Value) {
     if let Some(object) = object.as_object_mut() {
         object.insert(name.to_owned(), value);
     }
 }
 
-fn args(execution: &Execution, given: &[String]) -> Result<Vec<String>, Cause> {
-    let rest = if given.is_empty() {
+fn args(execution: &Execution, arguments: &[String]) -> Result<Vec<String>, Cause> {
+    let rest = if arguments.is_empty() {
         &execution.cmd
     } else {
-        given
+        arguments
     };
     let args = [execution.entrypoint.as_slice(), rest].concat();
     if args.is_empty() {
@@ -170,10 +170,10 @@ fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
     let mut env = execution.env.clone();
     let has = |env: &[String], name: &str| env.iter().any(|word| word.starts_with(name));
     if !has(&env, "PATH=") {
-        env.push(PATH.to_owned());
+        env.push(DEFAULT_PATH.to_owned());
     }
     if has_terminal && !has(&env, "TERM=") {
-        env.push(TERM.to_owned());
+        env.push(DEFAULT_TERM.to_owned());
     }
     if !has(&env, "HOME=") {
         env.push(format!("HOME={}", user.home.as_deref().unwrap_or("/")));
@@ -220,7 +220,7 @@ fn hostname(execution: &Execution, name: &str) -> String {
 /// them; but runtimes take annotations for orders (crun `run.oci.*`, of which one names libraries to load
 /// outside of the container; runc and crun `org.criu.*` and `org.systemd.property.*`), and labels are
 /// whatever the image's author wrote.
-const HARMLESS: &str = "org.opencontainers.image.";
+const ALLOWED_LABEL_PREFIX: &str = "org.opencontainers.image.";
 
 /// As the specification of images wants them, as far as that can do no harm: labels, and what else has no
 /// place of its own.
@@ -228,7 +228,7 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
     let execution = &config.execution;
     let ports: Vec<_> = execution.exposed_ports.iter().cloned().collect();
     let platform = &config.platform;
-    let said = [
+    let metadata = [
         ("os", platform.os.clone()),
         ("architecture", platform.architecture.clone()),
         ("variant", platform.variant.clone().unwrap_or_default()),
@@ -237,20 +237,20 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         ("stopSignal", execution.stop_signal.clone()),
         ("exposedPorts", ports.join(",")),
     ];
-    let said = said
+    let metadata = metadata
         .into_iter()
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value));
     // What someone says expressly counts.
     let labels = execution.labels.clone().into_iter();
-    said.chain(labels.filter(|(name, _)| name.starts_with(HARMLESS)))
+    metadata.chain(labels.filter(|(name, _)| name.starts_with(ALLOWED_LABEL_PREFIX)))
         .collect()
 }
 
 /// The directory of the volume `number` of [`Bundle::volumes`], relative to the bundle. It is outside of the
 /// tree: a container could replace a directory in it by a link, and the runtime of the next one would follow.
 pub fn volume_directory(number: usize) -> String {
-    format!("{VOLUMES}/{number}")
+    format!("{VOLUMES_DIR}/{number}")
 }
 
 fn mounts(volumes: &[String], is_rootless: bool) -> Value {
@@ -310,16 +310,16 @@ fn linux(rootless: Option<(u32, u32)>) -> Value {
         .collect();
     let mut linux = json!({
         "namespaces": namespaces,
-        "maskedPaths": MASKED,
-        "readonlyPaths": READONLY,
+        "maskedPaths": MASKED_PATHS,
+        "readonlyPaths": READONLY_PATHS,
     });
     if let Some((uid, gid)) = rootless {
         let mapping = |id| json!([{ "containerID": 0, "hostID": id, "size": 1 }]);
-        put(&mut linux, "uidMappings", mapping(uid));
-        put(&mut linux, "gidMappings", mapping(gid));
+        insert_field(&mut linux, "uidMappings", mapping(uid));
+        insert_field(&mut linux, "gidMappings", mapping(gid));
     } else {
         let devices = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
-        put(&mut linux, "resources", devices);
+        insert_field(&mut linux, "resources", devices);
     }
     linux
 }
@@ -328,8 +328,8 @@ fn linux(rootless: Option<(u32, u32)>) -> Value {
 mod tests {
     use super::*;
 
-    fn root() -> Bundle {
-        Bundle {
+    fn root() -> BundleOptions {
+        BundleOptions {
             user: User {
                 uid: 0,
                 gid: 0,
@@ -346,14 +346,14 @@ mod tests {
         }
     }
 
-    fn made(config: &str, bundle: &Bundle) -> Value {
+    fn made(config: &str, bundle: &BundleOptions) -> Value {
         let config = Config::parse(config.as_bytes()).expect("a config");
-        let text = super::bundle(&config, bundle).expect("something to run");
+        let text = super::runtime_spec(&config, bundle).expect("something to run");
         serde_json::from_str(&text).expect("JSON")
     }
 
     #[test]
-    fn what_the_image_says_is_what_runs() {
+    fn runtime_spec_runs_the_command_of_the_image() {
         let config = r#"{"os":"linux","architecture":"amd64","config":{"Entrypoint":["/e","-x"],
             "Cmd":["c"],"Env":["A=b","PATH=/p"],"WorkingDir":"w/x","StopSignal":"SIGQUIT",
             "Labels":{"run.oci.seccomp.plugins":"rootfs/evil.so","org.criu.config":"/x",
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(document["hostname"], "thebundle");
         let annotations = &document["annotations"];
         let names = annotations.as_object().expect("an object").keys();
-        let orders: Vec<_> = names.filter(|name| !name.starts_with(HARMLESS)).collect();
+        let orders: Vec<_> = names.filter(|name| !name.starts_with(ALLOWED_LABEL_PREFIX)).collect();
         assert!(orders.is_empty(), "{orders:?}");
         assert_eq!(annotations["org.opencontainers.image.os"], "mine");
         assert_eq!(
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn given_arguments_take_the_place_of_the_images_behind_its_entry_point() {
+    fn arguments_replace_cmd_after_the_entrypoint() {
         let mut bundle = root();
         bundle.args = vec!["-c".to_owned(), "true".to_owned()];
         let config = r#"{"config":{"Entrypoint":["/bin/sh"],"Cmd":["gone"]}}"#;
@@ -406,15 +406,15 @@ mod tests {
         assert!(path.starts_with("PATH=/usr/local/sbin:"), "{path}");
 
         let empty = Config::parse(b"{}").expect("a config");
-        let nothing = super::bundle(&empty, &root());
+        let nothing = super::runtime_spec(&empty, &root());
         assert!(matches!(nothing, Err(Cause::NoCommand)));
-        assert!(super::bundle(&empty, &bundle).is_ok());
+        assert!(super::runtime_spec(&empty, &bundle).is_ok());
     }
 
     #[test]
-    fn a_terminal_has_a_kind_unless_the_image_names_one() {
+    fn term_is_set_for_a_terminal_unless_the_image_sets_it() {
         let mut bundle = root();
-        let env = |config: &str, bundle: &Bundle| made(config, bundle)["process"]["env"].clone();
+        let env = |config: &str, bundle: &BundleOptions| made(config, bundle)["process"]["env"].clone();
         let (silent, named) = (
             r#"{"config":{"Cmd":["c"],"Env":["PATH=/p"]}}"#,
             r#"{"config":{"Cmd":["c"],"Env":["PATH=/p","TERM=linux"]}}"#,
@@ -432,10 +432,10 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_mounted_from_directories_outside_of_the_tree() {
+    fn volumes_are_mounted_from_outside_the_root() {
         for rootless in [None, Some((1000, 1000))] {
             let volumes = vec!["/data".to_owned(), "/data/x".to_owned()];
-            let bundle = Bundle {
+            let bundle = BundleOptions {
                 rootless,
                 volumes: volumes.clone(),
                 ..root()
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_root_has_no_capabilities_to_begin_with() {
+    fn process_of_non_root_user_has_no_effective_capabilities() {
         let mut bundle = root();
         bundle.user.uid = 33;
         let document = made(r#"{"config":{"Cmd":["c"]}}"#, &bundle);
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_is_not_root_gets_a_namespace_in_which_they_are() {
+    fn rootless_bundle_maps_the_user_in_a_user_namespace() {
         let mut bundle = root();
         bundle.rootless = Some((1000, 1001));
         let document = made(r#"{"config":{"Cmd":["c"]}}"#, &bundle);

@@ -10,17 +10,17 @@ use crate::base::extent::Packed;
 
 /// A queue of packed slices that knows where in the stream it stands.
 #[derive(Debug, Default)]
-pub(super) struct Input {
+pub(super) struct InputQueue {
     /// None is empty.
     slices: VecDeque<Bytes>,
     len: usize,
     offset: Packed,
-    ended: bool,
+    is_finished: bool,
 }
 
-impl Input {
+impl InputQueue {
     /// Nothing yet; the first byte pushed is the one at `offset`.
-    pub(super) fn at(offset: Packed) -> Self {
+    pub(super) fn new(offset: Packed) -> Self {
         Self {
             offset,
             ..Self::default()
@@ -37,7 +37,7 @@ impl Input {
 
     /// Says that nothing follows.
     pub(super) fn finish(&mut self) {
-        self.ended = true;
+        self.is_finished = true;
     }
 
     /// Where the next byte lies.
@@ -56,13 +56,13 @@ impl Input {
     }
 
     /// Whether the stream is over: no bytes at hand, and none to come.
-    pub(super) fn is_over(&self) -> bool {
-        self.ended && self.len == 0
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.is_finished && self.len == 0
     }
 
     /// Whether no more bytes will come than are at hand.
-    pub(super) fn is_ended(&self) -> bool {
-        self.ended
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_finished
     }
 
     /// The first bytes at hand as one slice; empty only when there are none.
@@ -71,7 +71,7 @@ impl Input {
     }
 
     /// The bytes at hand from `distance` ahead on, slice by slice.
-    pub(super) fn from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn slices_from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
         self.slices.iter().map(move |slice| {
             let rest = slice.get(distance..).unwrap_or_default();
             distance = distance.saturating_sub(slice.len());
@@ -125,7 +125,7 @@ impl Input {
 
     /// Takes the next `len` bytes without copying; `None`, and nothing taken, when not so many
     /// are at hand.
-    pub(super) fn take(&mut self, len: usize) -> Option<Pieces> {
+    pub(super) fn take(&mut self, len: usize) -> Option<SegmentedBytes> {
         if len > self.len {
             return None;
         }
@@ -143,43 +143,43 @@ impl Input {
         }
         self.len -= len;
         self.offset.0 = self.offset.0.saturating_add(len as u64);
-        Some(Pieces { slices, len })
+        Some(SegmentedBytes { slices, len })
     }
 
     /// The bytes at hand in `range`, which counts from the next one, left where they are and not
     /// copied; fewer when not so many are at hand.
-    pub(super) fn slice(&self, range: Range<usize>) -> Pieces {
-        let mut pieces = Pieces::default();
+    pub(super) fn slice(&self, range: Range<usize>) -> SegmentedBytes {
+        let mut segments = SegmentedBytes::default();
         let mut start = 0;
         for slice in &self.slices {
             let within = |position: usize| position.clamp(start, start + slice.len()) - start;
             let (first, last) = (within(range.start), within(range.end));
             if first < last {
-                pieces.len += last - first;
-                pieces.slices.push(slice.slice(first..last));
+                segments.len += last - first;
+                segments.slices.push(slice.slice(first..last));
             }
             start += slice.len();
         }
-        pieces
+        segments
     }
 }
 
-/// The most memory that a thread keeps for [`Pieces::with_contiguous`], in bytes; no budget counts it,
+/// The most memory that a thread keeps for [`SegmentedBytes::with_contiguous`], in bytes; no budget counts it,
 /// nor a longer copy.
-const MOST_KEPT: usize = 4 << 20;
+const MAX_SCRATCH_BYTES: usize = 4 << 20;
 
 thread_local! {
-    static JOINED: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static CONTIGUOUS_SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// Packed bytes that follow each other, in as many slices as they were pushed in.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pieces {
+pub(super) struct SegmentedBytes {
     slices: Vec<Bytes>,
     len: usize,
 }
 
-impl Pieces {
+impl SegmentedBytes {
     /// Bytes in all slices.
     pub(super) fn len(&self) -> usize {
         self.len
@@ -190,30 +190,30 @@ impl Pieces {
         &self.slices
     }
 
-    /// Gives `look` all bytes as one slice, copied only when there are several: into memory that the
+    /// Gives `f` all bytes as one slice, copied only when there are several: into memory that the
     /// thread keeps for the next time, as that of a fresh copy would have to be cleared first.
-    pub(super) fn with_contiguous<T>(&self, look: impl FnOnce(&[u8]) -> T) -> T {
+    pub(super) fn with_contiguous<T>(&self, f: impl FnOnce(&[u8]) -> T) -> T {
         match self.slices.as_slice() {
-            [] => look(&[]),
-            [one] => look(one),
-            several if self.len > MOST_KEPT => look(&several.concat()),
+            [] => f(&[]),
+            [one] => f(one),
+            several if self.len > MAX_SCRATCH_BYTES => f(&several.concat()),
             several => {
-                // Taken out, so that nothing is amiss when `look` comes here, too.
-                let mut joined = JOINED.take();
-                joined.clear();
-                joined.reserve_exact(self.len);
+                // Taken out, so that nothing is amiss when `f` comes here, too.
+                let mut scratch = CONTIGUOUS_SCRATCH.take();
+                scratch.clear();
+                scratch.reserve_exact(self.len);
                 for slice in several {
-                    joined.extend_from_slice(slice);
+                    scratch.extend_from_slice(slice);
                 }
-                let seen = look(&joined);
-                JOINED.set(joined);
-                seen
+                let result = f(&scratch);
+                CONTIGUOUS_SCRATCH.set(scratch);
+                result
             }
         }
     }
 }
 
-impl IntoIterator for Pieces {
+impl IntoIterator for SegmentedBytes {
     type Item = Bytes;
     type IntoIter = std::vec::IntoIter<Bytes>;
     fn into_iter(self) -> Self::IntoIter {
@@ -225,8 +225,8 @@ impl IntoIterator for Pieces {
 mod tests {
     use super::*;
 
-    fn input() -> Input {
-        let mut input = Input::at(Packed(100));
+    fn input() -> InputQueue {
+        let mut input = InputQueue::new(Packed(100));
         for slice in ["", "ab", "c", "defg"] {
             input.push(Bytes::from_static(slice.as_bytes()));
         }
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn peeking_crosses_slices_and_takes_nothing() {
+    fn peek_crosses_slices_and_consumes_nothing() {
         let input = input();
         assert_eq!(input.peek(), Some(*b"abcd"));
         assert_eq!(input.peek_at(2), Some(*b"cde"));
@@ -245,36 +245,36 @@ mod tests {
     }
 
     #[test]
-    fn bytes_from_anywhere_on_are_those_that_peeking_finds() {
+    fn slices_from_any_offset_equal_peeked_bytes() {
         let input = input();
         for distance in 0..8 {
-            let found = input.from(distance).collect::<Vec<_>>().concat();
+            let found = input.slices_from(distance).collect::<Vec<_>>().concat();
             assert_eq!(found, b"abcdefg"[distance.min(7)..]);
         }
     }
 
     #[test]
-    fn slices_of_what_is_ahead_are_those_that_taking_finds() {
+    fn slice_of_any_range_equals_taken_bytes() {
         let input = input();
         for start in 0..9 {
             for end in start..9 {
-                let pieces = input.slice(start..end);
+                let segments = input.slice(start..end);
                 let expected = &b"abcdefg"[start.min(7)..end.min(7)];
-                pieces.with_contiguous(|bytes| assert_eq!(bytes, expected));
-                assert_eq!(pieces.len(), expected.len());
+                segments.with_contiguous(|bytes| assert_eq!(bytes, expected));
+                assert_eq!(segments.len(), expected.len());
             }
         }
         assert_eq!((input.offset(), input.len()), (Packed(100), 7));
     }
 
     #[test]
-    fn taking_more_than_there_is_takes_nothing() {
+    fn take_beyond_the_end_consumes_nothing() {
         let mut input = input();
         assert!(input.take(8).is_none());
         assert_eq!(
             input
                 .take(5)
-                .map(|pieces| pieces.with_contiguous(<[u8]>::to_vec)),
+                .map(|segments| segments.with_contiguous(<[u8]>::to_vec)),
             Some(b"abcde".to_vec())
         );
         assert_eq!(
@@ -284,21 +284,21 @@ mod tests {
     }
 
     #[test]
-    fn one_slice_is_not_copied() {
+    fn take_within_one_slice_does_not_copy() {
         let bytes = Bytes::from_static(b"abcdef");
-        let mut input = Input::default();
+        let mut input = InputQueue::default();
         input.push(bytes.clone());
-        let pieces = input.take(4).unwrap();
-        assert_eq!(pieces.with_contiguous(<[u8]>::as_ptr), bytes.as_ptr());
+        let segments = input.take(4).unwrap();
+        assert_eq!(segments.with_contiguous(<[u8]>::as_ptr), bytes.as_ptr());
     }
 
     #[test]
-    fn skipping_goes_as_far_as_there_are_bytes() {
+    fn skip_beyond_the_end_stops_at_the_end() {
         let mut input = input();
         assert_eq!(input.skip(3), 3);
         assert_eq!(input.front(), b"defg");
         assert_eq!(input.skip(u64::MAX), 4);
         input.finish();
-        assert!(input.is_over());
+        assert!(input.is_exhausted());
     }
 }

@@ -9,61 +9,61 @@ use std::marker::PhantomData;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The first of a list: `MOST`, and one more when there are more.
+/// The first of a list: `MAX`, and one more when there are more.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct List<T, const MOST: usize>(pub(super) Vec<T>);
+pub(super) struct BoundedVec<T, const MAX: usize>(pub(super) Vec<T>);
 
-/// The first of an object's names and values: `MOST`, and one more when there are more.
+/// The first of an object's names and values: `MAX`, and one more when there are more.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Names<T, const MOST: usize>(BTreeMap<String, T>);
+struct BoundedMap<T, const MAX: usize>(BTreeMap<String, T>);
 
-impl<T, const MOST: usize> Default for List<T, MOST> {
+impl<T, const MAX: usize> Default for BoundedVec<T, MAX> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<T, const MOST: usize> Default for Names<T, MOST> {
+impl<T, const MAX: usize> Default for BoundedMap<T, MAX> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
 /// A [`List`], which is empty where there is `null`.
-pub(super) fn list<'de, D, T, const MOST: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub(super) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    let list = Option::<List<T, MOST>>::deserialize(deserializer)?;
+    let list = Option::<BoundedVec<T, MAX>>::deserialize(deserializer)?;
     Ok(list.unwrap_or_default().0)
 }
 
 /// The first names and values of an object, as of a [`list`].
-pub(super) fn names<'de, D, T, const MOST: usize>(
+pub(super) fn bounded_map<'de, D, T, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    let names = Option::<Names<T, MOST>>::deserialize(deserializer)?;
+    let names = Option::<BoundedMap<T, MAX>>::deserialize(deserializer)?;
     Ok(names.unwrap_or_default().0)
 }
 
 /// As [`names`], of an object whose values say nothing.
-pub(super) fn keys<'de, D, const MOST: usize>(deserializer: D) -> Result<BTreeSet<String>, D::Error>
+pub(super) fn bounded_keys<'de, D, const MAX: usize>(deserializer: D) -> Result<BTreeSet<String>, D::Error>
 where
     D: Deserializer<'de>,
 {
-    let names = names::<D, IgnoredAny, MOST>(deserializer)?;
+    let names = bounded_map::<D, IgnoredAny, MAX>(deserializer)?;
     Ok(names.into_keys().collect())
 }
 
-struct First<T, const MOST: usize>(PhantomData<T>);
+struct BoundedVisitor<T, const MAX: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for First<List<T, MOST>, MOST> {
-    type Value = List<T, MOST>;
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedVisitor<BoundedVec<T, MAX>, MAX> {
+    type Value = BoundedVec<T, MAX>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a list")
@@ -71,19 +71,19 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for First<List<T,
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
         let mut list = Vec::new();
-        while list.len() <= MOST {
+        while list.len() <= MAX {
             match sequence.next_element()? {
                 Some(one) => list.push(one),
-                None => return Ok(List(list)),
+                None => return Ok(BoundedVec(list)),
             }
         }
         while sequence.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(List(list))
+        Ok(BoundedVec(list))
     }
 }
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for First<Names<T, MOST>, MOST> {
-    type Value = Names<T, MOST>;
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedVisitor<BoundedMap<T, MAX>, MAX> {
+    type Value = BoundedMap<T, MAX>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
@@ -91,26 +91,26 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for First<Names<T
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut names = BTreeMap::new();
-        while names.len() <= MOST {
+        while names.len() <= MAX {
             match map.next_entry()? {
                 Some((name, value)) => drop(names.insert(name, value)),
-                None => return Ok(Names(names)),
+                None => return Ok(BoundedMap(names)),
             }
         }
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Names(names))
+        Ok(BoundedMap(names))
     }
 }
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for List<T, MOST> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedVec<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(First::<Self, MOST>(PhantomData))
+        deserializer.deserialize_seq(BoundedVisitor::<Self, MAX>(PhantomData))
     }
 }
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Names<T, MOST> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for BoundedMap<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(First::<Self, MOST>(PhantomData))
+        deserializer.deserialize_map(BoundedVisitor::<Self, MAX>(PhantomData))
     }
 }
 
@@ -120,9 +120,9 @@ mod tests {
 
     #[derive(Deserialize)]
     struct Both {
-        #[serde(default, deserialize_with = "list::<_, _, 2>")]
+        #[serde(default, deserialize_with = "bounded_vec::<_, _, 2>")]
         list: Vec<u8>,
-        #[serde(default, deserialize_with = "names::<_, _, 2>")]
+        #[serde(default, deserialize_with = "bounded_map::<_, _, 2>")]
         names: BTreeMap<String, u8>,
     }
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_there_is_one_too_many() {
+    fn bounded_collections_keep_one_item_over_the_limit() {
         assert_eq!(lens("{}"), (0, 0));
         assert_eq!(lens(r#"{"list":null,"names":null}"#), (0, 0));
         assert_eq!(lens(r#"{"list":[1,2],"names":{"a":1,"b":2}}"#), (2, 2));

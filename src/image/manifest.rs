@@ -6,7 +6,7 @@
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-use super::bounded::{List, list};
+use super::bounded_serde::{BoundedVec, bounded_vec};
 use super::error::Cause;
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
@@ -22,20 +22,20 @@ const MAX_ENTRIES: usize = 10_000;
 
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+const DOCKER_MANIFEST_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-const CONFIGS: [&str; 2] = [
+const CONFIG_MEDIA_TYPES: [&str; 2] = [
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
 ];
 /// What a layer's media type begins with, and what may follow.
-const LAYERS: [&str; 4] = [
+const LAYER_MEDIA_TYPES: [&str; 4] = [
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.nondistributable.v1.tar",
     "application/vnd.docker.image.rootfs.diff.tar",
     "application/vnd.docker.image.rootfs.foreign.diff.tar",
 ];
-const PACKINGS: [&str; 5] = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
+const COMPRESSION_SUFFIXES: [&str; 5] = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
 
 /// What a document says of another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,7 +56,7 @@ pub struct Descriptor {
 
 /// What a descriptor leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
+pub enum DescriptorKind {
     /// Another index.
     Index,
     /// An image's manifest.
@@ -67,17 +67,17 @@ pub enum Target {
 
 impl Descriptor {
     /// What it leads to.
-    pub fn target(&self) -> Target {
+    pub fn kind(&self) -> DescriptorKind {
         match self.media_type.as_str() {
-            _ if self.is_attestation => Target::Other,
-            OCI_INDEX | DOCKER_LIST => Target::Index,
-            OCI_MANIFEST | DOCKER_MANIFEST => Target::Manifest,
-            _ => Target::Other,
+            _ if self.is_attestation => DescriptorKind::Other,
+            OCI_INDEX | DOCKER_MANIFEST_LIST => DescriptorKind::Index,
+            OCI_MANIFEST | DOCKER_MANIFEST => DescriptorKind::Manifest,
+            _ => DescriptorKind::Other,
         }
     }
 
     /// Where its bytes are in a layout.
-    pub fn path(&self) -> String {
+    pub fn blob_path(&self) -> String {
         format!("blobs/sha256/{}", self.digest)
     }
 }
@@ -98,10 +98,10 @@ pub struct DockerImage {
     /// Where its configuration is.
     pub config: String,
     /// What it is called.
-    #[serde(default, deserialize_with = "list::<_, _, MAX_ENTRIES>")]
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_ENTRIES>")]
     pub repo_tags: Vec<String>,
     /// Where its layers are, the lowest first.
-    #[serde(default, deserialize_with = "list::<_, _, MAX_LAYERS>")]
+    #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_LAYERS>")]
     pub layers: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ struct RawDescriptor {
     digest: String,
     size: u64,
     platform: Option<Platform>,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     annotations: RawAnnotations,
 }
 
@@ -138,13 +138,13 @@ struct RawAnnotations {
 struct RawDocument {
     schema_version: Option<u64>,
     media_type: Option<String>,
-    manifests: Option<List<RawDescriptor, MAX_ENTRIES>>,
+    manifests: Option<BoundedVec<RawDescriptor, MAX_ENTRIES>>,
     config: Option<RawDescriptor>,
-    layers: Option<List<RawDescriptor, MAX_LAYERS>>,
+    layers: Option<BoundedVec<RawDescriptor, MAX_LAYERS>>,
 }
 
 /// What Go writes as `null` when there is nothing.
-pub(super) fn or_nothing<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub(super) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
@@ -153,7 +153,7 @@ where
 }
 
 /// What cannot be understood, in words without the document's own: it may be of any length.
-pub(super) fn malformed(error: &serde_json::Error) -> Cause {
+pub(super) fn json_error(error: &serde_json::Error) -> Cause {
     let (line, column) = (error.line(), error.column());
     let what = match error.classify() {
         serde_json::error::Category::Data => "it is not what belongs there",
@@ -164,11 +164,11 @@ pub(super) fn malformed(error: &serde_json::Error) -> Cause {
 }
 
 /// The digest that `text` stands for: `sha256:` and 64 digits.
-pub(super) fn digest(text: &str) -> Result<Sha256, Cause> {
+pub(super) fn parse_digest(text: &str) -> Result<Sha256, Cause> {
     let wrong = || Cause::Malformed("a digest in it is none".to_owned());
     let (algorithm, digits) = text.split_once(':').ok_or_else(wrong)?;
     match algorithm {
-        "sha256" => hex(digits).ok_or_else(wrong),
+        "sha256" => parse_sha256_hex(digits).ok_or_else(wrong),
         "sha384" | "sha512" | "blake3" => Err(Cause::Unsupported(format!(
             "a digest of the kind {algorithm}"
         ))),
@@ -177,21 +177,21 @@ pub(super) fn digest(text: &str) -> Result<Sha256, Cause> {
 }
 
 /// The digest that 64 digits in lower case stand for.
-pub(super) fn hex(digits: &str) -> Option<Sha256> {
+pub(super) fn parse_sha256_hex(digits: &str) -> Option<Sha256> {
     let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
     let is_digest = digits.len() == 64 && digits.bytes().all(is_hex);
     is_digest.then(|| digits.parse().ok())?
 }
 
 impl RawDescriptor {
-    fn check(self) -> Result<Descriptor, Cause> {
+    fn validate(self) -> Result<Descriptor, Cause> {
         let annotations = self.annotations;
         let names = [annotations.ref_name, annotations.full_name];
         let names = names.into_iter().flatten();
         let names = names.filter(|name| name.len() <= MAX_NAME_LEN).collect();
         Ok(Descriptor {
             media_type: self.media_type.unwrap_or_default(),
-            digest: digest(&self.digest)?,
+            digest: parse_digest(&self.digest)?,
             size: self.size,
             platform: self.platform,
             names,
@@ -202,7 +202,7 @@ impl RawDescriptor {
 
 impl RawDocument {
     fn parse(bytes: &[u8]) -> Result<Self, Cause> {
-        let document: Self = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+        let document: Self = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
         match document.schema_version {
             Some(2) => Ok(document),
             Some(1) => Err(Cause::Unsupported(
@@ -217,14 +217,14 @@ impl RawDocument {
 ///
 /// # Errors
 /// When it is no index, or one that cannot be trusted to be one.
-pub fn index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
+pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     let document = RawDocument::parse(bytes)?;
     let wrong = |what: &str| Err(Cause::Malformed(what.to_owned()));
     if document.config.is_some() || document.layers.is_some() {
         return wrong("it is an index and a manifest at once");
     }
     let media_type = document.media_type.as_deref().unwrap_or(OCI_INDEX);
-    if ![OCI_INDEX, DOCKER_LIST].contains(&media_type) {
+    if ![OCI_INDEX, DOCKER_MANIFEST_LIST].contains(&media_type) {
         return wrong("its media type is not an index'");
     }
     let entries = document.manifests.unwrap_or_default().0;
@@ -235,7 +235,7 @@ pub fn index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     let mut unsupported = None;
     let mut checked = Vec::new();
     for entry in entries {
-        match entry.check() {
+        match entry.validate() {
             Ok(descriptor) => checked.push(descriptor),
             Err(error @ Cause::Unsupported(_)) => unsupported = Some(error),
             Err(error) => return Err(error),
@@ -251,7 +251,7 @@ pub fn index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
 ///
 /// # Errors
 /// When it is none, or has parts that are no layers of a file system.
-pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
+pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
     let document = RawDocument::parse(bytes)?;
     let wrong = |what: &str| Cause::Malformed(what.to_owned());
     if document.manifests.is_some() {
@@ -262,8 +262,8 @@ pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
         return Err(wrong("its media type is not a manifest's"));
     }
     let config = document.config.ok_or_else(|| wrong("it names no config"))?;
-    let config = config.check()?;
-    if !CONFIGS.contains(&config.media_type.as_str()) {
+    let config = config.validate()?;
+    if !CONFIG_MEDIA_TYPES.contains(&config.media_type.as_str()) {
         let media_type = config.media_type.escape_debug();
         return Err(Cause::Unsupported(format!(
             "what is no image of a file system (its config is '{media_type}')"
@@ -274,11 +274,11 @@ pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
         return Err(wrong("it has too many layers"));
     }
     let layers = layers.into_iter().map(|layer| {
-        let layer = layer.check()?;
-        let packing = LAYERS
+        let layer = layer.validate()?;
+        let packing = LAYER_MEDIA_TYPES
             .iter()
             .find_map(|kind| layer.media_type.strip_prefix(kind));
-        if !packing.is_some_and(|packing| PACKINGS.contains(&packing)) {
+        if !packing.is_some_and(|packing| COMPRESSION_SUFFIXES.contains(&packing)) {
             let media_type = layer.media_type.escape_debug();
             return Err(Cause::Unsupported(format!(
                 "a layer of the type '{media_type}'"
@@ -296,9 +296,9 @@ pub fn manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
 ///
 /// # Errors
 /// When it is none.
-pub fn docker(bytes: &[u8]) -> Result<Vec<DockerImage>, Cause> {
-    let images: List<DockerImage, MAX_ENTRIES> =
-        serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
+pub fn parse_docker_manifest(bytes: &[u8]) -> Result<Vec<DockerImage>, Cause> {
+    let images: BoundedVec<DockerImage, MAX_ENTRIES> =
+        serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
     let images = images.0;
     let is_long = |image: &DockerImage| image.repo_tags.len() > MAX_ENTRIES;
     if images.len() > MAX_ENTRIES || images.iter().any(is_long) {
@@ -330,27 +330,27 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_layer_of_a_file_system_is_known_and_no_other() {
-        for kind in LAYERS {
-            for packing in PACKINGS {
+    fn only_file_system_layer_types_are_accepted() {
+        for kind in LAYER_MEDIA_TYPES {
+            for packing in COMPRESSION_SUFFIXES {
                 let layer = good(&format!("{kind}{packing}"));
-                let text = manifest_with(&good(CONFIGS[0]), &layer);
-                let parsed = manifest(text.as_bytes()).expect("known");
-                assert_eq!(parsed.layers[0].path(), format!("blobs/sha256/{HEX}"));
+                let text = manifest_with(&good(CONFIG_MEDIA_TYPES[0]), &layer);
+                let parsed = parse_manifest(text.as_bytes()).expect("known");
+                assert_eq!(parsed.layers[0].blob_path(), format!("blobs/sha256/{HEX}"));
             }
         }
-        let encrypted = good(&format!("{}+gzip+encrypted", LAYERS[0]));
+        let encrypted = good(&format!("{}+gzip+encrypted", LAYER_MEDIA_TYPES[0]));
         for (config, layer) in [
-            (good(CONFIGS[0]), encrypted),
-            (good("application/vnd.oci.empty.v1+json"), good(LAYERS[0])),
+            (good(CONFIG_MEDIA_TYPES[0]), encrypted),
+            (good("application/vnd.oci.empty.v1+json"), good(LAYER_MEDIA_TYPES[0])),
         ] {
-            let refused = manifest(manifest_with(&config, &layer).as_bytes());
+            let refused = parse_manifest(manifest_with(&config, &layer).as_bytes());
             assert!(matches!(refused, Err(Cause::Unsupported(_))), "{refused:?}");
         }
     }
 
     #[test]
-    fn a_digest_that_is_none_or_leads_elsewhere_is_refused() {
+    fn malformed_or_unsafe_digest_is_rejected() {
         let upper = HEX.to_uppercase();
         for digest in [
             HEX.to_owned(),
@@ -361,13 +361,13 @@ mod tests {
             format!("md5:{HEX}"),
             String::new(),
         ] {
-            let text = manifest_with(&good(CONFIGS[0]), &descriptor(LAYERS[0], &digest));
-            let refused = manifest(text.as_bytes());
+            let text = manifest_with(&good(CONFIG_MEDIA_TYPES[0]), &descriptor(LAYER_MEDIA_TYPES[0], &digest));
+            let refused = parse_manifest(text.as_bytes());
             assert!(matches!(refused, Err(Cause::Malformed(_))), "{digest}");
         }
         let long = format!("sha512:{HEX}{HEX}");
-        let text = manifest_with(&good(CONFIGS[0]), &descriptor(LAYERS[0], &long));
-        let refused = manifest(text.as_bytes()).expect_err("not verified here");
+        let text = manifest_with(&good(CONFIG_MEDIA_TYPES[0]), &descriptor(LAYER_MEDIA_TYPES[0], &long));
+        let refused = parse_manifest(text.as_bytes()).expect_err("not verified here");
         assert_eq!(
             refused.to_string(),
             "a digest of the kind sha512 is not supported"
@@ -375,38 +375,38 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_an_index_or_a_manifest_and_not_both() {
+    fn document_that_is_both_index_and_manifest_is_rejected() {
         let both = format!(
             r#"{{"schemaVersion":2,"manifests":[],"config":{},"layers":[]}}"#,
-            good(CONFIGS[0])
+            good(CONFIG_MEDIA_TYPES[0])
         );
-        assert!(index(both.as_bytes()).is_err());
-        assert!(manifest(both.as_bytes()).is_err());
+        assert!(parse_index(both.as_bytes()).is_err());
+        assert!(parse_manifest(both.as_bytes()).is_err());
         let typed = format!(r#"{{"schemaVersion":2,"mediaType":"{OCI_MANIFEST}","manifests":[]}}"#);
-        assert!(index(typed.as_bytes()).is_err());
-        assert!(index(br#"{"schemaVersion":2,"manifests":null}"#).is_ok());
-        let old = manifest(br#"{"schemaVersion":1,"fsLayers":[]}"#);
+        assert!(parse_index(typed.as_bytes()).is_err());
+        assert!(parse_index(br#"{"schemaVersion":2,"manifests":null}"#).is_ok());
+        let old = parse_manifest(br#"{"schemaVersion":1,"fsLayers":[]}"#);
         assert!(matches!(old, Err(Cause::Unsupported(_))));
     }
 
     #[test]
-    fn what_is_about_an_image_is_none() {
+    fn attestations_and_foreign_media_types_are_not_images() {
         let text = format!(
             r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{OCI_MANIFEST}","digest":"sha256:{HEX}",
                 "size":1,"annotations":{{"vnd.docker.reference.type":"attestation-manifest"}}}},
                 {},{}]}}"#,
-            good(DOCKER_LIST),
+            good(DOCKER_MANIFEST_LIST),
             good("application/wasm"),
         );
-        let listed = index(text.as_bytes()).expect("an index");
-        let targets: Vec<_> = listed.iter().map(Descriptor::target).collect();
-        assert_eq!(targets, [Target::Other, Target::Index, Target::Other]);
+        let listed = parse_index(text.as_bytes()).expect("an index");
+        let targets: Vec<_> = listed.iter().map(Descriptor::kind).collect();
+        assert_eq!(targets, [DescriptorKind::Other, DescriptorKind::Index, DescriptorKind::Other]);
     }
 
     #[test]
-    fn dockers_lists_may_be_null() {
+    fn null_lists_in_docker_manifest_are_empty() {
         let text = br#"[{"Config":"a.json","RepoTags":null,"Layers":null}]"#;
-        let images = docker(text).expect("an image");
+        let images = parse_docker_manifest(text).expect("an image");
         assert_eq!(images[0].repo_tags, Vec::<String>::new());
     }
 }

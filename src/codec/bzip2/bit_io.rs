@@ -2,20 +2,20 @@
 
 /// Reads bits off bytes.
 #[derive(Clone, Debug)]
-pub(super) struct Reader<'a> {
+pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
     /// Bits read so far.
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> BitReader<'a> {
     /// Starts `bit` bits into `bytes`.
     pub(super) fn new(bytes: &'a [u8], bit: usize) -> Self {
         Self { bytes, at: bit }
     }
 
     /// The next bit.
-    pub(super) fn bit(&mut self) -> Option<bool> {
+    pub(super) fn read_bit(&mut self) -> Option<bool> {
         let byte = self.bytes.get(self.at / 8)?;
         let bit = byte >> (7 - self.at % 8) & 1;
         self.at += 1;
@@ -23,10 +23,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `count` bits as a number; `count` is at most 64.
-    pub(super) fn number(&mut self, count: usize) -> Option<u64> {
+    pub(super) fn read_bits(&mut self, count: usize) -> Option<u64> {
         let mut number = 0;
         for _ in 0..count {
-            number = number << 1 | u64::from(self.bit()?);
+            number = number << 1 | u64::from(self.read_bit()?);
         }
         Some(number)
     }
@@ -34,45 +34,45 @@ impl<'a> Reader<'a> {
 
 /// Appends bits to bytes.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct BitWriter {
     bytes: Vec<u8>,
     /// Bits that wait for more to make a byte, in the low end.
-    waiting: u8,
+    pending: u8,
     /// How many, 0 to 7.
     count: u8,
 }
 
-impl Writer {
+impl BitWriter {
     /// Behind `bytes`.
     pub(super) fn new(bytes: Vec<u8>) -> Self {
         Self {
             bytes,
-            waiting: 0,
+            pending: 0,
             count: 0,
         }
     }
 
     /// Appends one bit.
-    pub(super) fn bit(&mut self, bit: bool) {
-        self.waiting = self.waiting << 1 | u8::from(bit);
+    pub(super) fn write_bit(&mut self, bit: bool) {
+        self.pending = self.pending << 1 | u8::from(bit);
         self.count += 1;
         if self.count == 8 {
-            self.bytes.push(self.waiting);
+            self.bytes.push(self.pending);
             self.count = 0;
         }
     }
 
     /// Appends the low `count` bits of `number`; `count` is at most 64.
-    pub(super) fn number(&mut self, number: u64, count: u32) {
+    pub(super) fn write_bits(&mut self, number: u64, count: u32) {
         for shift in (0..count).rev() {
-            self.bit(number >> shift & 1 != 0);
+            self.write_bit(number >> shift & 1 != 0);
         }
     }
 
     /// Appends zeros up to a whole byte, and ends.
     pub(super) fn finish(mut self) -> Vec<u8> {
         while self.count > 0 {
-            self.bit(false);
+            self.write_bit(false);
         }
         self.bytes
     }
@@ -95,16 +95,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(numbers in proptest::collection::vec((any::<u64>(), 1..65_u32), 0..20)) {
-            let mut writer = Writer::new(vec![0xa5]);
+        fn written_bits_round_trip(numbers in proptest::collection::vec((any::<u64>(), 1..65_u32), 0..20)) {
+            let mut writer = BitWriter::new(vec![0xa5]);
             for (number, count) in &numbers {
-                writer.number(*number, *count);
+                writer.write_bits(*number, *count);
             }
             let bytes = writer.finish();
-            let mut reader = Reader::new(&bytes, 8);
+            let mut reader = BitReader::new(&bytes, 8);
             for (number, count) in &numbers {
                 let low = u64::MAX >> (64 - count);
-                prop_assert_eq!(reader.number(*count as usize), Some(number & low));
+                prop_assert_eq!(reader.read_bits(*count as usize), Some(number & low));
             }
         }
 
@@ -113,9 +113,9 @@ mod tests {
             let shifted = shift(&bytes, bit).collect::<Vec<_>>();
             let len = bytes.len().saturating_sub(usize::from(bit > 0));
             prop_assert_eq!(shifted.len(), len);
-            let mut reader = Reader::new(&bytes, bit.into());
+            let mut reader = BitReader::new(&bytes, bit.into());
             for byte in shifted {
-                prop_assert_eq!(reader.number(8), Some(byte.into()));
+                prop_assert_eq!(reader.read_bits(8), Some(byte.into()));
             }
         }
     }

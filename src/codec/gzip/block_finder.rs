@@ -12,7 +12,7 @@ pub(super) struct Candidate {
     pub(super) bit: u64,
     /// So many bits before, it could begin as well, and would be the same block: the zeros
     /// before a stored block's length may be header or padding.
-    pub(super) slack: u64,
+    pub(super) ambiguous_bits: u64,
 }
 
 /// The candidates in some bytes, about in order.
@@ -39,7 +39,7 @@ impl<'a> Candidates<'a> {
     }
 
     /// The stored block whose length is at byte `at`.
-    fn stored(&self, at: usize) -> Option<Candidate> {
+    fn stored_block_at(&self, at: usize) -> Option<Candidate> {
         let [len_low, len_high, not_low, not_high] = *self.bytes.get(at..)?.first_chunk()?;
         if len_low != !not_low || len_high != !not_high {
             return None;
@@ -53,7 +53,7 @@ impl<'a> Candidates<'a> {
         // Three are the header of a block that is not the last, up to seven are padding.
         Some(Candidate {
             bit: (at as u64) * 8 - 3,
-            slack: u64::from(zeros.min(10).checked_sub(3)?),
+            ambiguous_bits: u64::from(zeros.min(10).checked_sub(3)?),
         })
     }
 }
@@ -68,7 +68,7 @@ impl Iterator for Candidates<'_> {
                 self.offsets &= self.offsets - 1;
                 let bit = (self.next as u64 - 1) * 8 + offset;
                 if has_complete_precode(self.bytes, bit) {
-                    return Some(Candidate { bit, slack: 0 });
+                    return Some(Candidate { bit, ambiguous_bits: 0 });
                 }
             }
             if self.next >= self.end {
@@ -76,8 +76,8 @@ impl Iterator for Candidates<'_> {
             }
             let at = self.next;
             self.next += 1;
-            self.offsets = entry(&DYNAMIC, word(self.bytes, at));
-            if let Some(candidate) = self.stored(at) {
+            self.offsets = table_entry(&DYNAMIC_BLOCK_OFFSETS, load_u64(self.bytes, at));
+            if let Some(candidate) = self.stored_block_at(at) {
                 return Some(candidate);
             }
         }
@@ -85,13 +85,13 @@ impl Iterator for Candidates<'_> {
 }
 
 /// The entry of `table` that the lowest bits of `bits` choose; its length is a power of two.
-fn entry<T: Copy + Default, const N: usize>(table: &[T; N], bits: u64) -> T {
+fn table_entry<T: Copy + Default, const N: usize>(table: &[T; N], bits: u64) -> T {
     let number = usize::try_from(bits & (N as u64 - 1)).unwrap_or_default();
     table.get(number).copied().unwrap_or_default()
 }
 
 /// The 64 bits from byte `at` on; zeros where there are no more.
-fn word(bytes: &[u8], at: usize) -> u64 {
+fn load_u64(bytes: &[u8], at: usize) -> u64 {
     let rest = bytes.get(at..).unwrap_or_default();
     match rest.first_chunk() {
         Some(chunk) => u64::from_le_bytes(*chunk),
@@ -107,7 +107,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 fn has_complete_precode(bytes: &[u8], bit: u64) -> bool {
     let at = |bit: u64| {
         let byte = usize::try_from(bit / 8).unwrap_or(usize::MAX);
-        word(bytes, byte) >> (bit % 8)
+        load_u64(bytes, byte) >> (bit % 8)
     };
     let header = at(bit + 3);
     let (literals, distances, lens) = (header & 31, header >> 5 & 31, (header >> 10 & 15) + 4);
@@ -115,32 +115,32 @@ fn has_complete_precode(bytes: &[u8], bit: u64) -> bool {
         return false;
     }
     let lens = at(bit + 17) & ((1 << (3 * lens)) - 1);
-    let mut shares = 0;
+    let mut code_space = 0;
     for four in 0..5 {
-        shares += entry(&SHARES, lens >> (12 * four));
+        code_space += table_entry(&CODE_SPACE, lens >> (12 * four));
     }
-    shares == WHOLE
+    code_space == COMPLETE_CODE
 }
 
 /// What all codes of a complete code with lengths up to 7 bits share.
-const WHOLE: u16 = 1 << 7;
+const COMPLETE_CODE: u16 = 1 << 7;
 
-/// For four lengths of three bits: what part of [`WHOLE`] their codes take.
-const SHARES: [u16; 1 << 12] = {
+/// For four lengths of three bits: what part of [`COMPLETE_CODE`] their codes take.
+const CODE_SPACE: [u16; 1 << 12] = {
     let mut table = [0; 1 << 12];
     let mut lens = 0;
     while lens < table.len() {
         let mut rest = lens;
-        let mut share = 0;
+        let mut code_space = 0;
         while rest > 0 {
             if rest & 7 > 0 {
-                share += WHOLE >> (rest & 7);
+                code_space += COMPLETE_CODE >> (rest & 7);
             }
             rest >>= 3;
         }
         #[expect(clippy::indexing_slicing, reason = "when compiled")]
         {
-            table[lens] = share;
+            table[lens] = code_space;
         }
         lens += 1;
     }
@@ -149,7 +149,7 @@ const SHARES: [u16; 1 << 12] = {
 
 /// For ten bits: at which of the first eight a dynamic block that is not the last may begin,
 /// which are those followed by the bits 0, 0 and 1.
-const DYNAMIC: [u8; 1 << 10] = {
+const DYNAMIC_BLOCK_OFFSETS: [u8; 1 << 10] = {
     let mut table = [0; 1 << 10];
     let mut bits = 0;
     while bits < table.len() {
@@ -174,8 +174,8 @@ pub(super) mod tests {
 
     use super::super::tests::text;
     use super::*;
-    use crate::codec::sys::{Inflate, Reason, Stop};
-    use crate::codec::walk::tests::noise;
+    use crate::codec::gzip::sys::{Inflate, StopReason, StopAt};
+    use crate::codec::frame_walker::tests::noise;
 
     pub(in super::super) fn deflate(plain: &[u8], level: u32) -> Vec<u8> {
         let level = flate2::Compression::new(level);
@@ -190,15 +190,15 @@ pub(super) mod tests {
         let mut output = vec![0; 4 << 20];
         let (mut at, mut plain, mut found) = (0, 0, Vec::new());
         loop {
-            let progress = inflate.decode(&packed[at..], &mut output, Stop::AtBlockEnd);
+            let progress = inflate.decode(&packed[at..], &mut output, StopAt::BlockEnd);
             at += progress.consumed;
             plain += progress.produced;
             match progress.reason {
-                Reason::BlockEnd { unused_bits } => {
+                StopReason::BlockEnd { unused_bits } => {
                     found.push((at as u64 * 8 - u64::from(unused_bits), plain));
                 }
                 reason => {
-                    assert_eq!(reason, Reason::StreamEnd);
+                    assert_eq!(reason, StopReason::StreamEnd);
                     return found;
                 }
             }
@@ -215,7 +215,7 @@ pub(super) mod tests {
                 candidates
                     .iter()
                     .any(
-                        |candidate| (candidate.bit - candidate.slack..=candidate.bit)
+                        |candidate| (candidate.bit - candidate.ambiguous_bits..=candidate.bit)
                             .contains(block)
                     ),
                 "{block}"
@@ -226,38 +226,38 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn dynamic_blocks_are_found_and_little_else() {
+    fn dynamic_blocks_are_found_with_few_false_candidates() {
         for level in [2, 6, 9] {
             assert!(finds_all(&deflate(&text(2 << 20, 1), level)) > 10);
         }
     }
 
     #[test]
-    fn stored_blocks_are_found_and_little_else() {
+    fn stored_blocks_are_found_with_few_false_candidates() {
         assert!(finds_all(&deflate(&noise(1 << 20), 6)) > 10);
         assert!(finds_all(&deflate(&text(1 << 20, 1), 0)) > 10);
     }
 
     #[test]
-    fn the_zeros_before_a_stored_block_belong_to_it() {
+    fn zeros_before_a_stored_block_are_ambiguous_bits() {
         let found = |first, second| {
             let bytes = [first, second, 5, 0, 0xfa, 0xff];
             Candidates::new(&bytes, 6).collect::<Vec<_>>()
         };
-        for (first, second, slack) in [
+        for (first, second, ambiguous_bits) in [
             (0xff, 0b0001_1111, 0),
             (0xff, 0b0000_1111, 1),
             (0xff, 0, 5),
             (0x7f, 0, 6),
             (0x0f, 0, 7),
         ] {
-            assert_eq!(found(first, second), [Candidate { bit: 13, slack }]);
+            assert_eq!(found(first, second), [Candidate { bit: 13, ambiguous_bits }]);
         }
         assert_eq!(found(0, 0b0011_1111), []);
     }
 
     #[test]
-    fn what_begins_behind_the_end_is_not_searched() {
+    fn blocks_that_begin_after_the_end_are_not_searched() {
         let packed = deflate(&text(200_000, 1), 6);
         let (first, _) = blocks(&packed)[0];
         let byte = usize::try_from(first / 8).expect("small");
@@ -266,7 +266,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn any_bytes_are_searched_to_their_end() {
+    fn search_of_any_bytes_reaches_the_end() {
         for len in 0..40 {
             for byte in [0, 4, 0xff, 0x92] {
                 assert!(Candidates::new(&vec![byte; len], len + 1).count() <= 8 * len);

@@ -1,21 +1,21 @@
 //! Where blocks begin: the 48 bits that say so, at any bit, and what must follow them.
 
-use super::bits::Reader;
+use super::bit_io::BitReader;
 
 /// Starts a block.
-pub(super) const BLOCK: u64 = 0x3141_5926_5359;
+pub(super) const BLOCK_MAGIC: u64 = 0x3141_5926_5359;
 /// Starts the end of a stream.
-pub(super) const END: u64 = 0x1772_4538_5090;
+pub(super) const STREAM_END_MAGIC: u64 = 0x1772_4538_5090;
 /// Bits of either.
 pub(super) const MAGIC_BITS: usize = 48;
-const MASK: u64 = (1 << MAGIC_BITS) - 1;
+const MAGIC_MASK: u64 = (1 << MAGIC_BITS) - 1;
 
 /// Bytes that hold any block header, whatever bit it begins at.
 pub(super) const BLOCK_HEADER_LEN: usize = 33 << 10;
 
 /// Finds the magics in bytes that come piece by piece.
 #[derive(Clone, Debug)]
-pub(super) struct Scanner {
+pub(super) struct MagicScanner {
     /// The last bytes.
     window: u64,
     /// How many there were.
@@ -24,14 +24,14 @@ pub(super) struct Scanner {
 
 /// A magic that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundMagic {
     /// The first of its bits, counted from the first byte scanned.
     pub(super) bit: usize,
-    /// Whether it is [`END`].
-    pub(super) end: bool,
+    /// Whether it is [`STREAM_END_MAGIC`].
+    pub(super) is_stream_end: bool,
 }
 
-impl Scanner {
+impl MagicScanner {
     pub(super) fn new() -> Self {
         Self {
             window: 0,
@@ -45,13 +45,13 @@ impl Scanner {
     }
 
     /// Scans `bytes` up to the end of the first magic; those after it are not scanned.
-    pub(super) fn find(&mut self, bytes: &[u8]) -> Option<Found> {
+    pub(super) fn find(&mut self, bytes: &[u8]) -> Option<FoundMagic> {
         for byte in bytes {
             self.window = self.window << 8 | u64::from(*byte);
             self.scanned += 1;
             // The fourth last byte lies within the magic, at whichever bit that ends.
             let [_, _, _, inner, ..] = self.window.to_le_bytes();
-            if SUSPECTS.get(usize::from(inner)).copied().unwrap_or(true) {
+            if MAGIC_BYTES.get(usize::from(inner)).copied().unwrap_or(true) {
                 let found = self.check();
                 if found.is_some() {
                     return found;
@@ -62,72 +62,72 @@ impl Scanner {
     }
 
     /// Whether a magic ends in the last byte.
-    fn check(&self) -> Option<Found> {
+    fn check(&self) -> Option<FoundMagic> {
         (0..8).find_map(|after| {
-            let magic = self.window >> after & MASK;
+            let magic = self.window >> after & MAGIC_MASK;
             let bit = (self.scanned * 8).checked_sub(after + MAGIC_BITS)?;
-            let end = magic == END;
-            (end || magic == BLOCK).then_some(Found { bit, end })
+            let is_stream_end = magic == STREAM_END_MAGIC;
+            (is_stream_end || magic == BLOCK_MAGIC).then_some(FoundMagic { bit, is_stream_end })
         })
     }
 }
 
 /// The bytes that can be the fourth last of those a magic touches.
-const SUSPECTS: [bool; 256] = suspects();
+const MAGIC_BYTES: [bool; 256] = magic_bytes();
 
 #[expect(
     clippy::indexing_slicing,
     reason = "in a constant, it would fail to compile"
 )]
-const fn suspects() -> [bool; 256] {
-    let mut suspects = [false; 256];
+const fn magic_bytes() -> [bool; 256] {
+    let mut magic_bytes = [false; 256];
     let mut after = 0;
     while after < 8 {
-        suspects[(BLOCK >> (24 - after) & 0xff) as usize] = true;
-        suspects[(END >> (24 - after) & 0xff) as usize] = true;
+        magic_bytes[(BLOCK_MAGIC >> (24 - after) & 0xff) as usize] = true;
+        magic_bytes[(STREAM_END_MAGIC >> (24 - after) & 0xff) as usize] = true;
         after += 1;
     }
-    suspects
+    magic_bytes
 }
 
 /// Whether a block header may begin behind a magic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Plausible {
+pub(super) enum Plausibility {
     Yes,
     No,
     /// So far, but the bytes end.
-    Perhaps,
+    NeedInput,
 }
 
 /// Whether the bits at `reader`, behind a block's magic, can be the rest of a block header: of
 /// random bits, which a magic in the middle of a block is followed by, practically none can.
-pub(super) fn plausible(mut reader: Reader<'_>, level: u8) -> Plausible {
+pub(super) fn check_block_header(mut reader: BitReader<'_>, level: u8) -> Plausibility {
     match block_header(&mut reader, level) {
-        None => Plausible::Perhaps,
-        Some(true) => Plausible::Yes,
-        Some(false) => Plausible::No,
+        None => Plausibility::NeedInput,
+        Some(true) => Plausibility::Yes,
+        Some(false) => Plausibility::No,
     }
 }
 
-fn block_header(reader: &mut Reader<'_>, level: u8) -> Option<bool> {
-    let _crc = reader.number(32)?;
-    let _randomised = reader.bit()?;
-    if reader.number(24)? >= u64::from(level) * 100_000 {
+fn block_header(reader: &mut BitReader<'_>, level: u8) -> Option<bool> {
+    let _crc = reader.read_bits(32)?;
+    let _randomised = reader.read_bit()?;
+    if reader.read_bits(24)? >= u64::from(level) * 100_000 {
         return Some(false);
     }
-    let groups = reader.number(16)?;
+    let groups = reader.read_bits(16)?;
     let mut symbols = 0;
     for _ in 0..groups.count_ones() {
-        symbols += reader.number(16)?.count_ones();
+        symbols += reader.read_bits(16)?.count_ones();
     }
-    let tables = reader.number(3)?;
-    let selectors = reader.number(15)?;
+    let tables = reader.read_bits(3)?;
+    let selectors = reader.read_bits(15)?;
     if symbols == 0 || !(2..=6).contains(&tables) || selectors == 0 {
         return Some(false);
     }
     for _ in 0..selectors {
         let mut table = 0;
-        while reader.bit()? {
+        while reader.read_bit()? {
             table += 1;
             if table >= tables {
                 return Some(false);
@@ -135,10 +135,10 @@ fn block_header(reader: &mut Reader<'_>, level: u8) -> Option<bool> {
         }
     }
     for _ in 0..tables {
-        let mut len = reader.number(5)?;
+        let mut len = reader.read_bits(5)?;
         for _ in 0..symbols + 2 {
-            while (1..=20).contains(&len) && reader.bit()? {
-                len = if reader.bit()? { len - 1 } else { len + 1 };
+            while (1..=20).contains(&len) && reader.read_bit()? {
+                len = if reader.read_bit()? { len - 1 } else { len + 1 };
             }
             if !(1..=20).contains(&len) {
                 return Some(false);
@@ -150,35 +150,35 @@ fn block_header(reader: &mut Reader<'_>, level: u8) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bits::Writer;
+    use super::super::bit_io::BitWriter;
     use super::*;
-    use crate::codec::walk::tests::noise;
+    use crate::codec::frame_walker::tests::noise;
 
     #[test]
-    fn a_magic_is_found_at_every_bit_and_across_pieces() {
-        for (magic, end) in [(BLOCK, false), (END, true)] {
+    fn magic_is_found_at_every_bit_and_across_slices() {
+        for (magic, end) in [(BLOCK_MAGIC, false), (STREAM_END_MAGIC, true)] {
             for bit in 0..24 {
-                let mut writer = Writer::new(noise(50));
-                writer.number(0, bit);
-                writer.number(magic, 48);
+                let mut writer = BitWriter::new(noise(50));
+                writer.write_bits(0, bit);
+                writer.write_bits(magic, 48);
                 let bytes = writer.finish();
                 for cut in 45..bytes.len() {
                     let (first, second) = bytes.split_at(cut);
-                    let mut scanner = Scanner::new();
+                    let mut scanner = MagicScanner::new();
                     let found = scanner.find(first).or_else(|| scanner.find(second));
                     let bit = 400 + bit as usize;
-                    assert_eq!(found, Some(Found { bit, end }));
+                    assert_eq!(found, Some(FoundMagic { bit, is_stream_end: end }));
                 }
             }
         }
     }
 
     #[test]
-    fn noise_is_no_block_header() {
+    fn random_bytes_are_no_block_header() {
         let noise = noise(2_000_000);
         let all = noise.windows(1000).step_by(20);
         assert!(all.clone().count() > 90_000);
-        let found = all.filter(|bytes| plausible(Reader::new(bytes, 3), 9) == Plausible::Yes);
+        let found = all.filter(|bytes| check_block_header(BitReader::new(bytes, 3), 9) == Plausibility::Yes);
         assert_eq!(found.count(), 0);
     }
 }

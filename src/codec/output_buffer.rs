@@ -4,24 +4,24 @@ use super::Pull;
 use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
 
 /// Pieces have so many bytes, but for those given out early.
-const PIECE_LEN: usize = 1 << 20;
+const BUFFER_LEN: usize = 1 << 20;
 
 /// A buffer that fills up; taken from the pool when the first byte is about to come.
 #[derive(Debug, Default)]
-pub(super) struct Piece {
+pub(super) struct OutputBuffer {
     buffer: Option<Buffer>,
     filled: usize,
 }
 
-impl Piece {
+impl OutputBuffer {
     /// Where the next plain bytes go; never empty.
     ///
     /// # Errors
     /// As [`BufferPool::take`].
-    pub(super) fn room(&mut self, pool: &BufferPool) -> Result<&mut [u8], Closed> {
+    pub(super) fn spare_capacity(&mut self, pool: &BufferPool) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
-            None => pool.acquire(PIECE_LEN)?,
+            None => pool.acquire(BUFFER_LEN)?,
         };
         let buffer = self.buffer.insert(buffer);
         Ok(buffer.get_mut(self.filled..).unwrap_or_default())
@@ -48,16 +48,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_piece_is_given_out_and_an_empty_one_is_not() {
+    fn full_buffer_is_flushed_and_empty_buffer_is_not() {
         let pool = BufferPool::new(4 << 20);
-        let mut piece = Piece::default();
+        let mut piece = OutputBuffer::default();
         assert!(piece.flush().is_none());
-        let len = piece.room(&pool).expect("open").len();
+        let len = piece.spare_capacity(&pool).expect("open").len();
         assert!(piece.flush().is_none());
         assert_eq!(pool.used_bytes(), 0);
-        piece.room(&pool).expect("open");
+        piece.spare_capacity(&pool).expect("open");
         assert!(piece.advance(len - 1).is_none());
-        assert_eq!(piece.room(&pool).expect("open").len(), 1);
+        assert_eq!(piece.spare_capacity(&pool).expect("open").len(), 1);
         let Some(Pull::Plain(bytes)) = piece.advance(1) else {
             panic!("nothing was given out");
         };

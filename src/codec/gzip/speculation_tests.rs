@@ -7,18 +7,18 @@ use flate2::{Compression as Level, GzBuilder};
 use proptest::prelude::*;
 
 use super::Decoder;
-use super::shares::Plan;
+use super::speculation_queue::SpeculationLimits;
 use super::tests::{member, text};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread::Thread;
-use crate::codec::walk::tests::noise;
+use crate::codec::frame_walker::tests::noise;
 use crate::codec::{Cause, Context, Decoder as _, Error, Job, Output, Pull, SeekPoint};
 
 /// Shares so short that there are many joins in little data.
-const SMALL: Plan = Plan {
-    shares: 3,
-    share_len: 20_000,
+const SMALL: SpeculationLimits = SpeculationLimits {
+    partitions: 3,
+    partition_len: 20_000,
     overlap: 40_000,
     buffers: 6,
     buffer_len: 64 << 10,
@@ -26,9 +26,9 @@ const SMALL: Plan = Plan {
 
 /// What becomes of work that is to be done ahead.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Helpers {
+enum Workers {
     /// It is done as soon as it is known.
-    Prompt,
+    Immediate,
     /// No one is ever free for it.
     None,
     /// Two of three times someone is.
@@ -44,10 +44,10 @@ struct Run {
     warnings: Vec<String>,
     end: Option<Error>,
     /// Shares begun.
-    shares: usize,
+    partitions: usize,
     /// Shares begun one after the other, at the most.
-    shares_at_once: usize,
-    /// Pieces of guesses that were accepted.
+    max_partitions_in_a_row: usize,
+    /// Pieces of speculative outputs that were accepted.
     jobs: usize,
     /// Those that are still to be run.
     late: Vec<Job>,
@@ -74,32 +74,32 @@ impl Run {
 fn context(pool: &BufferPool) -> Context {
     Context {
         pool: pool.clone(),
-        seek_points: true,
+        wants_seek_points: true,
         broker: MemoryBroker::with_limit(0),
         workers: 0,
     }
 }
 
-fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Run {
+fn run(mut decoder: Decoder, packed: &[u8], step: usize, workers: Workers) -> Run {
     let mut pushes = packed.chunks(step);
     let mut run = Run::default();
     let mut threads = Vec::new();
     let start = decoder.plain.0;
-    let mut shares_in_a_row = 0;
+    let mut partitions_in_a_row = 0;
     loop {
         let pull = decoder.pull();
         // As where other threads run them, jobs run later, and not in order.
         let waits = match &pull {
             Ok(Pull::Job(_)) => run.late.len() < 3,
-            Ok(Pull::Ahead(_) | Pull::Await(_)) => true,
+            Ok(Pull::Speculative(_) | Pull::WaitFor(_)) => true,
             _ => false,
         };
         if !waits && !run.catch_up() {
             return run;
         }
-        let is_ahead = matches!(pull, Ok(Pull::Ahead(_)));
-        shares_in_a_row = if is_ahead { shares_in_a_row + 1 } else { 0 };
-        run.shares_at_once = run.shares_at_once.max(shares_in_a_row);
+        let is_ahead = matches!(pull, Ok(Pull::Speculative(_)));
+        partitions_in_a_row = if is_ahead { partitions_in_a_row + 1 } else { 0 };
+        run.max_partitions_in_a_row = run.max_partitions_in_a_row.max(partitions_in_a_row);
         match pull {
             Ok(Pull::NeedInput) => match pushes.next() {
                 Some(bytes) => decoder.push(Bytes::copy_from_slice(bytes)),
@@ -113,30 +113,30 @@ fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Ru
                 assert!(!bytes.is_empty());
                 run.plain.extend_from_slice(&bytes);
             }
-            Ok(Pull::Ahead(ahead)) => {
-                run.shares += 1;
-                match helpers {
-                    Helpers::Prompt => ahead.run(),
-                    Helpers::Some if run.shares % 3 > 0 => ahead.run(),
-                    Helpers::Threads => {
+            Ok(Pull::Speculative(ahead)) => {
+                run.partitions += 1;
+                match workers {
+                    Workers::Immediate => ahead.run(),
+                    Workers::Some if run.partitions % 3 > 0 => ahead.run(),
+                    Workers::Threads => {
                         threads.push(Thread::spawn("test", move || ahead.run()).expect("a thread"));
                     }
                     _ => {}
                 }
             }
-            Ok(Pull::Await(ahead)) => ahead.wait(),
+            Ok(Pull::WaitFor(ahead)) => ahead.wait(),
             Ok(Pull::Job(job)) => {
                 run.jobs += 1;
                 run.late.push(job);
             }
-            Ok(Pull::Check(job)) => {
+            Ok(Pull::OrderedJob(job)) => {
                 run.late.push(job);
                 if !run.catch_up() {
                     return run;
                 }
             }
             Ok(Pull::Warning(text)) => run.warnings.push(text),
-            Ok(Pull::HashStart(_) | Pull::HashEnd { .. }) => panic!("gzip checks itself"),
+            Ok(Pull::ChecksumStart(_) | Pull::ChecksumEnd { .. }) => panic!("gzip checks itself"),
             Ok(Pull::End) => return run,
             Err(error) => {
                 assert_eq!(
@@ -153,18 +153,18 @@ fn run(mut decoder: Decoder, packed: &[u8], step: usize, helpers: Helpers) -> Ru
 
 fn serial(packed: &[u8], step: usize) -> Run {
     let decoder = Decoder::start(context(&BufferPool::new(64 << 20)));
-    run(decoder, packed, step, Helpers::None)
+    run(decoder, packed, step, Workers::None)
 }
 
-fn ahead_in(pool: &BufferPool, plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
+fn ahead_in(pool: &BufferPool, limits: SpeculationLimits, packed: &[u8], step: usize, workers: Workers) -> Run {
     let mut decoder = Decoder::start(context(pool));
-    assert!(decoder.plan.is_none(), "there are no workers");
-    decoder.plan = Some(plan);
-    run(decoder, packed, step, helpers)
+    assert!(decoder.limits.is_none(), "there are no workers");
+    decoder.limits = Some(limits);
+    run(decoder, packed, step, workers)
 }
 
-fn ahead(plan: Plan, packed: &[u8], step: usize, helpers: Helpers) -> Run {
-    ahead_in(&BufferPool::new(64 << 20), plan, packed, step, helpers)
+fn ahead(limits: SpeculationLimits, packed: &[u8], step: usize, workers: Workers) -> Run {
+    ahead_in(&BufferPool::new(64 << 20), limits, packed, step, workers)
 }
 
 /// Expects both to have come to the same; but for where exactly damage is noticed, in which zlib
@@ -189,9 +189,9 @@ fn resumes_everywhere(packed: &[u8], first: &Run) {
     for seek_point in &first.seek_points {
         let context = context(&BufferPool::new(64 << 20));
         let mut decoder = Decoder::resume(context, seek_point).expect("its own");
-        decoder.plan = Some(SMALL);
+        decoder.limits = Some(SMALL);
         let offset = usize::try_from(seek_point.packed.0).expect("small");
-        let rest = run(decoder, &packed[offset..], 77_777, Helpers::Prompt);
+        let rest = run(decoder, &packed[offset..], 77_777, Workers::Immediate);
         assert_eq!(rest.end, first.end);
         let offset = usize::try_from(seek_point.plain.0).expect("small");
         assert!(rest.plain == first.plain[offset..], "{offset}");
@@ -309,49 +309,49 @@ fn streams() -> Vec<(&'static str, bool, Vec<u8>)> {
 }
 
 #[test]
-fn streams_of_all_kinds_come_out_the_same() {
+fn speculation_does_not_change_the_output_of_any_stream() {
     for (name, useful, packed) in streams() {
         let expected = serial(&packed, usize::MAX);
         assert_eq!(expected.end, None, "{name}");
         for step in [usize::MAX, 300_000, 4001] {
-            for helpers in [Helpers::Prompt, Helpers::Some, Helpers::Threads] {
-                let run = ahead(SMALL, &packed, step, helpers);
+            for workers in [Workers::Immediate, Workers::Some, Workers::Threads] {
+                let run = ahead(SMALL, &packed, step, workers);
                 assert_same(&run, &expected);
-                if helpers == Helpers::Prompt {
+                if workers == Workers::Immediate {
                     assert!(!useful || run.jobs > 3, "{name}: {}", run.jobs);
                 }
             }
         }
-        let run = ahead(SMALL, &packed, 50_000, Helpers::None);
+        let run = ahead(SMALL, &packed, 50_000, Workers::None);
         assert_same(&run, &expected);
         assert_eq!(run.jobs, 0);
     }
 }
 
 #[test]
-fn nearly_all_of_a_long_member_is_decoded_ahead() {
-    let plan = Plan {
-        share_len: 150_000,
+fn nearly_all_of_a_long_member_is_decoded_speculatively() {
+    let limits = SpeculationLimits {
+        partition_len: 150_000,
         buffers: 20,
         ..SMALL
     };
     let packed = member(&text(9_000_000, 1), 6);
-    let run = ahead(plan, &packed, usize::MAX, Helpers::Prompt);
-    let shares = packed.len() / plan.share_len;
+    let run = ahead(limits, &packed, usize::MAX, Workers::Immediate);
+    let partitions = packed.len() / limits.partition_len;
     assert!(
-        run.shares + 3 >= shares && run.shares <= shares,
-        "{} {shares}",
-        run.shares
+        run.partitions + 3 >= partitions && run.partitions <= partitions,
+        "{} {partitions}",
+        run.partitions
     );
-    assert_eq!(run.shares_at_once, plan.shares);
-    let ahead_len = run.jobs * plan.buffer_len;
+    assert_eq!(run.max_partitions_in_a_row, limits.partitions);
+    let ahead_len = run.jobs * limits.buffer_len;
     assert!(ahead_len > run.plain.len() * 8 / 10, "{ahead_len}");
 }
 
 #[test]
-fn seek_points_lie_as_close_as_else_and_all_are_good() {
-    let plan = Plan {
-        share_len: 1 << 20,
+fn speculation_keeps_seek_point_spacing_and_validity() {
+    let limits = SpeculationLimits {
+        partition_len: 1 << 20,
         overlap: 256 << 10,
         buffers: 10,
         buffer_len: 1 << 20,
@@ -362,7 +362,7 @@ fn seek_points_lie_as_close_as_else_and_all_are_good() {
         flushed(&text(24 << 20, 2), 100_000),
     ] {
         let expected = serial(&packed, 1 << 20);
-        let run = ahead(plan, &packed, 1 << 20, Helpers::Prompt);
+        let run = ahead(limits, &packed, 1 << 20, Workers::Immediate);
         assert_same(&run, &expected);
         assert!(run.jobs > 5, "{}", run.jobs);
         let (count, expected) = (run.seek_points.len(), expected.seek_points.len());
@@ -375,37 +375,37 @@ fn seek_points_lie_as_close_as_else_and_all_are_good() {
 }
 
 #[test]
-fn cut_anywhere_a_stream_holds_what_it_holds_else() {
+fn truncation_anywhere_gives_the_same_bytes_as_serial() {
     let packed = member(&mixture(900_000), 6);
     for len in (0..packed.len()).step_by(9_973) {
         let (cut, step) = (&packed[..len], 1 + len * 7 % 150_000);
         assert_same(
-            &ahead(SMALL, cut, step, Helpers::Prompt),
+            &ahead(SMALL, cut, step, Workers::Immediate),
             &serial(cut, step),
         );
     }
 }
 
 #[test]
-fn damage_anywhere_is_found_where_it_is_found_else() {
+fn damage_anywhere_fails_at_the_same_place_as_serial() {
     let packed = [member(&text(1_000_000, 1), 6), member(&mixture(300_000), 6)].concat();
     for at in (0..packed.len()).step_by(8_111) {
         let mut packed = packed.clone();
         packed[at] ^= 1 << (at % 8);
         let expected = serial(&packed, usize::MAX);
-        let run = ahead(SMALL, &packed, 90_000, Helpers::Prompt);
+        let run = ahead(SMALL, &packed, 90_000, Workers::Immediate);
         assert_same(&run, &expected);
     }
 }
 
 #[test]
-fn a_wrong_trailer_is_told_after_all_bytes() {
+fn wrong_trailer_is_reported_after_all_bytes() {
     let plain = text(1_000_000, 1);
     for back in [8, 1] {
         let mut packed = member(&plain, 6);
         let at = packed.len() - back;
         packed[at] ^= 1;
-        let run = ahead(SMALL, &packed, 100_000, Helpers::Prompt);
+        let run = ahead(SMALL, &packed, 100_000, Workers::Immediate);
         assert!(run.jobs > 0 && run.plain == plain);
         assert_same(&run, &serial(&packed, usize::MAX));
         let cause = run.end.map(|error| error.cause);
@@ -414,84 +414,84 @@ fn a_wrong_trailer_is_told_after_all_bytes() {
 }
 
 #[test]
-fn references_to_before_a_member_are_errors_here_too() {
+fn references_before_a_member_fail_with_speculation() {
     // A member's deflate stream without its first blocks, but with as many empty ones as it takes
-    // to begin a share.
+    // to begin a partition.
     let whole = flushed(&text(1_000_000, 1), 400_000);
     let flush = whole
         .windows(4)
         .position(|bytes| bytes == [0, 0, 0xff, 0xff]);
     let rest = &whole[flush.expect("it was flushed") + 4..];
-    let empty = [0, 0, 0, 0xff, 0xff].repeat(3 * SMALL.share_len / 5);
+    let empty = [0, 0, 0, 0xff, 0xff].repeat(3 * SMALL.partition_len / 5);
     let packed = [&whole[..10], &empty, rest].concat();
     let expected = serial(&packed, usize::MAX);
     let cause = expected.end.as_ref().map(|error| &error.cause);
     assert!(matches!(cause, Some(Cause::Malformed(_))), "{cause:?}");
-    let run = ahead(SMALL, &packed, 5000, Helpers::Prompt);
-    assert!(run.shares > 0);
+    let run = ahead(SMALL, &packed, 5000, Workers::Immediate);
+    assert!(run.partitions > 0);
     assert_same(&run, &expected);
 }
 
 #[test]
-fn shares_stay_within_the_pool_whatever_they_hold() {
+fn speculation_stays_within_the_pool() {
     let bomb = member(&vec![0; 100_000_000], 6);
-    let plan = Plan {
-        share_len: 10_000,
+    let limits = SpeculationLimits {
+        partition_len: 10_000,
         ..SMALL
     };
     for packed in [bomb, member(&text(3_000_000, 1), 6)] {
-        // The rest is for those who wait; see `Plan::new`.
-        let pool = BufferPool::new(3 * (plan.shares * plan.buffers * plan.buffer_len) as u64);
-        let run = ahead_in(&pool, plan, &packed, 50_000, Helpers::Threads);
+        // The rest is for those who wait; see `SpeculationLimits::new`.
+        let pool = BufferPool::new(3 * (limits.partitions * limits.buffers * limits.buffer_len) as u64);
+        let run = ahead_in(&pool, limits, &packed, 50_000, Workers::Threads);
         assert_eq!(run.end, None);
-        assert!(run.shares > 5, "{}", run.shares);
+        assert!(run.partitions > 5, "{}", run.partitions);
         assert!(pool.peak_bytes() <= pool.budget());
         assert_eq!(pool.used_bytes(), 0);
     }
 }
 
 #[test]
-fn without_memory_to_spare_there_are_no_shares() {
+fn speculation_is_off_without_spare_memory() {
     let packed = member(&text(1_000_000, 1), 6);
     let pool = BufferPool::new((SMALL.buffers * SMALL.buffer_len) as u64 - 1);
-    let run = ahead_in(&pool, SMALL, &packed, 50_000, Helpers::Prompt);
-    assert_eq!(run.shares, 0);
+    let run = ahead_in(&pool, SMALL, &packed, 50_000, Workers::Immediate);
+    assert_eq!(run.partitions, 0);
     assert_same(&run, &serial(&packed, usize::MAX));
 }
 
 #[test]
-fn where_nothing_is_found_little_is_searched() {
+fn search_pauses_after_consecutive_misses() {
     let packed = fixed(&text(6_000_000, 1), 3000);
-    let run = ahead(SMALL, &packed, usize::MAX, Helpers::Prompt);
+    let run = ahead(SMALL, &packed, usize::MAX, Workers::Immediate);
     assert_eq!((run.end, run.jobs), (None, 0));
-    let shares = packed.len() / SMALL.share_len;
-    assert!(run.shares * 10 < shares, "{} of {shares}", run.shares);
+    let partitions = packed.len() / SMALL.partition_len;
+    assert!(run.partitions * 10 < partitions, "{} of {partitions}", run.partitions);
 }
 
 #[test]
-fn small_members_behind_a_long_one_are_not_decoded_ahead() {
+fn small_members_after_a_long_one_are_not_speculated() {
     let long = member(&text(1_000_000, 1), 6);
     let small = flushed(&text(50_000, 1), 2000);
-    assert!(small.len() < SMALL.share_len, "{}", small.len());
+    assert!(small.len() < SMALL.partition_len, "{}", small.len());
     let small = small.repeat(60);
-    let alone = ahead(SMALL, &long, 50_000, Helpers::Prompt);
-    let run = ahead(SMALL, &[long, small].concat(), 50_000, Helpers::Prompt);
+    let alone = ahead(SMALL, &long, 50_000, Workers::Immediate);
+    let run = ahead(SMALL, &[long, small].concat(), 50_000, Workers::Immediate);
     assert_eq!(run.end, None);
     // Where the long one ends is not known before.
-    assert!(run.shares <= alone.shares + SMALL.shares, "{}", run.shares);
+    assert!(run.partitions <= alone.partitions + SMALL.partitions, "{}", run.partitions);
 }
 
 #[test]
-fn what_was_begun_is_given_up_with_the_decoder() {
+fn running_speculation_is_dropped_with_the_decoder() {
     let packed = member(&text(1_000_000, 1), 6);
     let pool = BufferPool::new(64 << 20);
     let mut decoder = Decoder::start(context(&pool));
-    decoder.plan = Some(SMALL);
+    decoder.limits = Some(SMALL);
     let mut pushed = false;
     let ahead = loop {
         match decoder.pull().expect("a good stream") {
             Pull::NeedInput if !pushed => decoder.push(Bytes::copy_from_slice(&packed)),
-            Pull::Ahead(ahead) => break ahead,
+            Pull::Speculative(ahead) => break ahead,
             _ => {}
         }
         pushed = true;
@@ -503,28 +503,28 @@ fn what_was_begun_is_given_up_with_the_decoder() {
 }
 
 #[test]
-fn whether_there_are_shares_depends_on_workers_and_memory() {
-    let plan = |workers, memory: u64| {
+fn speculation_limits_depend_on_workers_and_memory() {
+    let limits = |workers, memory: u64| {
         let pool = BufferPool::new(memory << 20);
-        Plan::new(&Context {
+        SpeculationLimits::new(&Context {
             workers,
             ..context(&pool)
         })
     };
-    assert!(plan(3, 1024).is_none());
-    assert!(plan(0, 1024).is_none());
-    assert!(plan(4, 16).is_none());
-    assert!(plan(64, 8).is_none());
-    for (workers, memory, shares) in [
+    assert!(limits(3, 1024).is_none());
+    assert!(limits(0, 1024).is_none());
+    assert!(limits(4, 16).is_none());
+    assert!(limits(64, 8).is_none());
+    for (workers, memory, partitions) in [
         (4, 24, 3),
         (4, 64, 5),
         (8, 64, 8),
         (64, 64, 8),
         (16, 1024, 17),
     ] {
-        let plan = plan(workers, memory).expect("enough of both");
-        assert_eq!(plan.shares, shares);
-        let bytes = plan.shares * plan.buffers * plan.buffer_len;
+        let limits = limits(workers, memory).expect("enough of both");
+        assert_eq!(limits.partitions, partitions);
+        let bytes = limits.partitions * limits.buffers * limits.buffer_len;
         assert!(bytes as u64 <= (memory << 20) / 2);
     }
 }
@@ -533,10 +533,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn any_members_come_out_the_same(
+    fn speculation_does_not_change_the_output_of_any_members(
         parts in prop::collection::vec((0_usize..600_000, 0_u32..10, 0..4_u64), 1..4),
         step in 1_usize..300_000,
-        share_len in 1_usize..60_000,
+        partition_len in 1_usize..60_000,
         overlap in 0_usize..60_000,
         buffers in 2_usize..7,
         flip in prop::option::of(any::<prop::sample::Index>()),
@@ -551,7 +551,7 @@ proptest! {
             let at = flip.index(packed.len() * 8);
             packed[at / 8] ^= 1 << (at % 8);
         }
-        let plan = Plan { share_len, overlap, buffers, ..SMALL };
-        assert_same(&ahead(plan, &packed, step, Helpers::Some), &serial(&packed, step));
+        let limits = SpeculationLimits { partition_len, overlap, buffers, ..SMALL };
+        assert_same(&ahead(limits, &packed, step, Workers::Some), &serial(&packed, step));
     }
 }

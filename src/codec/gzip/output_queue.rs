@@ -12,7 +12,7 @@ use crate::codec::{Pull, SeekPoint};
 /// A buffer is given out when it is full or when someone waits, never for the sake of a seek
 /// point: the pieces on both sides of it share the buffer.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(super) struct OutputQueue {
     pool: BufferPool,
     buffer: Option<Buffer>,
     filled: usize,
@@ -21,7 +21,7 @@ pub(super) struct Output {
     ready: VecDeque<Pull>,
 }
 
-impl Output {
+impl OutputQueue {
     pub(super) fn new(pool: BufferPool) -> Self {
         Self {
             pool,
@@ -38,7 +38,7 @@ impl Output {
     ///
     /// # Errors
     /// As [`BufferPool::take`].
-    pub(super) fn room(&mut self, len: usize) -> Result<&mut [u8], Closed> {
+    pub(super) fn spare_capacity(&mut self, len: usize) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
             None => self.pool.acquire(len.max(1))?,
@@ -47,11 +47,11 @@ impl Output {
         Ok(buffer.get_mut(self.filled..).unwrap_or_default())
     }
 
-    /// A buffer of `len` bytes for a job. Waits as [`Output::room`] does.
+    /// A buffer of `len` bytes for a job. Waits as [`OutputQueue::spare_capacity`] does.
     ///
     /// # Errors
     /// As [`BufferPool::take`].
-    pub(super) fn take(&self, len: usize) -> Result<Buffer, Closed> {
+    pub(super) fn take_buffer(&self, len: usize) -> Result<Buffer, Closed> {
         self.pool.acquire(len)
     }
 
@@ -60,8 +60,8 @@ impl Output {
         self.buffer.is_none() && self.ready.is_empty()
     }
 
-    /// Says that the first `len` bytes of the last [`Output::room`] are filled.
-    pub(super) fn fill(&mut self, len: usize) {
+    /// Says that the first `len` bytes of the last [`OutputQueue::spare_capacity`] are filled.
+    pub(super) fn advance(&mut self, len: usize) {
         self.filled = self.filled.saturating_add(len);
         if self
             .buffer
@@ -73,7 +73,7 @@ impl Output {
     }
 
     /// Puts a seek point before the plain byte that is filled next.
-    pub(super) fn mark(&mut self, seek_point: SeekPoint) {
+    pub(super) fn push_seek_point(&mut self, seek_point: SeekPoint) {
         if self.filled == 0 {
             self.ready.push_back(Pull::SeekPoint(seek_point));
         } else {
@@ -88,7 +88,7 @@ impl Output {
     }
 
     /// Puts something before all that was filled and marked: its place does not matter.
-    pub(super) fn aside(&mut self, pull: Pull) {
+    pub(super) fn push_unordered(&mut self, pull: Pull) {
         self.ready.push_back(pull);
     }
 
@@ -100,12 +100,12 @@ impl Output {
         buffer.truncate(self.filled);
         self.filled = 0;
         let marks = std::mem::take(&mut self.marks);
-        self.marked(buffer.freeze(), marks);
+        self.push_with_seek_points(buffer.freeze(), marks);
     }
 
     /// Makes `rest` ready to be pulled, with `marks` before the bytes at their positions; all
     /// before must be.
-    pub(super) fn marked(&mut self, mut rest: Bytes, marks: Vec<(usize, SeekPoint)>) {
+    pub(super) fn push_with_seek_points(&mut self, mut rest: Bytes, marks: Vec<(usize, SeekPoint)>) {
         let mut start = 0;
         for (position, seek_point) in marks {
             push_plain(&mut self.ready, rest.split_to(position - start));

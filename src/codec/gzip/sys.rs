@@ -23,7 +23,7 @@ use libz_rs_sys::{
 pub(super) const WINDOW_LEN: usize = 32 << 10;
 
 /// zlib's number for "no header, no trailer, a window of [`WINDOW_LEN`]".
-const RAW: c_int = -15;
+const RAW_WINDOW_BITS: c_int = -15;
 
 /// Decodes one raw deflate stream (RFC 1951) after another.
 pub(super) struct Inflate {
@@ -38,11 +38,11 @@ unsafe impl Send for Inflate {}
 
 /// When [`Inflate::decode`] returns besides when input or output are used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stop {
+pub(super) enum StopAt {
     /// At the end of the stream only.
-    AtEnd,
+    StreamEnd,
     /// At the end of the next block too.
-    AtBlockEnd,
+    BlockEnd,
 }
 
 /// What a call of [`Inflate::decode`] did.
@@ -53,12 +53,12 @@ pub(super) struct Progress {
     /// Output bytes written.
     pub(super) produced: usize,
     /// Why it returned.
-    pub(super) reason: Reason,
+    pub(super) reason: StopReason,
 }
 
 /// Why [`Inflate::decode`] returned.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Reason {
+pub(super) enum StopReason {
     /// The input or the output is used up.
     Exhausted,
     /// A block that is not the last has ended, and all its bytes are written. The next begins in
@@ -85,7 +85,7 @@ impl Inflate {
         let code = unsafe {
             inflateInit2_(
                 &raw mut *stream,
-                RAW,
+                RAW_WINDOW_BITS,
                 zlibVersion(),
                 c_int::try_from(size_of::<z_stream>()).expect("a stream is 112 bytes"),
             )
@@ -130,7 +130,7 @@ impl Inflate {
     /// Decodes from `input` into `output` until one of them is used up, or `stop` says so.
     ///
     /// When it fills the output it may hold bytes that an empty input brings out.
-    pub(super) fn decode(&mut self, input: &[u8], output: &mut [u8], stop: Stop) -> Progress {
+    pub(super) fn decode(&mut self, input: &[u8], output: &mut [u8], stop: StopAt) -> Progress {
         // More than 4 GiB are taken in several calls.
         let input_len = u32::try_from(input.len()).unwrap_or(u32::MAX);
         let output_len = u32::try_from(output.len()).unwrap_or(u32::MAX);
@@ -141,13 +141,13 @@ impl Inflate {
         stream.avail_out = output_len;
         stream.msg = ptr::null_mut();
         let flush = match stop {
-            Stop::AtEnd => Z_NO_FLUSH,
-            Stop::AtBlockEnd => Z_BLOCK,
+            StopAt::StreamEnd => Z_NO_FLUSH,
+            StopAt::BlockEnd => Z_BLOCK,
         };
         // SAFETY: the stream is initialised; its input is readable and its output writable for
         // the lengths given, as both are live slices, and neither is null, as slices never are.
         let mut code = unsafe { inflate(&raw mut *stream, flush) };
-        if stop == Stop::AtBlockEnd && is_ok(code) && stream.data_type & AT_END == AT_END {
+        if stop == StopAt::BlockEnd && is_ok(code) && stream.data_type & LAST_BLOCK_END == LAST_BLOCK_END {
             // The last block's end is of no interest; what follows it is the stream's.
             // SAFETY: as before; zlib has moved pointers and lengths on together.
             code = unsafe { inflate(&raw mut *stream, Z_NO_FLUSH) };
@@ -155,7 +155,7 @@ impl Inflate {
         let progress = Progress {
             consumed: (input_len - stream.avail_in) as usize,
             produced: (output_len - stream.avail_out) as usize,
-            reason: reason(stream, code, stop),
+            reason: stop_reason(stream, code, stop),
         };
         stream.next_in = ptr::null();
         stream.avail_in = 0;
@@ -180,13 +180,13 @@ impl Inflate {
 }
 
 /// `z_stream::data_type`: how many bits of the input are consumed but not used.
-const UNUSED_BITS: c_int = 63;
+const UNUSED_BITS_MASK: c_int = 63;
 /// `z_stream::data_type`: inside the last block.
 const LAST_BLOCK: c_int = 64;
 /// `z_stream::data_type`: at the end of a block.
 const BLOCK_END: c_int = 128;
 /// `z_stream::data_type`: at the end of the last block.
-const AT_END: c_int = LAST_BLOCK | BLOCK_END;
+const LAST_BLOCK_END: c_int = LAST_BLOCK | BLOCK_END;
 
 /// Whether decoding can go on. `Z_BUF_ERROR` says that nothing moved, also when a block's end
 /// was among bits consumed earlier.
@@ -195,22 +195,22 @@ fn is_ok(code: c_int) -> bool {
 }
 
 /// What `inflate` means by `code` and the state it left in `stream`.
-fn reason(stream: &z_stream, code: c_int, stop: Stop) -> Reason {
+fn stop_reason(stream: &z_stream, code: c_int, stop: StopAt) -> StopReason {
     match code {
-        Z_STREAM_END => Reason::StreamEnd,
-        _ if is_ok(code) => match u8::try_from(stream.data_type & UNUSED_BITS) {
+        Z_STREAM_END => StopReason::StreamEnd,
+        _ if is_ok(code) => match u8::try_from(stream.data_type & UNUSED_BITS_MASK) {
             Ok(unused_bits @ 0..8)
-                if stop == Stop::AtBlockEnd && stream.data_type & AT_END == BLOCK_END =>
+                if stop == StopAt::BlockEnd && stream.data_type & LAST_BLOCK_END == BLOCK_END =>
             {
-                Reason::BlockEnd { unused_bits }
+                StopReason::BlockEnd { unused_bits }
             }
-            _ => Reason::Exhausted,
+            _ => StopReason::Exhausted,
         },
-        _ if stream.msg.is_null() => Reason::Damaged(format!("inflate fails with code {code}")),
+        _ if stream.msg.is_null() => StopReason::Damaged(format!("inflate fails with code {code}")),
         _ => {
             // SAFETY: when not null, `msg` is a constant of zlib-rs that ends with a zero byte.
             let text = unsafe { CStr::from_ptr(stream.msg) };
-            Reason::Damaged(text.to_string_lossy().into_owned())
+            StopReason::Damaged(text.to_string_lossy().into_owned())
         }
     }
 }
@@ -253,18 +253,18 @@ mod tests {
     }
 
     #[test]
-    fn decoding_can_be_taken_up_at_every_block() {
+    fn inflate_resumes_at_every_block() {
         let (packed, plain) = blocks();
         let mut inflate = Inflate::new();
         let mut output = vec![0; 1000];
         let (mut consumed, mut produced, mut ends) = (0, 0, 0);
         loop {
             let output = &mut output[produced..];
-            let progress = inflate.decode(&packed[consumed..], output, Stop::AtBlockEnd);
+            let progress = inflate.decode(&packed[consumed..], output, StopAt::BlockEnd);
             consumed += progress.consumed;
             produced += progress.produced;
-            let Reason::BlockEnd { unused_bits } = progress.reason else {
-                assert_eq!(progress.reason, Reason::StreamEnd);
+            let StopReason::BlockEnd { unused_bits } = progress.reason else {
+                assert_eq!(progress.reason, StopReason::StreamEnd);
                 break;
             };
             ends += 1;
@@ -274,8 +274,8 @@ mod tests {
             let mut resumed = Inflate::new();
             resumed.resume(&window, first);
             let mut rest = vec![0; 1000];
-            let progress = resumed.decode(&packed[consumed..], &mut rest, Stop::AtEnd);
-            assert_eq!(progress.reason, Reason::StreamEnd);
+            let progress = resumed.decode(&packed[consumed..], &mut rest, StopAt::StreamEnd);
+            assert_eq!(progress.reason, StopReason::StreamEnd);
             assert_eq!(rest[..progress.produced], plain[produced..]);
         }
         assert_eq!((consumed, &output[..produced]), (packed.len(), &plain[..]));
@@ -283,42 +283,42 @@ mod tests {
     }
 
     #[test]
-    fn input_and_output_may_come_by_the_byte() {
+    fn inflate_accepts_single_byte_input_and_output() {
         let (packed, plain) = blocks();
         let mut inflate = Inflate::new();
         let (mut consumed, mut decoded) = (0, Vec::new());
         loop {
             let mut byte = [0];
             let input = packed.get(consumed..=consumed).unwrap_or_default();
-            let progress = inflate.decode(input, &mut byte, Stop::AtEnd);
+            let progress = inflate.decode(input, &mut byte, StopAt::StreamEnd);
             consumed += progress.consumed;
             decoded.extend_from_slice(&byte[..progress.produced]);
             match progress.reason {
-                Reason::Exhausted => {}
-                reason => break assert_eq!(reason, Reason::StreamEnd),
+                StopReason::Exhausted => {}
+                reason => break assert_eq!(reason, StopReason::StreamEnd),
             }
         }
         assert_eq!(decoded, plain);
     }
 
     #[test]
-    fn damage_is_told_and_a_reset_forgets_it() {
+    fn inflate_reports_damage_and_reset_clears_it() {
         let (packed, plain) = blocks();
         let mut inflate = Inflate::new();
         let mut output = vec![0; 1000];
-        let progress = inflate.decode(&[0b111], &mut output, Stop::AtEnd);
+        let progress = inflate.decode(&[0b111], &mut output, StopAt::StreamEnd);
         assert_eq!(
             progress.reason,
-            Reason::Damaged("invalid block type".to_owned())
+            StopReason::Damaged("invalid block type".to_owned())
         );
         inflate.reset();
         assert!(inflate.window().is_empty());
-        let progress = inflate.decode(&packed, &mut output, Stop::AtEnd);
+        let progress = inflate.decode(&packed, &mut output, StopAt::StreamEnd);
         assert_eq!(output[..progress.produced], plain);
     }
 
     #[test]
-    fn only_the_last_32_kib_of_a_window_count() {
+    fn only_the_last_32_kib_of_a_window_are_used() {
         let mut inflate = Inflate::new();
         let mut window = vec![1; 10];
         window.resize(10 + WINDOW_LEN, 2);

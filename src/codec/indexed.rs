@@ -7,43 +7,43 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::input::{Input, Pieces};
+use super::input_queue::{InputQueue, SegmentedBytes};
 use super::{
-    Cause, Compression, Context, Decoder, Error, Job, Output, Pull, SLACK, SeekPoint, resume,
+    Cause, Compression, Context, Decoder, Error, Job, Output, Pull, LOOKAHEAD_LEN, SeekPoint, resume,
 };
 use crate::base::extent::Packed;
 use crate::base::span_hash::SpanHasher;
 
-/// A stretch is a job when its packed and its plain bytes are each at most one part in so many of
+/// A range is a job when its packed and its plain bytes are each at most one part in so many of
 /// the buffer budget, so that several are alive at once.
-const JOB_SHARE: u64 = 4;
+const JOB_POOL_DIVISOR: u64 = 4;
 
 /// What a decoder takes from its pool beyond the plain bytes: the rest of its last buffer.
-const ROUNDING: u64 = 1 << 20;
+const BUFFER_ROUNDING_BYTES: u64 = 1 << 20;
 
 /// From one seek point to the next.
 #[derive(Clone, Debug)]
-pub struct Stretch {
+pub struct SeekRange {
     /// Where it begins.
     pub seek_point: SeekPoint,
     /// Where the next one begins, or the packed stream ends.
     pub end: Packed,
     /// The spans that it decodes to, never none.
-    pub spans: VecDeque<Sum>,
+    pub spans: VecDeque<ExpectedSpan>,
     /// The length of the blocks that the hashes of spans consist of.
     pub block_len: u64,
 }
 
 /// How long a span is and what it must hash to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sum {
+pub struct ExpectedSpan {
     /// Plain bytes.
     pub len: u64,
     /// Their hash, as [`SpanHasher`] takes it.
     pub hash: u64,
 }
 
-impl Stretch {
+impl SeekRange {
     fn plain_len(&self) -> u64 {
         let lens = self.spans.iter().map(|span| span.len);
         lens.fold(0, u64::saturating_add)
@@ -54,74 +54,74 @@ impl Stretch {
     }
 }
 
-/// Stretches in stream order, which together are the whole stream.
-pub(super) type Iter = Box<dyn Iterator<Item = Stretch> + Send>;
+/// Ranges in stream order, which together are the whole stream.
+pub(super) type SeekRanges = Box<dyn Iterator<Item = SeekRange> + Send>;
 
-/// Decodes stretch by stretch.
-pub(super) struct Along {
+/// Decodes range by range.
+pub(super) struct IndexedDecoder {
     compression: Compression,
     context: Context,
-    input: Input,
-    stretches: Iter,
+    input: InputQueue,
+    ranges: SeekRanges,
     state: State,
 }
 
 enum State {
-    /// Before the next stretch.
-    Between,
-    /// Before the packed bytes of a stretch are at hand.
-    Gathering(Stretch),
-    /// In a stretch that is decoded in order.
+    /// Before the next range.
+    BetweenRanges,
+    /// Before the packed bytes of a range are at hand.
+    Buffering(SeekRange),
+    /// In a range that is decoded in order.
     Serial(Box<Serial>),
     Stopped(Result<(), Error>),
 }
 
-/// Decodes a stretch that is too long for a job.
+/// Decodes a range that is too long for a job.
 struct Serial {
     decoder: Box<dyn Decoder>,
-    check: Check,
+    verifier: SpanVerifier,
     end: Packed,
-    fed: Fed,
+    input_state: InputState,
     /// What a job of the decoder makes.
     output: Option<Output>,
 }
 
-/// How much of a stretch its decoder has.
+/// How much of a range its decoder has.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fed {
-    Some,
+enum InputState {
+    Partial,
     /// All, and what it may want to see behind.
-    All,
+    Complete,
     /// And it knows that there is no more.
     Finished,
 }
 
-impl Along {
-    pub(super) fn new(compression: Compression, context: Context, stretches: Iter) -> Self {
+impl IndexedDecoder {
+    pub(super) fn new(compression: Compression, context: Context, ranges: SeekRanges) -> Self {
         Self {
             compression,
             context,
-            input: Input::default(),
-            stretches,
-            state: State::Between,
+            input: InputQueue::default(),
+            ranges,
+            state: State::BetweenRanges,
         }
     }
 
     /// Moves on; `None` when there is nothing to answer yet.
     fn step(&mut self) -> Result<Option<Pull>, Error> {
         match &mut self.state {
-            State::Between => {
-                self.state = match self.stretches.next() {
-                    Some(stretch) => State::Gathering(stretch),
+            State::BetweenRanges => {
+                self.state = match self.ranges.next() {
+                    Some(range) => State::Buffering(range),
                     None => State::Stopped(Ok(())),
                 };
                 Ok(None)
             }
-            State::Gathering(_) => self.gather(),
+            State::Buffering(_) => self.buffer_range(),
             State::Serial(serial) => {
                 let pulled = serial.pull(&mut self.input)?;
-                if serial.check.is_done() {
-                    self.state = State::Between;
+                if serial.verifier.is_done() {
+                    self.state = State::BetweenRanges;
                 }
                 Ok(pulled)
             }
@@ -129,56 +129,56 @@ impl Along {
         }
     }
 
-    fn gather(&mut self) -> Result<Option<Pull>, Error> {
-        let State::Gathering(stretch) = &self.state else {
+    fn buffer_range(&mut self) -> Result<Option<Pull>, Error> {
+        let State::Buffering(range) = &self.state else {
             return Ok(None);
         };
-        let packed = stretch.seek_point.packed;
-        let Some(lead) = packed.0.checked_sub(self.input.offset().0) else {
-            return Err(foreign(self.compression, packed));
+        let packed = range.seek_point.packed;
+        let Some(gap) = packed.0.checked_sub(self.input.offset().0) else {
+            return Err(index_mismatch(self.compression, packed));
         };
-        if self.input.skip(lead) < lead {
-            return self.starve();
+        if self.input.skip(gap) < gap {
+            return self.need_input();
         }
-        let most = self.context.pool.budget() / JOB_SHARE;
-        let (packed_len, plain_len) = (stretch.packed_len(), stretch.plain_len());
-        if packed_len.max(plain_len) > most {
-            let decoder = resume(self.compression, self.context.clone(), &stretch.seek_point)?;
+        let max_len = self.context.pool.budget() / JOB_POOL_DIVISOR;
+        let (packed_len, plain_len) = (range.packed_len(), range.plain_len());
+        if packed_len.max(plain_len) > max_len {
+            let decoder = resume(self.compression, self.context.clone(), &range.seek_point)?;
             self.state = State::Serial(Box::new(Serial {
                 decoder,
-                check: Check::new(self.compression, stretch),
-                end: stretch.end,
-                fed: Fed::Some,
+                verifier: SpanVerifier::new(self.compression, range),
+                end: range.end,
+                input_state: InputState::Partial,
                 output: None,
             }));
             return Ok(None);
         }
         let len = usize::try_from(packed_len).unwrap_or(usize::MAX);
-        if self.input.len() < len.saturating_add(SLACK) && !self.input.is_ended() {
+        if self.input.len() < len.saturating_add(LOOKAHEAD_LEN) && !self.input.is_finished() {
             return Ok(Some(Pull::NeedInput));
         }
-        let Some(pieces) = self.input.take(len) else {
-            return self.starve();
+        let Some(segments) = self.input.take(len) else {
+            return self.need_input();
         };
-        let slack = slack(&self.input);
-        let State::Gathering(stretch) = std::mem::replace(&mut self.state, State::Between) else {
+        let lookahead = peek_lookahead(&self.input);
+        let State::Buffering(range) = std::mem::replace(&mut self.state, State::BetweenRanges) else {
             return Ok(None);
         };
         let (compression, mut context) = (self.compression, self.context.clone());
         // In stream order, and all at once: a job never waits.
-        let ration = context.pool.preallocate(plain_len.saturating_add(ROUNDING));
+        let ration = context.pool.preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
         context.pool = ration.map_err(|closed| Error {
             compression,
             packed,
             cause: closed.into(),
         })?;
-        Ok(Some(Pull::Job(Job::of_pieces(move || {
-            decode(compression, context, &stretch, &pieces, slack)
+        Ok(Some(Pull::Job(Job::with_pieces(move || {
+            decode(compression, context, &range, &segments, lookahead)
         }))))
     }
 
-    fn starve(&self) -> Result<Option<Pull>, Error> {
-        if self.input.is_ended() {
+    fn need_input(&self) -> Result<Option<Pull>, Error> {
+        if self.input.is_finished() {
             return Err(Error {
                 compression: self.compression,
                 packed: self.input.end(),
@@ -189,7 +189,7 @@ impl Along {
     }
 }
 
-impl Decoder for Along {
+impl Decoder for IndexedDecoder {
     fn push(&mut self, packed: Bytes) {
         self.input.push(packed);
     }
@@ -212,9 +212,9 @@ impl Decoder for Along {
     }
 }
 
-impl fmt::Debug for Along {
+impl fmt::Debug for IndexedDecoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Along")
+        f.debug_struct("IndexedDecoder")
             .field("compression", &self.compression)
             .field("input", &self.input)
             .finish_non_exhaustive()
@@ -222,126 +222,126 @@ impl fmt::Debug for Along {
 }
 
 impl Serial {
-    /// The next plain bytes of the stretch, or [`Pull::NeedInput`]; `None` when it only moved on.
-    fn pull(&mut self, input: &mut Input) -> Result<Option<Pull>, Error> {
+    /// The next plain bytes of the range, or [`Pull::NeedInput`]; `None` when it only moved on.
+    fn pull(&mut self, input: &mut InputQueue) -> Result<Option<Pull>, Error> {
         if let Some(output) = &mut self.output {
             if let Some(bytes) = output.next_piece()? {
-                return Ok(self.check.pass(&bytes)?.map(Pull::Plain));
+                return Ok(self.verifier.verify(&bytes)?.map(Pull::Plain));
             }
             self.output = None;
         }
         match self.decoder.pull()? {
-            Pull::NeedInput => match self.fed {
-                Fed::Some => Ok(self.feed(input)),
-                Fed::All => {
+            Pull::NeedInput => match self.input_state {
+                InputState::Partial => Ok(self.feed(input)),
+                InputState::Complete => {
                     self.decoder.finish();
-                    self.fed = Fed::Finished;
+                    self.input_state = InputState::Finished;
                     Ok(None)
                 }
-                Fed::Finished => Err(self.check.foreign()),
+                InputState::Finished => Err(self.verifier.index_mismatch()),
             },
-            Pull::Plain(bytes) => Ok(self.check.pass(&bytes)?.map(Pull::Plain)),
-            Pull::Job(job) | Pull::Check(job) => {
+            Pull::Plain(bytes) => Ok(self.verifier.verify(&bytes)?.map(Pull::Plain)),
+            Pull::Job(job) | Pull::OrderedJob(job) => {
                 self.output = Some(job.run()?);
                 Ok(None)
             }
             // From a seek point, nothing is decoded ahead.
             Pull::SeekPoint(_)
-            | Pull::Ahead(_)
-            | Pull::Await(_)
-            | Pull::HashStart(_)
-            | Pull::HashEnd { .. }
+            | Pull::Speculative(_)
+            | Pull::WaitFor(_)
+            | Pull::ChecksumStart(_)
+            | Pull::ChecksumEnd { .. }
             | Pull::Warning(_) => Ok(None),
-            Pull::End => Err(self.check.foreign()),
+            Pull::End => Err(self.verifier.index_mismatch()),
         }
     }
 
-    fn feed(&mut self, input: &mut Input) -> Option<Pull> {
+    fn feed(&mut self, input: &mut InputQueue) -> Option<Pull> {
         let left = self.end.0.saturating_sub(input.offset().0);
         let left = usize::try_from(left).unwrap_or(usize::MAX);
         if left == 0 {
-            if input.len() < SLACK && !input.is_ended() {
+            if input.len() < LOOKAHEAD_LEN && !input.is_finished() {
                 return Some(Pull::NeedInput);
             }
-            self.decoder.push(slack(input));
-            self.fed = Fed::All;
+            self.decoder.push(peek_lookahead(input));
+            self.input_state = InputState::Complete;
             return None;
         }
         let front = input.front().len().min(left);
-        if front == 0 && !input.is_ended() {
+        if front == 0 && !input.is_finished() {
             return Some(Pull::NeedInput);
         }
-        if let Some([slice]) = input.take(front).as_ref().map(Pieces::slices) {
+        if let Some([slice]) = input.take(front).as_ref().map(SegmentedBytes::slices) {
             self.decoder.push(slice.clone());
         } else {
-            self.fed = Fed::All;
+            self.input_state = InputState::Complete;
         }
         None
     }
 }
 
-/// The bytes behind a stretch that its decoder may want to see.
-fn slack(input: &Input) -> Bytes {
-    let mut slack = vec![0; input.len().min(SLACK)];
-    input.peek_into(0, &mut slack);
-    slack.into()
+/// The bytes behind a range that its decoder may want to see.
+fn peek_lookahead(input: &InputQueue) -> Bytes {
+    let mut lookahead = vec![0; input.len().min(LOOKAHEAD_LEN)];
+    input.peek_into(0, &mut lookahead);
+    lookahead.into()
 }
 
 fn decode(
     compression: Compression,
     context: Context,
-    stretch: &Stretch,
-    pieces: &Pieces,
-    slack: Bytes,
+    range: &SeekRange,
+    segments: &SegmentedBytes,
+    lookahead: Bytes,
 ) -> Result<Vec<Bytes>, Error> {
-    let mut decoder = resume(compression, context, &stretch.seek_point)?;
-    let mut check = Check::new(compression, stretch);
-    let slices = pieces.slices().iter().cloned().chain([slack]);
+    let mut decoder = resume(compression, context, &range.seek_point)?;
+    let mut verifier = SpanVerifier::new(compression, range);
+    let slices = segments.slices().iter().cloned().chain([lookahead]);
     let mut slices = slices.filter(|slice| !slice.is_empty());
     let mut plain = Vec::new();
-    while !check.is_done() {
+    while !verifier.is_done() {
         match decoder.pull()? {
             Pull::NeedInput => match slices.next() {
                 Some(slice) => decoder.push(slice),
                 None => decoder.finish(),
             },
-            Pull::Plain(bytes) => plain.extend(check.pass(&bytes)?),
-            Pull::Job(job) | Pull::Check(job) => {
+            Pull::Plain(bytes) => plain.extend(verifier.verify(&bytes)?),
+            Pull::Job(job) | Pull::OrderedJob(job) => {
                 let mut output = job.run()?;
                 while let Some(bytes) = output.next_piece()? {
-                    plain.extend(check.pass(&bytes)?);
+                    plain.extend(verifier.verify(&bytes)?);
                 }
             }
             // From a seek point, nothing is decoded ahead.
             Pull::SeekPoint(_)
-            | Pull::Ahead(_)
-            | Pull::Await(_)
-            | Pull::HashStart(_)
-            | Pull::HashEnd { .. }
+            | Pull::Speculative(_)
+            | Pull::WaitFor(_)
+            | Pull::ChecksumStart(_)
+            | Pull::ChecksumEnd { .. }
             | Pull::Warning(_) => {}
-            Pull::End => return Err(check.foreign()),
+            Pull::End => return Err(verifier.index_mismatch()),
         }
     }
     Ok(plain)
 }
 
 /// Compares what is decoded with what was indexed.
-struct Check {
+struct SpanVerifier {
     compression: Compression,
-    /// Where the stretch begins.
+    /// Where the range begins.
     packed: Packed,
     /// The first is shortened as its bytes go by.
-    spans: VecDeque<Sum>,
+    spans: VecDeque<ExpectedSpan>,
     hasher: SpanHasher,
 }
 
-impl Check {
-    fn new(compression: Compression, stretch: &Stretch) -> Self {
+impl SpanVerifier {
+    fn new(compression: Compression, range: &SeekRange) -> Self {
         Self {
             compression,
-            packed: stretch.seek_point.packed,
-            spans: stretch.spans.clone(),
-            hasher: SpanHasher::new(stretch.block_len),
+            packed: range.seek_point.packed,
+            spans: range.spans.clone(),
+            hasher: SpanHasher::new(range.block_len),
         }
     }
 
@@ -349,8 +349,8 @@ impl Check {
         self.spans.is_empty()
     }
 
-    /// What of `bytes` belongs to the stretch; nothing when that is none.
-    fn pass(&mut self, bytes: &Bytes) -> Result<Option<Bytes>, Error> {
+    /// What of `bytes` belongs to the range; nothing when that is none.
+    fn verify(&mut self, bytes: &Bytes) -> Result<Option<Bytes>, Error> {
         let mut passed = 0;
         while let Some(span) = self.spans.front_mut() {
             let rest = bytes.get(passed..).unwrap_or_default();
@@ -374,8 +374,8 @@ impl Check {
         Ok(Some(bytes.slice(..passed)).filter(|bytes| !bytes.is_empty()))
     }
 
-    fn foreign(&self) -> Error {
-        foreign(self.compression, self.packed)
+    fn index_mismatch(&self) -> Error {
+        index_mismatch(self.compression, self.packed)
     }
 
     fn error(&self, cause: Cause) -> Error {
@@ -387,7 +387,7 @@ impl Check {
     }
 }
 
-fn foreign(compression: Compression, packed: Packed) -> Error {
+fn index_mismatch(compression: Compression, packed: Packed) -> Error {
     let text = "the stream does not decode as its saved index says".to_owned();
     Error {
         compression,
@@ -402,7 +402,7 @@ mod tests {
 
     use crate::base::span_hash;
 
-    use super::super::walk::tests::{Outcome, context, decode, drive, text};
+    use super::super::frame_walker::tests::{Outcome, context, decode, drive, text};
     use super::*;
     use crate::base::buffer_pool::BufferPool;
     use crate::codec;
@@ -426,10 +426,10 @@ mod tests {
     const BLOCK_LEN: u64 = 1000;
 
     /// What an index of the stream says, with `spans` spans between each two seek points.
-    fn stretches(compression: Compression, packed: &[u8], spans: usize) -> Vec<Stretch> {
+    fn ranges(compression: Compression, packed: &[u8], spans: usize) -> Vec<SeekRange> {
         let outcome = decode(compression, packed, 100_000);
         assert!(outcome.seek_points.len() > 3, "or nothing is tested");
-        let mut stretches = Vec::new();
+        let mut ranges = Vec::new();
         for (number, seek_point) in outcome.seek_points.iter().enumerate() {
             let next = outcome.seek_points.get(number + 1);
             let start = usize::try_from(seek_point.plain.0).unwrap();
@@ -437,33 +437,33 @@ mod tests {
                 usize::try_from(next.plain.0).unwrap()
             });
             let plain = &outcome.plain[start..end];
-            let sums = plain.chunks(plain.len().div_ceil(spans)).map(|span| Sum {
+            let sums = plain.chunks(plain.len().div_ceil(spans)).map(|span| ExpectedSpan {
                 len: span.len() as u64,
                 hash: span_hash::of_bytes(span, BLOCK_LEN),
             });
-            stretches.push(Stretch {
+            ranges.push(SeekRange {
                 seek_point: seek_point.clone(),
                 end: next.map_or(Packed(packed.len() as u64), |next| next.packed),
                 spans: sums.collect(),
                 block_len: BLOCK_LEN,
             });
         }
-        stretches
+        ranges
     }
 
     fn run(
         compression: Compression,
         packed: &[u8],
         push_len: usize,
-        stretches: Vec<Stretch>,
+        ranges: Vec<SeekRange>,
         pool: u64,
     ) -> Outcome {
         let context = Context {
             pool: BufferPool::new(pool),
-            seek_points: false,
+            wants_seek_points: false,
             ..context()
         };
-        let decoder = codec::along(compression, context, stretches.into_iter());
+        let decoder = codec::start_indexed(compression, context, ranges.into_iter());
         drive(decoder, packed, push_len, 0)
     }
 
@@ -477,12 +477,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_decoded_by_a_job_for_each_stretch_as_from_its_front() {
+    fn indexed_stream_decodes_with_one_job_per_range() {
         for (compression, packed, plain) in streams() {
-            let stretches = stretches(compression, &packed, 3);
+            let ranges = ranges(compression, &packed, 3);
             for push_len in [10_007, packed.len()] {
-                let count = stretches.len();
-                let outcome = run(compression, &packed, push_len, stretches.clone(), 256 << 20);
+                let count = ranges.len();
+                let outcome = run(compression, &packed, push_len, ranges.clone(), 256 << 20);
                 assert_eq!(outcome.end, Ok(()));
                 assert!(outcome.plain == plain, "{compression}");
                 assert_eq!(outcome.jobs, count);
@@ -491,11 +491,11 @@ mod tests {
     }
 
     #[test]
-    fn stretches_too_long_for_a_job_are_decoded_in_order() {
+    fn ranges_too_long_for_a_job_decode_serially() {
         for (compression, packed, plain) in streams() {
-            let stretches = stretches(compression, &packed, 2);
+            let ranges = ranges(compression, &packed, 2);
             for push_len in [10_007, packed.len()] {
-                let outcome = run(compression, &packed, push_len, stretches.clone(), 4 << 20);
+                let outcome = run(compression, &packed, push_len, ranges.clone(), 4 << 20);
                 assert_eq!(outcome.end, Ok(()), "{compression}");
                 assert!(outcome.plain == plain, "{compression}");
             }
@@ -503,13 +503,13 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_the_indexed_ones_are_an_error_behind_all_before() {
+    fn bytes_that_differ_from_the_index_fail_after_valid_bytes() {
         for (compression, packed, plain) in streams() {
             for pool in [4 << 20, 256 << 20] {
-                let mut stretches = stretches(compression, &packed, 2);
-                let before = usize::try_from(stretches[2].seek_point.plain.0).unwrap();
-                stretches[2].spans[1].hash ^= 1;
-                let outcome = run(compression, &packed, 50_000, stretches, pool);
+                let mut ranges = ranges(compression, &packed, 2);
+                let before = usize::try_from(ranges[2].seek_point.plain.0).unwrap();
+                ranges[2].spans[1].hash ^= 1;
+                let outcome = run(compression, &packed, 50_000, ranges, pool);
                 let cause = outcome.end.unwrap_err().cause;
                 assert!(matches!(cause, Cause::Checksum { .. }), "{cause:?}");
                 assert!(outcome.plain.len() >= before);
@@ -519,13 +519,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ends_too_early_is_truncated() {
+    fn stream_that_ends_too_early_is_truncated() {
         for (compression, packed, plain) in streams() {
-            let stretches = stretches(compression, &packed, 1);
-            let before = usize::try_from(stretches[2].seek_point.plain.0).unwrap();
-            let cut = usize::try_from(stretches[3].seek_point.packed.0).unwrap() - 100;
+            let ranges = ranges(compression, &packed, 1);
+            let before = usize::try_from(ranges[2].seek_point.plain.0).unwrap();
+            let cut = usize::try_from(ranges[3].seek_point.packed.0).unwrap() - 100;
             for pool in [4 << 20, 256 << 20] {
-                let outcome = run(compression, &packed[..cut], 50_000, stretches.clone(), pool);
+                let outcome = run(compression, &packed[..cut], 50_000, ranges.clone(), pool);
                 assert!(outcome.end.is_err());
                 assert!(outcome.plain.len() >= before);
                 assert!(outcome.plain == plain[..outcome.plain.len()]);
@@ -534,22 +534,22 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_lies_about_places_is_survived() {
+    fn index_with_wrong_offsets_fails_without_panic() {
         for (compression, packed, _) in streams() {
-            let lies: [fn(&mut Vec<Stretch>); 6] = [
-                |stretches| stretches.swap(1, 2),
-                |stretches| stretches[1].end = Packed(u64::MAX),
-                |stretches| stretches[1].end = Packed(0),
-                |stretches| stretches[1].seek_point.packed.0 += 1,
-                |stretches| stretches[1].spans[0].len += 10 << 20,
-                |stretches| stretches[1].seek_point.packed = Packed(u64::MAX),
+            let lies: [fn(&mut Vec<SeekRange>); 6] = [
+                |ranges| ranges.swap(1, 2),
+                |ranges| ranges[1].end = Packed(u64::MAX),
+                |ranges| ranges[1].end = Packed(0),
+                |ranges| ranges[1].seek_point.packed.0 += 1,
+                |ranges| ranges[1].spans[0].len += 10 << 20,
+                |ranges| ranges[1].seek_point.packed = Packed(u64::MAX),
             ];
             for lie in lies {
                 for pool in [4 << 20, 256 << 20] {
-                    let mut stretches = stretches(compression, &packed, 1);
-                    lie(&mut stretches);
+                    let mut ranges = ranges(compression, &packed, 1);
+                    lie(&mut ranges);
                     assert!(
-                        run(compression, &packed, 50_000, stretches, pool)
+                        run(compression, &packed, 50_000, ranges, pool)
                             .end
                             .is_err()
                     );

@@ -32,58 +32,58 @@ impl Transport {
 /// The first colon behind DIR or FILE ends it; in a URL, the first one behind its host and port. A
 /// URL with a colon of its own has it written as `%3A`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Reference {
+pub struct ImageRef {
     /// How the image is laid out.
     pub transport: Transport,
     /// The directory, file or URL.
-    pub place: String,
+    pub location: String,
     /// Which image there, if that was said.
     pub name: Option<String>,
 }
 
-impl Reference {
+impl ImageRef {
     /// The image that `spec` names; `None` when it begins with no transport, and so is a path or a
     /// URL. A file of such a name is given as `./oci:name`.
     pub fn parse(spec: &str) -> Option<Self> {
         let (transport, rest) = spec.split_once(':')?;
         let mut transports = Transport::ALL.into_iter();
         let transport = transports.find(|known| known.name() == transport)?;
-        if transport == Transport::Oci && is_of_url(rest) {
+        if transport == Transport::Oci && has_url_host(rest) {
             return None;
         }
-        let before_name = before_name(rest);
-        let colon = rest.get(before_name..).and_then(|rest| rest.find(':'));
-        let (place, name) = match colon.map(|colon| rest.split_at(before_name + colon)) {
-            Some((place, name)) => (place, name.strip_prefix(':')),
+        let name_search_start = name_search_start(rest);
+        let colon = rest.get(name_search_start..).and_then(|rest| rest.find(':'));
+        let (location, name) = match colon.map(|colon| rest.split_at(name_search_start + colon)) {
+            Some((location, name)) => (location, name.strip_prefix(':')),
             None => (rest, None),
         };
         Some(Self {
             transport,
-            place: place.to_owned(),
+            location: location.to_owned(),
             name: name.filter(|name| !name.is_empty()).map(str::to_owned),
         })
     }
 }
 
 /// Whether `rest` stands behind the scheme of a URL, as in `oci://HOST/NAME`.
-fn is_of_url(rest: &str) -> bool {
+fn has_url_host(rest: &str) -> bool {
     let host = rest.strip_prefix("//");
     host.is_some_and(|host| !host.starts_with('/'))
 }
 
 /// How many bytes of `rest` are of the place, whatever colons they have.
-fn before_name(rest: &str) -> usize {
+fn name_search_start(rest: &str) -> usize {
     if rest.starts_with("tar:")
         && let Some(bang) = rest.rfind("!/")
     {
         return bang + "!/".len();
     }
-    if let Some((range, place)) = rest
+    if let Some((range, location)) = rest
         .strip_prefix("slice:")
         .and_then(|rest| rest.split_once(':'))
         && range.starts_with(|first: char| first.is_ascii_digit())
     {
-        return rest.len() - place.len() + before_name(place);
+        return rest.len() - location.len() + name_search_start(location);
     }
     rest.find("://").map_or(0, |at| {
         let host = at + "://".len();
@@ -92,10 +92,10 @@ fn before_name(rest: &str) -> usize {
     })
 }
 
-impl fmt::Display for Reference {
+impl fmt::Display for ImageRef {
     /// As it is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.transport.name(), self.place)?;
+        write!(f, "{}:{}", self.transport.name(), self.location)?;
         self.name.iter().try_for_each(|name| write!(f, ":{name}"))
     }
 }
@@ -106,14 +106,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_named_by_transport_place_and_name() {
+    fn image_ref_has_transport_location_and_name() {
         let parsed = |spec: &str| {
-            let reference = Reference::parse(spec).expect("an image");
+            let reference = ImageRef::parse(spec).expect("an image");
             assert_eq!(reference.to_string(), spec.trim_end_matches(':'));
-            (reference.transport, reference.place, reference.name)
+            (reference.transport, reference.location, reference.name)
         };
         let named = |name: &str| Some(name.to_owned());
-        for (spec, transport, place, name) in [
+        for (spec, transport, location, name) in [
             ("oci:dir", Oci, "dir", None),
             ("oci:/a/b:v1", Oci, "/a/b", named("v1")),
             ("oci-archive:x.tar:", OciArchive, "x.tar", None),
@@ -152,12 +152,12 @@ mod tests {
             ("oci:tar:v1", Oci, "tar", named("v1")),
             ("oci:slice:v1", Oci, "slice", named("v1")),
         ] {
-            assert_eq!(parsed(spec), (transport, place.to_owned(), name), "{spec}");
+            assert_eq!(parsed(spec), (transport, location.to_owned(), name), "{spec}");
         }
     }
 
     #[test]
-    fn what_begins_with_no_transport_is_a_path_or_a_url() {
+    fn source_without_a_transport_is_no_image_ref() {
         for spec in [
             "x.tar",
             "./oci:x",
@@ -168,7 +168,7 @@ mod tests {
             "-",
             "",
         ] {
-            assert_eq!(Reference::parse(spec), None, "{spec}");
+            assert_eq!(ImageRef::parse(spec), None, "{spec}");
         }
     }
 }

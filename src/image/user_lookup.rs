@@ -7,7 +7,7 @@ const MAX_GROUPS: usize = 1000;
 
 /// The largest number of a user or a group: as with Docker and runc, as there are runtimes that take larger
 /// ones for others.
-const MAX_NUMBER: u32 = i32::MAX.unsigned_abs();
+const MAX_ID: u32 = i32::MAX.unsigned_abs();
 
 /// As whom a process runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,24 +35,24 @@ impl User {
         };
         let name = if name.is_empty() { "0" } else { name };
         let number = name.parse::<u32>().ok();
-        let account = lines(passwd).find(|fields| match number {
-            Some(number) => numeral(fields.get(2)) == Some(number),
+        let account = split_records(passwd).find(|fields| match number {
+            Some(number) => parse_id(fields.get(2)) == Some(number),
             None => fields.first() == Some(&name),
         });
-        let uid = number.or_else(|| numeral(account.as_ref()?.get(2)));
-        let uid = uid.ok_or_else(|| unknown(name, "passwd"))?;
+        let uid = number.or_else(|| parse_id(account.as_ref()?.get(2)));
+        let uid = uid.ok_or_else(|| unknown_user(name, "passwd"))?;
         let own_name = account.as_ref().and_then(|fields| fields.first().copied());
         let (gid, groups) = match group_name {
             Some(name) => (find_group(name, group)?, Vec::new()),
             None => (
-                numeral(account.as_ref().and_then(|fields| fields.get(3))).unwrap_or(0),
+                parse_id(account.as_ref().and_then(|fields| fields.get(3))).unwrap_or(0),
                 own_name.map_or_else(Vec::new, |name| groups_of(name, group)),
             ),
         };
         let mut numbers = [uid, gid].into_iter().chain(groups.iter().copied());
-        if let Some(number) = numbers.find(|&number| number > MAX_NUMBER) {
-            let most = MAX_NUMBER;
-            return Err(Cause::LargeNumber { number, most });
+        if let Some(number) = numbers.find(|&number| number > MAX_ID) {
+            let max = MAX_ID;
+            return Err(Cause::IdTooLarge { number, max });
         }
         let home = account.as_ref().and_then(|fields| fields.get(5));
         Ok(Self {
@@ -66,7 +66,7 @@ impl User {
     }
 }
 
-fn unknown(name: &str, file: &'static str) -> Cause {
+fn unknown_user(name: &str, file: &'static str) -> Cause {
     let name = name.to_owned();
     Cause::UnknownUser { name, file }
 }
@@ -75,8 +75,8 @@ fn find_group(name: &str, group: &[u8]) -> Result<u32, Cause> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
-    let line = lines(group).find(|fields| fields.first() == Some(&name));
-    numeral(line.as_ref().and_then(|fields| fields.get(2))).ok_or_else(|| unknown(name, "group"))
+    let line = split_records(group).find(|fields| fields.first() == Some(&name));
+    parse_id(line.as_ref().and_then(|fields| fields.get(2))).ok_or_else(|| unknown_user(name, "group"))
 }
 
 /// The groups that list `user` as a member.
@@ -85,21 +85,21 @@ fn groups_of(user: &str, group: &[u8]) -> Vec<u32> {
         let members = fields.get(3).copied().unwrap_or_default();
         members.split(',').any(|member| member == user)
     };
-    let numbers = lines(group)
+    let numbers = split_records(group)
         .filter(lists)
-        .filter_map(|fields| numeral(fields.get(2)));
+        .filter_map(|fields| parse_id(fields.get(2)));
     let mut numbers: Vec<_> = numbers.take(MAX_GROUPS).collect();
     numbers.sort_unstable();
     numbers.dedup();
     numbers
 }
 
-fn numeral(field: Option<&&str>) -> Option<u32> {
+fn parse_id(field: Option<&&str>) -> Option<u32> {
     field?.parse().ok()
 }
 
 /// Lines of fields; what is not UTF-8 names nobody.
-fn lines(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
+fn split_records(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
     let lines = text.split(|&byte| byte == b'\n');
     lines
         .filter_map(|line| std::str::from_utf8(line).ok())
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_nobody_knows_is_an_error() {
+    fn unknown_user_or_group_is_an_error() {
         for spec in [
             "nobody",
             "www:nobody",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_runtimes_take_for_another_one_is_refused() {
+    fn user_id_larger_than_i32_max_is_rejected() {
         let passwd = b"large:x:2147483648:1::/:\nmember:x:5:4294967295::/:\njoins:x:6:6::/:\n";
         let group = b"large:x:4294967294:joins\n";
         for spec in [
@@ -166,11 +166,11 @@ mod tests {
         ] {
             let found = User::find(spec, passwd, group);
             assert!(
-                matches!(found, Err(Cause::LargeNumber { .. })),
+                matches!(found, Err(Cause::IdTooLarge { .. })),
                 "{spec}: {found:?}"
             );
         }
         let largest = User::find("2147483647:2147483647", passwd, group).expect("it will do");
-        assert_eq!((largest.uid, largest.gid), (MAX_NUMBER, MAX_NUMBER));
+        assert_eq!((largest.uid, largest.gid), (MAX_ID, MAX_ID));
     }
 }

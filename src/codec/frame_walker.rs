@@ -1,80 +1,80 @@
-//! What the codecs that walk frames and blocks share: a queue of results, and fused errors.
+//! What the codecs that walk frames and blocks share: a queue of pulls, and fused errors.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use bytes::Bytes;
 
-use super::input::Input;
+use super::input_queue::InputQueue;
 use super::{Cause, Compression, Error, Pull};
 use crate::base::extent::Packed;
 
 /// A codec that moves through its format in small steps.
-pub(super) trait Walk: Send + fmt::Debug {
+pub(super) trait FrameWalker: Send + fmt::Debug {
     /// The format, for errors.
     const COMPRESSION: Compression;
 
-    /// Moves on, taking from `input` and appending to `results`.
+    /// Moves on, taking from `input` and appending to `pulls`.
     ///
     /// # Errors
     /// As [`super::Decoder::pull`]; but never that the input is truncated: a step that cannot
-    /// move is [`Step::Hungry`], and nothing else.
-    fn step(&mut self, input: &mut Input, results: &mut Results) -> Result<Step, Error>;
+    /// move is [`Step::NeedInput`], and nothing else.
+    fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error>;
 
     /// Appends what was held back in order to join it with more. Called when the walk pauses for
     /// input, and when it stops for good.
     ///
     /// # Errors
     /// [`Cause::Cancelled`].
-    fn flush(&mut self, results: &mut Results) -> Result<(), Error>;
+    fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error>;
 }
 
 /// Pulls in the order in which they are to be answered.
-pub(super) type Results = VecDeque<Pull>;
+pub(super) type PullQueue = VecDeque<Pull>;
 
 /// How a step went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Something was taken or appended, or the state changed.
-    Moved,
+    Progressed,
     /// Nothing can be done with what is at hand.
-    Hungry,
+    NeedInput,
     /// The stream is complete.
     End,
 }
 
-/// A [`Walk`] made into a decoder.
+/// A [`FrameWalker`] made into a decoder.
 #[derive(Debug)]
-pub(super) struct Walker<W> {
-    walk: W,
-    input: Input,
-    results: Results,
-    stop: Option<Result<(), Error>>,
+pub(super) struct FrameDecoder<W> {
+    walker: W,
+    input: InputQueue,
+    pulls: PullQueue,
+    outcome: Option<Result<(), Error>>,
     /// Whether the walk was flushed after it stopped.
     is_flushed: bool,
 }
 
-impl<W: Walk> Walker<W> {
+impl<W: FrameWalker> FrameDecoder<W> {
     /// A decoder whose first packed byte is the one at `offset`.
-    pub(super) fn new(walk: W, offset: Packed) -> Self {
+    pub(super) fn new(walker: W, offset: Packed) -> Self {
         Self {
-            walk,
-            input: Input::at(offset),
-            results: Results::new(),
-            stop: None,
+            walker,
+            input: InputQueue::new(offset),
+            pulls: PullQueue::new(),
+            outcome: None,
             is_flushed: false,
         }
     }
 
     /// Appends what the walk held back before it stopped.
-    fn flush_after(&mut self, stop: Result<(), Error>) {
+    fn flush_once(&mut self, stop: Result<(), Error>) {
         self.is_flushed = true;
-        let flushed = self.walk.flush(&mut self.results);
-        self.stop = Some(stop.and(flushed));
+        let flushed = self.walker.flush(&mut self.pulls);
+        self.outcome = Some(stop.and(flushed));
     }
 }
 
-impl<W: Walk> super::Decoder for Walker<W> {
+impl<W: FrameWalker> super::Decoder for FrameDecoder<W> {
     fn push(&mut self, packed: Bytes) {
         self.input.push(packed);
     }
@@ -85,30 +85,30 @@ impl<W: Walk> super::Decoder for Walker<W> {
 
     fn pull(&mut self) -> Result<Pull, Error> {
         loop {
-            if let Some(result) = self.results.pop_front() {
+            if let Some(result) = self.pulls.pop_front() {
                 return Ok(result);
             }
-            if let Some(stop) = &self.stop {
+            if let Some(stop) = &self.outcome {
                 let stop = stop.clone();
                 if self.is_flushed {
                     return stop.map(|()| Pull::End);
                 }
-                self.flush_after(stop);
+                self.flush_once(stop);
                 continue;
             }
-            match self.walk.step(&mut self.input, &mut self.results) {
-                Ok(Step::Moved) => {}
-                Ok(Step::End) => self.stop = Some(Ok(())),
-                Err(error) => self.stop = Some(Err(error)),
-                Ok(Step::Hungry) if !self.results.is_empty() => {}
-                Ok(Step::Hungry) if self.input.is_ended() => {
+            match self.walker.step(&mut self.input, &mut self.pulls) {
+                Ok(Step::Progressed) => {}
+                Ok(Step::End) => self.outcome = Some(Ok(())),
+                Err(error) => self.outcome = Some(Err(error)),
+                Ok(Step::NeedInput) if !self.pulls.is_empty() => {}
+                Ok(Step::NeedInput) if self.input.is_finished() => {
                     let truncated = error::<W>(self.input.end(), Cause::Truncated);
-                    self.stop = Some(Err(truncated));
+                    self.outcome = Some(Err(truncated));
                 }
-                Ok(Step::Hungry) => match self.walk.flush(&mut self.results) {
-                    Ok(()) if self.results.is_empty() => return Ok(Pull::NeedInput),
+                Ok(Step::NeedInput) => match self.walker.flush(&mut self.pulls) {
+                    Ok(()) if self.pulls.is_empty() => return Ok(Pull::NeedInput),
                     Ok(()) => {}
-                    Err(error) => self.stop = Some(Err(error)),
+                    Err(error) => self.outcome = Some(Err(error)),
                 },
             }
         }
@@ -116,7 +116,7 @@ impl<W: Walk> super::Decoder for Walker<W> {
 }
 
 /// An error of the codec `W`.
-pub(super) fn error<W: Walk>(packed: Packed, cause: Cause) -> Error {
+pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
     Error {
         compression: W::COMPRESSION,
         packed,
@@ -148,7 +148,7 @@ pub(super) mod tests {
     pub(crate) fn context() -> Context {
         Context {
             pool: BufferPool::new(256 << 20),
-            seek_points: true,
+            wants_seek_points: true,
             broker: MemoryBroker::with_limit(256 << 20),
             workers: 0,
         }
@@ -197,7 +197,7 @@ pub(super) mod tests {
                     continue;
                 }
                 Ok(Pull::SeekPoint(seek_point)) => {
-                    if seek_point.plain != super::super::UNCOUNTED {
+                    if seek_point.plain != super::super::UNKNOWN_PLAIN {
                         assert_eq!(seek_point.plain, Plain(offset));
                     }
                     let plain = Plain(offset);
@@ -215,12 +215,12 @@ pub(super) mod tests {
                     outcome.jobs += 1;
                     job.run().and_then(Output::concat).map(Bytes::from)
                 }
-                Ok(Pull::Check(_) | Pull::Ahead(_) | Pull::Await(_)) => panic!("only gzip's"),
-                Ok(Pull::HashStart(hash)) => {
+                Ok(Pull::OrderedJob(_) | Pull::Speculative(_) | Pull::WaitFor(_)) => panic!("only gzip's"),
+                Ok(Pull::ChecksumStart(hash)) => {
                     hash_start = Some((outcome.plain.len(), hash));
                     continue;
                 }
-                Ok(Pull::HashEnd { expected, packed }) => {
+                Ok(Pull::ChecksumEnd { expected, packed }) => {
                     let (start, mut hash) = hash_start.take().unwrap();
                     hash.update(&outcome.plain[start..]);
                     let computed = hash.digest();
@@ -262,7 +262,7 @@ pub(super) mod tests {
 
     /// Decodes the whole of `packed` in several push sizes and from every seek point, and
     /// expects `plain`; answers the seek points.
-    pub(crate) fn check(compression: Compression, packed: &[u8], plain: &[u8]) -> Vec<SeekPoint> {
+    pub(crate) fn assert_decodes(compression: Compression, packed: &[u8], plain: &[u8]) -> Vec<SeekPoint> {
         let mut seek_points = Vec::new();
         for push_len in [packed.len().max(1), 70_001, 1_000_003] {
             let outcome = decode(compression, packed, push_len);
@@ -281,7 +281,7 @@ pub(super) mod tests {
 
     /// Cuts the small stream `packed` at every byte: what is decoded is a beginning of `plain`,
     /// and unless the cut lies at one of `ends`, the end of input is the error.
-    pub(crate) fn check_truncation(
+    pub(crate) fn assert_truncation_is_detected(
         compression: Compression,
         packed: &[u8],
         plain: &[u8],
@@ -302,7 +302,7 @@ pub(super) mod tests {
 
     /// Flips bits of every byte of `packed`, which checksums protect: the outcome is an error, or
     /// `plain` after all.
-    pub(crate) fn check_flips(compression: Compression, packed: &[u8], plain: &[u8]) {
+    pub(crate) fn assert_bit_flips_are_detected(compression: Compression, packed: &[u8], plain: &[u8]) {
         for at in 0..packed.len() {
             for flip in [1, 0x80, 0xff] {
                 let mut damaged = packed.to_vec();

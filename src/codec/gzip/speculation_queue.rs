@@ -1,0 +1,235 @@
+//! Decodes a long member in partitions, ahead of where its decoding stands.
+//!
+//! The packed bytes ahead are cut into partitions of equal length, and each becomes a [`SpeculativeTask`] that
+//! any thread may run. The decoder goes on as ever; where a block ends that a finished speculative output
+//! begins with, it takes what the speculative output holds and stands at the speculative output's end. A guess that no one
+//! has begun when decoding comes to its partition is not waited for, and one that begins elsewhere is
+//! dropped.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::speculative::{SpeculativeOutput, SpeculativeTask};
+use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::Packed;
+use crate::base::once_job::{TakeOutcome, OnceJob};
+use crate::codec::input_queue::InputQueue;
+use crate::codec::{self, Context};
+
+/// With fewer threads than that, what is decoded twice costs more than it brings.
+const MIN_WORKERS: usize = 4;
+/// How many partitions are under way at least, or it is not worth it.
+const MIN_PARTITIONS: usize = 3;
+/// The longest partition. What is searched before its first block, and decoded twice, is little of it.
+const MAX_PARTITION_LEN: usize = 1 << 20;
+/// The shortest partition: where plain bytes are a hundred times the packed ones.
+const MIN_PARTITION_LEN: usize = 64 << 10;
+/// Packed bytes behind a partition that its last block may reach into; most have 10 to 40 KiB.
+const OVERLAP: usize = 256 << 10;
+/// Plain bytes of a buffer: those of the serial way, so that the pool can reuse them.
+const BUFFER_LEN: usize = 1 << 20;
+/// The least and the most buffers that a partition is given.
+const BUFFERS_PER_PARTITION: std::ops::RangeInclusive<u64> = 4..=8;
+/// When so many speculative outputs in a row were of no use, the next partitions are let go by.
+const MAX_CONSECUTIVE_MISSES: u32 = 4;
+
+/// How much is decoded ahead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SpeculationLimits {
+    /// Shares under way.
+    pub(super) partitions: usize,
+    /// The most packed bytes of a partition, and of a member before anything is decoded ahead.
+    pub(super) partition_len: usize,
+    /// See [`OVERLAP`].
+    pub(super) overlap: usize,
+    /// Buffers of a partition.
+    pub(super) buffers: usize,
+    /// Plain bytes of each, at least a window's.
+    pub(super) buffer_len: usize,
+}
+
+impl SpeculationLimits {
+    /// What `context` allows; `None` when there are too few threads, or too little memory.
+    ///
+    /// Buffers of speculative outputs that wait for their turn are at most half of the pool: the other half
+    /// is for those before, who therefore never wait for them. Their packed bytes are a quarter
+    /// of the pool's budget at the most. Not counted is what a thread needs while it decodes one:
+    /// zlib's states, and a copy of a partition that lies in several slices, together below 1.5 MiB.
+    pub(super) fn new(context: &Context) -> Option<Self> {
+        let buffers = context.pool.budget() / 2 / BUFFER_LEN as u64;
+        let partitions = (buffers / BUFFERS_PER_PARTITION.start()).min(context.workers as u64 + 1);
+        let buffers = buffers.checked_div(partitions)?.min(*BUFFERS_PER_PARTITION.end());
+        let limits = Self {
+            partitions: usize::try_from(partitions).ok()?,
+            partition_len: MAX_PARTITION_LEN,
+            overlap: OVERLAP,
+            buffers: usize::try_from(buffers).ok()?,
+            buffer_len: BUFFER_LEN,
+        };
+        (context.workers >= MIN_WORKERS && limits.partitions >= MIN_PARTITIONS).then_some(limits)
+    }
+
+    /// The packed length of partitions whose plain bytes fit into half of their buffers, as each byte
+    /// may be there twice, when they pack as those `decoded_lens`.
+    fn partition_len(&self, (packed_len, plain_len): (u64, u64)) -> usize {
+        let room = (self.buffers * self.buffer_len / 2) as u64;
+        let len = room.saturating_mul(packed_len) / plain_len.max(1);
+        let longest = self.partition_len;
+        usize::try_from(len)
+            .unwrap_or(longest)
+            .clamp(longest.min(MIN_PARTITION_LEN), longest)
+    }
+}
+
+/// The partitions under way, in order.
+#[derive(Debug)]
+pub(super) struct SpeculationQueue {
+    limits: SpeculationLimits,
+    pool: BufferPool,
+    partitions: VecDeque<Partition>,
+    /// Where the next partition begins.
+    next_start: Packed,
+    /// How long it is.
+    partition_len: usize,
+    /// Guesses in a row that were of no use.
+    misses: u32,
+}
+
+#[derive(Debug)]
+struct Partition {
+    start: Packed,
+    job: Arc<OnceJob<Option<SpeculativeOutput>>>,
+    /// What the ticket brought.
+    output: Option<SpeculativeOutput>,
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        self.job.try_take();
+    }
+}
+
+/// What there is where a block begins.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Match {
+    /// Nothing, or nothing yet.
+    Miss,
+    /// A partition that someone is decoding.
+    Running,
+    /// A speculative output that begins here.
+    Hit,
+}
+
+impl SpeculationQueue {
+    /// For a member that is decoded up to `packed`; `decoded_lens` it has had so many packed and so
+    /// many plain bytes.
+    pub(super) fn new(limits: SpeculationLimits, pool: BufferPool, packed: Packed, decoded_lens: (u64, u64)) -> Self {
+        let partition_len = limits.partition_len(decoded_lens);
+        Self {
+            limits,
+            pool,
+            partitions: VecDeque::new(),
+            next_start: Packed(packed.0 + partition_len as u64),
+            partition_len,
+            misses: 0,
+        }
+    }
+
+    /// Whether partitions are under way, for which block ends must be watched.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.partitions.is_empty()
+    }
+
+    /// How far ahead of `input` the next partition ends, with the overlap; `None` when it is not its
+    /// turn yet.
+    fn needed_input_len(&self, input: &InputQueue) -> Option<usize> {
+        let distance = usize::try_from(self.next_start.0.checked_sub(input.offset().0)?).ok()?;
+        let near = self.partitions.len() < self.limits.partitions
+            && distance <= self.limits.partitions * self.limits.partition_len;
+        near.then_some(distance + self.partition_len + self.limits.overlap)
+    }
+
+    /// Whether more input would make another partition.
+    pub(super) fn wants_input(&self, input: &InputQueue) -> bool {
+        !input.is_finished() && self.needed_input_len(input).is_some_and(|needed_len| needed_len > input.len())
+    }
+
+    /// The next partition, when it is at hand and there is memory for it without waiting.
+    pub(super) fn start_next(&mut self, input: &InputQueue, decoded_lens: (u64, u64)) -> Option<codec::SpeculativeJob> {
+        if self.next_start.0 < input.offset().0 {
+            // Decoding went past: there was no memory, or no one to begin.
+            self.next_start = Packed(input.offset().0 + self.partition_len as u64);
+        }
+        let needed_len = self.needed_input_len(input)?;
+        if self.wants_input(input) {
+            return None;
+        }
+        let distance = usize::try_from(self.next_start.0 - input.offset().0).ok()?;
+        let packed = input.slice(distance..needed_len);
+        // The last may be shorter; what is very short is soon decoded anyway.
+        if packed.len() < self.partition_len / 2 {
+            return None;
+        }
+        let buffers = (0..self.limits.buffers).map(|_| self.pool.try_acquire(self.limits.buffer_len));
+        let task = SpeculativeTask {
+            start: self.next_start.0 * 8,
+            partition_len: self.partition_len.min(packed.len()),
+            packed,
+            buffers: buffers.collect::<Option<_>>()?,
+        };
+        let partition = Partition {
+            start: self.next_start,
+            job: Arc::new(OnceJob::new(move || task.run())),
+            output: None,
+        };
+        let work = codec::SpeculativeJob::new(Arc::clone(&partition.job));
+        self.partitions.push_back(partition);
+        self.next_start = Packed(self.next_start.0 + self.partition_len as u64);
+        self.partition_len = self.limits.partition_len(decoded_lens);
+        Some(work)
+    }
+
+    /// What there is for the block that begins at `bit`. Drops what lies before.
+    pub(super) fn find_match(&mut self, bit: u64) -> Match {
+        while let Some(partition) = self.partitions.front_mut() {
+            if bit < partition.start.0 * 8 {
+                return Match::Miss;
+            }
+            if partition.output.is_none() {
+                match partition.job.try_take() {
+                    TakeOutcome::Running => return Match::Running,
+                    TakeOutcome::Done(Some(output)) => partition.output = Some(output),
+                    TakeOutcome::Done(None) => self.misses += 1,
+                    TakeOutcome::Nothing => {}
+                }
+            }
+            match &partition.output {
+                Some(output) if output.begins_at(bit) => return Match::Hit,
+                Some(output) if !output.begins_before(bit) => return Match::Miss,
+                Some(_) => self.misses += 1,
+                None => {}
+            }
+            self.partitions.pop_front();
+            if self.misses >= MAX_CONSECUTIVE_MISSES {
+                self.partitions.clear();
+                let pause = (self.partition_len as u64) << self.misses.min(16);
+                self.next_start = Packed((bit / 8).saturating_add(pause));
+            }
+        }
+        Match::Miss
+    }
+
+    /// The speculative output that was met.
+    pub(super) fn take_match(&mut self) -> Option<SpeculativeOutput> {
+        let output = self.partitions.front_mut()?.output.take()?;
+        self.partitions.pop_front();
+        self.misses = 0;
+        Some(output)
+    }
+
+    /// The work that was met while it ran.
+    pub(super) fn running_job(&self) -> Option<codec::SpeculativeJob> {
+        let partition = self.partitions.front()?;
+        Some(codec::SpeculativeJob::new(Arc::clone(&partition.job)))
+    }
+}
