@@ -3,7 +3,7 @@
 //! The data's way, from the network to the user:
 //!
 //! ```text
-//! source ── fetch ── codec ── tar ── index ─┬─ archive ─┬─ fs (FUSE mount)
+//! source ── fetch ── codec ── tar ── index ─┬─ archive ─┬─ fuse (mount)
 //! ranges    chunks   plain    members tree  │  spans    ├─ materialize (writers)
 //!           in order bytes +          +     │  + cache  └─ list (ls)
 //!                    seek pts         seek  │
@@ -28,7 +28,7 @@ pub mod archive;
 
 pub mod layers;
 
-pub mod fs;
+pub mod fuse;
 pub mod image;
 pub mod list;
 pub mod materialize;

@@ -53,7 +53,7 @@ const LAYERS: &[Layer] = &[
     },
     // `tar` for its records: an entry's time and device, a member as it is written.
     Layer {
-        name: "fs",
+        name: "fuse",
         imports: &["base", "tar", "index", "archive", "layers"],
     },
     // `layers` for what a layer says of those below it.
@@ -81,7 +81,7 @@ const LAYERS: &[Layer] = &[
             "index",
             "archive",
             "layers",
-            "fs",
+            "fuse",
             "image",
             "materialize",
             "list",
@@ -112,8 +112,8 @@ const IMPURITIES: &[&str] = &[
 
 /// The only files that may hold unsafe code.
 const FENCED: &[&str] = &[
-    "src/fs/handover.rs",
-    "src/fs/namespace.rs",
+    "src/fuse/takeover.rs",
+    "src/fuse/namespace.rs",
     "src/codec/gzip/sys.rs",
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",

@@ -22,7 +22,7 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::base::thread::Thread;
-use crate::fs::TopMount;
+use crate::fuse::TopMount;
 
 /// Longest question: generous for the longest that exists.
 const MAX_QUESTION_BYTES: u64 = 4096;
@@ -458,7 +458,7 @@ impl Status {
     /// Whether it is of what is mounted on `mountpoint` as this process sees it; that it once was
     /// mounted there is good enough where the kernel's table of mounts cannot be read.
     pub(super) fn is_of(&self, mountpoint: &Path) -> bool {
-        self.is_of_top(mountpoint, &crate::fs::top_mount(mountpoint))
+        self.is_of_top(mountpoint, &crate::fuse::top_mount(mountpoint))
     }
 
     fn is_of_top(&self, mountpoint: &Path, top: &io::Result<Option<TopMount>>) -> bool {
@@ -503,7 +503,7 @@ pub(super) fn umount(
     force: bool,
 ) -> io::Result<Option<Outcome>> {
     let mut refused = None;
-    let top = crate::fs::top_mount(mountpoint);
+    let top = crate::fuse::top_mount(mountpoint);
     for socket in sockets(directory)? {
         let is_meant = |status: &Status| status.is_of_top(mountpoint, &top);
         let Some(status) = status(&socket).filter(is_meant) else {

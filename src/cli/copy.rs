@@ -12,7 +12,7 @@ use super::control::CopyProgress;
 use super::mount::Opened;
 use crate::archive::{Archive, ReadError};
 use crate::base::xattr_filter::XattrFilter;
-use crate::fs::{self, Copies, Mount};
+use crate::fuse::{self, BackingFiles, Mount};
 use crate::index::{Index, Ino};
 use crate::materialize::{Background, Read, Running, State};
 
@@ -63,7 +63,7 @@ impl Copy {
         mountpoint: &Path,
         xattrs: XattrFilter,
     ) -> anyhow::Result<Self> {
-        let mountpoint = fs::mountpoint(mountpoint)?;
+        let mountpoint = fuse::canonical_mountpoint(mountpoint)?;
         let copy = destined(directory).unwrap_or_else(|_| directory.to_owned());
         ensure!(
             !copy.starts_with(&mountpoint) && !mountpoint.starts_with(&copy),
@@ -79,7 +79,7 @@ impl Copy {
     }
 
     /// The copies of files, for the mount.
-    pub(super) fn copies(&self) -> Arc<dyn Copies> {
+    pub(super) fn copies(&self) -> Arc<dyn BackingFiles> {
         Arc::new(Files(Arc::clone(&self.background)))
     }
 
@@ -126,7 +126,7 @@ impl Copy {
     pub(super) fn notes(&self, mount: &Mount) -> Vec<String> {
         let copy = self.background.progress().note;
         let copy = copy.map(|note| format!("copy: {note}"));
-        let refusal = mount.passthrough_refusal();
+        let refusal = mount.passthrough_disabled_reason();
         let refusal = refusal.map(|why| format!("no passthrough, this process reads files: {why}"));
         copy.into_iter().chain(refusal).collect()
     }
@@ -160,8 +160,8 @@ fn word(state: State) -> &'static str {
 #[derive(Debug)]
 struct Files(Arc<Background>);
 
-impl Copies for Files {
-    fn has(&self, ino: Ino) -> bool {
+impl BackingFiles for Files {
+    fn may_have(&self, ino: Ino) -> bool {
         self.0.has(ino)
     }
 
@@ -169,7 +169,7 @@ impl Copies for Files {
         self.0.open_copy(ino)
     }
 
-    fn wanted(&self, ino: Ino) {
+    fn request_copy(&self, ino: Ino) {
         self.0.wanted(ino);
     }
 }

@@ -15,7 +15,7 @@ use clap::{ArgAction, Command, CommandFactory, Parser};
 
 use super::background::{self, Environment};
 use super::{Cli, Verb, headers, output, settings};
-use crate::fs::{MountOptions, OptionError};
+use crate::fuse::{MountOptions, OptionError};
 
 /// The names under which mount(8) finds this program.
 const NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
@@ -294,7 +294,7 @@ fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
                         (Some(_), false) => return Err(Refusal::Value(name.to_owned())),
                     });
                 }
-                None => match MountOptions::default().take(&MountOptions::escape(&option)) {
+                None => match MountOptions::default().apply(&MountOptions::escape(&option)) {
                     Ok(()) => {
                         words.push("-o".into());
                         words.push(MountOptions::escape(&option).into());

@@ -39,9 +39,9 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::trusted_dir::TrustedDir;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
-use crate::fs::{
-    Content, Failure, Force, Mount, MountOptions, OpenNamespace, Orphan, Site, Tree, UnmountError,
-    View, can_be_adopted,
+use crate::fuse::{
+    Content, RecentError, Force, Mount, MountOptions, OpenNamespace, InheritedSession, MountTarget, TarFilesystem, UnmountError,
+    Subtree, supports_takeover,
 };
 use crate::index::Ino;
 
@@ -130,8 +130,8 @@ pub(super) struct MountArgs {
 }
 
 /// Lets clap say at once what is wrong with `-o`.
-fn known_options(argument: &str) -> Result<String, crate::fs::OptionError> {
-    MountOptions::default().take(argument)?;
+fn known_options(argument: &str) -> Result<String, crate::fuse::OptionError> {
+    MountOptions::default().apply(argument)?;
     Ok(argument.to_owned())
 }
 
@@ -149,7 +149,7 @@ impl MountArgs {
     fn mount_options(&self) -> anyhow::Result<MountOptions> {
         let mut options = MountOptions::default();
         for argument in &self.options {
-            options.take(argument)?;
+            options.apply(argument)?;
         }
         Ok(options)
     }
@@ -201,10 +201,10 @@ impl MountArgs {
             || self.layers.are_given()
     }
 
-    fn view(&self, content: &dyn Content) -> anyhow::Result<View> {
+    fn view(&self, content: &dyn Content) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
         let path = ArchivePath::sanitize(root.as_bytes()).path;
-        Ok(View::new(&content.index(), &path, self.strip_components)?)
+        Ok(Subtree::new(&content.index(), &path, self.strip_components)?)
     }
 }
 
@@ -449,13 +449,13 @@ fn serve(
     let namespace = args.namespace.as_deref();
     let namespace = namespace.map(OpenNamespace::open).transpose()?;
     if let Some(namespace) = &namespace {
-        Mount::check_in(namespace, &args.mountpoint)?;
+        Mount::check_in_namespace(namespace, &args.mountpoint)?;
     } else if inheritance
         .as_ref()
         .is_none_or(|found| found.orphan.is_none())
     {
         Mount::check(&args.mountpoint)?;
-        if let Some(hidden) = Mount::hides(&args.mountpoint) {
+        if let Some(hidden) = Mount::describe_hidden(&args.mountpoint) {
             let mountpoint = args.mountpoint.display();
             tracing::warn!(%mountpoint, "until it is unmounted this hides {hidden}");
         }
@@ -566,7 +566,7 @@ fn serve_opened(
             mount_in(&namespace, args, opened, tree, options, keeper, ended)?
         }
         (Some(orphan), _, writable) => {
-            let mount = Mount::adopt(tree, orphan, ended)?;
+            let mount = Mount::take_over(tree, orphan, ended)?;
             if let Some(writable) = writable {
                 writable.adopted();
             }
@@ -645,21 +645,21 @@ fn serve_opened(
 fn tree(
     args: &MountArgs,
     opened: &Opened,
-    view: View,
+    view: Subtree,
     options: &MountOptions,
     copy: Option<&Copy>,
-) -> anyhow::Result<Tree> {
+) -> anyhow::Result<TarFilesystem> {
     let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
     let timeout = Duration::from_secs(args.source.timeout) + SLACK;
-    let mut tree = Tree::new(content, view, options, stats)
+    let mut tree = TarFilesystem::new(content, view, options, stats)
         .with_timeout(timeout)
         .with_xattrs(args.xattrs.filter());
     if args.writable {
-        tree = tree.below_overlay();
+        tree = tree.for_overlay();
     }
     match copy {
         Some(copy) => tree
-            .with_copies(copy.copies())
+            .with_backing_files(copy.copies())
             .context("cannot start a thread"),
         None => Ok(tree),
     }
@@ -670,18 +670,18 @@ fn mount_in(
     namespace: &OpenNamespace,
     args: &MountArgs,
     opened: &Opened,
-    tree: Tree,
+    tree: TarFilesystem,
     options: &MountOptions,
     keeper: Option<&Keeper>,
     ended: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<Mount> {
-    let mounted = |site: &Site, device: BorrowedFd<'_>| {
+    let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
         if let Some(keeper) = keeper {
             keeper.mounted(site, device);
         }
     };
     let at = (namespace, args.mountpoint.as_path());
-    let mount = Mount::start_in(tree, &opened.name, at, options, mounted, ended)?;
+    let mount = Mount::start_in_namespace(tree, &opened.name, at, options, mounted, ended)?;
     Ok(mount)
 }
 
@@ -689,27 +689,27 @@ fn mount_in(
 fn put_in_place(
     args: &MountArgs,
     opened: &Opened,
-    tree: Tree,
+    tree: TarFilesystem,
     options: &MountOptions,
     writable: Option<(&Writable, &MountOptions)>,
     keeper: Option<&Keeper>,
     ended: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<Mount> {
-    let mounted = |site: &Site, device: BorrowedFd<'_>| {
+    let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
         if let Some(keeper) = keeper {
             keeper.mounted(site, device);
         }
     };
     let (at, source) = (&args.mountpoint, &opened.name);
     let Some((writable, seen_as)) = writable else {
-        return Ok(Mount::start_kept(
+        return Ok(Mount::start_with_callback(
             tree, source, at, options, mounted, ended,
         )?);
     };
     writable::refuse_restart(args, opened.is_strong)?;
     let lower = writable.make_lower(keeper)?;
-    let mut mount = Mount::start_kept(tree, source, &lower, options, mounted, ended)?;
-    writable::refuse_restart(args, can_be_adopted(mount.capabilities()))?;
+    let mut mount = Mount::start_with_callback(tree, source, &lower, options, mounted, ended)?;
+    writable::refuse_restart(args, supports_takeover(mount.capabilities()))?;
     writable.cover(&mut mount, source, at, seen_as, keeper)?;
     Ok(mount)
 }
@@ -718,7 +718,7 @@ fn put_in_place(
 fn kept(
     opened: &Opened,
     inheritance: Option<Inheritance>,
-) -> anyhow::Result<(Option<Keeper>, Option<Orphan>)> {
+) -> anyhow::Result<(Option<Keeper>, Option<InheritedSession>)> {
     let Some(inheritance) = inheritance else {
         let keeper = match settings::role() {
             Some(Role::Led) => Keeper::that_leads(),
@@ -823,7 +823,7 @@ fn outcome(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> An
     match result {
         Ok(()) => Answer::Unmounted {
             unmounted: mount.mountpoint().to_string_lossy().into_owned(),
-            elsewhere: mount.is_mounted() || force == Force::No && mount.lives_on(),
+            elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
         },
         Err(error) => Answer::Refused {
             hint: error.hint().map(str::to_owned),
@@ -860,7 +860,7 @@ fn status(seen: &Seen<'_>) -> Status {
     };
     {
         let index = opened.content.index();
-        let count = || crate::fs::unmapped_acl_entries(&index);
+        let count = || crate::fuse::unmapped_acl_entries(&index);
         let count = index
             .is_complete()
             .then(|| *unmapped_acl_entries.get_or_init(count));
@@ -884,7 +884,7 @@ fn status(seen: &Seen<'_>) -> Status {
         mount_id,
         detached,
         pid: std::process::id(),
-        since_unix_seconds: unix_seconds(mount.since()),
+        since_unix_seconds: unix_seconds(mount.mounted_at()),
         version: opened.version.clone(),
         entries,
         index: opened.telling.index(),
@@ -904,11 +904,11 @@ fn status(seen: &Seen<'_>) -> Status {
         damaged_members: damage.members,
         damaged: damage.named,
         notes,
-        errors: mount.failures().into_iter().map(failed_read).collect(),
+        errors: mount.recent_errors().into_iter().map(failed_read).collect(),
     }
 }
 
-fn failed_read(failure: Failure) -> FailedRead {
+fn failed_read(failure: RecentError) -> FailedRead {
     FailedRead {
         last_unix_seconds: unix_seconds(failure.last),
         count: failure.count,

@@ -13,7 +13,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, Progres
 use super::telemetry;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
-use crate::fs::{MountError, UnmountError};
+use crate::fuse::{MountError, UnmountError};
 use crate::index::{Index, MergeError};
 use crate::layers::LayeredArchiveError;
 use crate::{archive, image, materialize, source};

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::control::{self, IndexState, Phase, Status};
 use super::{output, settings};
-use crate::fs;
+use crate::fuse;
 
 /// Tells how a mount is, or all mounts of this user.
 #[derive(Clone, Debug, Args)]
@@ -42,7 +42,7 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     }
     if let Some(path) = &args.mountpoint {
         let mountpoint =
-            fs::mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
+            fuse::canonical_mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
         statuses.retain(|status| status.is_of(&mountpoint));
         if statuses.is_empty() {
             bail!("no process of this user serves {}", mountpoint.display());

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::control::{self, Outcome};
 use super::settings;
-use crate::fs::{self, Force};
+use crate::fuse::{self, Force};
 
 /// Unmounts an archive and waits until its process has ended.
 #[derive(Clone, Debug, Args)]
@@ -32,11 +32,11 @@ const LAST_MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 /// # Errors
 /// When no archive is mounted there, or it is in use.
 pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
-    let mountpoint = fs::mountpoint(&args.mountpoint)
+    let mountpoint = fuse::canonical_mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
     let force = if args.lazy { Force::Yes } else { Force::No };
     // What is below it is not meant.
-    let top = fs::top_mount(&mountpoint).unwrap_or_default();
+    let top = fuse::top_mount(&mountpoint).unwrap_or_default();
     for directory in settings::runtime_dirs() {
         match control::umount(&directory, &mountpoint, args.lazy) {
             Ok(Some(Outcome::Refused { error, hint })) => return Err(refusal(error, hint)),
@@ -49,8 +49,8 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             Ok(Some(Outcome::Copy { pid, process })) if let Some(copy) = &top => {
-                fs::unmount_copy(&mountpoint, copy, force)?;
-                if !fs::is_mounted(copy.device) && !has_ended(process.as_ref())? {
+                fuse::unmount_bind_mount(&mountpoint, copy, force)?;
+                if !fuse::is_mounted(copy.device) && !has_ended(process.as_ref())? {
                     warn_of_use(pid);
                 }
                 return Ok(ExitCode::SUCCESS);
@@ -59,7 +59,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
             Err(error) => tracing::debug!(%error, "the mount's process does not answer"),
         }
     }
-    fs::unmount(&mountpoint, top.map(|top| top.device), force)?;
+    fuse::unmount(&mountpoint, top.map(|top| top.device), force)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -28,7 +28,7 @@ use super::control::WritableUse;
 use super::keeper::{Inheritance, Keeper};
 use super::mount::MountArgs;
 use super::settings;
-use crate::fs::{LOWER, Mount, MountOptions, SCRATCH, Site, SuperblockWatch, Upper};
+use crate::fuse::{LOWER_DIR_NAME, Mount, MountOptions, SCRATCH_PREFIX, MountTarget, SuperblockWatch, UpperDirs};
 use crate::materialize;
 use crate::layers::WhiteoutFormat;
 
@@ -149,7 +149,7 @@ impl Scratch {
     }
 
     /// An overlay writes to it from now on, which is seen at `site`. Returns a watch for its end.
-    fn covered(&self, site: &Site) -> Option<&SuperblockWatch> {
+    fn covered(&self, site: &MountTarget) -> Option<&SuperblockWatch> {
         self.is_covered.store(true, Ordering::Relaxed);
         match SuperblockWatch::on(&site.mountpoint) {
             Ok(watch) => Some(self.overlay.get_or_init(|| watch)),
@@ -183,7 +183,7 @@ impl Writable {
         if let Some(keeper) = keeper {
             keeper.scratch(&scratch.path);
         }
-        Ok(scratch.path.join(LOWER))
+        Ok(scratch.path.join(LOWER_DIR_NAME))
     }
 
     /// This process goes on with the mount that it was inherited with.
@@ -200,11 +200,11 @@ impl Writable {
         }
     }
 
-    fn upper(&self) -> Upper {
+    fn upper(&self) -> UpperDirs {
         let named = self.named.as_ref().map(|(home, _)| home);
         let scratch = self.scratch.get().map(|scratch| &scratch.path);
         let home = named.or(scratch).cloned().unwrap_or_default();
-        Upper {
+        UpperDirs {
             upper: home.join("upper"),
             work: home.join("work"),
             is_temporary: self.named.is_none(),
@@ -227,7 +227,7 @@ impl Writable {
         let lower = mount.mountpoint().to_owned();
         make_upper(&lower, &upper)
             .with_context(|| format!("cannot make {}", upper.upper.display()))?;
-        mount.cover(&upper, source, mountpoint, options, |site| {
+        mount.add_overlay(&upper, source, mountpoint, options, |site| {
             let scratch = self.scratch.get().filter(|_| upper.is_temporary);
             let watch = scratch.and_then(|scratch| scratch.covered(site));
             if let Some(keeper) = keeper {
@@ -249,7 +249,7 @@ impl Writable {
             upper: upper.upper.to_string_lossy().into_owned(),
             is_temporary: upper.is_temporary,
             by: mount
-                .covered_by()
+                .overlay_kind()
                 .map_or("", |cover| cover.name())
                 .to_owned(),
         }
@@ -261,7 +261,7 @@ pub(super) fn remove_scratch(scratch: &Path) {
     let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
         return;
     };
-    if !name.as_bytes().starts_with(SCRATCH.as_bytes()) {
+    if !name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
         return;
     }
     let removed = File::open(parent).and_then(|parent| materialize::remove(&parent, name));
@@ -281,7 +281,7 @@ fn open_named(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Optio
         _ => {}
     }
     let home = fs::canonicalize(named).with_context(|| format!("cannot use {}", name()))?;
-    let mountpoint = crate::fs::mountpoint(mountpoint)?;
+    let mountpoint = crate::fuse::canonical_mountpoint(mountpoint)?;
     ensure!(
         !home.starts_with(&mountpoint),
         "{}: the mount on {} would hide it (name a directory beside it)",
@@ -328,14 +328,14 @@ fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
     if getrandom(&mut chance, GetRandomFlags::empty())? < NAME_BYTES {
         return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
     }
-    let mut name = String::from(SCRATCH);
+    let mut name = String::from(SCRATCH_PREFIX);
     for byte in chance {
         write!(name, "{byte:02x}")?;
     }
     let made = fs::canonicalize(place).and_then(|place| {
         let scratch = place.join(name);
         DirBuilder::new().mode(0o700).create(&scratch)?;
-        if let Err(error) = fs::create_dir(scratch.join(LOWER)) {
+        if let Err(error) = fs::create_dir(scratch.join(LOWER_DIR_NAME)) {
             fs::remove_dir(&scratch)?;
             return Err(error);
         }
@@ -356,7 +356,7 @@ fn is_fit_type(f_type: i128) -> bool {
 
 /// Makes what is missing of `upper`. A new one has the root's attributes of what is mounted on `lower`:
 /// those of the upper root are the ones that are seen.
-fn make_upper(lower: &Path, upper: &Upper) -> io::Result<()> {
+fn make_upper(lower: &Path, upper: &UpperDirs) -> io::Result<()> {
     make_directory(&upper.work)?;
     if upper.upper.is_dir() {
         return Ok(());
@@ -457,7 +457,7 @@ mod tests {
             },
         };
         utimensat(CWD, &lower, &times, AtFlags::empty()).expect("set");
-        let upper = Upper {
+        let upper = UpperDirs {
             upper: place.path().join("upper"),
             work: place.path().join("work"),
             is_temporary: false,
@@ -485,7 +485,7 @@ mod tests {
     fn nothing_but_a_scratch_directory_is_removed() {
         let place = tempfile::tempdir().expect("a directory");
         let kept = place.path().join("kept");
-        let scratch = place.path().join(format!("{SCRATCH}1"));
+        let scratch = place.path().join(format!("{SCRATCH_PREFIX}1"));
         for directory in [&kept, &scratch] {
             fs::create_dir_all(directory.join("deep")).expect("made");
             remove_scratch(directory);

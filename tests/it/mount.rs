@@ -22,7 +22,7 @@ use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
-use tarfs::fs::{Content, Force, Mount, MountOptions, ReadReply, Tree, UnmountError, View};
+use tarfs::fuse::{Content, Force, Mount, MountOptions, ReadReply, TarFilesystem, UnmountError, Subtree};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
 use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
@@ -139,7 +139,7 @@ impl Sample {
     }
 
     fn mount(self) -> Mounted {
-        Mounted::new(self.content(Speed::AtOnce), View::WHOLE, "")
+        Mounted::new(self.content(Speed::AtOnce), Subtree::WHOLE, "")
     }
 }
 
@@ -152,12 +152,12 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new(content: impl Content, view: View, options: &str) -> Self {
+    fn new(content: impl Content, view: Subtree, options: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let mut taken = MountOptions::default();
-        taken.take(options).expect("known options");
+        taken.apply(options).expect("known options");
         let stats = Arc::new(Stats::default());
-        let tree = Tree::new(Arc::new(content), view, &taken, Arc::clone(&stats))
+        let tree = TarFilesystem::new(Arc::new(content), view, &taken, Arc::clone(&stats))
             .with_xattrs(XattrFilter::everything());
         let (sender, ended) = mpsc::channel();
         let mount = Mount::start(tree, "sample.tar", directory.path(), &taken, move || {
@@ -273,7 +273,7 @@ fn content_is_the_same_at_once_and_later() {
     for speed in [Speed::AtOnce, Speed::Later] {
         let mut sample = one_file();
         sample.file("large", &content);
-        let mounted = Mounted::new(sample.content(speed), View::WHOLE, "");
+        let mounted = Mounted::new(sample.content(speed), Subtree::WHOLE, "");
         let file = File::open(mounted.path("large")).expect("there");
         let mut bytes = [0; 1000];
         file.read_exact_at(&mut bytes, 1_234_567).expect("inside");
@@ -453,7 +453,7 @@ fn more_writers_are_kept_busy_by_fuse_than_by_what_is_local() {
 
 #[test]
 fn a_read_that_cannot_be_answered_fails_and_the_rest_goes_on() {
-    let mounted = Mounted::new(one_file().content(Speed::Never), View::WHOLE, "");
+    let mounted = Mounted::new(one_file().content(Speed::Never), Subtree::WHOLE, "");
     let error = fs::read(mounted.path("file")).expect_err("not answered");
     assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
     assert_eq!(mounted.stat("file").size(), 7);
@@ -471,7 +471,7 @@ fn the_filesystem_counts_its_entries_and_is_full() {
 #[test]
 fn owners_and_modes_are_shown_as_asked() {
     let content = one_file().content(Speed::AtOnce);
-    let mounted = Mounted::new(content, View::WHOLE, "uid=7,gid=8,umask=077");
+    let mounted = Mounted::new(content, Subtree::WHOLE, "uid=7,gid=8,umask=077");
     let file = mounted.stat("file");
     assert_eq!(
         (file.uid(), file.gid(), file.mode() & 0o7777),
@@ -486,11 +486,11 @@ fn a_part_of_the_archive_is_shown_under_its_own_root() {
     sample.file("top/src/lib/deep", b"deep");
     let content = sample.content(Speed::AtOnce);
     let path = ArchivePath::sanitize(b"top/src").path;
-    let view = View::new(&content.index, &path, 0).expect("a directory");
-    assert_eq!(View::new(&content.index, &ArchivePath::root(), 2), Ok(view));
-    assert!(View::new(&content.index, &ArchivePath::root(), 4).is_err());
+    let view = Subtree::new(&content.index, &path, 0).expect("a directory");
+    assert_eq!(Subtree::new(&content.index, &ArchivePath::root(), 2), Ok(view));
+    assert!(Subtree::new(&content.index, &ArchivePath::root(), 4).is_err());
     let file = ArchivePath::sanitize(b"top/README").path;
-    assert!(View::new(&content.index, &file, 0).is_err());
+    assert!(Subtree::new(&content.index, &file, 0).is_err());
     let deep = content
         .index
         .find(&ArchivePath::sanitize(b"top/src/lib/deep").path)
@@ -517,7 +517,7 @@ fn default_permissions_enforces_modes_and_acls() {
         b"SCHILY.acl.access".to_vec(),
         b"user::rw-,user:65534:r--,group::---,mask::r--,other::---".to_vec(),
     )];
-    let mounted = Mounted::new(sample.content(Speed::AtOnce), View::WHOLE, "allow_other");
+    let mounted = Mounted::new(sample.content(Speed::AtOnce), Subtree::WHOLE, "allow_other");
     let as_nobody = |name: &str| {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])
@@ -535,7 +535,7 @@ fn default_permissions_alone_admits_the_owner_and_nobody_else() {
     let mut sample = Sample::default();
     sample.file("file", b"content").mode = 0o644;
     let content = sample.content(Speed::AtOnce);
-    let mounted = Mounted::new(content, View::WHOLE, "default_permissions");
+    let mounted = Mounted::new(content, Subtree::WHOLE, "default_permissions");
     assert_eq!(
         fs::read(mounted.path("file")).expect("the owner"),
         b"content"
@@ -615,7 +615,7 @@ fn what_is_mounted_on_top_is_not_taken_for_the_mount() {
     let lower = one_file().mount();
     let options = MountOptions::default();
     let content = Arc::new(one_file().content(Speed::AtOnce));
-    let tree = Tree::new(content, View::WHOLE, &options, Arc::default());
+    let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
     let upper = Mount::start(tree, "upper", lower.directory.path(), &options, || {});
     let upper = upper.expect("stacked");
     assert!(matches!(
@@ -640,7 +640,7 @@ fn where_nothing_can_be_mounted_nothing_is() {
     for place in [file.path(), &missing] {
         let options = MountOptions::default();
         let content = Arc::new(one_file().content(Speed::AtOnce));
-        let tree = Tree::new(content, View::WHOLE, &options, Arc::default());
+        let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
         let error = Mount::start(tree, "sample", place, &options, || {}).expect_err("refused");
         assert!(error.to_string().contains(&*place.to_string_lossy()));
     }

@@ -35,7 +35,7 @@ use super::settings::{self, Role};
 use super::{privileges, telemetry, undo, writable};
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
-use crate::fs::{Cover, LOWER, Namespace, Orphan, Site, SuperblockWatch};
+use crate::fuse::{OverlayKind, LOWER_DIR_NAME, Namespace, InheritedSession, MountTarget, SuperblockWatch};
 use front::Front;
 pub(super) use front::follow;
 use wire::{Packet, Place, State};
@@ -77,7 +77,7 @@ pub(super) struct Inheritance {
     /// Who keeps watch.
     pub(super) keeper: Keeper,
     /// The mount to go on with; none where that cannot be done, and one is made anew.
-    pub(super) orphan: Option<Orphan>,
+    pub(super) orphan: Option<InheritedSession>,
     /// The version that must be shown, as it stood in a packet.
     version: String,
     /// The directory that goes with the mount, if there is one.
@@ -133,8 +133,8 @@ impl Keeper {
         };
         Ok(Inheritance {
             keeper: Self { socket },
-            orphan: descriptor.map(|descriptor| Orphan {
-                site: place.into(),
+            orphan: descriptor.map(|descriptor| InheritedSession {
+                target: place.into(),
                 descriptor,
                 capabilities: state.capabilities,
             }),
@@ -144,12 +144,12 @@ impl Keeper {
     }
 
     /// Tells it what there is to clear up.
-    pub(super) fn mounted(&self, site: &Site, device: BorrowedFd<'_>) {
+    pub(super) fn mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
         self.tell(&Packet::Mounted(site.into()), Some(device));
     }
 
     /// Tells it what lies over that, and how to see its end.
-    pub(super) fn covered(&self, site: &Site, watch: Option<&SuperblockWatch>) {
+    pub(super) fn covered(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
         self.tell(&Packet::Covered(site.into()), watch.map(AsFd::as_fd));
     }
 
@@ -322,7 +322,7 @@ fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode 
             ward.see_off();
             if let (Some(directory), None) = (directory, &args.namespace) {
                 // It may have died between mounting and telling of it.
-                crate::fs::clear_dead(&directory.join(&args.mountpoint));
+                crate::fuse::unmount_dead(&directory.join(&args.mountpoint));
             }
             return ward.end(directory, &args.mountpoint);
         };
@@ -433,10 +433,10 @@ impl Ward {
     fn clean(&self, directory: Option<&Path>, mountpoint: &Path) {
         if let Some(scratch) = &self.scratch {
             // It may have died before anything lay over its mount.
-            let lower = scratch.join(LOWER);
-            crate::fs::clear_dead(&lower);
+            let lower = scratch.join(LOWER_DIR_NAME);
+            crate::fuse::unmount_dead(&lower);
             if let Some(directory) = directory {
-                crate::fs::clear_cover(&directory.join(mountpoint), &lower);
+                crate::fuse::unmount_dead_overlay(&directory.join(mountpoint), &lower);
             }
             if self.is_unused(scratch) {
                 writable::remove_scratch(scratch);
@@ -565,7 +565,7 @@ impl Heir {
     fn of(args: &MountArgs, state: &State) -> Self {
         // The kernel keeps what it was told: of another version that looks the same it would show old
         // bytes among new ones.
-        let may_adopt = state.is_strong && crate::fs::can_be_adopted(state.capabilities);
+        let may_adopt = state.is_strong && crate::fuse::supports_takeover(state.capabilities);
         match args.copy_to {
             None if may_adopt => Self::Adopts,
             _ => Self::MountsAnew,
@@ -575,16 +575,16 @@ impl Heir {
 
 /// A mount.
 struct Estate {
-    site: Site,
+    site: MountTarget,
     /// The mount itself, if something lies over it: it is out of the tree before long.
-    below: Option<Site>,
+    below: Option<MountTarget>,
     /// Its connection: until that has ended the mount's number is no other's.
     device: OwnedFd,
 }
 
 impl Estate {
     fn is_there(&self) -> bool {
-        let is_there = |site| crate::fs::is_there(site, self.device.as_fd());
+        let is_there = |site| crate::fuse::is_still_mounted(site, self.device.as_fd());
         is_there(&self.site) || self.below.as_ref().is_some_and(is_there)
     }
 
@@ -594,7 +594,7 @@ impl Estate {
             .into_iter()
             .flatten()
         {
-            if let Err(error) = crate::fs::clear(site, self.device.as_fd()) {
+            if let Err(error) = crate::fuse::clear_dead_mounts(site, self.device.as_fd()) {
                 tracing::error!(%error, "what it has left cannot be taken out");
             }
         }
@@ -753,14 +753,13 @@ fn is_running(pid: Pid) -> bool {
     }
 }
 
-impl From<&Site> for Place {
-    fn from(site: &Site) -> Self {
+impl From<&MountTarget> for Place {
+    fn from(site: &MountTarget) -> Self {
         Self {
             mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
             device: site.device,
-            cover: site
-                .cover
-                .map(|(cover, device)| (cover.file_system().to_owned(), device)),
+            cover: site.overlay
+                .map(|(cover, device)| (cover.fs_type().to_owned(), device)),
             namespace: site.namespace.as_ref().map(|namespace| {
                 let path = namespace.path.as_os_str().as_bytes().to_vec();
                 (path, namespace.identity)
@@ -769,14 +768,14 @@ impl From<&Site> for Place {
     }
 }
 
-impl From<Place> for Site {
+impl From<Place> for MountTarget {
     fn from(place: Place) -> Self {
         Self {
             mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
             device: place.device,
-            cover: place
+            overlay: place
                 .cover
-                .and_then(|(name, device)| Some((Cover::of(&name)?, device))),
+                .and_then(|(name, device)| Some((OverlayKind::from_fs_type(&name)?, device))),
             namespace: place.namespace.map(|(path, identity)| Namespace {
                 path: PathBuf::from(OsString::from_vec(path)),
                 identity,

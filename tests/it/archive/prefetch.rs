@@ -13,7 +13,7 @@ use tarfs::archive::{
 use tarfs::base::extent::Plain;
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Counter;
-use tarfs::fs::{Content, Force, Mount, MountOptions, Tree as Mounted, View};
+use tarfs::fuse::{Content, Force, Mount, MountOptions, TarFilesystem as Mounted, Subtree};
 use tarfs::index::{Index, Ino};
 
 use super::{Lab, PATH, index, ino, large_lz4, packed};
@@ -201,9 +201,9 @@ impl Pushing {
         let content = Arc::clone(&archive) as Arc<dyn Content>;
         let view = root.map(|root| {
             let path = ArchivePath::sanitize(root.as_bytes()).path;
-            View::new(&archive.index(), &path, 0).expect("a directory")
+            Subtree::new(&archive.index(), &path, 0).expect("a directory")
         });
-        let view = view.unwrap_or(View::WHOLE);
+        let view = view.unwrap_or(Subtree::WHOLE);
         let mounted = Mounted::new(content, view, &options, Arc::clone(archive.stats()));
         let directory = tempfile::tempdir().expect("a directory");
         let mount = Mount::start(mounted, "small.tar", directory.path(), &options, || {})

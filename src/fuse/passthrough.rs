@@ -24,98 +24,98 @@ use crate::base::thread_pool::ThreadPool;
 use crate::index::Ino;
 
 /// Threads that open and read copies, for which a disk may have to be waited for.
-const THREADS: usize = 2;
+const BACKING_IO_THREADS: usize = 2;
 
 /// Who may have complete copies of files.
-pub trait Copies: Send + Sync + fmt::Debug + 'static {
+pub trait BackingFiles: Send + Sync + fmt::Debug + 'static {
     /// Whether there may be a copy of file `ino`; never waits.
-    fn has(&self, ino: Ino) -> bool;
+    fn may_have(&self, ino: Ino) -> bool;
 
     /// A copy of all of file `ino`, open for reading.
     fn open(&self, ino: Ino) -> Option<File>;
 
     /// Somebody opens file `ino`, of which there is no copy.
-    fn wanted(&self, ino: Ino);
+    fn request_copy(&self, ino: Ino);
 }
 
 /// What is open, and how.
-pub(super) struct Handles {
-    copies: Arc<dyn Copies>,
-    open: Mutex<HashMap<Ino, Open>>,
+pub(super) struct OpenFiles {
+    backing_files: Arc<dyn BackingFiles>,
+    inodes: Mutex<HashMap<Ino, OpenInode>>,
     /// Whether the kernel takes files to read by itself.
-    passthrough: AtomicBool,
+    is_passthrough_enabled: AtomicBool,
     /// Why not, once it has said no.
-    refusal: Mutex<Option<String>>,
+    disabled_reason: Mutex<Option<String>>,
     stats: Arc<Stats>,
 }
 
 /// The threads that wait for disks, and what they have to do with. They end when it is dropped.
 #[derive(Debug)]
-pub(super) struct Desk {
-    pub(super) handles: Arc<Handles>,
+pub(super) struct BackingFileIo {
+    pub(super) open_files: Arc<OpenFiles>,
     workers: ThreadPool,
 }
 
 /// An open inode.
 #[derive(Debug)]
-struct Open {
+struct OpenInode {
     /// Handles, at least one.
-    handles: u64,
-    way: Way,
+    handle_count: u64,
+    mode: ReadMode,
 }
 
 /// How an open inode is read.
 #[derive(Clone, Debug)]
-enum Way {
+enum ReadMode {
     /// By the kernel.
     Passthrough(Arc<BackingId>),
     /// By requests, which are answered from a copy if there is one.
     Requests(Option<Arc<File>>),
 }
 
-impl fmt::Debug for Handles {
+impl fmt::Debug for OpenFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handles")
-            .field("copies", &self.copies)
-            .field("passthrough", &self.passthrough)
+        f.debug_struct("OpenFiles")
+            .field("backing_files", &self.backing_files)
+            .field("passthrough", &self.is_passthrough_enabled)
             .finish_non_exhaustive()
     }
 }
 
-impl Desk {
+impl BackingFileIo {
     /// Nothing is open.
     ///
     /// # Errors
     /// When the system has no thread left to give.
-    pub(super) fn new(copies: Arc<dyn Copies>, stats: Arc<Stats>) -> io::Result<Self> {
+    pub(super) fn new(backing_files: Arc<dyn BackingFiles>, stats: Arc<Stats>) -> io::Result<Self> {
         Ok(Self {
-            handles: Arc::new(Handles {
-                copies,
-                open: Mutex::default(),
-                passthrough: AtomicBool::new(false),
-                refusal: Mutex::default(),
+            open_files: Arc::new(OpenFiles {
+                backing_files,
+                inodes: Mutex::default(),
+                is_passthrough_enabled: AtomicBool::new(false),
+                disabled_reason: Mutex::default(),
                 stats,
             }),
-            workers: ThreadPool::start("fuse-copies", THREADS)?,
+            workers: ThreadPool::start("fuse-backing", BACKING_IO_THREADS)?,
         })
     }
 
     /// Opens `ino`, at once or when its copy is open.
     pub(super) fn open(&self, ino: Ino, reply: ReplyOpen) {
-        let handles = &self.handles;
-        if let Some(way) = handles.join(ino) {
-            return handles.answer(&way, reply);
+        let open_files = &self.open_files;
+        if let Some(mode) = open_files.add_handle_if_open(ino) {
+            return open_files.reply_opened(&mode, reply);
         }
-        if !handles.copies.has(ino) {
-            handles.copies.wanted(ino);
-            let way = handles.enter(ino, Way::Requests(None));
-            return handles.answer(&way, reply);
+        if !open_files.backing_files.may_have(ino) {
+            open_files.backing_files.request_copy(ino);
+            let mode = open_files.add_handle(ino, ReadMode::Requests(None));
+            return open_files.reply_opened(&mode, reply);
         }
-        let handles = Arc::clone(handles);
+        let open_files = Arc::clone(open_files);
         self.workers.submit(move || {
-            let way = handles.way(ino, &reply);
-            let way = handles.enter(ino, way);
-            handles.answer(&way, reply);
+            let mode = open_files.choose_mode(ino, &reply);
+            let mode = open_files.add_handle(ino, mode);
+            open_files.reply_opened(&mode, reply);
         });
     }
 
@@ -126,24 +126,24 @@ impl Desk {
     where
         D: FnOnce(Option<Bytes>) + Send + 'static,
     {
-        let handles = &self.handles;
-        let file = handles.copy(ino);
-        if file.is_none() && !handles.copies.has(ino) {
+        let open_files = &self.open_files;
+        let file = open_files.backing_file(ino);
+        if file.is_none() && !open_files.backing_files.may_have(ino) {
             return Some(done);
         }
         if let Some(file) = &file
             && let Some(bytes) = read_cached(file, offset, len)
         {
-            handles.stats.copied_bytes.add(bytes.len() as u64);
+            open_files.stats.copied_bytes.add(bytes.len() as u64);
             done(Some(bytes));
             return None;
         }
-        let handles = Arc::clone(handles);
+        let open_files = Arc::clone(open_files);
         self.workers.submit(move || {
-            let file = file.or_else(|| handles.adopt(ino));
+            let file = file.or_else(|| open_files.open_backing_file(ino));
             let bytes = file.and_then(|file| read_all(&file, offset, len));
             if let Some(bytes) = &bytes {
-                handles.stats.copied_bytes.add(bytes.len() as u64);
+                open_files.stats.copied_bytes.add(bytes.len() as u64);
             }
             done(bytes);
         });
@@ -151,70 +151,70 @@ impl Desk {
     }
 }
 
-impl Handles {
+impl OpenFiles {
     /// What the kernel said about passthrough when the session began.
-    pub(super) fn offer_passthrough(&self, is_offered: bool) {
-        self.passthrough.store(is_offered, Ordering::Relaxed);
+    pub(super) fn set_passthrough_offered(&self, is_offered: bool) {
+        self.is_passthrough_enabled.store(is_offered, Ordering::Relaxed);
         if !is_offered {
-            self.refuse("the kernel offers none (it takes Linux 6.9)".to_owned());
+            self.record_disabled_reason("the kernel offers none (it takes Linux 6.9)".to_owned());
         }
     }
 
     /// Why the kernel reads no copy by itself; `None` as long as it may.
-    pub(super) fn refusal(&self) -> Option<String> {
-        lock(&self.refusal).clone()
+    pub(super) fn disabled_reason(&self) -> Option<String> {
+        lock(&self.disabled_reason).clone()
     }
 
     /// The best way to read `ino`, which nobody has open.
-    fn way(&self, ino: Ino, reply: &ReplyOpen) -> Way {
-        let Some(file) = self.copies.open(ino) else {
-            return Way::Requests(None);
+    fn choose_mode(&self, ino: Ino, reply: &ReplyOpen) -> ReadMode {
+        let Some(file) = self.backing_files.open(ino) else {
+            return ReadMode::Requests(None);
         };
-        if !self.passthrough.load(Ordering::Relaxed) {
-            return Way::Requests(Some(Arc::new(file)));
+        if !self.is_passthrough_enabled.load(Ordering::Relaxed) {
+            return ReadMode::Requests(Some(Arc::new(file)));
         }
         match reply.open_backing(&file) {
             // The kernel has the file open by itself now.
-            Ok(id) => Way::Passthrough(Arc::new(id)),
+            Ok(id) => ReadMode::Passthrough(Arc::new(id)),
             Err(error) => {
                 // What it does not permit now it will not permit later; other errors may pass.
-                if is_refusal(&error) {
-                    self.passthrough.store(false, Ordering::Relaxed);
-                    self.refuse(error.to_string());
+                if is_permanent_error(&error) {
+                    self.is_passthrough_enabled.store(false, Ordering::Relaxed);
+                    self.record_disabled_reason(error.to_string());
                 }
-                Way::Requests(Some(Arc::new(file)))
+                ReadMode::Requests(Some(Arc::new(file)))
             }
         }
     }
 
     /// One more handle of `ino`, if it is open.
-    fn join(&self, ino: Ino) -> Option<Way> {
-        let mut open = lock(&self.open);
-        let found = open.get_mut(&ino)?;
-        found.handles += 1;
-        Some(found.way.clone())
+    fn add_handle_if_open(&self, ino: Ino) -> Option<ReadMode> {
+        let mut inodes = lock(&self.inodes);
+        let found = inodes.get_mut(&ino)?;
+        found.handle_count += 1;
+        Some(found.mode.clone())
     }
 
     /// One more handle of `ino`, which is opened `way` unless it is open.
-    fn enter(&self, ino: Ino, way: Way) -> Way {
-        match lock(&self.open).entry(ino) {
+    fn add_handle(&self, ino: Ino, mode: ReadMode) -> ReadMode {
+        match lock(&self.inodes).entry(ino) {
             Entry::Occupied(mut found) => {
-                found.get_mut().handles += 1;
-                found.get().way.clone()
+                found.get_mut().handle_count += 1;
+                found.get().mode.clone()
             }
-            Entry::Vacant(free) => free.insert(Open { handles: 1, way }).way.clone(),
+            Entry::Vacant(free) => free.insert(OpenInode { handle_count: 1, mode }).mode.clone(),
         }
     }
 
-    fn answer(&self, way: &Way, reply: ReplyOpen) {
+    fn reply_opened(&self, mode: &ReadMode, reply: ReplyOpen) {
         let flags = FopenFlags::FOPEN_NOFLUSH;
-        match way {
-            Way::Passthrough(id) => {
+        match mode {
+            ReadMode::Passthrough(id) => {
                 self.stats.passthrough_opens.increment();
                 // Not to keep the cache: that is no flag of such files, and an error.
                 reply.opened_passthrough(FileHandle(0), flags, id);
             }
-            Way::Requests(_) => {
+            ReadMode::Requests(_) => {
                 self.stats.served_opens.increment();
                 // Nothing changes, so what the page cache holds stays right.
                 reply.opened(FileHandle(0), flags | FopenFlags::FOPEN_KEEP_CACHE);
@@ -224,60 +224,60 @@ impl Handles {
 
     /// One handle of `ino` less.
     pub(super) fn release(&self, ino: Ino) {
-        let mut open = lock(&self.open);
-        let Entry::Occupied(mut found) = open.entry(ino) else {
+        let mut inodes = lock(&self.inodes);
+        let Entry::Occupied(mut found) = inodes.entry(ino) else {
             return;
         };
-        found.get_mut().handles -= 1;
-        if found.get().handles == 0 {
+        found.get_mut().handle_count -= 1;
+        if found.get().handle_count == 0 {
             let closed = found.remove();
             // The kernel is told outside.
-            drop(open);
+            drop(inodes);
             drop(closed);
         }
     }
 
     /// The copy that reads of `ino` are answered from, as far as it is open.
-    fn copy(&self, ino: Ino) -> Option<Arc<File>> {
-        match &lock(&self.open).get(&ino)?.way {
-            Way::Requests(file) => file.clone(),
+    fn backing_file(&self, ino: Ino) -> Option<Arc<File>> {
+        match &lock(&self.inodes).get(&ino)?.mode {
+            ReadMode::Requests(file) => file.clone(),
             // A read that was under way when the last handle was closed.
-            Way::Passthrough(_) => None,
+            ReadMode::Passthrough(_) => None,
         }
     }
 
     /// The copy of `ino`, which became complete while it was open.
-    fn adopt(&self, ino: Ino) -> Option<Arc<File>> {
-        let file = Arc::new(self.copies.open(ino)?);
-        if let Some(open) = lock(&self.open).get_mut(&ino)
-            && let Way::Requests(copy @ None) = &mut open.way
+    fn open_backing_file(&self, ino: Ino) -> Option<Arc<File>> {
+        let file = Arc::new(self.backing_files.open(ino)?);
+        if let Some(open) = lock(&self.inodes).get_mut(&ino)
+            && let ReadMode::Requests(copy @ None) = &mut open.mode
         {
             *copy = Some(Arc::clone(&file));
         }
         Some(file)
     }
 
-    fn refuse(&self, why: String) {
-        let mut refusal = lock(&self.refusal);
-        if refusal.is_none() {
+    fn record_disabled_reason(&self, why: String) {
+        let mut disabled_reason = lock(&self.disabled_reason);
+        if disabled_reason.is_none() {
             tracing::info!(why, "the kernel does not read copies by itself");
-            *refusal = Some(why);
+            *disabled_reason = Some(why);
         }
     }
 }
 
 /// Whether the kernel says no for good: not permitted (it takes `CAP_SYS_ADMIN`), the copies' file
 /// system is stacked itself, or there is no passthrough at all.
-fn is_refusal(error: &io::Error) -> bool {
+fn is_permanent_error(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    let refusals = [
+    let permanent_errors = [
         Errno::PERM,
         Errno::LOOP,
         Errno::OPNOTSUPP,
         Errno::NOTTY,
         Errno::NOSYS,
     ];
-    Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
+    Errno::from_io_error(error).is_some_and(|errno| permanent_errors.contains(&errno))
 }
 
 /// What is in the page cache of all `len` bytes; `None` when a disk would have to be waited for.

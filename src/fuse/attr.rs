@@ -30,7 +30,7 @@ pub(super) fn attributes(
     entry: Entry<'_>,
     mode: u32,
     inode: INodeNo,
-    shown: &Ownership,
+    ownership: &Ownership,
 ) -> FileAttr {
     let time = time_of(entry.mtime());
     let kind = entry.kind();
@@ -43,10 +43,10 @@ pub(super) fn attributes(
         ctime: time,
         crtime: time,
         kind: file_type(kind),
-        perm: permissions(mode, shown.umask),
+        perm: permissions(mode, ownership.umask),
         nlink: entry.link_count(),
-        uid: shown.uid.unwrap_or(entry.uid()),
-        gid: shown.gid.unwrap_or(entry.gid()),
+        uid: ownership.uid.unwrap_or(entry.uid()),
+        gid: ownership.gid.unwrap_or(entry.gid()),
         rdev: rdev(kind),
         blksize: BLKSIZE,
         flags: 0,
@@ -54,7 +54,7 @@ pub(super) fn attributes(
 }
 
 /// What a negative answer to a lookup carries: inode 0 and nothing else.
-pub(super) fn absent() -> FileAttr {
+pub(super) fn negative_entry() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
         size: 0,
@@ -96,8 +96,8 @@ fn size(kind: Kind<'_>, size: u64) -> u64 {
 
 fn permissions(mode: u32, umask: u32) -> u16 {
     // Umask(2) knows nine bits; set-user-id, set-group-id and sticky stay as they are.
-    let kept = mode & 0o7777 & !(umask & 0o777);
-    u16::try_from(kept).unwrap_or(0)
+    let bits = mode & 0o7777 & !(umask & 0o777);
+    u16::try_from(bits).unwrap_or(0)
 }
 
 /// A device number as FUSE carries it, in 32 bits: twelve for the major, twenty for the minor
@@ -123,7 +123,7 @@ mod tests {
     use rustix::fs::makedev;
 
     #[test]
-    fn device_numbers_are_encoded_as_the_c_library_does() {
+    fn rdev_matches_makedev() {
         for (major, minor) in [(1, 3), (8, 0), (259, 70_000), (0xfff, 0xf_ffff)] {
             let kind = Kind::CharDevice(Device { major, minor });
             assert_eq!(u64::from(rdev(kind)), makedev(major, minor));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn fractions_count_forward_before_1970_too() {
+    fn time_before_1970_adds_nanoseconds() {
         let time = |seconds, nanoseconds| {
             time_of(Timestamp {
                 seconds,
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_time_do_no_harm() {
+    fn extreme_timestamps_do_not_panic() {
         for seconds in [i64::MIN, i64::MAX] {
             let time = time_of(Timestamp {
                 seconds,
@@ -156,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn a_umask_takes_permissions_and_leaves_set_user_id() {
+    fn umask_clears_permissions_and_keeps_set_user_id() {
         assert_eq!(permissions(0o4777, 0o022), 0o4755);
         assert_eq!(permissions(0o4777, 0o7777), 0o4000);
         assert_eq!(permissions(0o644, 0), 0o644);
     }
 
     #[test]
-    fn sizes_stay_within_what_the_kernel_can_address() {
+    fn size_is_clamped_to_i64_max() {
         assert_eq!(size(Kind::File, u64::MAX), i64::MAX as u64);
         assert_eq!(size(Kind::Directory, 7), 0);
         assert_eq!(size(Kind::Symlink(b"abc"), 3), 3);

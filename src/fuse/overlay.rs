@@ -16,25 +16,25 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::attr::Ownership;
-use super::device::{self, MountError, Mountpoint};
+use super::syscalls::{self, MountError, Mountpoint};
 use super::options::MountOptions;
-use super::table;
+use super::mountinfo;
 use crate::base::id_map::IdMap;
 
 /// The type of the kernel's overlays.
-const OVERLAY: &str = "overlay";
+const OVERLAY_FS_TYPE: &str = "overlay";
 /// Makes them without the kernel's help.
-const HELPER: &str = "fuse-overlayfs";
+const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
 /// The type of its overlays in the kernel's table.
-const HELPER_TYPE: &str = "fuse.fuse-overlayfs";
+const FUSE_OVERLAYFS_FS_TYPE: &str = "fuse.fuse-overlayfs";
 /// Where the helper is looked for: in `PATH` it might be anybody's, and a service may not have one.
-const HELPER_PLACES: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
+const FUSE_OVERLAYFS_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// Starts a program in a new user namespace; of util-linux 2.36 or later.
 const UNSHARE: &str = "/usr/bin/unshare";
 
 /// What holds what is written to a mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Upper {
+pub struct UpperDirs {
     /// Holds what is new or changed.
     pub upper: PathBuf,
     /// For the kernel's use, on the same file system.
@@ -45,34 +45,34 @@ pub struct Upper {
 
 /// A type of file system that lies over a mount and makes it writable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cover {
+pub enum OverlayKind {
     /// The kernel's.
-    Overlay,
+    Overlayfs,
     /// fuse-overlayfs.
-    Helper,
+    FuseOverlayfs,
 }
 
-impl Cover {
+impl OverlayKind {
     /// Its name in the kernel's table of mounts.
-    pub fn file_system(self) -> &'static str {
+    pub fn fs_type(self) -> &'static str {
         match self {
-            Self::Overlay => OVERLAY,
-            Self::Helper => HELPER_TYPE,
+            Self::Overlayfs => OVERLAY_FS_TYPE,
+            Self::FuseOverlayfs => FUSE_OVERLAYFS_FS_TYPE,
         }
     }
 
     /// The one of that name in the kernel's table of mounts.
-    pub fn of(file_system: &str) -> Option<Self> {
-        let all = [Self::Overlay, Self::Helper];
+    pub fn from_fs_type(fs_type: &str) -> Option<Self> {
+        let all = [Self::Overlayfs, Self::FuseOverlayfs];
         all.into_iter()
-            .find(|cover| cover.file_system() == file_system)
+            .find(|overlay| overlay.fs_type() == fs_type)
     }
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Overlay => "overlayfs",
-            Self::Helper => HELPER,
+            Self::Overlayfs => "overlayfs",
+            Self::FuseOverlayfs => FUSE_OVERLAYFS,
         }
     }
 }
@@ -81,13 +81,13 @@ impl Cover {
 ///
 /// # Errors
 /// When there is not.
-pub(super) fn look() -> Result<(), MountError> {
-    if may_mount() || helper().is_some() {
+pub(super) fn check_available() -> Result<(), MountError> {
+    if may_mount() || find_fuse_overlayfs().is_some() {
         Ok(())
     } else {
-        Err(MountError::Cover {
+        Err(MountError::Overlay {
             cause: Errno::PERM.into(),
-            has_helper: false,
+            has_fuse_overlayfs: false,
         })
     }
 }
@@ -96,57 +96,57 @@ pub(super) fn look() -> Result<(), MountError> {
 ///
 /// # Errors
 /// When neither the kernel nor the helper does.
-pub(super) fn lay(
+pub(super) fn mount_overlay(
     lower: &Path,
-    upper: &Upper,
+    upper: &UpperDirs,
     mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
-) -> Result<Cover, MountError> {
+) -> Result<OverlayKind, MountError> {
     // `trusted.*` attributes are out of reach in another user namespace than the initial one.
     let in_namespace = !IdMap::of_users().is_initial();
-    let data = data(lower, upper, in_namespace);
+    let data = overlay_options(lower, upper, in_namespace);
     if may_mount() {
-        check_len(&data, rustix::param::page_size())?;
+        check_options_len(&data, rustix::param::page_size())?;
     }
-    let refused = match overlay(data, &mountpoint.by_descriptor(), source, options) {
-        Ok(()) => return Ok(Cover::Overlay),
+    let refused = match mount_overlayfs(data, &mountpoint.proc_fd_path(), source, options) {
+        Ok(()) => return Ok(OverlayKind::Overlayfs),
         Err(errno) => errno,
     };
-    let helper = helper();
+    let helper = find_fuse_overlayfs();
     // What the kernel has against the directories it would have against the helper's result, too.
     let may_help = matches!(refused, Errno::PERM | Errno::ACCESS | Errno::NODEV);
     match helper {
         Some(helper) if may_help => {
-            by_helper(&helper, lower, upper, &mountpoint.path()?, options)?;
-            Ok(Cover::Helper)
+            mount_with_fuse_overlayfs(&helper, lower, upper, &mountpoint.path()?, options)?;
+            Ok(OverlayKind::FuseOverlayfs)
         }
-        helper => Err(MountError::Cover {
+        helper => Err(MountError::Overlay {
             cause: refused.into(),
-            has_helper: helper.is_some(),
+            has_fuse_overlayfs: helper.is_some(),
         }),
     }
 }
 
-fn overlay(
+fn mount_overlayfs(
     data: Vec<u8>,
     mountpoint: &Path,
     source: &str,
     options: &MountOptions,
 ) -> rustix::io::Result<()> {
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    rustix::mount::mount(source, mountpoint, OVERLAY, flags(options), data.as_c_str())
+    rustix::mount::mount(source, mountpoint, OVERLAY_FS_TYPE, mount_flags(options), data.as_c_str())
 }
 
 /// The kernel's words for an overlay.
-fn data(lower: &Path, upper: &Upper, in_namespace: bool) -> Vec<u8> {
+fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u8> {
     let mut data = b"lowerdir=".to_vec();
-    data.extend(escaped(lower, b":,\\"));
+    data.extend(escape(lower, b":,\\"));
     data.extend(b",upperdir=");
-    data.extend(escaped(&upper.upper, b",\\"));
+    data.extend(escape(&upper.upper, b",\\"));
     data.extend(b",workdir=");
-    data.extend(escaped(&upper.work, b",\\"));
-    for word in words(upper.is_temporary, in_namespace) {
+    data.extend(escape(&upper.work, b",\\"));
+    for word in overlay_flags(upper.is_temporary, in_namespace) {
         data.push(b',');
         data.extend(word.as_bytes());
     }
@@ -154,17 +154,17 @@ fn data(lower: &Path, upper: &Upper, in_namespace: bool) -> Vec<u8> {
 }
 
 /// Refuses what mount(2) would cut: it reads a page, the last byte of which ends the text.
-fn check_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
-    let most = page_len.saturating_sub(1);
-    if data.len() > most {
+fn check_options_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
+    let max_len = page_len.saturating_sub(1);
+    if data.len() > max_len {
         let len = data.len();
-        return Err(MountError::LongNames { len, most });
+        return Err(MountError::OverlayOptionsTooLong { len, max_len });
     }
     Ok(())
 }
 
 /// How the overlay works, whatever the kernel was built or started with.
-fn words(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
+fn overlay_flags(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
     // An index wants to find files below again by handles that hold for ever, and mends hard links
     // that are changed. Without one they part, as they do on any overlay by default.
     let mut words = vec!["index=off"];
@@ -189,7 +189,7 @@ fn words(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
     words
 }
 
-fn flags(options: &MountOptions) -> MountFlags {
+fn mount_flags(options: &MountOptions) -> MountFlags {
     let mut flags = MountFlags::empty();
     flags.set(MountFlags::RDONLY, options.read_only == Some(true));
     flags.set(MountFlags::NOSUID, !options.suid);
@@ -200,7 +200,7 @@ fn flags(options: &MountOptions) -> MountFlags {
 }
 
 /// `path` with a backslash before each of `special`.
-fn escaped(path: &Path, special: &[u8]) -> Vec<u8> {
+fn escape(path: &Path, special: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     for &byte in path.as_os_str().as_bytes() {
         if special.contains(&byte) {
@@ -215,45 +215,45 @@ fn escaped(path: &Path, special: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// When it does not mount.
-fn by_helper(
+fn mount_with_fuse_overlayfs(
     helper: &Path,
     lower: &Path,
-    upper: &Upper,
+    upper: &UpperDirs,
     mountpoint: &Path,
     options: &MountOptions,
 ) -> Result<(), MountError> {
-    let layers = helper_layers(lower, upper, options);
+    let layers = fuse_overlayfs_dirs(lower, upper, options);
     if !may_mount() {
-        match helper_with_capabilities(helper, &layers, mountpoint, options) {
-            Err(MountError::Cover { cause, .. }) => tracing::warn!(
+        match mount_in_user_namespace(helper, &layers, mountpoint, options) {
+            Err(MountError::Overlay { cause, .. }) => tracing::warn!(
                 %cause,
-                "{HELPER} runs without a user namespace: it cannot make directories without write \
+                "{FUSE_OVERLAYFS} runs without a user namespace: it cannot make directories without write \
                  permission, as dpkg does"
             ),
             done => return done,
         }
     }
-    let options = [layers.as_slice(), helper_flags(options).as_bytes()].join(&b',');
+    let options = [layers.as_slice(), fuse_overlayfs_flags(options).as_bytes()].join(&b',');
     let mut command = Command::new(helper);
     command.arg("-o").arg(OsStr::from_bytes(&options));
-    run_helper(command.arg(mountpoint))
+    run_fuse_overlayfs(command.arg(mountpoint))
 }
 
-/// As [`by_helper`], in a user namespace, where the helper has all capabilities over the user's files.
+/// As [`mount_with_fuse_overlayfs`], in a user namespace, where the helper has all capabilities over the user's files.
 ///
 /// It marks a new directory by an extended attribute, which a directory without write permission takes only
 /// from a process with `CAP_DAC_OVERRIDE`. In a user namespace it cannot mount by fusermount3, so it inherits
 /// the device of a mount that this process makes.
-fn helper_with_capabilities(
+fn mount_in_user_namespace(
     helper: &Path,
     layers: &[u8],
     mountpoint: &Path,
     options: &MountOptions,
 ) -> Result<(), MountError> {
-    let name = format!("fsname={HELPER},subtype={HELPER}");
+    let name = format!("fsname={FUSE_OVERLAYFS},subtype={FUSE_OVERLAYFS}");
     let access = "default_permissions,noatime";
-    let words = format!("{},{access},{name}", helper_flags(options));
-    let device = device::mount_with_helper(mountpoint, &words)?;
+    let words = format!("{},{access},{name}", fuse_overlayfs_flags(options));
+    let device = syscalls::mount_with_fusermount(mountpoint, &words)?;
     fcntl_setfd(&device, FdFlags::empty()).map_err(|errno| MountError::System(errno.into()))?;
     let mut command = Command::new(UNSHARE);
     command
@@ -262,21 +262,21 @@ fn helper_with_capabilities(
         .arg("-o")
         .arg(OsStr::from_bytes(layers))
         .arg(format!("/dev/fd/{}", device.as_raw_fd()));
-    run_helper(&mut command).inspect_err(|_| {
-        if let Err(error) = device::unmount(HELPER_TYPE, mountpoint, None, true) {
+    run_fuse_overlayfs(&mut command).inspect_err(|_| {
+        if let Err(error) = syscalls::unmount(FUSE_OVERLAYFS_FS_TYPE, mountpoint, None, true) {
             tracing::warn!(%error, "cannot unmount");
         }
     })
 }
 
 /// The helper's words for its directories, and for owners.
-fn helper_layers(lower: &Path, upper: &Upper, options: &MountOptions) -> Vec<u8> {
+fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) -> Vec<u8> {
     let mut words = b"lowerdir=".to_vec();
-    words.extend(escaped(lower, b":,\\"));
+    words.extend(escape(lower, b":,\\"));
     words.extend(b",upperdir=");
-    words.extend(escaped(&upper.upper, b",\\"));
+    words.extend(escape(&upper.upper, b",\\"));
     words.extend(b",workdir=");
-    words.extend(escaped(&upper.work, b",\\"));
+    words.extend(escape(&upper.work, b",\\"));
     if !may_mount() && options.ownership == Ownership::default() {
         // Who may write to nothing of the archive's owners would have a writable tree in vain, and
         // cannot give anything to them either.
@@ -287,7 +287,7 @@ fn helper_layers(lower: &Path, upper: &Upper, options: &MountOptions) -> Vec<u8>
 }
 
 /// The options of a mount of the helper's.
-fn helper_flags(options: &MountOptions) -> String {
+fn fuse_overlayfs_flags(options: &MountOptions) -> String {
     let is_read_only = options.read_only == Some(true);
     let flags = [
         (is_read_only, "ro"),
@@ -304,10 +304,10 @@ fn helper_flags(options: &MountOptions) -> String {
 }
 
 /// Runs the helper until it answers; then it goes into the background by itself.
-fn run_helper(command: &mut Command) -> Result<(), MountError> {
-    let refused = |message: String| MountError::Cover {
+fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
+    let refused = |message: String| MountError::Overlay {
         cause: io::Error::other(message),
-        has_helper: true,
+        has_fuse_overlayfs: true,
     };
     let output = command
         .stdin(Stdio::null())
@@ -321,17 +321,17 @@ fn run_helper(command: &mut Command) -> Result<(), MountError> {
     if output.status.success() {
         return Ok(());
     }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    let complaint = complaint.trim().lines().next_back();
-    let complaint = complaint.map_or_else(|| output.status.to_string(), str::to_owned);
-    Err(refused(format!("{HELPER}: {complaint}")))
+    let stderr_message = String::from_utf8_lossy(&output.stderr);
+    let stderr_message = stderr_message.trim().lines().next_back();
+    let stderr_message = stderr_message.map_or_else(|| output.status.to_string(), str::to_owned);
+    Err(refused(format!("{FUSE_OVERLAYFS}: {stderr_message}")))
 }
 
 /// Where the helper is, if it is installed.
-fn helper() -> Option<PathBuf> {
-    let places = HELPER_PLACES
+fn find_fuse_overlayfs() -> Option<PathBuf> {
+    let places = FUSE_OVERLAYFS_DIRS
         .iter()
-        .map(|place| Path::new(place).join(HELPER));
+        .map(|place| Path::new(place).join(FUSE_OVERLAYFS));
     places.into_iter().find(|place| place.is_file())
 }
 
@@ -345,50 +345,50 @@ fn may_mount() -> bool {
 ///
 /// # Errors
 /// When the kernel's table cannot be read.
-pub(super) fn is_ours(mountpoint: &Path) -> io::Result<bool> {
-    Ok(lower_of(mountpoint)?.is_some_and(|lower| is_our_lower(&lower)))
+pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
+    Ok(lower_dir_of(mountpoint)?.is_some_and(|lower| is_tarfs_lower_dir(&lower)))
 }
 
 /// Takes out what a process of ours that died has left on `path`, if it lies over `lower`, which was a
 /// mount of that process alone.
-pub fn clear_cover(path: &Path, lower: &Path) {
-    let Ok(mountpoint) = table::canonical(path) else {
+pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
+    let Ok(mountpoint) = mountinfo::canonicalize(path) else {
         return;
     };
-    if lower_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
-        && let Err(error) = device::unmount(OVERLAY, &mountpoint, None, true)
+    if lower_dir_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
+        && let Err(error) = syscalls::unmount(OVERLAY_FS_TYPE, &mountpoint, None, true)
     {
         tracing::debug!(%error, "a dead mount cannot be taken out");
     }
 }
 
 /// The layer below the overlay on `mountpoint`, if there is one.
-fn lower_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
-    let Some(words) = table::options(mountpoint, OVERLAY)? else {
+fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
+    let Some(words) = mountinfo::superblock_options_at(mountpoint, OVERLAY_FS_TYPE)? else {
         return Ok(None);
     };
     let mut words = words.split(|&byte| byte == b',');
     let lower = words.find_map(|word| word.strip_prefix(b"lowerdir="));
-    Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(table::unescaped(lower)))))
+    Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(mountinfo::unescape(lower)))))
 }
 
 /// What directories are called in which mounts lie until they are covered; what follows is by chance.
-pub const SCRATCH: &str = "tarfs-writable-";
+pub const SCRATCH_PREFIX: &str = "tarfs-writable-";
 /// The mountpoint in it.
-pub const LOWER: &str = "lower";
+pub const LOWER_DIR_NAME: &str = "lower";
 
-fn is_our_lower(lower: &Path) -> bool {
+fn is_tarfs_lower_dir(lower: &Path) -> bool {
     let scratch = lower.parent().and_then(Path::file_name);
-    lower.file_name().is_some_and(|name| name == LOWER)
-        && scratch.is_some_and(|name| name.as_bytes().starts_with(SCRATCH.as_bytes()))
+    lower.file_name().is_some_and(|name| name == LOWER_DIR_NAME)
+        && scratch.is_some_and(|name| name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn upper(is_temporary: bool) -> Upper {
-        Upper {
+    fn upper(is_temporary: bool) -> UpperDirs {
+        UpperDirs {
             upper: "/v/a,b/upper".into(),
             work: "/v/a:b/work".into(),
             is_temporary,
@@ -396,12 +396,12 @@ mod tests {
     }
 
     fn text(is_temporary: bool, in_namespace: bool) -> String {
-        let data = data(Path::new("/l:o,w\\"), &upper(is_temporary), in_namespace);
+        let data = overlay_options(Path::new("/l:o,w\\"), &upper(is_temporary), in_namespace);
         String::from_utf8(data).expect("UTF-8")
     }
 
     #[test]
-    fn an_overlay_is_described_in_the_kernels_words() {
+    fn overlay_options_follow_upper_dirs_and_namespace() {
         assert_eq!(
             text(false, false),
             "lowerdir=/l\\:o\\,w\\\\,upperdir=/v/a\\,b/upper,workdir=/v/a:b/work,\
@@ -412,9 +412,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_would_cut_is_refused() {
-        assert!(check_len(&[b'x'; 4095], 4096).is_ok());
-        let refused = check_len(&[b'x'; 4096], 4096).expect_err("too long");
+    fn overlay_options_longer_than_a_page_fail() {
+        assert!(check_options_len(&[b'x'; 4095], 4096).is_ok());
+        let refused = check_options_len(&[b'x'; 4096], 4096).expect_err("too long");
         let told = refused.to_string();
         assert!(
             told.ends_with("take 4096 bytes, and the kernel reads 4095"),
@@ -423,9 +423,9 @@ mod tests {
     }
 
     #[test]
-    fn options_count_for_what_is_seen() {
+    fn overlay_flags_follow_mount_options() {
         let harmless = MountFlags::NOSUID | MountFlags::NODEV;
-        assert_eq!(flags(&MountOptions::default()), harmless);
+        assert_eq!(mount_flags(&MountOptions::default()), harmless);
         let root = MountOptions {
             suid: true,
             dev: true,
@@ -435,13 +435,13 @@ mod tests {
             ..MountOptions::default()
         };
         let asked = MountFlags::NOEXEC | MountFlags::NOSYMFOLLOW | MountFlags::RDONLY;
-        assert_eq!(flags(&root), asked);
+        assert_eq!(mount_flags(&root), asked);
     }
 
     #[test]
-    fn our_lower_layers_are_told_from_others() {
-        assert!(is_our_lower(Path::new("/var/tmp/tarfs-writable-0f/lower")));
-        assert!(!is_our_lower(Path::new("/var/tmp/tarfs-writable-0f/upper")));
-        assert!(!is_our_lower(Path::new("/var/lib/docker/lower")));
+    fn lower_dir_of_tarfs_is_recognized() {
+        assert!(is_tarfs_lower_dir(Path::new("/var/tmp/tarfs-writable-0f/lower")));
+        assert!(!is_tarfs_lower_dir(Path::new("/var/tmp/tarfs-writable-0f/upper")));
+        assert!(!is_tarfs_lower_dir(Path::new("/var/lib/docker/lower")));
     }
 }

@@ -6,7 +6,7 @@ use fuser::Errno;
 use crate::archive::ReadError;
 
 /// The number for a read that failed.
-pub(super) fn of_read(error: &ReadError) -> Errno {
+pub(super) fn from_read_error(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,
         // The handle is good, what it stood for is gone: NFS' word for the same thing.
@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_says_what_the_reader_can_do() {
+    fn read_errors_map_to_errnos() {
         for (error, number) in [
             (ReadError::NotAFile, Errno::EINVAL),
             (ReadError::Changed(failure()), Errno::ESTALE),
@@ -43,7 +43,7 @@ mod tests {
             (ReadError::Unreachable(failure()), Errno::EIO),
             (ReadError::Unscanned, Errno::EIO),
         ] {
-            assert_eq!(of_read(&error), number, "{error}");
+            assert_eq!(from_read_error(&error), number, "{error}");
         }
     }
 }

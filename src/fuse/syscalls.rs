@@ -25,36 +25,36 @@ use rustix::net::{
 use rustix::process::{getgid, getuid};
 
 use super::options::MountOptions;
-use super::pin::{Pinned, Place, is_dead, path_of};
-use super::table;
+use super::pinned::{PinnedMount, MountpointEntry, is_dead, proc_fd_path};
+use super::mountinfo;
 use crate::base::passwd::Accounts;
 
-const DEVICE: &str = "/dev/fuse";
+const FUSE_DEVICE: &str = "/dev/fuse";
 /// Its number, the same on every Linux: a miscellaneous character device.
-const MAJOR: u32 = 10;
+const FUSE_MAJOR: u32 = 10;
 /// Which of these.
-const MINOR: u32 = 229;
+const FUSE_MINOR: u32 = 229;
 /// Mounts for those who may not, setuid root; comes with libfuse 3.
-const HELPER: &str = "fusermount3";
+const FUSERMOUNT: &str = "fusermount3";
 /// Tells the helper the number of the socket on which to send the device.
-const HELPER_SOCKET: &str = "_FUSE_COMMFD";
+const FUSERMOUNT_SOCKET_ENV: &str = "_FUSE_COMMFD";
 /// What mount(8) shows behind `fuse.`.
 const SUBTYPE: &str = "tarfs";
 /// The type of our mounts in the kernel's table.
-pub(super) const FILE_SYSTEM: &str = "fuse.tarfs";
+pub(super) const TARFS_FS_TYPE: &str = "fuse.tarfs";
 
 /// Why a mount could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel has no FUSE, or this container hides it.
-    #[error("cannot mount: there is no FUSE device at {DEVICE}")]
+    #[error("cannot mount: there is no FUSE device at {FUSE_DEVICE}")]
     NoDevice,
     /// Not root, and nobody who could mount for us.
-    #[error("cannot mount: not permitted, and {HELPER} is not installed")]
-    NoHelper,
+    #[error("cannot mount: not permitted, and {FUSERMOUNT} is not installed")]
+    NoFusermount,
     /// The helper refused.
     #[error("cannot mount on {}: {message}", .mountpoint.display())]
-    Helper {
+    Fusermount {
         /// Where.
         mountpoint: PathBuf,
         /// What the helper says.
@@ -86,24 +86,24 @@ pub enum MountError {
     System(#[source] io::Error),
     /// What was mounted cannot be made writable.
     #[error("cannot make it writable")]
-    Cover {
+    Overlay {
         /// Why.
         #[source]
         cause: io::Error,
         /// Whether fuse-overlayfs was there to do it.
-        has_helper: bool,
+        has_fuse_overlayfs: bool,
     },
     /// What is written to it would lie in directories whose names the kernel would not read to their
     /// ends.
     #[error(
         "cannot make it writable: the names of the overlay's directories take {len} bytes, and the \
-         kernel reads {most}"
+         kernel reads {max_len}"
     )]
-    LongNames {
+    OverlayOptionsTooLong {
         /// Bytes of all options.
         len: usize,
         /// Bytes of them that the kernel reads.
-        most: usize,
+        max_len: usize,
     },
     /// Mounted, but nothing answers; unmounted again.
     #[error("the mount did not answer in time")]
@@ -130,17 +130,17 @@ impl MountError {
                  (`--device /dev/fuse --cap-add SYS_ADMIN`); \
                  `tarfs materialize` works without it",
             ),
-            Self::NoHelper => Some(
+            Self::NoFusermount => Some(
                 "install it (Debian: `apt install fuse3`) or mount as root; \
                  `tarfs materialize` works without it",
             ),
-            Self::Helper { message, .. } if message.contains("user_allow_other") => {
+            Self::Fusermount { message, .. } if message.contains("user_allow_other") => {
                 Some("add the line `user_allow_other` to /etc/fuse.conf, or mount as root")
             }
-            Self::Helper { message, .. } if message.contains(DEVICE) => {
+            Self::Fusermount { message, .. } if message.contains(FUSE_DEVICE) => {
                 Some("`tarfs materialize` works without it")
             }
-            Self::Helper { message, .. } if message.contains("no write access") => {
+            Self::Fusermount { message, .. } if message.contains("no write access") => {
                 Some("mount on a directory of your own, or as root")
             }
             Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
@@ -153,9 +153,9 @@ impl MountError {
             Self::Namespace { .. } => {
                 Some("name a process, or a file like /proc/PID/ns/mnt, and mount as root")
             }
-            Self::Cover { cause, has_helper } => cover_hint(cause, *has_helper),
-            Self::LongNames { .. } => Some("name a directory with a shorter path with --upper"),
-            Self::Helper { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
+            Self::Overlay { cause, has_fuse_overlayfs } => overlay_hint(cause, *has_fuse_overlayfs),
+            Self::OverlayOptionsTooLong { .. } => Some("name a directory with a shorter path with --upper"),
+            Self::Fusermount { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
                 None
             }
         }
@@ -163,9 +163,9 @@ impl MountError {
 }
 
 /// What to do when a mount cannot be made writable because of `cause`.
-fn cover_hint(cause: &io::Error, has_helper: bool) -> Option<&'static str> {
+fn overlay_hint(cause: &io::Error, has_fuse_overlayfs: bool) -> Option<&'static str> {
     match Errno::from_io_error(cause)? {
-        Errno::PERM | Errno::ACCESS | Errno::NODEV if !has_helper => Some(
+        Errno::PERM | Errno::ACCESS | Errno::NODEV if !has_fuse_overlayfs => Some(
             "mount as root with overlayfs in the kernel, or install fuse-overlayfs \
              (Debian: `apt install fuse-overlayfs`)",
         ),
@@ -225,21 +225,21 @@ pub(super) struct Mountpoint(OwnedFd);
 
 impl Mountpoint {
     /// The directory as a path for this process alone, which leads to it whatever its name is.
-    pub(super) fn by_descriptor(&self) -> PathBuf {
-        path_of(&self.0)
+    pub(super) fn proc_fd_path(&self) -> PathBuf {
+        proc_fd_path(&self.0)
     }
 
     /// Its path now: absolute, without symbolic links.
     pub(super) fn path(&self) -> Result<PathBuf, MountError> {
-        fs::read_link(self.by_descriptor()).map_err(MountError::System)
+        fs::read_link(self.proc_fd_path()).map_err(MountError::System)
     }
 }
 
 /// Opens the directory at `path` to mount on it. A directory that is not empty is hidden while mounted, as
 /// with every mount(8).
-pub(super) fn mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
+pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     let at = |cause| MountError::at(path, cause);
-    clear_dead(path);
+    unmount_dead(path);
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty());
     let directory = directory.map_err(|errno| at(errno.into()))?;
@@ -253,34 +253,34 @@ pub(super) fn mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
 
 /// Takes out what a process of ours that died has left at `path`, if it has: a mount that nobody serves
 /// and nobody can.
-pub fn clear_dead(path: &Path) {
-    let Ok(place) = table::canonical(path) else {
+pub fn unmount_dead(path: &Path) {
+    let Ok(canonical) = mountinfo::canonicalize(path) else {
         return;
     };
-    if let Ok(Some(mount)) = Pinned::at(&place, FILE_SYSTEM)
+    if let Ok(Some(mount)) = PinnedMount::open(&canonical, TARFS_FS_TYPE)
         && mount.is_dead()
     {
-        match take_out(mount, &place, true) {
-            Ok(()) => tracing::info!(mountpoint = %place.display(), "a dead mount was taken out"),
+        match unmount_pinned(mount, &canonical, true) {
+            Ok(()) => tracing::info!(mountpoint = %canonical.display(), "a dead mount was taken out"),
             Err(error) => tracing::debug!(%error, "a dead mount cannot be taken out"),
         }
     }
 }
 
 /// Whether there is something to mount with, as far as can be told without mounting.
-pub(super) fn look() -> Result<(), MountError> {
-    match open() {
+pub(super) fn check_available() -> Result<(), MountError> {
+    match open_fuse_device() {
         Ok(_) => Ok(()),
         // The helper may do better.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        Err(error) => Err(missing(error)),
+        Err(error) => Err(device_open_error(error)),
     }
 }
 
-fn open() -> io::Result<File> {
-    let device = OpenOptions::new().read(true).write(true).open(DEVICE)?;
+fn open_fuse_device() -> io::Result<File> {
+    let device = OpenOptions::new().read(true).write(true).open(FUSE_DEVICE)?;
     let found = device.metadata()?;
-    if found.file_type().is_char_device() && found.rdev() == makedev(MAJOR, MINOR) {
+    if found.file_type().is_char_device() && found.rdev() == makedev(FUSE_MAJOR, FUSE_MINOR) {
         Ok(device)
     } else {
         Err(Errno::NODEV.into())
@@ -288,7 +288,7 @@ fn open() -> io::Result<File> {
 }
 
 /// What it means that the device cannot be opened.
-fn missing(error: io::Error) -> MountError {
+fn device_open_error(error: io::Error) -> MountError {
     // ENXIO and ENODEV: the node is there, the driver is not.
     let absent = error.kind() == io::ErrorKind::NotFound
         || [Errno::NXIO, Errno::NODEV]
@@ -312,7 +312,7 @@ pub(super) struct NewMount {
 
 impl NewMount {
     /// Major and minor number of its file system, which is not asked.
-    pub(super) fn number(&self) -> Result<(u32, u32), MountError> {
+    pub(super) fn device_number(&self) -> Result<(u32, u32), MountError> {
         let root = self.root.as_ref().ok_or(MountError::NotReady)?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found = statx(root, "", flags, StatxFlags::empty());
@@ -321,7 +321,7 @@ impl NewMount {
     }
 
     /// Another descriptor of its root.
-    pub(super) fn copy_root(&self) -> Result<OwnedFd, MountError> {
+    pub(super) fn clone_root(&self) -> Result<OwnedFd, MountError> {
         let root = self.root.as_ref().ok_or(MountError::NotReady)?;
         root.try_clone().map_err(MountError::System)
     }
@@ -329,16 +329,16 @@ impl NewMount {
 
 /// Makes a mount that is attached nowhere. Kernels before 5.2 cannot, nor one with a `source` of more than
 /// 255 bytes.
-pub(super) fn detached(source: &str, options: &MountOptions) -> Result<NewMount, MountError> {
-    let device = open().map_err(missing)?;
-    let root = fuse_mount(&device, source, options);
+pub(super) fn create_detached(source: &str, options: &MountOptions) -> Result<NewMount, MountError> {
+    let device = open_fuse_device().map_err(device_open_error)?;
+    let root = fsmount_fuse(&device, source, options);
     Ok(NewMount {
         device: device.into(),
         root: Some(root.map_err(|errno| MountError::System(errno.into()))?),
     })
 }
 
-fn fuse_mount(device: &File, source: &str, options: &MountOptions) -> rustix::io::Result<OwnedFd> {
+fn fsmount_fuse(device: &File, source: &str, options: &MountOptions) -> rustix::io::Result<OwnedFd> {
     let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in [
         ("source", source),
@@ -350,15 +350,15 @@ fn fuse_mount(device: &File, source: &str, options: &MountOptions) -> rustix::io
     ] {
         fsconfig_set_string(&context, key, value)?;
     }
-    for word in kernel_words(options).chain(["ro"]) {
+    for word in fuse_flags(options).chain(["ro"]) {
         fsconfig_set_flag(&context, word)?;
     }
     fsconfig_create(&context)?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes(options))
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, mount_attrs(options))
 }
 
-/// As [`flags`], for fsmount(2).
-fn attributes(options: &MountOptions) -> MountAttrFlags {
+/// As [`mount_flags`], for fsmount(2).
+fn mount_attrs(options: &MountOptions) -> MountAttrFlags {
     let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY;
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !options.suid);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, !options.dev);
@@ -368,12 +368,12 @@ fn attributes(options: &MountOptions) -> MountAttrFlags {
 }
 
 /// Makes a mount and attaches it to the directory that `mountpoint` holds open.
-fn mount_detached(
+fn mount_by_fsmount(
     mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
 ) -> Result<NewMount, MountError> {
-    let mount = detached(source, options)?;
+    let mount = create_detached(source, options)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     if let Some(root) = &mount.root {
         let moved = move_mount(root, "", &mountpoint.0, "", flags);
@@ -389,7 +389,7 @@ pub(super) fn mount(
     options: &MountOptions,
 ) -> Result<NewMount, MountError> {
     // mount(2) may do where these calls are missing or forbidden, and else says what is wrong.
-    match mount_detached(mountpoint, source, options) {
+    match mount_by_fsmount(mountpoint, source, options) {
         Ok(mount) => return Ok(mount),
         Err(error) => tracing::debug!(error = format!("{error:?}"), "mounts by mount(2)"),
     }
@@ -402,18 +402,18 @@ fn mount_by_path(
     source: &str,
     options: &MountOptions,
 ) -> Result<OwnedFd, MountError> {
-    let mount_with_helper =
-        || mount_with_helper(&mountpoint.path()?, &helper_options(source, options));
-    let path = mountpoint.by_descriptor();
-    match open() {
+    let mount_with_fusermount =
+        || mount_with_fusermount(&mountpoint.path()?, &fusermount_options(source, options));
+    let path = mountpoint.proc_fd_path();
+    match open_fuse_device() {
         Ok(device) => match mount_directly(&device, &path, source, options) {
             Ok(()) => Ok(device.into()),
-            Err(Errno::PERM) => mount_with_helper(),
+            Err(Errno::PERM) => mount_with_fusermount(),
             Err(Errno::NODEV) => Err(MountError::NoDevice),
             Err(errno) => Err(MountError::System(errno.into())),
         },
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => mount_with_helper(),
-        Err(error) => Err(missing(error)),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => mount_with_fusermount(),
+        Err(error) => Err(device_open_error(error)),
     }
 }
 
@@ -429,23 +429,23 @@ fn mount_directly(
         getuid().as_raw(),
         getgid().as_raw(),
     );
-    for word in kernel_words(options) {
+    for word in fuse_flags(options) {
         data.push(',');
         data.push_str(word);
     }
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    let file_system = format!("fuse.{SUBTYPE}");
+    let fs_type = format!("fuse.{SUBTYPE}");
     rustix::mount::mount(
         source,
         mountpoint,
-        file_system,
-        flags(options),
+        fs_type,
+        mount_flags(options),
         data.as_c_str(),
     )
 }
 
 /// Options that only FUSE knows.
-fn kernel_words(options: &MountOptions) -> impl Iterator<Item = &'static str> {
+fn fuse_flags(options: &MountOptions) -> impl Iterator<Item = &'static str> {
     [
         (options.allow_other, "allow_other"),
         (options.checks_permissions(), "default_permissions"),
@@ -454,7 +454,7 @@ fn kernel_words(options: &MountOptions) -> impl Iterator<Item = &'static str> {
     .filter_map(|(wanted, word)| wanted.then_some(word))
 }
 
-fn flags(options: &MountOptions) -> MountFlags {
+fn mount_flags(options: &MountOptions) -> MountFlags {
     let mut flags = MountFlags::RDONLY;
     flags.set(MountFlags::NOSUID, !options.suid);
     flags.set(MountFlags::NODEV, !options.dev);
@@ -464,7 +464,7 @@ fn flags(options: &MountOptions) -> MountFlags {
 }
 
 /// The helper mounts, and sends the device over a socket that it inherits.
-pub(super) fn mount_with_helper(mountpoint: &Path, options: &str) -> Result<OwnedFd, MountError> {
+pub(super) fn mount_with_fusermount(mountpoint: &Path, options: &str) -> Result<OwnedFd, MountError> {
     let system = |errno: Errno| MountError::System(errno.into());
     // Without close-on-exec, or the helper would not inherit its end.
     let (ours, theirs) = socketpair(
@@ -475,18 +475,18 @@ pub(super) fn mount_with_helper(mountpoint: &Path, options: &str) -> Result<Owne
     )
     .map_err(system)?;
     fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(system)?;
-    let helper = Command::new(HELPER)
+    let helper = Command::new(FUSERMOUNT)
         .arg("-o")
         .arg(options)
         .arg("--")
         .arg(mountpoint)
-        .env(HELPER_SOCKET, theirs.as_raw_fd().to_string())
+        .env(FUSERMOUNT_SOCKET_ENV, theirs.as_raw_fd().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => MountError::NoHelper,
+            io::ErrorKind::NotFound => MountError::NoFusermount,
             _ => MountError::System(error),
         })?;
     drop(theirs);
@@ -495,14 +495,14 @@ pub(super) fn mount_with_helper(mountpoint: &Path, options: &str) -> Result<Owne
     let output = helper.wait_with_output().map_err(MountError::System)?;
     match device {
         Ok(Some(device)) if output.status.success() => Ok(device),
-        _ => Err(MountError::Helper {
+        _ => Err(MountError::Fusermount {
             mountpoint: mountpoint.to_owned(),
-            message: complaint(&output),
+            message: stderr_message(&output),
         }),
     }
 }
 
-fn helper_options(source: &str, options: &MountOptions) -> String {
+fn fusermount_options(source: &str, options: &MountOptions) -> String {
     let mut words = vec!["ro".to_owned()];
     // It mounts nosuid and nodev for users whatever they say, and warns when told otherwise.
     words.extend(["nosuid".to_owned(), "nodev".to_owned()]);
@@ -513,7 +513,7 @@ fn helper_options(source: &str, options: &MountOptions) -> String {
         // One that does not know it refuses it, and says so.
         words.push("nosymfollow".to_owned());
     }
-    words.extend(kernel_words(options).map(str::to_owned));
+    words.extend(fuse_flags(options).map(str::to_owned));
     words.push(format!("fsname={}", MountOptions::escape(source)));
     words.push(format!("subtype={SUBTYPE}"));
     words.join(",")
@@ -543,14 +543,14 @@ fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
 }
 
 /// What the helper has to say for itself, in one line and without its name.
-fn complaint(output: &Output) -> String {
+fn stderr_message(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text
         .lines()
-        .map(|line| line.trim_start_matches(&format!("{HELPER}: ")).trim())
+        .map(|line| line.trim_start_matches(&format!("{FUSERMOUNT}: ")).trim())
         .rfind(|line| !line.is_empty());
     line.map_or_else(
-        || format!("{HELPER} failed ({})", output.status),
+        || format!("{FUSERMOUNT} failed ({})", output.status),
         str::to_owned,
     )
 }
@@ -572,59 +572,59 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
 ///
 /// The number is its own as long as the connection lives. After that a mount of the same number is the same
 /// one if nobody serves it, and if it is another one nobody misses it.
-pub(super) fn is_of(connection: impl AsFd, mount: impl AsFd) -> bool {
+pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
     is_connected(connection) || is_dead(mount)
 }
 
-/// Unmounts the mount on `mountpoint`, which must be canonical, if it is of the type `file_system`
+/// Unmounts the mount on `mountpoint`, which must be canonical, if it is of the type `fs_type`
 /// and has the device number `device`, or any. `force` unmounts it while it is in use, too.
 pub(super) fn unmount(
-    file_system: &str,
+    fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
     force: bool,
 ) -> Result<(), UnmountError> {
-    unmount_if(file_system, mountpoint, device, force, |_| true)
+    unmount_if(fs_type, mountpoint, device, force, |_| true)
 }
 
-/// As [`unmount`], if `is_meant` accepts the mount.
+/// As [`unmount`], if `is_target` accepts the mount.
 pub(super) fn unmount_if(
-    file_system: &str,
+    fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
     force: bool,
-    is_meant: impl FnOnce(&Pinned) -> bool,
+    is_target: impl FnOnce(&PinnedMount) -> bool,
 ) -> Result<(), UnmountError> {
-    let mount = pinned(file_system, mountpoint, device)?;
-    if is_meant(&mount) {
-        take_out(mount, mountpoint, force)
+    let mount = find_pinned(fs_type, mountpoint, device)?;
+    if is_target(&mount) {
+        unmount_pinned(mount, mountpoint, force)
     } else {
         Err(UnmountError::NotMounted(mountpoint.to_owned()))
     }
 }
 
 /// Takes the mount on `mountpoint` out of the tree and leaves it to those who use it, if it is of the type
-/// `file_system`, has the device number `device`, and `is_meant` accepts it.
+/// `fs_type`, has the device number `device`, and `is_target` accepts it.
 pub(super) fn detach_if(
-    file_system: &str,
+    fs_type: &str,
     mountpoint: &Path,
     device: (u32, u32),
-    is_meant: impl FnOnce(&Pinned) -> bool,
+    is_target: impl FnOnce(&PinnedMount) -> bool,
 ) -> Result<(), UnmountError> {
-    let mount = pinned(file_system, mountpoint, Some(device))?;
-    if is_meant(&mount) {
-        outcome(mount.detach(), mountpoint, true)
+    let mount = find_pinned(fs_type, mountpoint, Some(device))?;
+    if is_target(&mount) {
+        map_unmount_result(mount.detach(), mountpoint, true)
     } else {
         Err(UnmountError::NotMounted(mountpoint.to_owned()))
     }
 }
 
-fn pinned(
-    file_system: &str,
+fn find_pinned(
+    fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
-) -> Result<Pinned, UnmountError> {
-    let found = match Pinned::at(mountpoint, file_system) {
+) -> Result<PinnedMount, UnmountError> {
+    let found = match PinnedMount::open(mountpoint, fs_type) {
         Ok(found) => found.filter(|mount| device.is_none_or(|device| mount.device == device)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(cause) => {
@@ -638,14 +638,14 @@ fn pinned(
 }
 
 /// Takes out `mount`, which is known as that on `mountpoint`.
-fn take_out(mount: Pinned, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
-    outcome(mount.unmount(force), mountpoint, force)
+fn unmount_pinned(mount: PinnedMount, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+    map_unmount_result(mount.unmount(force), mountpoint, force)
 }
 
 /// What became of taking out what is known as the mount on `mountpoint`; by the helper where that was
 /// not permitted.
-fn outcome(
-    result: Result<(), (Errno, Place)>,
+fn map_unmount_result(
+    result: Result<(), (Errno, MountpointEntry)>,
     mountpoint: &Path,
     force: bool,
 ) -> Result<(), UnmountError> {
@@ -655,7 +655,7 @@ fn outcome(
         Err((Errno::INVAL | Errno::NOENT, _)) => {
             Err(UnmountError::NotMounted(mountpoint.to_owned()))
         }
-        Err((Errno::PERM, place)) => unmount_with_helper(&place, mountpoint, force),
+        Err((Errno::PERM, entry)) => unmount_with_fusermount(&entry, mountpoint, force),
         Err((errno, _)) => Err(UnmountError::System {
             mountpoint: mountpoint.to_owned(),
             cause: errno.into(),
@@ -664,39 +664,39 @@ fn outcome(
 }
 
 /// The helper finds out where it stands, and looks for a mount of that name there.
-fn unmount_with_helper(place: &Place, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+fn unmount_with_fusermount(entry: &MountpointEntry, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
     let system = |cause| UnmountError::System {
         mountpoint: mountpoint.to_owned(),
         cause,
     };
-    let output = Command::new(HELPER)
+    let output = Command::new(FUSERMOUNT)
         .arg(if force { "-uz" } else { "-u" })
         .arg("--")
-        .arg(&place.name)
-        .current_dir(place.directory())
+        .arg(&entry.name)
+        .current_dir(entry.parent_path())
         .stdin(Stdio::null())
         .output()
         .map_err(system)?;
     if output.status.success() {
         return Ok(());
     }
-    let complaint = complaint(&output);
+    let stderr_message = stderr_message(&output);
     if let Some(owner) = other_owner(mountpoint) {
         let mountpoint = mountpoint.to_owned();
         Err(UnmountError::NotOwner { mountpoint, owner })
-    } else if complaint.contains("busy") {
+    } else if stderr_message.contains("busy") {
         Err(UnmountError::Busy(mountpoint.to_owned()))
-    } else if complaint.contains("not found") || complaint.contains("not mounted") {
+    } else if stderr_message.contains("not found") || stderr_message.contains("not mounted") {
         Err(UnmountError::NotMounted(mountpoint.to_owned()))
     } else {
-        Err(system(io::Error::other(complaint)))
+        Err(system(io::Error::other(stderr_message)))
     }
 }
 
 /// Name and number of the user who mounted what is on `mountpoint`, if that is another user.
 fn other_owner(mountpoint: &Path) -> Option<String> {
-    let top = table::top_mount(mountpoint).ok()??;
-    let options = table::options(mountpoint, &top.file_system).ok()??;
+    let top = mountinfo::top_mount(mountpoint).ok()??;
+    let options = mountinfo::superblock_options_at(mountpoint, &top.fs_type).ok()??;
     let word = |prefix: &[u8]| {
         let mut words = options.split(|&byte| byte == b',');
         words.find_map(|word| word.strip_prefix(prefix))
@@ -705,7 +705,7 @@ fn other_owner(mountpoint: &Path) -> Option<String> {
         std::str::from_utf8(number).ok()?.parse().ok()?
     } else {
         // Of an overlay the owner of its upper directory's place is known.
-        let upper = PathBuf::from(OsString::from_vec(table::unescaped(word(b"upperdir=")?)));
+        let upper = PathBuf::from(OsString::from_vec(mountinfo::unescape(word(b"upperdir=")?)));
         fs::metadata(upper.parent()?).ok()?.uid()
     };
     if number == getuid().as_raw() {
@@ -725,53 +725,53 @@ mod tests {
     /// A mount that nobody serves; what can be asked of one is asked without it.
     fn mounted(on: &Path) -> OwnedFd {
         fs::create_dir_all(on).expect("made");
-        let on = mountpoint(on).expect("a directory");
+        let on = open_mountpoint(on).expect("a directory");
         let mounted = mount(&on, "sample.tar", &MountOptions::default());
         mounted.expect("root and FUSE run the tests").device
     }
 
     #[test]
-    fn what_was_looked_at_is_unmounted_wherever_it_is_moved_and_nothing_else() {
+    fn unmount_follows_pinned_mount_after_rename() {
         for force in [true, false] {
             let place = tempfile::tempdir().expect("a directory");
             let top = fs::canonicalize(place.path()).expect("there");
             let (before, after) = (top.join("before"), top.join("after"));
             let device = mounted(&before.join("mnt"));
-            let held = Pinned::at(&before.join("mnt"), FILE_SYSTEM);
+            let held = PinnedMount::open(&before.join("mnt"), TARFS_FS_TYPE);
             let held = held.expect("readable").expect("mounted");
             fs::rename(&before, &after).expect("renamed");
             let other = mounted(&before.join("mnt"));
-            take_out(held, &before.join("mnt"), force).expect("unmounted");
-            let left = |path: &Path| table::device(&path.join("mnt"), FILE_SYSTEM);
+            unmount_pinned(held, &before.join("mnt"), force).expect("unmounted");
+            let left = |path: &Path| mountinfo::device_at(&path.join("mnt"), TARFS_FS_TYPE);
             assert_eq!(left(&after).expect("readable"), None, "{force}");
             let number = left(&before).expect("readable");
             assert!(number.is_some() && is_connected(&other), "{force}");
             // Nor is what only has the same place.
             let wrong = number.map(|(major, minor)| (major, minor + 1));
             assert!(matches!(
-                unmount(FILE_SYSTEM, &before.join("mnt"), wrong, force),
+                unmount(TARFS_FS_TYPE, &before.join("mnt"), wrong, force),
                 Err(UnmountError::NotMounted(_))
             ));
-            unmount(FILE_SYSTEM, &before.join("mnt"), number, force).expect("unmounted");
+            unmount(TARFS_FS_TYPE, &before.join("mnt"), number, force).expect("unmounted");
             assert_eq!(left(&before).expect("readable"), None, "{force}");
             drop((device, other));
         }
     }
 
     #[test]
-    fn mount_after_a_rename_lands_on_the_directory_that_was_opened() {
+    fn mount_after_rename_lands_on_opened_directory() {
         for by_path in [false, true] {
-            mount_after_a_rename(by_path);
+            mount_after_rename(by_path);
         }
     }
 
-    fn mount_after_a_rename(by_path: bool) {
+    fn mount_after_rename(by_path: bool) {
         let options = MountOptions::default();
         let mount = |mountpoint: &Mountpoint| {
             if by_path {
                 mount_by_path(mountpoint, "sample.tar", &options)
             } else {
-                mount_detached(mountpoint, "sample.tar", &options).map(|mount| mount.device)
+                mount_by_fsmount(mountpoint, "sample.tar", &options).map(|mount| mount.device)
             }
         };
         let place = tempfile::tempdir().expect("a directory");
@@ -779,40 +779,40 @@ mod tests {
         let (before, after) = (top.join("before"), top.join("after"));
         fs::create_dir_all(before.join("mnt")).expect("made");
         fs::create_dir_all(top.join("victim/mnt")).expect("made");
-        let opened = mountpoint(&before.join("mnt")).expect("a directory");
+        let opened = open_mountpoint(&before.join("mnt")).expect("a directory");
         fs::rename(&before, &after).expect("renamed");
         std::os::unix::fs::symlink("victim", &before).expect("made");
         let device = mount(&opened).expect("root and FUSE run the tests");
         let number = |path: &str| {
-            let found = table::device(&top.join(path), FILE_SYSTEM);
+            let found = mountinfo::device_at(&top.join(path), TARFS_FS_TYPE);
             found.expect("readable")
         };
         let (victim, opened) = (number("victim/mnt"), number("after/mnt"));
         for path in ["victim/mnt", "after/mnt"] {
-            drop(unmount(FILE_SYSTEM, &top.join(path), None, true));
+            drop(unmount(TARFS_FS_TYPE, &top.join(path), None, true));
         }
         drop(device);
         assert!(victim.is_none() && opened.is_some(), "{by_path}");
     }
 
     #[test]
-    fn the_helper_is_told_what_the_kernel_would_be() {
+    fn fusermount_options_follow_mount_options() {
         let options = MountOptions {
             allow_other: true,
             nosymfollow: true,
             ..MountOptions::default()
         };
         assert_eq!(
-            helper_options("http://host/a,b.tar", &options),
+            fusermount_options("http://host/a,b.tar", &options),
             "ro,nosuid,nodev,nosymfollow,allow_other,default_permissions,\
              fsname=http://host/a\\,b.tar,subtype=tarfs"
         );
     }
 
     #[test]
-    fn a_mount_is_read_only_and_harmless_unless_told_otherwise() {
+    fn mount_is_read_only_nosuid_nodev_by_default() {
         let harmless = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
-        assert_eq!(flags(&MountOptions::default()), harmless);
+        assert_eq!(mount_flags(&MountOptions::default()), harmless);
         let root = MountOptions {
             suid: true,
             dev: true,
@@ -820,15 +820,15 @@ mod tests {
             ..MountOptions::default()
         };
         let asked = MountFlags::RDONLY | MountFlags::NOSYMFOLLOW;
-        assert_eq!(flags(&root), asked);
+        assert_eq!(mount_flags(&root), asked);
     }
 
     #[test]
-    fn a_place_that_cannot_be_mounted_on_is_named() {
-        let missing = mountpoint(Path::new("/nowhere/at/all")).expect_err("missing");
+    fn mountpoint_that_is_no_directory_fails() {
+        let missing = open_mountpoint(Path::new("/nowhere/at/all")).expect_err("missing");
         assert_eq!(missing.hint(), Some("make the directory first"));
         assert!(matches!(
-            mountpoint(Path::new("/etc/passwd")),
+            open_mountpoint(Path::new("/etc/passwd")),
             Err(MountError::NotADirectory(_))
         ));
     }

@@ -16,11 +16,11 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstatfs, open, openat, statx
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use super::table;
+use super::mountinfo;
 
 /// An archive's mount that can be reached by its path.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct PinnedMount {
     /// The directory that holds the mountpoint. A mountpoint itself cannot be renamed or removed.
     parent: OwnedFd,
     /// What the mountpoint is called there.
@@ -31,20 +31,20 @@ pub(super) struct Pinned {
     pub(super) device: (u32, u32),
 }
 
-impl Pinned {
+impl PinnedMount {
     /// What lies on top at `mountpoint`, an absolute path without symbolic links, if that is a mount of
-    /// the type `file_system`. Asks nothing of the mount itself, which may be dead or slow.
+    /// the type `fs_type`. Asks nothing of the mount itself, which may be dead or slow.
     ///
     /// # Errors
     /// When the kernel's table cannot be read, or the path leads nowhere.
-    pub(super) fn at(mountpoint: &Path, file_system: &str) -> io::Result<Option<Self>> {
+    pub(super) fn open(mountpoint: &Path, fs_type: &str) -> io::Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let parent = mountpoint.parent().unwrap_or(mountpoint);
         let name = mountpoint.file_name().unwrap_or(".".as_ref()).to_owned();
         let parent = open(parent, flags, Mode::empty())?;
         let mount = openat(&parent, &name, flags, Mode::empty())?;
         let found = match mount_id(&mount)? {
-            Some(id) => table::device_of(id, file_system)?,
+            Some(id) => mountinfo::device_by_mount_id(id, fs_type)?,
             None => None,
         };
         Ok(found.map(|device| Self {
@@ -62,19 +62,19 @@ impl Pinned {
 
     /// Takes it out of the tree and leaves it to those who use it, its connection with it. The place
     /// comes back with the error.
-    pub(super) fn detach(self) -> Result<(), (Errno, Place)> {
-        let place = Place {
+    pub(super) fn detach(self) -> Result<(), (Errno, MountpointEntry)> {
+        let entry = MountpointEntry {
             parent: self.parent,
             name: self.name,
         };
-        let result = rustix::mount::unmount(path_of(&self.mount), UnmountFlags::DETACH);
-        result.map_err(|errno| (errno, place))
+        let result = rustix::mount::unmount(proc_fd_path(&self.mount), UnmountFlags::DETACH);
+        result.map_err(|errno| (errno, entry))
     }
 
     /// Takes it out; `force` does it under the feet of those who use it. The place comes back with the
     /// error.
-    pub(super) fn unmount(self, force: bool) -> Result<(), (Errno, Place)> {
-        let place = Place {
+    pub(super) fn unmount(self, force: bool) -> Result<(), (Errno, MountpointEntry)> {
+        let entry = MountpointEntry {
             parent: self.parent,
             name: self.name,
         };
@@ -82,18 +82,18 @@ impl Pinned {
             // By itself: if somebody else has taken it out there is nothing left to do.
             // FORCE ends the connection, so that nobody keeps waiting for an answer.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
-            rustix::mount::unmount(path_of(&self.mount), flags)
+            rustix::mount::unmount(proc_fd_path(&self.mount), flags)
         } else {
             // Or it would be in use, by us.
             drop(self.mount);
-            let path = place.directory().join(&place.name);
+            let path = entry.parent_path().join(&entry.name);
             rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
         };
-        result.map_err(|errno| (errno, place))
+        result.map_err(|errno| (errno, entry))
     }
 }
 
-impl AsFd for Pinned {
+impl AsFd for PinnedMount {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.mount.as_fd()
     }
@@ -107,21 +107,21 @@ pub(super) fn is_dead(mount: impl AsFd) -> bool {
 
 /// Where a mount is, or was.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct MountpointEntry {
     parent: OwnedFd,
-    /// What it is called in its [directory](Self::directory).
+    /// What it is called in its [directory](Self::parent_path).
     pub(super) name: OsString,
 }
 
-impl Place {
+impl MountpointEntry {
     /// The directory that holds it, as a path for this process.
-    pub(super) fn directory(&self) -> PathBuf {
-        path_of(&self.parent)
+    pub(super) fn parent_path(&self) -> PathBuf {
+        proc_fd_path(&self.parent)
     }
 }
 
 /// Where `descriptor` leads, as a path for this process.
-pub(super) fn path_of(descriptor: impl AsFd) -> PathBuf {
+pub(super) fn proc_fd_path(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
@@ -137,7 +137,7 @@ pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
         return Ok(u32::try_from(found.stx_mnt_id).ok());
     }
     let number = descriptor.as_fd().as_raw_fd();
-    let told = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    let id = told.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"));
     Ok(id.and_then(|id| id.trim().parse().ok()))
 }

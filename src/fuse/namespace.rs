@@ -20,13 +20,13 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::process::fchdir;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use super::device::{self, FILE_SYSTEM, MountError, UnmountError};
-use super::pin::mount_id;
-use super::table;
+use super::syscalls::{self, TARFS_FS_TYPE, MountError, UnmountError};
+use super::pinned::mount_id;
+use super::mountinfo;
 use crate::base::thread::Thread;
 
 /// Longest time that a thread may spend in another namespace, whose file systems may not answer.
-const DEADLINE: Duration = Duration::from_secs(10);
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A mount namespace, by its identity.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl OpenNamespace {
             identity: identity(&descriptor).map_err(at)?,
         };
         let entered = descriptor.try_clone().map_err(at)?;
-        within(entered, |_| Ok(())).map_err(at)?;
+        run_in_namespace(entered, |_| Ok(())).map_err(at)?;
         Ok(Self {
             namespace,
             descriptor,
@@ -98,10 +98,10 @@ impl OpenNamespace {
     fn run(
         &self,
         mountpoint: &Path,
-        work: impl FnOnce(&Inside) -> io::Result<()> + Send + 'static,
+        work: impl FnOnce(&EnteredNamespace) -> io::Result<()> + Send + 'static,
     ) -> Result<(), MountError> {
         let descriptor = self.descriptor.try_clone().map_err(MountError::System)?;
-        let result = within(descriptor, work);
+        let result = run_in_namespace(descriptor, work);
         result.map_err(|cause| MountError::at(mountpoint, cause))
     }
 }
@@ -112,7 +112,7 @@ impl Namespace {
     /// # Errors
     /// When the namespace cannot be entered.
     pub(super) fn table(&self) -> io::Result<Vec<u8>> {
-        within(self.reopen()?, Inside::table)
+        run_in_namespace(self.reopen()?, EnteredNamespace::table)
     }
 
     /// Unmounts the archive with the number `device`, which was mounted on `mountpoint` there; `force`
@@ -132,12 +132,12 @@ impl Namespace {
         let unmount = || {
             let connection = connection.map(|borrowed| borrowed.try_clone_to_owned());
             let connection = connection.transpose()?;
-            let is_meant = move |mount: &OwnedFd| {
+            let is_target = move |mount: &OwnedFd| {
                 let connection = connection.as_ref();
-                connection.is_none_or(|connection| device::is_of(connection, mount))
+                connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
             };
-            within(self.reopen()?, move |inside| {
-                inside.unmount(&path, device, force, is_meant)
+            run_in_namespace(self.reopen()?, move |entered_namespace| {
+                entered_namespace.unmount(&path, device, force, is_target)
             })
         };
         let result = unmount();
@@ -167,12 +167,12 @@ impl Namespace {
 }
 
 /// What a thread in another namespace uses of its own.
-struct Inside {
+struct EnteredNamespace {
     /// The thread's directory in the `/proc` of its own namespace: the other `/proc` may be anything.
     thread: OwnedFd,
 }
 
-impl Inside {
+impl EnteredNamespace {
     /// Moves the calling thread into the namespace `descriptor`, for the rest of its life.
     fn enter(descriptor: impl AsFd) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -198,17 +198,17 @@ impl Inside {
         mountpoint: &Path,
         device: (u32, u32),
         force: bool,
-        is_meant: impl FnOnce(&OwnedFd) -> bool,
+        is_target: impl FnOnce(&OwnedFd) -> bool,
     ) -> io::Result<()> {
-        let found = table::find_in(&self.table()?, device, FILE_SYSTEM, mountpoint);
+        let found = mountinfo::find_in(&self.table()?, device, TARFS_FS_TYPE, mountpoint);
         let found = found.ok_or(Errno::NOENT)?;
-        let (id, place) = (found.mount_id, found.path);
-        let name = place.file_name().unwrap_or(".".as_ref());
+        let (id, current_path) = (found.mount_id, found.path);
+        let name = current_path.file_name().unwrap_or(".".as_ref());
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let parent = place.parent().unwrap_or(&place);
+        let parent = current_path.parent().unwrap_or(&current_path);
         let parent = openat2(CWD, parent, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
         let mount = openat(&parent, name, flags, Mode::empty())?;
-        if mount_id(&mount)? != Some(id) || !is_meant(&mount) {
+        if mount_id(&mount)? != Some(id) || !is_target(&mount) {
             return Err(Errno::NOENT.into());
         }
         drop(mount);
@@ -219,18 +219,18 @@ impl Inside {
     }
 }
 
-/// Runs `work` on a thread in the namespace `descriptor`, for [`DEADLINE`] at most.
-fn within<T: Send + 'static>(
+/// Runs `work` on a thread in the namespace `descriptor`, for [`NAMESPACE_TIMEOUT`] at most.
+fn run_in_namespace<T: Send + 'static>(
     descriptor: OwnedFd,
-    work: impl FnOnce(&Inside) -> io::Result<T> + Send + 'static,
+    work: impl FnOnce(&EnteredNamespace) -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let (sender, result) = mpsc::channel();
-    let thread = Thread::spawn("namespace", move || {
-        let result = Inside::enter(descriptor).and_then(|inside| work(&inside));
+    let thread = Thread::spawn("fuse-namespace", move || {
+        let result = EnteredNamespace::enter(descriptor).and_then(|entered_namespace| work(&entered_namespace));
         // The caller may have given up.
         drop(sender.send(result));
     })?;
-    result.recv_timeout(DEADLINE).unwrap_or_else(|_| {
+    result.recv_timeout(NAMESPACE_TIMEOUT).unwrap_or_else(|_| {
         // A file system of the other namespace does not answer: the thread ends with this process.
         std::mem::forget(thread);
         Err(io::ErrorKind::TimedOut.into())

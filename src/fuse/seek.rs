@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_found_where_it_begins_or_goes_on() {
+    fn seek_data_finds_start_or_current_offset() {
         assert_eq!(data(0), Some(10));
         assert_eq!(data(15), Some(15));
         assert_eq!(data(30), Some(50));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_found_behind_neighbouring_pieces_and_at_the_end() {
+    fn seek_hole_skips_adjacent_pieces_and_ends_at_eof() {
         assert_eq!(hole(0), Some(0));
         assert_eq!(hole(10), Some(30));
         assert_eq!(hole(35), Some(35));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_claims_too_much_ends_with_the_file() {
+    fn oversized_piece_ends_at_eof() {
         let wild = [Piece {
             offset: 90,
             plain: Extent::with_len(Plain(0), u64::MAX),

@@ -16,15 +16,15 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
-use super::View;
+use super::Subtree;
 use crate::index::{Index, Ino};
 
 /// What the kernel asks for at once: some 300 names of 50 bytes. Before Linux 6.15 it was a page, some
 /// 20 names.
-const LISTING_BYTES: usize = 64 << 10;
+const READDIR_BUFFER_BYTES: usize = 64 << 10;
 
 /// How many names of a directory must follow for a listing to be worth its four requests.
-const FEWEST_NAMES: u32 = 4;
+const MIN_NAMES_TO_PRIME: u32 = 4;
 
 /// Makes the kernel hear of child `number` of `directory` and of what follows it there, on the mount at
 /// `mountpoint` with the device number `device`; nothing happens where that is not worth it.
@@ -32,31 +32,31 @@ const FEWEST_NAMES: u32 = 4;
 /// # Errors
 /// When it cannot be done; then readers ask by themselves. Others than root may make no copy of a
 /// mount.
-pub(super) fn learn(
+pub(super) fn prime_dentries(
     (mountpoint, device): (&Path, u64),
-    view: View,
+    subtree: Subtree,
     index: &Index,
     (directory, number): (Ino, u32),
 ) -> io::Result<()> {
     let child = index.children(directory, number).next();
-    let follow = index.entry(directory).map(|entry| entry.child_count());
-    let follow = follow.unwrap_or_default().saturating_sub(number);
-    let (Some(child), Some(path)) = (child, path_of(view, index, directory)) else {
+    let remaining = index.entry(directory).map(|entry| entry.child_count());
+    let remaining = remaining.unwrap_or_default().saturating_sub(number);
+    let (Some(child), Some(path)) = (child, path_in_mount(subtree, index, directory)) else {
         return Ok(());
     };
-    if follow < FEWEST_NAMES {
+    if remaining < MIN_NAMES_TO_PRIME {
         return Ok(());
     }
-    let root = copy_of(mountpoint, device)?;
+    let root = clone_mount(mountpoint, device)?;
     let directory = open_directory(&root, &path, OFlags::RDONLY)?;
     // The kernel asks for names with their attributes only in directories in which it has just
     // asked for one, and from the beginning.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(
         &directory,
-        SeekFrom::Start(super::offset_behind(child.number)),
+        SeekFrom::Start(super::next_offset(child.number)),
     )?;
-    let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
+    let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
     // One request; the next name would be another one's.
     let mut listing = RawDir::new(&directory, &mut buffer);
     listing.next().transpose()?;
@@ -64,7 +64,7 @@ pub(super) fn learn(
 }
 
 /// A copy of the mount at `mountpoint` that is attached nowhere.
-pub(super) fn copy_of(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
+pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let root = open_tree(CWD, mountpoint, flags)?;
     // Something else may have been mounted on top.
@@ -75,15 +75,15 @@ pub(super) fn copy_of(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
 }
 
 /// `directory` as a path below the mount's root; `None` when it is not there.
-fn path_of(view: View, index: &Index, directory: Ino) -> Option<Vec<u8>> {
-    if directory == view.root() {
+fn path_in_mount(subtree: Subtree, index: &Index, directory: Ino) -> Option<Vec<u8>> {
+    if directory == subtree.root() {
         return Some(b".".to_vec());
     }
     let path = index.path(directory)?;
-    if view.root() == Ino::ROOT {
+    if subtree.root() == Ino::ROOT {
         return Some(path.as_bytes().to_vec());
     }
-    let root = index.path(view.root())?;
+    let root = index.path(subtree.root())?;
     let below = path.starts_with(&root).then_some(path)?;
     let below = below.strip_components(root.components().count())?;
     Some(below.as_bytes().to_vec())

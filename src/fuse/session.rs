@@ -12,15 +12,15 @@ use std::time::{Duration, Instant, SystemTime};
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
 
-use super::cover::{self, Cover, Upper};
-use super::device::{self, MountError, UnmountError};
-use super::failures::{Failure, Failures};
-use super::handover::{self, Orphan, Site};
+use super::overlay::{self, OverlayKind, UpperDirs};
+use super::syscalls::{self, MountError, UnmountError};
+use super::recent_errors::{RecentError, RecentErrors};
+use super::takeover::{self, InheritedSession, MountTarget};
 use super::namespace::{Namespace, OpenNamespace};
 use super::options::MountOptions;
-use super::pages::Pages;
-use super::table::{Attachment, TopMount};
-use super::{Handles, INodeNo, Tree, news, table};
+use super::kernel_cache::KernelCache;
+use super::mountinfo::{Attachment, TopMount};
+use super::{OpenFiles, INodeNo, TarFilesystem, invalidate, mountinfo};
 use crate::archive::PageCache;
 use crate::base::thread::Thread;
 
@@ -30,19 +30,19 @@ use crate::base::thread::Thread;
 const REQUEST_THREADS: usize = 2;
 
 /// How long a fresh mount may take to answer its first stat, which waits for nothing but threads.
-const READY_DEADLINE: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a session may take to notice that its connection has ended.
-const END_DEADLINE: Duration = Duration::from_secs(2);
+const SESSION_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection may take to end once nothing is mounted here: what lay over the mount may end by and by.
-const LAST_BREATH: Duration = Duration::from_secs(3);
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How often a mount that is in use is tried again, and after what time: a process that is about to
 /// start another program has for a moment whatever its threads have open.
-const UNMOUNT_TRIES: u32 = 20;
-/// See [`UNMOUNT_TRIES`].
-const UNMOUNT_PAUSE: Duration = Duration::from_millis(5);
+const MAX_UNMOUNT_TRIES: u32 = 20;
+/// See [`MAX_UNMOUNT_TRIES`].
+const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The most mounts of one file system that are taken out when nobody serves it any more.
 const MAX_DEAD_MOUNTS: u32 = 1000;
@@ -63,22 +63,22 @@ pub enum Force {
 /// A tree in the filesystem. Dropping it unmounts, by force if need be.
 #[derive(Debug)]
 pub struct Mount {
-    site: Site,
+    target: MountTarget,
     /// `st_dev` of the mount itself, which tells it from whatever is there before or later; `None`
     /// until it has answered.
     device: Option<u64>,
     capabilities: u64,
-    since: SystemTime,
-    failures: Arc<Failures>,
-    handles: Option<Arc<Handles>>,
+    mounted_at: SystemTime,
+    recent_errors: Arc<RecentErrors>,
+    open_files: Option<Arc<OpenFiles>>,
     session: Option<Thread<()>>,
     /// Where the kernel asks.
     connection: OwnedFd,
     /// Tells the kernel of changes; ends with the session.
-    _news: Option<Thread<()>>,
-    pages: Arc<Pages>,
+    _invalidator: Option<Thread<()>>,
+    kernel_cache: Arc<KernelCache>,
     /// Closes when the session has ended.
-    ended: Receiver<()>,
+    session_end: Receiver<()>,
 }
 
 impl Mount {
@@ -88,201 +88,201 @@ impl Mount {
     /// # Errors
     /// As [`start`](Self::start).
     pub fn check(mountpoint: &Path) -> Result<(), MountError> {
-        device::mountpoint(mountpoint)?;
-        device::look()
+        syscalls::open_mountpoint(mountpoint)?;
+        syscalls::check_available()
     }
 
     /// What a mount on `mountpoint` would hide, in words, if anything: another mount, or files.
-    pub fn hides(mountpoint: &Path) -> Option<String> {
-        let mountpoint = device::mountpoint(mountpoint).ok()?;
+    pub fn describe_hidden(mountpoint: &Path) -> Option<String> {
+        let mountpoint = syscalls::open_mountpoint(mountpoint).ok()?;
         let mountpoint = mountpoint.path().ok()?;
         // Who is asked for a listing may not answer for long: a mount is not.
-        if let Some(kind) = table::file_system(&mountpoint).ok()? {
+        if let Some(kind) = mountinfo::fs_type_at(&mountpoint).ok()? {
             return Some(format!("a mount of the type {kind}"));
         }
         let is_empty = fs::read_dir(&mountpoint).ok()?.next().is_none();
         (!is_empty).then(|| "what is in that directory".to_owned())
     }
 
-    /// Mounts `tree` on the directory `mountpoint` and returns when the mount answers. `source`
-    /// is what mount(8) lists unless the options say otherwise. `ended` is called on the mount's
+    /// Mounts `filesystem` on the directory `mountpoint` and returns when the mount answers. `source`
+    /// is what mount(8) lists unless the options say otherwise. `on_end` is called on the mount's
     /// own thread once nothing is mounted any more, whoever unmounted it.
     ///
     /// # Errors
     /// When it cannot be mounted; then nothing is.
     pub fn start(
-        tree: Tree,
+        filesystem: TarFilesystem,
         source: &str,
         mountpoint: &Path,
         options: &MountOptions,
-        ended: impl FnOnce() + Send + 'static,
+        on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        Self::start_kept(tree, source, mountpoint, options, |_, _| {}, ended)
+        Self::start_with_callback(filesystem, source, mountpoint, options, |_, _| {}, on_end)
     }
 
-    /// As [`start`](Self::start), and `mounted` is shown where it is and the descriptor on which the
+    /// As [`start`](Self::start), and `on_mounted` is shown where it is and the descriptor on which the
     /// kernel asks, before anybody is answered.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_kept(
-        tree: Tree,
+    pub fn start_with_callback(
+        filesystem: TarFilesystem,
         source: &str,
         mountpoint: &Path,
         options: &MountOptions,
-        mounted: impl FnOnce(&Site, BorrowedFd<'_>),
-        ended: impl FnOnce() + Send + 'static,
+        on_mounted: impl FnOnce(&MountTarget, BorrowedFd<'_>),
+        on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let mountpoint = device::mountpoint(mountpoint)?;
-        let tree = tree.watched().map_err(MountError::System)?;
+        let mountpoint = syscalls::open_mountpoint(mountpoint)?;
+        let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
         let source = options.fsname.as_deref().unwrap_or(source);
-        let mount = device::mount(&mountpoint, source, options)?;
+        let mount = syscalls::mount(&mountpoint, source, options)?;
         // Where the table cannot be read nobody can clear up by it either.
         let found = if let Some(root) = &mount.root {
-            table::mount_of(root, device::FILE_SYSTEM)
+            mountinfo::find_by_root(root, syscalls::TARFS_FS_TYPE)
         } else {
             let path = mountpoint.path()?;
-            let found = table::device(&path, device::FILE_SYSTEM);
+            let found = mountinfo::device_at(&path, syscalls::TARFS_FS_TYPE);
             found.map(|device| device.map(|device| (device, path)))
         };
         let Some((device, mountpoint)) = found.map_err(MountError::System)? else {
             return Err(MountError::NotReady);
         };
-        let site = Site {
+        let target = MountTarget {
             mountpoint,
             device,
-            cover: None,
+            overlay: None,
             namespace: None,
         };
-        mounted(&site, mount.device.as_fd());
-        let session = |tree| Session::from_fd(tree, mount.device, ACL, config());
-        Self::serve(tree, site, mount.root, session, ended)
+        on_mounted(&target, mount.device.as_fd());
+        let session = |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
+        Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
     /// Mounts on the directory `mountpoint` of another mount namespace. As
-    /// [`start_kept`](Self::start_kept) otherwise.
+    /// [`start_with_callback`](Self::start_with_callback) otherwise.
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_in(
-        tree: Tree,
+    pub fn start_in_namespace(
+        filesystem: TarFilesystem,
         source: &str,
         (namespace, mountpoint): (&OpenNamespace, &Path),
         options: &MountOptions,
-        mounted: impl FnOnce(&Site, BorrowedFd<'_>),
-        ended: impl FnOnce() + Send + 'static,
+        on_mounted: impl FnOnce(&MountTarget, BorrowedFd<'_>),
+        on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let tree = tree.watched().map_err(MountError::System)?;
+        let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
         let source = options.fsname.as_deref().unwrap_or(source);
-        let mount = device::detached(source, options)?;
-        let site = Site {
+        let mount = syscalls::create_detached(source, options)?;
+        let target = MountTarget {
             mountpoint: mountpoint.to_owned(),
-            device: mount.number()?,
-            cover: None,
+            device: mount.device_number()?,
+            overlay: None,
             namespace: Some(namespace.namespace().clone()),
         };
-        mounted(&site, mount.device.as_fd());
-        namespace.attach(mount.copy_root()?, mountpoint)?;
-        let session = |tree| Session::from_fd(tree, mount.device, ACL, config());
-        Self::serve(tree, site, mount.root, session, ended)
+        on_mounted(&target, mount.device.as_fd());
+        namespace.attach(mount.clone_root()?, mountpoint)?;
+        let session = |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
+        Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
     /// Whether there is a FUSE device, and `mountpoint` is a directory of `namespace`.
     ///
     /// # Errors
-    /// As [`start_in`](Self::start_in).
-    pub fn check_in(namespace: &OpenNamespace, mountpoint: &Path) -> Result<(), MountError> {
+    /// As [`start_in_namespace`](Self::start_in_namespace).
+    pub fn check_in_namespace(namespace: &OpenNamespace, mountpoint: &Path) -> Result<(), MountError> {
         namespace.check(mountpoint)?;
-        device::look()
+        syscalls::check_available()
     }
 
     /// Goes on with a mount whose process has died, which was made of the same tree. As [`start`](Self::start) otherwise.
     ///
     /// # Errors
     /// When that cannot be done; then nothing is mounted any more.
-    pub fn adopt(
-        tree: Tree,
-        orphan: &Orphan,
-        ended: impl FnOnce() + Send + 'static,
+    pub fn take_over(
+        filesystem: TarFilesystem,
+        inherited: &InheritedSession,
+        on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        if !is_there(&orphan.site, orphan.descriptor.as_fd()) {
+        if !is_still_mounted(&inherited.target, inherited.descriptor.as_fd()) {
             return Err(MountError::NotReady);
         }
-        let tree = tree.watched().map_err(MountError::System)?;
-        let session = |tree| handover::session(tree, orphan, ACL, config());
-        let site = Site {
-            mountpoint: orphan.site.place(),
-            ..orphan.site.clone()
+        let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
+        let session = |filesystem| takeover::take_over_session(filesystem, inherited, SESSION_ACL, config());
+        let target = MountTarget {
+            mountpoint: inherited.target.current_mountpoint(),
+            ..inherited.target.clone()
         };
-        Self::serve(tree, site, None, session, ended)
+        Self::serve(filesystem, target, None, session, on_end)
     }
 
-    /// Serves `tree` at `site`, whose root is `root` if it is open.
+    /// Serves `filesystem` at `target`, whose root is `root` if it is open.
     fn serve(
-        tree: Tree,
-        site: Site,
+        filesystem: TarFilesystem,
+        target: MountTarget,
         root: Option<OwnedFd>,
-        session: impl FnOnce(Tree) -> io::Result<Session<Tree>>,
-        ended: impl FnOnce() + Send + 'static,
+        session: impl FnOnce(TarFilesystem) -> io::Result<Session<TarFilesystem>>,
+        on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let failures = Arc::clone(&tree.failures);
-        let pages = Arc::clone(&tree.pages);
-        let told = Arc::clone(&pages);
-        let content = Arc::clone(&tree.content);
-        let handles = tree.desk.as_ref().map(|desk| Arc::clone(&desk.handles));
-        let capabilities = Arc::clone(&tree.capabilities);
-        let session = match session(tree) {
+        let recent_errors = Arc::clone(&filesystem.recent_errors);
+        let kernel_cache = Arc::clone(&filesystem.kernel_cache);
+        let cache = Arc::clone(&kernel_cache);
+        let content = Arc::clone(&filesystem.content);
+        let open_files = filesystem.backing_io.as_ref().map(|backing_io| Arc::clone(&backing_io.open_files));
+        let capabilities = Arc::clone(&filesystem.capabilities);
+        let session = match session(filesystem) {
             Ok(session) => session,
             Err(error) => {
-                take_out(&site);
+                unmount_or_force(&target);
                 return Err(MountError::System(error));
             }
         };
-        pages.attach(session.notifier());
-        let news = news::start(&content, &pages).inspect_err(|_| take_out(&site))?;
+        kernel_cache.attach(session.notifier());
+        let invalidator = invalidate::start(&content, &kernel_cache).inspect_err(|_| unmount_or_force(&target))?;
         let connection = session.as_fd().try_clone_to_owned().inspect_err(|_| {
-            pages.detach();
-            take_out(&site);
+            kernel_cache.detach();
+            unmount_or_force(&target);
         });
         let connection = connection.map_err(MountError::System)?;
-        let (alive, end) = mpsc::channel();
+        let (end_sender, end) = mpsc::channel();
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
             }
-            pages.detach();
-            drop(alive);
-            ended();
+            kernel_cache.detach();
+            drop(end_sender);
+            on_end();
         });
         let session = thread.map_err(|error| {
             // Or the one with the news would not end.
-            told.detach();
-            take_out(&site);
+            cache.detach();
+            unmount_or_force(&target);
             MountError::System(error)
         })?;
         let mut mount = Self {
-            site,
+            target,
             device: None,
             capabilities: capabilities.get().copied().unwrap_or(0),
-            since: SystemTime::now(),
-            failures,
-            handles,
+            mounted_at: SystemTime::now(),
+            recent_errors,
+            open_files,
             session: Some(session),
             connection,
-            _news: news,
-            pages: told,
-            ended: end,
+            _invalidator: invalidator,
+            kernel_cache: cache,
+            session_end: end,
         };
-        let device = mount.first_answer(root)?;
+        let device = mount.wait_until_ready(root)?;
         mount.device = Some(device);
-        let (major, minor) = mount.site.device;
+        let (major, minor) = mount.target.device;
         let seen = makedev(major, minor);
         // No path of this process leads into another namespace.
-        if mount.site.namespace.is_none() {
-            mount.pages.mounted(&mount.site.mountpoint, seen);
+        if mount.target.namespace.is_none() {
+            mount.kernel_cache.set_mountpoint(&mount.target.mountpoint, seen);
         }
-        content.set_page_cache(Arc::clone(&mount.pages) as Arc<dyn PageCache>);
-        read_ahead(device);
+        content.set_page_cache(Arc::clone(&mount.kernel_cache) as Arc<dyn PageCache>);
+        set_read_ahead(device);
         Ok(mount)
     }
 
@@ -291,59 +291,59 @@ impl Mount {
     /// # Errors
     /// When neither overlayfs nor fuse-overlayfs can be had.
     pub fn check_writable() -> Result<(), MountError> {
-        cover::look()
+        overlay::check_available()
     }
 
     /// Lays a tree over this mount on `mountpoint` that can be written to, and takes the mount itself out
-    /// of the tree: from now on this is that tree. What is written goes to `upper`. `covered` is shown
+    /// of the tree: from now on this is that tree. What is written goes to `upper`. `on_overlaid` is shown
     /// where it is, at once.
     ///
     /// # Errors
     /// When that cannot be done; the mount is as it was.
-    pub fn cover(
+    pub fn add_overlay(
         &mut self,
-        upper: &Upper,
+        upper: &UpperDirs,
         source: &str,
         mountpoint: &Path,
         options: &MountOptions,
-        covered: impl FnOnce(&Site),
+        on_overlaid: impl FnOnce(&MountTarget),
     ) -> Result<(), MountError> {
-        let mountpoint = device::mountpoint(mountpoint)?;
+        let mountpoint = syscalls::open_mountpoint(mountpoint)?;
         let source = options.fsname.as_deref().unwrap_or(source);
-        let lower = &self.site.mountpoint;
-        let cover = cover::lay(lower, upper, &mountpoint, source, options)?;
+        let lower = &self.target.mountpoint;
+        let overlay = overlay::mount_overlay(lower, upper, &mountpoint, source, options)?;
         let mountpoint = mountpoint.path()?;
-        let found = table::device(&mountpoint, cover.file_system());
+        let found = mountinfo::device_at(&mountpoint, overlay.fs_type());
         let found = found.map_err(MountError::System);
         let device = match found.and_then(|device| device.ok_or(MountError::NotReady)) {
             Ok(device) => device,
             Err(error) => {
-                if let Err(error) = device::unmount(cover.file_system(), &mountpoint, None, true) {
+                if let Err(error) = syscalls::unmount(overlay.fs_type(), &mountpoint, None, true) {
                     tracing::warn!(%error, "cannot unmount");
                 }
                 return Err(error);
             }
         };
-        let site = Site {
+        let target = MountTarget {
             mountpoint,
             device,
-            cover: Some((cover, self.site.lower_device())),
+            overlay: Some((overlay, self.target.lower_device())),
             namespace: None,
         };
-        covered(&site);
-        let (major, minor) = site.device;
-        self.pages.mounted(&site.mountpoint, makedev(major, minor));
-        let below = std::mem::replace(&mut self.site, site);
+        on_overlaid(&target);
+        let (major, minor) = target.device;
+        self.kernel_cache.set_mountpoint(&target.mountpoint, makedev(major, minor));
+        let lower_target = std::mem::replace(&mut self.target, target);
         // It lives on below, and ends with what lies above.
         let detached =
-            device::detach_if(device::FILE_SYSTEM, &below.mountpoint, below.device, |_| {
+            syscalls::detach_if(syscalls::TARFS_FS_TYPE, &lower_target.mountpoint, lower_target.device, |_| {
                 true
             });
         detached.map_err(|error| {
-            let above = std::mem::replace(&mut self.site, below);
-            let device = Some(above.device);
+            let overlay_target = std::mem::replace(&mut self.target, lower_target);
+            let device = Some(overlay_target.device);
             if let Err(error) =
-                device::unmount(above.file_system(), &above.mountpoint, device, true)
+                syscalls::unmount(overlay_target.fs_type(), &overlay_target.mountpoint, device, true)
             {
                 tracing::warn!(%error, "cannot unmount");
             }
@@ -352,13 +352,13 @@ impl Mount {
     }
 
     /// What makes it writable, if anything does.
-    pub fn covered_by(&self) -> Option<Cover> {
-        self.site.cover.map(|(cover, _)| cover)
+    pub fn overlay_kind(&self) -> Option<OverlayKind> {
+        self.target.overlay.map(|(overlay, _)| overlay)
     }
 
     /// Where it is mounted: absolute, without symbolic links.
     pub fn mountpoint(&self) -> &Path {
-        &self.site.mountpoint
+        &self.target.mountpoint
     }
 
     /// Where it is now: a directory above it may have another name since. `None` when it is detached.
@@ -366,33 +366,33 @@ impl Mount {
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
     pub fn attachment(&self) -> io::Result<Option<Attachment>> {
-        self.site.find()
+        self.target.find()
     }
 
     /// Major and minor number of what is seen there, which no other mount of the machine has.
     pub fn device(&self) -> (u32, u32) {
-        self.site.device
+        self.target.device
     }
 
-    /// What the kernel offered when it was mounted, a bit each, as an [`Orphan`] needs it.
+    /// What the kernel offered when it was mounted, a bit each, as an [`InheritedSession`] needs it.
     pub fn capabilities(&self) -> u64 {
         self.capabilities
     }
 
     /// When it was mounted.
-    pub fn since(&self) -> SystemTime {
-        self.since
+    pub fn mounted_at(&self) -> SystemTime {
+        self.mounted_at
     }
 
     /// The last reads that failed, oldest first.
-    pub fn failures(&self) -> Vec<Failure> {
-        self.failures.recent()
+    pub fn recent_errors(&self) -> Vec<RecentError> {
+        self.recent_errors.recent()
     }
 
     /// Why the kernel does not read copies of files by itself; `None` as long as it does, and where
     /// there are none.
-    pub fn passthrough_refusal(&self) -> Option<String> {
-        self.handles.as_ref()?.refusal()
+    pub fn passthrough_disabled_reason(&self) -> Option<String> {
+        self.open_files.as_ref()?.disabled_reason()
     }
 
     /// Takes it out of the filesystem. The session ends soon after, unless there are other mounts of it.
@@ -405,50 +405,50 @@ impl Mount {
     }
 
     fn unmount_once(&self, force: bool) -> Result<(), UnmountError> {
-        if force && self.site.has_copies() {
-            return self.site.detach(self.connection.as_fd());
+        if force && self.target.has_bind_mounts() {
+            return self.target.detach(self.connection.as_fd());
         }
-        self.site.unmount(force, Some(self.connection.as_fd()))
+        self.target.unmount(force, Some(self.connection.as_fd()))
     }
 
     /// The mount namespace that it is in, unless that is this process's own.
     pub fn namespace(&self) -> Option<&Namespace> {
-        self.site.namespace.as_ref()
+        self.target.namespace.as_ref()
     }
 
     /// Whether it is in the tree.
     pub fn is_mounted(&self) -> bool {
-        self.site.is_mounted()
+        self.target.is_mounted()
     }
 
     /// Whether it is in use still, once it was unmounted, by a bind mount, an overlay or another mount
     /// namespace: then its connection does not end.
-    pub fn lives_on(&self) -> bool {
+    pub fn is_still_in_use(&self) -> bool {
         if self.is_mounted() {
             return true;
         }
-        let deadline = Instant::now() + LAST_BREATH;
-        while device::is_connected(&self.connection) {
+        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
+        while syscalls::is_connected(&self.connection) {
             if Instant::now() > deadline {
                 return true;
             }
-            std::thread::sleep(LAST_BREATH / 100);
+            std::thread::sleep(DISCONNECT_TIMEOUT / 100);
         }
         false
     }
 
     /// The device number that the mount's first answer carries. Asked from a thread of its own:
     /// a mount that does not answer must not take its owner with it.
-    fn first_answer(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
+    fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
-        let path = self.site.mountpoint.clone();
-        let (major, minor) = self.site.device;
+        let path = self.target.mountpoint.clone();
+        let (major, minor) = self.target.device;
         let device = makedev(major, minor);
         // What lies over it answers for it, by a root of its own.
-        let is_covered = self.site.cover.is_some();
-        let (major, minor) = self.site.lower_device();
-        let own = makedev(major, minor);
-        let _asking = Thread::spawn("fuse-ready", move || {
+        let has_overlay = self.target.overlay.is_some();
+        let (major, minor) = self.target.lower_device();
+        let own_device = makedev(major, minor);
+        let _stat_thread = Thread::spawn("fuse-ready", move || {
             // Nobody listens any more when the deadline has passed.
             drop(sender.send(match root {
                 Some(root) => File::from(root).metadata(),
@@ -456,19 +456,19 @@ impl Mount {
             }));
         })
         .map_err(MountError::System)?;
-        let error = match answer.recv_timeout(READY_DEADLINE) {
+        let error = match answer.recv_timeout(READY_TIMEOUT) {
             Ok(Ok(found))
                 if found.st_dev() == device
-                    && (is_covered || found.st_ino() == INodeNo::ROOT.0) =>
+                    && (has_overlay || found.st_ino() == INodeNo::ROOT.0) =>
             {
-                return Ok(own);
+                return Ok(own_device);
             }
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
         };
         // Ends the asking thread's wait, whether or not it can be unmounted.
-        take_out(&self.site);
-        cut(own);
+        unmount_or_force(&self.target);
+        abort_connection(own_device);
         Err(error)
     }
 }
@@ -478,16 +478,16 @@ impl Drop for Mount {
         let Some(session) = self.session.take() else {
             return;
         };
-        self.pages.detach();
+        self.kernel_cache.detach();
         if let Some(device) = self.device {
-            unmount_by_any_means(|force| self.unmount_once(force));
-            let is_running = self.ended.recv_timeout(END_DEADLINE) == Err(TIMEOUT);
-            if is_running && device::is_connected(&self.connection) {
-                cut(device);
+            unmount_then_force(|force| self.unmount_once(force));
+            let is_running = self.session_end.recv_timeout(SESSION_END_TIMEOUT) == Err(TIMED_OUT);
+            if is_running && syscalls::is_connected(&self.connection) {
+                abort_connection(device);
             }
         }
-        match self.ended.recv_timeout(END_DEADLINE) {
-            Err(TIMEOUT) => {
+        match self.session_end.recv_timeout(SESSION_END_TIMEOUT) {
+            Err(TIMED_OUT) => {
                 tracing::warn!("the mount is still in use, and ends with this process");
                 std::mem::forget(session);
             }
@@ -501,39 +501,39 @@ impl Drop for Mount {
 ///
 /// # Errors
 /// When there is nothing there.
-pub fn mountpoint(path: &Path) -> io::Result<PathBuf> {
-    table::canonical(path)
+pub fn canonical_mountpoint(path: &Path) -> io::Result<PathBuf> {
+    mountinfo::canonicalize(path)
 }
 
-/// The mount on top at `mountpoint` (see [`mountpoint`]), of whatever type, as far as this process sees
+/// The mount on top at `mountpoint` (see [`canonical_mountpoint`]), of whatever type, as far as this process sees
 /// mounts: another one may see others.
 ///
 /// # Errors
 /// When the kernel's table of mounts cannot be read.
 pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
-    table::top_mount(mountpoint)
+    mountinfo::top_mount(mountpoint)
 }
 
 /// Whether a file system of this number is mounted, as a whole or in part, as far as this process sees
 /// mounts.
 pub fn is_mounted(device: (u32, u32)) -> bool {
-    table::count(device).is_ok_and(|count| count > 0)
+    mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
 
-/// Takes `copy` out, which is on `mountpoint` (see [`mountpoint`]) and another mount of what a process
+/// Takes `copy` out, which is on `mountpoint` (see [`canonical_mountpoint`]) and another mount of what a process
 /// serves, such as a bind mount. `force` does so although it is in use; its users go on with it, because
 /// an end of the connection would be the end of all mounts.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
-pub fn unmount_copy(mountpoint: &Path, copy: &TopMount, force: Force) -> Result<(), UnmountError> {
+pub fn unmount_bind_mount(mountpoint: &Path, copy: &TopMount, force: Force) -> Result<(), UnmountError> {
     match force {
-        Force::No => unmount_at(&copy.file_system, mountpoint, Some(copy.device), force),
-        Force::Yes => device::detach_if(&copy.file_system, mountpoint, copy.device, |_| true),
+        Force::No => unmount_at(&copy.fs_type, mountpoint, Some(copy.device), force),
+        Force::Yes => syscalls::detach_if(&copy.fs_type, mountpoint, copy.device, |_| true),
     }
 }
 
-/// Takes out whatever archive is mounted on `mountpoint` (see [`mountpoint`]), by whichever
+/// Takes out whatever archive is mounted on `mountpoint` (see [`canonical_mountpoint`]), by whichever
 /// process, and nothing that is not an archive; where `device` is given, what has that number only.
 ///
 /// # Errors
@@ -543,27 +543,27 @@ pub fn unmount(
     device: Option<(u32, u32)>,
     force: Force,
 ) -> Result<(), UnmountError> {
-    let file_system = if cover::is_ours(mountpoint).unwrap_or(false) {
-        Cover::Overlay.file_system()
+    let fs_type = if overlay::is_tarfs_overlay(mountpoint).unwrap_or(false) {
+        OverlayKind::Overlayfs.fs_type()
     } else {
-        device::FILE_SYSTEM
+        syscalls::TARFS_FS_TYPE
     };
-    unmount_at(file_system, mountpoint, device, force)
+    unmount_at(fs_type, mountpoint, device, force)
 }
 
-/// Takes out the mount at `site` that nobody serves any more, and its bind mounts, under the feet of those
+/// Takes out the mount at `target` that nobody serves any more, and its bind mounts, under the feet of those
 /// who use it.
 /// `device` is its connection: as long as somebody holds that, no other mount has its number.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
-pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
-    if !device::is_connected(device) {
+pub fn clear_dead_mounts(target: &MountTarget, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
+    if !syscalls::is_connected(device) {
         return Ok(());
     }
     for _ in 0..MAX_DEAD_MOUNTS {
-        match site.unmount(true, Some(device)) {
-            Ok(()) if site.is_mounted() => {}
+        match target.unmount(true, Some(device)) {
+            Ok(()) if target.is_mounted() => {}
             Ok(()) | Err(UnmountError::NotMounted(_)) => break,
             Err(error) => return Err(error),
         }
@@ -571,43 +571,43 @@ pub fn clear(site: &Site, device: BorrowedFd<'_>) -> Result<(), UnmountError> {
     Ok(())
 }
 
-/// Whether the mount at `site`, whose connection `device` is, is in the tree, be it below another one.
-pub fn is_there(site: &Site, device: BorrowedFd<'_>) -> bool {
-    device::is_connected(device) && site.is_mounted()
+/// Whether the mount at `target`, whose connection `device` is, is in the tree, be it below another one.
+pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
+    syscalls::is_connected(device) && target.is_mounted()
 }
 
-/// Unmounts what is of the type `file_system` at `mountpoint`, that of the number `device` only if one is
+/// Unmounts what is of the type `fs_type` at `mountpoint`, that of the number `device` only if one is
 /// given. For the moment in which names are listed to the kernel the mount is in use by itself (see
-/// [`super::names`]), so who comes first does not give up at once.
+/// [`super::dentries`]), so who comes first does not give up at once.
 fn unmount_at(
-    file_system: &str,
+    fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
     force: Force,
 ) -> Result<(), UnmountError> {
-    retry_while_busy(|| device::unmount(file_system, mountpoint, device, force == Force::Yes))
+    retry_while_busy(|| syscalls::unmount(fs_type, mountpoint, device, force == Force::Yes))
 }
 
 /// Calls `unmount` again for a moment while the mount is in use.
 fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<(), UnmountError> {
-    for _ in 0..UNMOUNT_TRIES {
+    for _ in 0..MAX_UNMOUNT_TRIES {
         match unmount() {
-            Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_PAUSE),
+            Err(UnmountError::Busy(_)) => std::thread::sleep(UNMOUNT_RETRY_INTERVAL),
             result => return result,
         }
     }
     unmount()
 }
 
-const TIMEOUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
+const TIMED_OUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
-/// Unmounts the mount at `site`, if need be by force.
-fn take_out(site: &Site) {
-    unmount_by_any_means(|force| site.unmount(force, None));
+/// Unmounts the mount at `target`, if need be by force.
+fn unmount_or_force(target: &MountTarget) {
+    unmount_then_force(|force| target.unmount(force, None));
 }
 
 /// Calls `unmount` without force, and with force if that fails. A mount that is gone is no failure.
-fn unmount_by_any_means(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
+fn unmount_then_force(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
     let result = unmount(false).or_else(|error| match error {
         UnmountError::NotMounted(_) | UnmountError::NotOwner { .. } => Err(error),
         UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),
@@ -620,7 +620,7 @@ fn unmount_by_any_means(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
 
 /// Ends the kernel's side of a connection whose mount was only detached; root's umount(2) has
 /// done so already, others depend on the control filesystem being mounted.
-fn cut(device: u64) {
+fn abort_connection(device: u64) {
     let abort = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
     if let Err(error) = fs::write(&abort, "1") {
         tracing::debug!(%error, abort, "cannot cut the connection");
@@ -636,11 +636,11 @@ fn config() -> Config {
 /// Whom the library answers: everybody who gets past the kernel, which keeps others than the mount's
 /// owner out unless `allow_other` is given. The library cannot check, because the kernel names no
 /// user in requests of a mount that can be idmapped (Linux 6.12).
-const ACL: SessionACL = SessionACL::All;
+const SESSION_ACL: SessionACL = SessionACL::All;
 
 /// Raises the kernel's read-ahead, for which FUSE has no word of its own. Root only; without it
 /// reads are correct and smaller.
-fn read_ahead(device: u64) {
+fn set_read_ahead(device: u64) {
     let file = format!(
         "/sys/class/bdi/{}:{}/read_ahead_kb",
         major(device),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_system_ends_with_its_last_user() {
+    fn superblock_watch_reports_end_after_last_user() {
         let place = tempfile::tempdir().expect("a directory");
         let flags = MountFlags::empty();
         mount("none", place.path(), "tmpfs", flags, None).expect("root runs the tests");

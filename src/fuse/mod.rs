@@ -1,9 +1,9 @@
 //! FUSE: unpack, call, reply; no decisions.
 //!
-//! A [`Tree`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
+//! A [`TarFilesystem`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
 //! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
 //! archive does not change, so names, absences, attributes and links are valid for a year, and
-//! files and directories need no open; files do where there are [`Copies`] of them. While the archive
+//! files and directories need no open; files do where there are [`BackingFiles`] of them. While the archive
 //! is still being scanned a later member may replace what the kernel was told, so it asks again before
 //! long, and is told whose attributes have changed.
 //!
@@ -13,26 +13,26 @@
 
 mod attr;
 mod caller;
-mod copies;
-mod cover;
-mod device;
-mod encore;
+mod passthrough;
+mod overlay;
+mod syscalls;
+mod timed_out_reads;
 mod errno;
-mod failures;
-mod handover;
-mod names;
+mod recent_errors;
+mod takeover;
+mod dentries;
 mod namespace;
-mod news;
+mod invalidate;
 mod options;
-mod pages;
-mod patience;
-mod pin;
-mod roster;
+mod kernel_cache;
+mod pending_replies;
+mod pinned;
+mod priming_dir;
 mod seek;
 mod session;
 mod superblock;
-mod table;
-mod view;
+mod mountinfo;
+mod subtree;
 mod xattr;
 
 use std::ffi::{OsStr, c_long};
@@ -59,37 +59,37 @@ use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::layers::LayeredArchive;
 
-use copies::{Desk, Handles};
-use encore::{Asked, Encores};
-use failures::Failures;
-use pages::Pages;
-use patience::{For, Patience, Refusal, Vain, Watch};
-use roster::Roster;
+use passthrough::{BackingFileIo, OpenFiles};
+use timed_out_reads::{RequestedRange, TimedOutReads};
+use recent_errors::RecentErrors;
+use kernel_cache::KernelCache;
+use pending_replies::{WaitReason, PendingReplies, FailReply, WaitError, Watchdog};
+use priming_dir::PrimingDir;
 use seek::Whence;
 
 pub use attr::Ownership;
-pub use copies::Copies;
-pub use cover::{Cover, LOWER, SCRATCH, Upper, clear_cover};
-pub use device::{MountError, UnmountError, clear_dead};
-pub use failures::Failure;
-pub use handover::{Orphan, Site, can_be_adopted};
+pub use passthrough::BackingFiles;
+pub use overlay::{OverlayKind, LOWER_DIR_NAME, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
+pub use syscalls::{MountError, UnmountError, unmount_dead};
+pub use recent_errors::RecentError;
+pub use takeover::{InheritedSession, MountTarget, supports_takeover};
 pub use namespace::{Namespace, OpenNamespace};
 pub use options::{MountOptions, OptionError};
 pub use session::{
-    Force, Mount, clear, is_mounted, is_there, mountpoint, top_mount, unmount, unmount_copy,
+    Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, canonical_mountpoint, top_mount, unmount, unmount_bind_mount,
 };
 pub use superblock::SuperblockWatch;
-pub use table::{Attachment, TopMount};
-pub use view::{View, ViewError};
+pub use mountinfo::{Attachment, TopMount};
+pub use subtree::{Subtree, SubtreeError};
 pub use xattr::unmapped_acl_entries;
 
 /// How long the kernel may believe an answer.
-const FOR_EVER: Duration = Duration::from_hours(365 * 24);
+const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
 
 /// How long while the archive is still being scanned. A name is not taken back when a later member
 /// replaces it: the kernel does that under the lock of its directory, which who waits for another name
 /// or a listing there holds, so that everyone would wait for the scan.
-const FOR_NOW: Duration = Duration::from_secs(1);
+const TTL_SCANNING: Duration = Duration::from_secs(1);
 
 /// The largest request the kernel may send. Reads come in pieces of read-ahead, 1 MiB at most
 /// (see [`session`]); larger ones brought nothing.
@@ -97,14 +97,14 @@ const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
 /// How many file systems may lie below a mount that hands files over: the copies' own, which is not
 /// stacked itself. With one more, the kernel would let no overlay lie on top.
-const STACK_DEPTH: u32 = 1;
+const MAX_STACK_DEPTH: u32 = 1;
 
 /// Names longer than this make the kernel refuse a whole listing (`FUSE_NAME_MAX`); they can be
 /// looked up no better.
-const MAX_NAME_BYTES: usize = 1024;
+const FUSE_NAME_MAX_BYTES: usize = 1024;
 
 /// The longest name that there can be, as statfs(2) tells.
-const LONGEST_NAME_BYTES: usize = 255;
+const NAME_MAX_BYTES: usize = 255;
 
 /// Reads the flags of chattr(1) (`linux/fs.h`).
 const FS_IOC_GETFLAGS: u32 = opcode::read::<c_long>(b'f', 1);
@@ -145,7 +145,7 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     fn note_lookup(&self, _ino: Ino) {}
 
     /// As [`Archive::set_page_cache`].
-    fn set_page_cache(&self, _pages: Arc<dyn PageCache>) {}
+    fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
 
     /// As [`Archive::close`].
     fn close(&self) {}
@@ -184,8 +184,8 @@ impl Content for Archive {
         Self::note_lookup(self, ino);
     }
 
-    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, pages);
+    fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
+        Self::set_page_cache(self, kernel_cache);
     }
 
     fn close(&self) {
@@ -222,8 +222,8 @@ impl Content for LayeredArchive {
         Self::note_lookup(self, ino);
     }
 
-    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, &pages);
+    fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
+        Self::set_page_cache(self, &kernel_cache);
     }
 
     fn close(&self) {
@@ -232,24 +232,24 @@ impl Content for LayeredArchive {
 }
 
 /// The patience of who waits for what `content` has.
-fn patience_with(
+fn new_pending_replies(
     content: &Arc<dyn Content>,
     timeout: Duration,
     stats: &Arc<Stats>,
-) -> Arc<Patience> {
+) -> Arc<PendingReplies> {
     let content = Arc::downgrade(content);
-    let scanned = move || {
+    let scan_position = move || {
         let content = content.upgrade().filter(|content| !content.is_scanned())?;
         Some(content.index().origin().plain_bytes)
     };
-    Arc::new(Patience::new(timeout, Arc::clone(stats), Box::new(scanned)))
+    Arc::new(PendingReplies::new(timeout, Arc::clone(stats), Box::new(scan_position)))
 }
 
 /// A directory of an archive as a filesystem.
 #[derive(Debug)]
-pub struct Tree {
+pub struct TarFilesystem {
     content: Arc<dyn Content>,
-    view: View,
+    subtree: Subtree,
     ownership: Ownership,
     checks_permissions: bool,
     accounts: Arc<Accounts>,
@@ -262,25 +262,25 @@ pub struct Tree {
     /// Whether every caller sees the names of `trusted.*`.
     lists_trusted: bool,
     stats: Arc<Stats>,
-    failures: Arc<Failures>,
-    pages: Arc<Pages>,
+    recent_errors: Arc<RecentErrors>,
+    kernel_cache: Arc<KernelCache>,
     /// Who waits for what is not known yet.
-    patience: Arc<Patience>,
+    pending_replies: Arc<PendingReplies>,
     /// Who has waited in vain just now.
-    encores: Arc<Encores>,
+    timed_out_reads: Arc<TimedOutReads>,
     /// What the kernel has offered, a bit each, once it is mounted.
     capabilities: Arc<OnceLock<u64>>,
     /// Where there may be copies of files, which are opened with handles then.
-    desk: Option<Desk>,
+    backing_io: Option<BackingFileIo>,
     /// Sees to it that nobody waits in vain, once it is mounted.
-    watch: Option<Watch>,
+    watchdog: Option<Watchdog>,
 }
 
-impl Tree {
-    /// `content` as `view` and `options` show it; `stats` counts the bytes that readers get.
+impl TarFilesystem {
+    /// `content` as `subtree` and `options` show it; `stats` counts the bytes that readers get.
     pub fn new(
         content: Arc<dyn Content>,
-        view: View,
+        subtree: Subtree,
         options: &MountOptions,
         stats: Arc<Stats>,
     ) -> Self {
@@ -291,13 +291,13 @@ impl Tree {
             Accounts::default()
         };
         drop(index);
-        let pages = Arc::new(Pages::new(view, Arc::clone(&stats)));
-        let patience = patience_with(&content, patience::TIMEOUT, &stats);
+        let kernel_cache = Arc::new(KernelCache::new(subtree, Arc::clone(&stats)));
+        let pending_replies = new_pending_replies(&content, pending_replies::DEFAULT_TIMEOUT, &stats);
         Self {
-            view,
-            pages,
-            patience,
-            encores: Arc::default(),
+            subtree,
+            kernel_cache,
+            pending_replies,
+            timed_out_reads: Arc::default(),
             capabilities: Arc::default(),
             ownership: options.ownership,
             checks_permissions: options.checks_permissions(),
@@ -308,9 +308,9 @@ impl Tree {
             lists_trusted: false,
             content,
             stats,
-            failures: Arc::default(),
-            desk: None,
-            watch: None,
+            recent_errors: Arc::default(),
+            backing_io: None,
+            watchdog: None,
         }
     }
 
@@ -318,7 +318,7 @@ impl Tree {
     /// decoded for `timeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.patience = patience_with(&self.content, timeout, &self.stats);
+        self.pending_replies = new_pending_replies(&self.content, timeout, &self.stats);
         self
     }
 
@@ -332,28 +332,28 @@ impl Tree {
     /// The same as the lower layer of an overlay. Overlayfs lists names on behalf of its callers, and hides
     /// those of `trusted.*` itself.
     #[must_use]
-    pub fn below_overlay(mut self) -> Self {
+    pub fn for_overlay(mut self) -> Self {
         self.lists_trusted = true;
         self
     }
 
     /// Sees to it from now on that nobody waits in vain.
-    fn watched(mut self) -> io::Result<Self> {
-        self.watch = Some(Watch::over(&self.patience)?);
+    fn with_watchdog(mut self) -> io::Result<Self> {
+        self.watchdog = Some(Watchdog::start(&self.pending_replies)?);
         Ok(self)
     }
 
-    /// As it is, and its files are read from `copies` where there are any.
+    /// As it is, and its files are read from `backing_files` where there are any.
     ///
     /// # Errors
     /// When the system has no thread left to give.
-    pub fn with_copies(mut self, copies: Arc<dyn Copies>) -> io::Result<Self> {
-        self.desk = Some(Desk::new(copies, Arc::clone(&self.stats))?);
+    pub fn with_backing_files(mut self, backing_files: Arc<dyn BackingFiles>) -> io::Result<Self> {
+        self.backing_io = Some(BackingFileIo::new(backing_files, Arc::clone(&self.stats))?);
         Ok(self)
     }
 
     fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
-        self.view.entry(index, inode).ok_or({
+        self.subtree.entry(index, inode).ok_or({
             // The kernel asks only for what it was told of: then that was forgotten, because the archive
             // is not the one that was wanted.
             if index.is_complete() {
@@ -369,7 +369,7 @@ impl Tree {
     /// nobody in.)
     fn has_labels(&self, index: &Index) -> bool {
         let has_labels =
-            || self.xattr_filter.selects(xattr::LABEL) && index.has_xattr(xattr::LABEL);
+            || self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL);
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
@@ -384,12 +384,12 @@ impl Tree {
     fn shown_xattrs<'a>(&self, entry: &Entry<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let (xattrs, kind) = (entry.xattrs(), entry.kind());
         xattrs
-            .filter(move |(name, _)| xattr::is_kept(name, kind) && self.xattr_filter.selects(name))
+            .filter(move |(name, _)| xattr::is_supported(name, kind) && self.xattr_filter.selects(name))
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
         let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
-        attr::attributes(entry, mode, self.view.inode(entry.ino()), &self.ownership)
+        attr::attributes(entry, mode, self.subtree.inode(entry.ino()), &self.ownership)
     }
 
     /// Answers `caller` what `name` in `parent` is: at once, or when the scan has come to it.
@@ -404,28 +404,28 @@ impl Tree {
         if let Some(entry) = index.lookup(directory, &name) {
             self.stats.served_lookups.increment();
             if index.is_complete() {
-                self.pages.named(entry.ino());
+                self.kernel_cache.mark_dentry_known(entry.ino());
                 self.content.note_lookup(entry.ino());
             } else {
                 // The name is soon asked for again.
-                self.pages.heard_of(entry.ino());
+                self.kernel_cache.mark_inode_known(entry.ino());
             }
-            return reply.entry(&validity(&index), &self.attributes(entry), Generation(0));
+            return reply.entry(&ttl(&index), &self.attributes(entry), Generation(0));
         }
         if index.is_complete() {
-            return reply.entry(&FOR_EVER, &attr::absent(), Generation(0));
+            return reply.entry(&TTL_IMMUTABLE, &attr::negative_entry(), Generation(0));
         }
         drop(index);
         if is_scanned {
             return reply.error(Errno::EIO);
         }
-        let later = self.later();
+        let upgrade = self.weak_clone();
         let awaited = WaitFor::Name(directory, name.clone());
-        let kept = self.patience.keep(reply, caller, For::TheScan);
-        let wanted = kept.wanted();
-        let then = move || match (kept.take(), later()) {
-            (Some(reply), Some(tree)) => tree.answer_lookup(caller, parent, name, reply),
-            (Some(reply), None) => reply.refuse(Vain::Ended),
+        let pending = self.pending_replies.register(reply, caller, WaitReason::Scan);
+        let wanted = pending.pending_check();
+        let then = move || match (pending.take(), upgrade()) {
+            (Some(reply), Some(filesystem)) => filesystem.answer_lookup(caller, parent, name, reply),
+            (Some(reply), None) => reply.fail(WaitError::Closed),
             // Given up.
             (None, _) => {}
         };
@@ -433,7 +433,7 @@ impl Tree {
     }
 
     /// Has `answer` given with `reply` to `caller` when listings are whole.
-    fn with_listings<R: Refusal>(
+    fn with_complete_index<R: FailReply>(
         &self,
         caller: u32,
         reply: R,
@@ -444,12 +444,12 @@ impl Tree {
             return answer(self, &index, reply);
         }
         drop(index);
-        let later = self.later();
-        let kept = self.patience.keep(reply, caller, For::TheScan);
-        let wanted = kept.wanted();
-        let then = move || match (kept.take(), later()) {
-            (Some(reply), Some(tree)) => answer(&tree, &tree.content.index(), reply),
-            (Some(reply), None) => reply.refuse(Vain::Ended),
+        let upgrade = self.weak_clone();
+        let pending = self.pending_replies.register(reply, caller, WaitReason::Scan);
+        let wanted = pending.pending_check();
+        let then = move || match (pending.take(), upgrade()) {
+            (Some(reply), Some(filesystem)) => answer(&filesystem, &filesystem.content.index(), reply),
+            (Some(reply), None) => reply.fail(WaitError::Closed),
             // Given up.
             (None, _) => {}
         };
@@ -459,18 +459,18 @@ impl Tree {
 
     /// This tree for an answer that comes later, if its archive still lives then: who waits for the
     /// scan must not keep alive what ends it.
-    fn later(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
+    fn weak_clone(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
         let content = Arc::downgrade(&self.content);
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
-        let (failures, pages) = (Arc::clone(&self.failures), Arc::clone(&self.pages));
-        let patience = Arc::clone(&self.patience);
+        let (recent_errors, kernel_cache) = (Arc::clone(&self.recent_errors), Arc::clone(&self.kernel_cache));
+        let pending_replies = Arc::clone(&self.pending_replies);
         let xattr_filter = Arc::clone(&self.xattr_filter);
-        let (view, ownership) = (self.view, self.ownership);
+        let (subtree, ownership) = (self.subtree, self.ownership);
         let (checks_permissions, lists_trusted) = (self.checks_permissions, self.lists_trusted);
         move || {
             Some(Self {
                 content: content.upgrade()?,
-                view,
+                subtree,
                 ownership,
                 checks_permissions,
                 accounts,
@@ -479,14 +479,14 @@ impl Tree {
                 has_shown_xattrs: OnceLock::new(),
                 lists_trusted,
                 stats,
-                failures,
-                pages,
-                patience,
+                recent_errors,
+                kernel_cache,
+                pending_replies,
                 capabilities: Arc::default(),
                 // Only opens and reads can come a second time, and none of them comes here.
-                encores: Arc::default(),
-                desk: None,
-                watch: None,
+                timed_out_reads: Arc::default(),
+                backing_io: None,
+                watchdog: None,
             })
         }
     }
@@ -503,7 +503,7 @@ impl Tree {
         if offset == 0 && add(directory, 1, b".") {
             return;
         }
-        let parent = self.view.parent(directory);
+        let parent = self.subtree.parent(directory);
         let parent = self.entry(index, parent).unwrap_or(directory);
         if offset <= 1 && add(parent, 2, b"..") {
             return;
@@ -512,32 +512,32 @@ impl Tree {
             return;
         };
         for child in index.children(directory.ino(), from) {
-            if !is_listed(child.name) {
+            if !is_listable_name(child.name) {
                 continue;
             }
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
-            if add(entry, offset_behind(child.number), child.name) {
+            if add(entry, next_offset(child.number), child.name) {
                 return;
             }
         }
     }
 
     /// Shows the kernel the files on a roster, at once.
-    fn list_roster(&self, roster: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn list_priming_dir(&self, priming_dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         if offset == 0 {
             let index = self.content.index();
-            let validity = validity(&index);
-            self.pages.roster.list(roster, |ino, next| {
+            let ttl = ttl(&index);
+            self.kernel_cache.priming_dir.list(priming_dir, |ino, next| {
                 let Some(entry) = index.entry(ino) else {
                     return false;
                 };
                 let attr = self.attributes(entry);
                 let name = ino.0.to_string();
-                let is_full = reply.add(attr.ino, next, &name, &validity, &attr, Generation(0));
+                let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
                 if !is_full {
-                    self.pages.heard_of(ino);
+                    self.kernel_cache.mark_inode_known(ino);
                 }
                 is_full
             });
@@ -546,7 +546,7 @@ impl Tree {
     }
 
     /// A directory that can be listed.
-    fn directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+    fn listable_directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         let entry = self.entry(index, inode)?;
         // The scan failed, and what it found is not all there is.
         if !index.is_complete() {
@@ -570,7 +570,7 @@ impl Tree {
 }
 
 /// A read, its reply, and whom to tell what became of it.
-struct Answer {
+struct ReadRequest {
     reply: ReplyData,
     caller: u32,
     ino: Ino,
@@ -578,14 +578,14 @@ struct Answer {
     len: u32,
     content: Weak<dyn Content>,
     stats: Arc<Stats>,
-    failures: Arc<Failures>,
-    patience: Arc<Patience>,
-    encores: Arc<Encores>,
+    recent_errors: Arc<RecentErrors>,
+    pending_replies: Arc<PendingReplies>,
+    timed_out_reads: Arc<TimedOutReads>,
 }
 
-impl Answer {
-    fn asked(&self) -> Asked {
-        Asked {
+impl ReadRequest {
+    fn requested_range(&self) -> RequestedRange {
+        RequestedRange {
             caller: self.caller,
             ino: self.ino,
             offset: self.offset,
@@ -597,82 +597,82 @@ impl Answer {
     fn read(self) {
         let (ino, offset, len) = (self.ino, self.offset, self.len);
         let Some(content) = self.content.upgrade() else {
-            return self.refuse(Vain::Ended);
+            return self.fail(WaitError::Closed);
         };
         if let Some(result) = content.try_read(ino, offset, len) {
-            return self.give(result);
+            return self.finish(result);
         }
-        if self.encores.is_one(self.asked(), Instant::now()) {
+        if self.timed_out_reads.is_kernel_retry(self.requested_range(), Instant::now()) {
             // Counted, and told once already.
             self.stats.failed_reads.increment();
             return self.reply.error(Errno::ETIMEDOUT);
         }
-        let (patience, caller) = (Arc::clone(&self.patience), self.caller);
-        let what = if content.is_scanned() {
-            For::Bytes
+        let (pending_replies, caller) = (Arc::clone(&self.pending_replies), self.caller);
+        let reason = if content.is_scanned() {
+            WaitReason::Bytes
         } else {
-            For::TheScan
+            WaitReason::Scan
         };
-        let kept = patience.keep(self, caller, what);
-        let wanted = kept.wanted();
+        let pending = pending_replies.register(self, caller, reason);
+        let wanted = pending.pending_check();
         let done = move |result| {
             // Unless it was given up.
-            if let Some(answer) = kept.take() {
-                answer.give(result);
+            if let Some(request) = pending.take() {
+                request.finish(result);
             }
         };
         content.read(ino, offset, len, wanted, Box::new(done));
     }
 
-    fn give(self, result: Result<Bytes, ReadError>) {
+    fn finish(self, result: Result<Bytes, ReadError>) {
         match result {
             Ok(bytes) => {
                 self.stats.served_bytes.add(bytes.len() as u64);
                 self.reply.data(&bytes);
             }
-            Err(error) => self.fail(&error, errno::of_read(&error)),
+            Err(error) => self.fail_with(&error, errno::from_read_error(&error)),
         }
     }
 
-    fn fail(self, error: &dyn std::error::Error, errno: Errno) {
+    fn fail_with(self, error: &dyn std::error::Error, errno: Errno) {
         // Before the reply: who sees the error finds it in the status.
         self.stats.failed_reads.increment();
         let content = self.content.upgrade();
         let path = content.and_then(|content| content.index().path(self.ino));
         let path = path.unwrap_or_default();
-        self.failures.record(&path.to_string(), error);
+        self.recent_errors.record(&path.to_string(), error);
         if errno == Errno::ETIMEDOUT {
-            self.encores.failed(self.asked(), Instant::now());
+            self.timed_out_reads.record(self.requested_range(), Instant::now());
         }
         self.reply.error(errno);
     }
 }
 
-impl Refusal for Answer {
-    fn refuse(self, why: Vain) {
+impl FailReply for ReadRequest {
+    fn fail(self, why: WaitError) {
         match why {
-            Vain::Killed | Vain::Ended => self.reply.error(why.errno()),
-            Vain::Late => self.fail(&why, why.errno()),
+            WaitError::CallerKilled | WaitError::Closed => self.reply.error(why.errno()),
+            WaitError::TimedOut => self.fail_with(&why, why.errno()),
         }
     }
 }
 
 /// Whether a listing has this name.
-fn is_listed(name: &[u8]) -> bool {
-    name.len() <= MAX_NAME_BYTES && !name.contains(&0)
+fn is_listable_name(name: &[u8]) -> bool {
+    name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
 }
 
 /// The offset of what follows child `number` in a listing.
-fn offset_behind(number: u32) -> u64 {
+fn next_offset(number: u32) -> u64 {
     u64::from(number) + 3
 }
 
 /// How long the kernel may believe what `index` says.
-fn validity(index: &Index) -> Duration {
+fn ttl(index: &Index) -> Duration {
     if index.is_complete() {
-        FOR_EVER
+        TTL_IMMUTABLE
     } else {
-        FOR_NOW
+        TTL_SCANNING
     }
 }
 
@@ -685,7 +685,7 @@ fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     }
 }
 
-impl Filesystem for Tree {
+impl Filesystem for TarFilesystem {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offers = config.capabilities().bits();
         self.capabilities.get_or_init(|| offers);
@@ -702,7 +702,7 @@ impl Filesystem for Tree {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
-        wanted |= match &self.desk {
+        wanted |= match &self.backing_io {
             None => InitFlags::FUSE_NO_OPEN_SUPPORT,
             // Only opens with handles can be handed over.
             Some(_) => InitFlags::FUSE_PASSTHROUGH,
@@ -714,21 +714,21 @@ impl Filesystem for Tree {
         {
             tracing::warn!("the kernel refused a capability that it had offered");
         }
-        if let Some(desk) = &self.desk {
+        if let Some(backing_io) = &self.backing_io {
             let is_offered = offered.contains(InitFlags::FUSE_PASSTHROUGH)
-                && config.set_max_stack_depth(STACK_DEPTH).is_ok();
-            desk.handles.offer_passthrough(is_offered);
+                && config.set_max_stack_depth(MAX_STACK_DEPTH).is_ok();
+            backing_io.open_files.set_passthrough_offered(is_offered);
         }
         Ok(())
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if parent == INodeNo::ROOT
-            && let Some(attr) = self.pages.roster.look_up(name.as_bytes())
+            && let Some(attr) = self.kernel_cache.priming_dir.lookup(name.as_bytes())
         {
-            return reply.entry(&FOR_NOW, &attr, Generation(0));
+            return reply.entry(&TTL_SCANNING, &attr, Generation(0));
         }
-        if name.len() > LONGEST_NAME_BYTES {
+        if name.len() > NAME_MAX_BYTES {
             return reply.error(Errno::ENAMETOOLONG);
         }
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
@@ -737,18 +737,18 @@ impl Filesystem for Tree {
 
     fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
         if let Ok(ino) = u32::try_from(ino.0) {
-            self.pages.forgotten(Ino(ino));
+            self.kernel_cache.forget_inode(Ino(ino));
         }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
-        if let Some(attr) = self.pages.roster.attributes(ino) {
-            return reply.attr(&FOR_NOW, &attr);
+        if let Some(attr) = self.kernel_cache.priming_dir.attributes(ino) {
+            return reply.attr(&TTL_SCANNING, &attr);
         }
         let index = self.content.index();
         match self.entry(&index, ino) {
-            Ok(entry) => reply.attr(&validity(&index), &self.attributes(entry)),
+            Ok(entry) => reply.attr(&ttl(&index), &self.attributes(entry)),
             Err(errno) => reply.error(errno),
         }
     }
@@ -766,7 +766,7 @@ impl Filesystem for Tree {
     /// Without copies files need no open: this answer keeps the kernel from asking again.
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = trace_span!("open", inode = ino.0).entered();
-        let Some(desk) = &self.desk else {
+        let Some(backing_io) = &self.backing_io else {
             return reply.error(Errno::ENOSYS);
         };
         let found = {
@@ -774,7 +774,7 @@ impl Filesystem for Tree {
             self.entry(&index, ino).map(|entry| entry.ino())
         };
         match found {
-            Ok(ino) => desk.open(ino, reply),
+            Ok(ino) => backing_io.open(ino, reply),
             Err(errno) => reply.error(errno),
         }
     }
@@ -791,44 +791,44 @@ impl Filesystem for Tree {
         reply: ReplyData,
     ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let (entry, size_of_file) = match self.entry(&self.content.index(), ino) {
+        let (entry, file_size) = match self.entry(&self.content.index(), ino) {
             Ok(entry) => (entry.ino(), entry.size()),
             Err(errno) => return reply.error(errno),
         };
-        if offset >= size_of_file {
+        if offset >= file_size {
             return reply.data(&[]);
         }
         let len = size.min(MAX_REQUEST_BYTES);
-        let left = size_of_file - offset;
+        let left = file_size - offset;
         let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
         self.stats.served_reads.increment();
         if offset == 0 {
-            self.pages.asked_for(entry);
+            self.kernel_cache.note_first_read(entry);
         }
         self.content.note_read(entry, offset, len);
-        let answer = Answer {
+        let request = ReadRequest {
             reply,
             caller: req.pid(),
-            patience: Arc::clone(&self.patience),
-            encores: Arc::clone(&self.encores),
+            pending_replies: Arc::clone(&self.pending_replies),
+            timed_out_reads: Arc::clone(&self.timed_out_reads),
             ino: entry,
             offset,
             len,
             content: Arc::downgrade(&self.content),
             stats: Arc::clone(&self.stats),
-            failures: Arc::clone(&self.failures),
+            recent_errors: Arc::clone(&self.recent_errors),
         };
-        let Some(desk) = &self.desk else {
-            return answer.read();
+        let Some(backing_io) = &self.backing_io else {
+            return request.read();
         };
-        let copied = |answer: Answer| {
+        let on_copy_read = |request: ReadRequest| {
             move |bytes| match bytes {
-                Some(bytes) => answer.give(Ok(bytes)),
-                None => answer.read(),
+                Some(bytes) => request.finish(Ok(bytes)),
+                None => request.read(),
             }
         };
-        if let Some(without) = desk.read(entry, offset, len, copied(answer)) {
-            without(None);
+        if let Some(fallback) = backing_io.read(entry, offset, len, on_copy_read(request)) {
+            fallback(None);
         }
     }
 
@@ -843,8 +843,8 @@ impl Filesystem for Tree {
         reply: ReplyEmpty,
     ) {
         // Its entry may be gone by now, its number is the same.
-        if let (Some(desk), Ok(number)) = (&self.desk, u32::try_from(ino.0)) {
-            desk.handles.release(Ino(number));
+        if let (Some(backing_io), Ok(number)) = (&self.backing_io, u32::try_from(ino.0)) {
+            backing_io.open_files.release(Ino(number));
         }
         reply.ok();
     }
@@ -875,15 +875,15 @@ impl Filesystem for Tree {
         reply: ReplyDirectory,
     ) {
         let _span = trace_span!("readdir", inode = ino.0, offset).entered();
-        if Roster::is(ino) {
+        if PrimingDir::is_priming_inode(ino) {
             // Names alone are of no use.
             return reply.ok();
         }
-        self.with_listings(req.pid(), reply, move |tree, index, mut reply| {
-            match tree.directory(index, ino) {
+        self.with_complete_index(req.pid(), reply, move |filesystem, index, mut reply| {
+            match filesystem.listable_directory(index, ino) {
                 Ok(directory) => {
-                    tree.list(index, directory, offset, |entry, next, name| {
-                        let inode = tree.view.inode(entry.ino());
+                    filesystem.list(index, directory, offset, |entry, next, name| {
+                        let inode = filesystem.subtree.inode(entry.ino());
                         let file_type = attr::file_type(entry.kind());
                         reply.add(inode, next, file_type, OsStr::from_bytes(name))
                     });
@@ -903,19 +903,19 @@ impl Filesystem for Tree {
         reply: ReplyDirectoryPlus,
     ) {
         let _span = trace_span!("readdirplus", inode = ino.0, offset).entered();
-        if Roster::is(ino) {
-            return self.list_roster(ino, offset, reply);
+        if PrimingDir::is_priming_inode(ino) {
+            return self.list_priming_dir(ino, offset, reply);
         }
-        self.with_listings(req.pid(), reply, move |tree, index, mut reply| {
-            match tree.directory(index, ino) {
+        self.with_complete_index(req.pid(), reply, move |filesystem, index, mut reply| {
+            match filesystem.listable_directory(index, ino) {
                 Ok(directory) => {
-                    tree.list(index, directory, offset, |entry, next, name| {
-                        let attr = tree.attributes(entry);
+                    filesystem.list(index, directory, offset, |entry, next, name| {
+                        let attr = filesystem.attributes(entry);
                         let name = OsStr::from_bytes(name);
                         let is_full =
-                            reply.add(attr.ino, next, name, &FOR_EVER, &attr, Generation(0));
+                            reply.add(attr.ino, next, name, &TTL_IMMUTABLE, &attr, Generation(0));
                         if !is_full {
-                            tree.pages.named(entry.ino());
+                            filesystem.kernel_cache.mark_dentry_known(entry.ino());
                         }
                         is_full
                     });
@@ -944,10 +944,10 @@ impl Filesystem for Tree {
             Ok(entry) => {
                 match xattr::value(self.shown_xattrs(&entry), name.as_bytes(), &self.accounts) {
                     Some(value) => reply_xattr(reply, size, &value),
-                    None if name.as_bytes() == xattr::LABEL && !self.has_labels(&index) => {
+                    None if name.as_bytes() == xattr::SELINUX_LABEL && !self.has_labels(&index) => {
                         reply.error(Errno::EOPNOTSUPP);
                     }
-                    None if !xattr::has_namespace(name.as_bytes()) => {
+                    None if !xattr::is_known_namespace(name.as_bytes()) => {
                         reply.error(Errno::EOPNOTSUPP);
                     }
                     None => reply.error(Errno::ENODATA),
@@ -966,7 +966,7 @@ impl Filesystem for Tree {
             Ok(entry) => {
                 let lists_trusted = || self.lists_trusted || caller::has_sys_admin(req.pid());
                 let xattrs = self.shown_xattrs(&entry);
-                let names = xattr::names(xattrs, &self.accounts, lists_trusted);
+                let names = xattr::list_names(xattrs, &self.accounts, lists_trusted);
                 reply_xattr(reply, size, &names);
             }
             Err(errno) => reply.error(errno),

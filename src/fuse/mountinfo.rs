@@ -8,28 +8,28 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::pin::mount_id;
+use super::pinned::mount_id;
 
-const TABLE: &str = "/proc/self/mountinfo";
+const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
 
 /// The type of what lies on top at `mountpoint`, an absolute path without symbolic links.
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn file_system(mountpoint: &Path) -> io::Result<Option<String>> {
-    let table = fs::read(TABLE)?;
-    Ok(top(&table, mountpoint).map(|name| String::from_utf8_lossy(name).into_owned()))
+pub(super) fn fs_type_at(mountpoint: &Path) -> io::Result<Option<String>> {
+    let table = fs::read(MOUNTINFO_PATH)?;
+    Ok(top_fs_type(&table, mountpoint).map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
-/// Major and minor number of what lies on top at `mountpoint`, as for [`file_system`], if it is of the
-/// type `file_system`. Asks nothing of the mount itself.
+/// Major and minor number of what lies on top at `mountpoint`, as for [`fs_type_at`], if it is of the
+/// type `fs_type`. Asks nothing of the mount itself.
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn device(mountpoint: &Path, file_system: &str) -> io::Result<Option<(u32, u32)>> {
-    let table = fs::read(TABLE)?;
+pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
+    let table = fs::read(MOUNTINFO_PATH)?;
     let found =
-        last(&table, mountpoint).filter(|found| found.file_system == file_system.as_bytes());
+        last_mount_at(&table, mountpoint).filter(|found| found.fs_type == fs_type.as_bytes());
     Ok(found.map(|found| found.device))
 }
 
@@ -41,19 +41,19 @@ pub struct TopMount {
     /// Major and minor number of its file system, which its bind mounts have, too.
     pub device: (u32, u32),
     /// Its type.
-    pub file_system: String,
+    pub fs_type: String,
 }
 
-/// The mount on top at `mountpoint`, as for [`file_system`], whatever it is.
+/// The mount on top at `mountpoint`, as for [`fs_type_at`], whatever it is.
 ///
 /// # Errors
 /// When the table cannot be read.
 pub(super) fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
-    let table = fs::read(TABLE)?;
-    Ok(last(&table, mountpoint).map(|found| TopMount {
+    let table = fs::read(MOUNTINFO_PATH)?;
+    Ok(last_mount_at(&table, mountpoint).map(|found| TopMount {
         id: found.id,
         device: found.device,
-        file_system: String::from_utf8_lossy(found.file_system).into_owned(),
+        fs_type: String::from_utf8_lossy(found.fs_type).into_owned(),
     }))
 }
 
@@ -61,9 +61,9 @@ pub(super) fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn count(device: (u32, u32)) -> io::Result<usize> {
-    let table = fs::read(TABLE)?;
-    let mounts = table.split(|&byte| byte == b'\n').filter_map(mount);
+pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
+    let table = fs::read(MOUNTINFO_PATH)?;
+    let mounts = table.split(|&byte| byte == b'\n').filter_map(parse_line);
     Ok(mounts.filter(|found| found.device == device).count())
 }
 
@@ -84,135 +84,135 @@ pub struct Attachment {
 /// When the table cannot be read.
 pub(super) fn find(
     device: (u32, u32),
-    file_system: &str,
+    fs_type: &str,
     mountpoint: &Path,
 ) -> io::Result<Option<Attachment>> {
-    let table = fs::read(TABLE)?;
-    Ok(find_in(&table, device, file_system, mountpoint))
+    let table = fs::read(MOUNTINFO_PATH)?;
+    Ok(find_in(&table, device, fs_type, mountpoint))
 }
 
 /// As [`find`], in `table`.
 pub(super) fn find_in(
     table: &[u8],
     device: (u32, u32),
-    file_system: &str,
+    fs_type: &str,
     mountpoint: &Path,
 ) -> Option<Attachment> {
-    let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(mount);
+    let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(parse_line);
     let all = || {
         lines()
-            .filter(|found| found.device == device && found.file_system == file_system.as_bytes())
+            .filter(|found| found.device == device && found.fs_type == fs_type.as_bytes())
     };
     let whole = || all().filter(|found| found.is_whole);
-    let here = whole().find(|found| found.place == mountpoint);
+    let here = whole().find(|found| found.mountpoint == mountpoint);
     let found = here.or_else(|| whole().next()).or_else(|| all().next());
     found.map(|found| Attachment {
         mount_id: found.id,
-        path: found.place,
+        path: found.mountpoint,
     })
 }
 
-/// Major and minor number of mount `id` if it is of the type `file_system`.
+/// Major and minor number of mount `id` if it is of the type `fs_type`.
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn device_of(id: u32, file_system: &str) -> io::Result<Option<(u32, u32)>> {
-    let table = fs::read(TABLE)?;
-    Ok(with_id(&table, id)
-        .filter(|found| found.file_system == file_system.as_bytes())
+pub(super) fn device_by_mount_id(id: u32, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
+    let table = fs::read(MOUNTINFO_PATH)?;
+    Ok(find_by_id(&table, id)
+        .filter(|found| found.fs_type == fs_type.as_bytes())
         .map(|found| found.device))
 }
 
-/// Device number and place of the mount that `root` is open on, as for [`device_of`].
+/// Device number and place of the mount that `root` is open on, as for [`device_by_mount_id`].
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn mount_of(
+pub(super) fn find_by_root(
     root: impl AsFd,
-    file_system: &str,
+    fs_type: &str,
 ) -> io::Result<Option<((u32, u32), PathBuf)>> {
     let Some(id) = mount_id(root)? else {
         return Ok(None);
     };
-    let table = fs::read(TABLE)?;
-    Ok(with_id(&table, id)
-        .filter(|found| found.file_system == file_system.as_bytes())
-        .map(|found| (found.device, found.place)))
+    let table = fs::read(MOUNTINFO_PATH)?;
+    Ok(find_by_id(&table, id)
+        .filter(|found| found.fs_type == fs_type.as_bytes())
+        .map(|found| (found.device, found.mountpoint)))
 }
 
-fn with_id(table: &[u8], id: u32) -> Option<Mounted<'_>> {
+fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
     let mut lines = table.split(|&byte| byte == b'\n');
-    lines.find_map(|line| mount(line).filter(|found| found.id == id))
+    lines.find_map(|line| parse_line(line).filter(|found| found.id == id))
 }
 
-/// What the file system says for itself that lies on top at `mountpoint`, as for [`file_system`], if it
-/// is of the type `file_system`; still escaped as in the table.
+/// What the file system says for itself that lies on top at `mountpoint`, as for [`fs_type_at`], if it
+/// is of the type `fs_type`; still escaped as in the table.
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn options(mountpoint: &Path, file_system: &str) -> io::Result<Option<Vec<u8>>> {
-    let table = fs::read(TABLE)?;
+pub(super) fn superblock_options_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<Vec<u8>>> {
+    let table = fs::read(MOUNTINFO_PATH)?;
     let found =
-        last(&table, mountpoint).filter(|found| found.file_system == file_system.as_bytes());
+        last_mount_at(&table, mountpoint).filter(|found| found.fs_type == fs_type.as_bytes());
     Ok(found.map(|found| found.options.to_vec()))
 }
 
 /// The type of the last mount on `mountpoint`, which hides those before it.
-fn top<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
-    last(table, mountpoint).map(|found| found.file_system)
+fn top_fs_type<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
+    last_mount_at(table, mountpoint).map(|found| found.fs_type)
 }
 
-fn last<'a>(table: &'a [u8], mountpoint: &Path) -> Option<Mounted<'a>> {
+fn last_mount_at<'a>(table: &'a [u8], mountpoint: &Path) -> Option<MountEntry<'a>> {
     table
         .rsplit(|&byte| byte == b'\n')
-        .filter_map(mount)
-        .find(|found| found.place == mountpoint)
+        .filter_map(parse_line)
+        .find(|found| found.mountpoint == mountpoint)
 }
 
 /// A line of the table.
-struct Mounted<'a> {
+struct MountEntry<'a> {
     id: u32,
     device: (u32, u32),
     /// Whether it shows the file system's root.
     is_whole: bool,
-    place: PathBuf,
-    file_system: &'a [u8],
+    mountpoint: PathBuf,
+    fs_type: &'a [u8],
     options: &'a [u8],
 }
 
 /// The first, the third, the fourth and the fifth word, and the first and the third behind the lone hyphen.
-fn mount(line: &[u8]) -> Option<Mounted<'_>> {
+fn parse_line(line: &[u8]) -> Option<MountEntry<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
-    let device = numbers(words.nth(1)?)?;
+    let device = parse_device(words.nth(1)?)?;
     let is_whole = words.next()? == b"/";
-    let place = unescaped(words.next()?);
+    let mountpoint = unescape(words.next()?);
     let mut behind = words.skip_while(|&word| word != b"-").skip(1);
-    let file_system = behind.next()?;
+    let fs_type = behind.next()?;
     let options = behind.nth(1).unwrap_or_default();
-    Some(Mounted {
+    Some(MountEntry {
         id,
         device,
         is_whole,
-        place: PathBuf::from(OsString::from_vec(place)),
-        file_system,
+        mountpoint: PathBuf::from(OsString::from_vec(mountpoint)),
+        fs_type,
         options,
     })
 }
 
 /// `0:25`
-fn numbers(word: &[u8]) -> Option<(u32, u32)> {
+fn parse_device(word: &[u8]) -> Option<(u32, u32)> {
     let (major, minor) = std::str::from_utf8(word).ok()?.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Blanks, tabs, newlines and backslashes, and in options what separates them, stand there as a
 /// backslash and three octal digits.
-pub(super) fn unescaped(word: &[u8]) -> Vec<u8> {
+pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, tail)) = rest.split_first() {
-        let code = tail.get(..3).and_then(octal).filter(|_| byte == b'\\');
+        let code = tail.get(..3).and_then(parse_octal).filter(|_| byte == b'\\');
         text.push(code.unwrap_or(byte));
         rest = match code {
             Some(_) => tail.get(3..).unwrap_or_default(),
@@ -222,7 +222,7 @@ pub(super) fn unescaped(word: &[u8]) -> Vec<u8> {
     text
 }
 
-fn octal(digits: &[u8]) -> Option<u8> {
+fn parse_octal(digits: &[u8]) -> Option<u8> {
     let digits = std::str::from_utf8(digits).ok()?;
     u8::from_str_radix(digits, 8).ok()
 }
@@ -232,7 +232,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
 ///
 /// # Errors
 /// When its parent does not exist.
-pub(super) fn canonical(path: &Path) -> io::Result<PathBuf> {
+pub(super) fn canonicalize(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Ok(canonical) => Ok(canonical),
         Err(error) if error.kind() == io::ErrorKind::NotConnected => {
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_found_by_its_number_and_where_it_should_be_first() {
+    fn find_prefers_expected_mountpoint_then_whole_mounts() {
         let table = b"\
 30 21 0:40 / /a/mnt ro - fuse.tarfs x ro
 31 21 0:40 /d /b ro - fuse.tarfs x ro
@@ -258,16 +258,16 @@ mod tests {
 33 32 0:41 / /c ro - tmpfs y rw
 34 21 0:42 /d /e ro - fuse.tarfs x ro
 ";
-        let place = |device, mountpoint: &str| {
+        let find_path = |device, mountpoint: &str| {
             let found = find_in(table, device, "fuse.tarfs", Path::new(mountpoint));
             found.map(|found| found.path.to_string_lossy().into_owned())
         };
-        assert_eq!(place((0, 40), "/a/mnt").as_deref(), Some("/a/mnt"));
-        assert_eq!(place((0, 40), "/c").as_deref(), Some("/c"));
-        assert_eq!(place((0, 40), "/b").as_deref(), Some("/c"), "a part");
-        assert_eq!(place((0, 40), "/gone").as_deref(), Some("/c"), "the last");
-        assert_eq!(place((0, 41), "/c"), None, "another type");
-        assert_eq!(place((0, 42), "/c").as_deref(), Some("/e"), "only a part");
+        assert_eq!(find_path((0, 40), "/a/mnt").as_deref(), Some("/a/mnt"));
+        assert_eq!(find_path((0, 40), "/c").as_deref(), Some("/c"));
+        assert_eq!(find_path((0, 40), "/b").as_deref(), Some("/c"), "a part");
+        assert_eq!(find_path((0, 40), "/gone").as_deref(), Some("/c"), "the last");
+        assert_eq!(find_path((0, 41), "/c"), None, "another type");
+        assert_eq!(find_path((0, 42), "/c").as_deref(), Some("/e"), "only a part");
     }
 
     const TABLE: &[u8] = b"\
@@ -279,22 +279,22 @@ broken
 ";
 
     #[test]
-    fn the_last_mount_on_a_place_counts() {
-        let top = |path: &str| top(TABLE, Path::new(path));
+    fn last_mount_at_mountpoint_wins() {
+        let top = |path: &str| top_fs_type(TABLE, Path::new(path));
         assert_eq!(top("/mnt/with blank"), Some(&b"fuse.tarfs"[..]));
         assert_eq!(top("/mnt/twice"), Some(&b"tmpfs"[..]));
         assert_eq!(top("/mnt"), None);
-        let found = last(TABLE, Path::new("/mnt/with blank"));
+        let found = last_mount_at(TABLE, Path::new("/mnt/with blank"));
         assert_eq!(found.map(|found| found.device), Some((0, 25)));
-        let below = with_id(TABLE, 31).map(|found| found.device);
+        let below = find_by_id(TABLE, 31).map(|found| found.device);
         assert_eq!(below, Some((0, 26)));
-        assert!(with_id(TABLE, 3).is_none());
-        let found = last(TABLE, Path::new("/mnt/twice"));
+        assert!(find_by_id(TABLE, 3).is_none());
+        let found = last_mount_at(TABLE, Path::new("/mnt/twice"));
         assert_eq!(found.map(|found| found.options), Some(&b"rw"[..]));
     }
 
     #[test]
-    fn a_backslash_without_digits_is_itself() {
-        assert_eq!(unescaped(b"a\\134b\\9\\"), b"a\\b\\9\\");
+    fn backslash_without_octal_digits_is_literal() {
+        assert_eq!(unescape(b"a\\134b\\9\\"), b"a\\b\\9\\");
     }
 }

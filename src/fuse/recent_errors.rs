@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 /// Failures remembered. Enough to see a pattern, and a status that fits a screen.
-const REMEMBERED: usize = 16;
+const MAX_RECENT_ERRORS: usize = 16;
 
 /// A read that failed, and how often in a row.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct RecentError {
     /// When it was seen last.
     pub last: SystemTime,
     /// How many times in a row.
@@ -23,11 +23,11 @@ pub struct Failure {
 
 /// The last failures, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Failures {
-    recent: Mutex<VecDeque<Failure>>,
+pub(super) struct RecentErrors {
+    recent: Mutex<VecDeque<RecentError>>,
 }
 
-impl Failures {
+impl RecentErrors {
     /// Remembers that reading `path` failed.
     pub(super) fn record(&self, path: &str, error: &dyn Error) {
         let reason = chain(error);
@@ -41,10 +41,10 @@ impl Failures {
             same.last = last;
             return;
         }
-        if recent.len() == REMEMBERED {
+        if recent.len() == MAX_RECENT_ERRORS {
             recent.pop_front();
         }
-        recent.push_back(Failure {
+        recent.push_back(RecentError {
             last,
             count: 1,
             path: path.to_owned(),
@@ -56,7 +56,7 @@ impl Failures {
     }
 
     /// A copy, oldest first.
-    pub(super) fn recent(&self) -> Vec<Failure> {
+    pub(super) fn recent(&self) -> Vec<RecentError> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.iter().cloned().collect()
     }
@@ -80,14 +80,14 @@ mod tests {
     use std::io;
 
     #[test]
-    fn repetitions_are_counted_and_old_failures_forgotten() {
-        let failures = Failures::default();
-        for number in 0..=REMEMBERED {
-            failures.record(&format!("file {number}"), &io::Error::other("cut"));
+    fn repeated_error_is_counted_and_oldest_is_dropped() {
+        let recent_errors = RecentErrors::default();
+        for number in 0..=MAX_RECENT_ERRORS {
+            recent_errors.record(&format!("file {number}"), &io::Error::other("cut"));
         }
-        failures.record(&format!("file {REMEMBERED}"), &io::Error::other("cut"));
-        let recent = failures.recent();
-        assert_eq!(recent.len(), REMEMBERED);
+        recent_errors.record(&format!("file {MAX_RECENT_ERRORS}"), &io::Error::other("cut"));
+        let recent = recent_errors.recent();
+        assert_eq!(recent.len(), MAX_RECENT_ERRORS);
         assert_eq!(recent.first().map(|f| f.path.as_str()), Some("file 1"));
         assert_eq!(recent.last().map(|f| f.count), Some(2));
     }

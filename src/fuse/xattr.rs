@@ -8,27 +8,27 @@ use crate::base::posix_acl;
 use crate::index::{Entry, Index, Ino, Kind};
 
 /// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
-const MODE_ACL_BYTES: usize = 4 + 3 * 8;
+const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
 
 /// Namespace that Linux lists for processes with `CAP_SYS_ADMIN` only.
-const TRUSTED: &[u8] = b"trusted.";
+const TRUSTED_PREFIX: &[u8] = b"trusted.";
 
 /// Namespace that Linux keeps for files and directories only.
-const USER: &[u8] = b"user.";
+const USER_PREFIX: &[u8] = b"user.";
 
 /// `SELinux`' label.
-pub(super) const LABEL: &[u8] = b"security.selinux";
+pub(super) const SELINUX_LABEL: &[u8] = b"security.selinux";
 
 /// `XATTR_NAME_MAX`: longer names cannot be asked for.
-const NAME_MAX_BYTES: usize = 255;
+const XATTR_NAME_MAX_BYTES: usize = 255;
 
 /// Whether Linux keeps an attribute of this name for an entry of this kind: default ACLs only for directories,
 /// no ACL for symbolic links, and `user.*` only for files and directories.
-pub(super) fn is_kept(name: &[u8], kind: Kind<'_>) -> bool {
+pub(super) fn is_supported(name: &[u8], kind: Kind<'_>) -> bool {
     match posix_acl::Kind::of(name) {
         Some(posix_acl::Kind::Default) => matches!(kind, Kind::Directory),
         Some(posix_acl::Kind::Access) => !matches!(kind, Kind::Symlink(_)),
-        None => !name.starts_with(USER) || matches!(kind, Kind::File | Kind::Directory),
+        None => !name.starts_with(USER_PREFIX) || matches!(kind, Kind::File | Kind::Directory),
     }
 }
 
@@ -48,13 +48,13 @@ pub(super) fn mode<'a>(
 
 /// The bytes of the ACL `kind` among `xattrs` if a file system would keep it. Linux keeps no access ACL
 /// that repeats the mode, which tar writes beside every default ACL.
-fn kept_acl<'a>(
+fn stored_acl<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: posix_acl::Kind,
     accounts: &Accounts,
 ) -> Option<Vec<u8>> {
     let bytes = posix_acl::find(xattrs, kind, accounts).ok()??.bytes;
-    let is_mode = kind == posix_acl::Kind::Access && bytes.len() == MODE_ACL_BYTES;
+    let is_mode = kind == posix_acl::Kind::Access && bytes.len() == MINIMAL_ACL_BYTES;
     (!is_mode).then_some(bytes)
 }
 
@@ -67,10 +67,10 @@ pub(super) fn value<'a>(
     if let Some(kind) = posix_acl::Kind::of(wanted) {
         // A pax keyword is no attribute's name.
         let is_attribute = wanted == kind.attribute().as_bytes();
-        let acl = is_attribute.then(|| kept_acl(xattrs, kind, accounts));
+        let acl = is_attribute.then(|| stored_acl(xattrs, kind, accounts));
         return acl.flatten().map(Cow::Owned);
     }
-    if !can_be_asked_for(wanted) {
+    if !is_valid_name(wanted) {
         return None;
     }
     xattrs
@@ -82,7 +82,7 @@ pub(super) fn value<'a>(
 ///
 /// An unreadable ACL is left out, and so is a name that cannot be asked for. `lists_trusted` is called
 /// if there are names of `trusted.*`, and says whether the caller sees these.
-pub(super) fn names<'a>(
+pub(super) fn list_names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
     lists_trusted: impl FnOnce() -> bool,
@@ -91,12 +91,12 @@ pub(super) fn names<'a>(
     let (acls, plain): (Vec<_>, Vec<_>) =
         xattrs.partition(|&(name, _)| posix_acl::Kind::of(name).is_some());
     let kinds = posix_acl::Kind::ALL.into_iter();
-    let kept = kinds.filter(|&kind| kept_acl(acls.iter().copied(), kind, accounts).is_some());
+    let stored = kinds.filter(|&kind| stored_acl(acls.iter().copied(), kind, accounts).is_some());
     let plain = plain.into_iter().map(|(name, _)| name);
-    let listed = plain.filter(|name| can_be_asked_for(name));
-    let listed = listed.filter(|name| !name.starts_with(TRUSTED) || *lists_trusted);
+    let listed = plain.filter(|name| is_valid_name(name));
+    let listed = listed.filter(|name| !name.starts_with(TRUSTED_PREFIX) || *lists_trusted);
     let mut names = Vec::new();
-    for name in listed.chain(kept.map(|kind| kind.attribute().as_bytes())) {
+    for name in listed.chain(stored.map(|kind| kind.attribute().as_bytes())) {
         names.extend_from_slice(name);
         names.push(0);
     }
@@ -122,13 +122,13 @@ pub fn unmapped_acl_entries(index: &Index) -> usize {
     entries.map(unmapped).sum()
 }
 
-fn can_be_asked_for(name: &[u8]) -> bool {
-    (1..=NAME_MAX_BYTES).contains(&name.len()) && !name.contains(&0)
+fn is_valid_name(name: &[u8]) -> bool {
+    (1..=XATTR_NAME_MAX_BYTES).contains(&name.len()) && !name.contains(&0)
 }
 
 /// Whether file systems that keep attributes know any of such a name. ACLs are asked for by one of the
 /// system's, and not having one is no lack of support.
-pub(super) fn has_namespace(name: &[u8]) -> bool {
+pub(super) fn is_known_namespace(name: &[u8]) -> bool {
     const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
     NAMESPACES.iter().any(|space| name.starts_with(space))
 }
@@ -156,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_given_as_they_are() {
+    fn xattr_value_is_returned_unchanged() {
         assert_eq!(get(b"user.comment"), Some(b"hello".to_vec()));
         assert_eq!(get(b"security.selinux"), Some(b"label\0".to_vec()));
         assert_eq!(get(b"user.missing"), None);
     }
 
     #[test]
-    fn an_acl_is_shown_in_the_kernels_form_and_only_there() {
+    fn acl_is_shown_only_as_posix_acl_xattr() {
         let bytes = get(b"system.posix_acl_access").expect("convertible");
         assert_eq!(bytes.get(..4), Some(&[2u8, 0, 0, 0][..]));
         assert_eq!(get(b"SCHILY.acl.access"), None);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn access_acl_of_three_entries_is_not_shown() {
+    fn access_acl_that_repeats_mode_is_hidden() {
         let text: &[u8] = b"user::rwx,group::r-x,other::r-x";
         let xattrs = || {
             posix_acl::Kind::ALL
@@ -179,27 +179,27 @@ mod tests {
                 .into_iter()
         };
         let accounts = Accounts::default();
-        let listed = names(xattrs(), &accounts, || false);
+        let listed = list_names(xattrs(), &accounts, || false);
         assert_eq!(listed, b"system.posix_acl_default\0");
         assert_eq!(value(xattrs(), b"system.posix_acl_access", &accounts), None);
     }
 
     #[test]
-    fn attributes_that_linux_does_not_keep_for_a_kind_of_entry_are_told_apart() {
+    fn xattr_support_depends_on_kind_of_entry() {
         let kinds = [Kind::File, Kind::Directory, Kind::Symlink(b"x"), Kind::Fifo];
-        let kept = |name: &[u8]| kinds.map(|kind| is_kept(name, kind));
-        assert_eq!(kept(b"user.x"), [true, true, false, false]);
-        assert_eq!(kept(b"security.capability"), [true; 4]);
-        assert_eq!(kept(b"SCHILY.acl.access"), [true, true, false, true]);
+        let stored = |name: &[u8]| kinds.map(|kind| is_supported(name, kind));
+        assert_eq!(stored(b"user.x"), [true, true, false, false]);
+        assert_eq!(stored(b"security.capability"), [true; 4]);
+        assert_eq!(stored(b"SCHILY.acl.access"), [true, true, false, true]);
         assert_eq!(
-            kept(b"system.posix_acl_default"),
+            stored(b"system.posix_acl_default"),
             [false, true, false, false]
         );
     }
 
     #[test]
-    fn the_list_holds_exactly_what_can_be_had() {
-        let listed = |lists_trusted| names(xattrs(), &Accounts::default(), || lists_trusted);
+    fn listxattr_lists_exactly_the_readable_names() {
+        let listed = |lists_trusted| list_names(xattrs(), &Accounts::default(), || lists_trusted);
         let (plain, acl) = (
             &b"user.comment\0security.selinux\0"[..],
             b"system.posix_acl_access\0",
@@ -216,7 +216,7 @@ mod tests {
             [(posix_acl::Kind::Access.keyword(), ACL), stored].into_iter()
         };
         let accounts = Accounts::default();
-        let listed = names(both(), &accounts, || false);
+        let listed = list_names(both(), &accounts, || false);
         assert_eq!(listed, b"system.posix_acl_access\0");
         let stored = both().skip(1);
         let found = value(stored, b"system.posix_acl_access", &accounts);

@@ -25,45 +25,45 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::attr;
-use super::names::copy_of;
+use super::dentries::clone_mount;
 use crate::index::Ino;
 
 /// What the kernel asks for at once: the names of some 700 files. Before Linux 6.15 it was a page, some
 /// 20 names.
-const LISTING_BYTES: usize = 128 << 10;
+const READDIR_BUFFER_BYTES: usize = 128 << 10;
 
 /// Rosters have numbers from here on as inodes, where no index has any.
-const FIRST_INODE: u64 = 1 << 62;
+const FIRST_PRIMING_INODE: u64 = 1 << 62;
 
 /// Bytes of a name that no archive has, and nobody guesses.
 const SECRET_BYTES: usize = 16;
 
 /// Files that the kernel is to hear of.
 #[derive(Debug, Default)]
-pub(super) struct Roster {
-    shown: Mutex<Shown>,
+pub(super) struct PrimingDir {
+    listing: Mutex<Listing>,
 }
 
 /// What the kernel is shown now.
 #[derive(Debug, Default)]
-struct Shown {
+struct Listing {
     /// How many there have been.
-    number: u64,
+    generation: u64,
     /// Empty while nothing is shown.
     name: String,
     files: Vec<Ino>,
     /// How many of them it has heard of.
-    heard: usize,
+    known_count: usize,
 }
 
-impl Roster {
+impl PrimingDir {
     /// Makes the kernel hear of `files` on the mount at `mountpoint` with the device number `device`.
     /// Whoever calls holds nothing that an answer needs. From one thread at a time.
     ///
     /// # Errors
     /// When it cannot be done; then readers ask by themselves. Others than root may make no copy of a
     /// mount.
-    pub(super) fn show(
+    pub(super) fn prime(
         &self,
         (mountpoint, device): (&Path, u64),
         mut files: Vec<Ino>,
@@ -71,11 +71,11 @@ impl Roster {
         if files.is_empty() {
             return Ok(());
         }
-        let root = copy_of(mountpoint, device)?;
-        let mut buffer = vec![MaybeUninit::uninit(); LISTING_BYTES];
+        let root = clone_mount(mountpoint, device)?;
+        let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
         while !files.is_empty() {
-            let name = self.put_up(files)?;
-            let _taken_down = Down(self);
+            let name = self.set_listing(files)?;
+            let _hide = HideOnDrop(self);
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let directory =
                 openat(&root, &name, flags, Mode::empty()).map_err(|error| match error {
@@ -85,13 +85,13 @@ impl Roster {
                 })?;
             // One request: those for what follows would be for names alone.
             RawDir::new(&directory, &mut buffer).next().transpose()?;
-            files = self.unheard()?;
+            files = self.take_unknown()?;
         }
         Ok(())
     }
 
     /// Shows `files` under a name of their own.
-    fn put_up(&self, files: Vec<Ino>) -> io::Result<String> {
+    fn set_listing(&self, files: Vec<Ino>) -> io::Result<String> {
         let mut secret = [0; SECRET_BYTES];
         if getrandom(&mut secret, GetRandomFlags::empty())? < SECRET_BYTES {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -100,12 +100,12 @@ impl Roster {
         for byte in secret {
             write!(name, "{byte:02x}").map_err(io::Error::other)?;
         }
-        let mut shown = self.shown();
-        *shown = Shown {
-            number: shown.number + 1,
+        let mut listing = self.lock_listing();
+        *listing = Listing {
+            generation: listing.generation + 1,
             name: name.clone(),
             files,
-            heard: 0,
+            known_count: 0,
         };
         Ok(name)
     }
@@ -114,72 +114,72 @@ impl Roster {
     ///
     /// # Errors
     /// When it heard of nothing.
-    fn unheard(&self) -> io::Result<Vec<Ino>> {
-        let mut shown = self.shown();
-        let heard = shown.heard.min(shown.files.len());
-        if heard == 0 {
+    fn take_unknown(&self) -> io::Result<Vec<Ino>> {
+        let mut listing = self.lock_listing();
+        let known_count = listing.known_count.min(listing.files.len());
+        if known_count == 0 {
             return Err(Errno::NODATA.into());
         }
-        Ok(shown.files.split_off(heard))
+        Ok(listing.files.split_off(known_count))
     }
 
     /// What `name` in the root stands for, if it is the roster's.
-    pub(super) fn look_up(&self, name: &[u8]) -> Option<FileAttr> {
-        let shown = self.shown();
-        let is_it = !shown.name.is_empty() && name == shown.name.as_bytes();
-        is_it.then(|| directory(inode(shown.number)))
+    pub(super) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
+        let listing = self.lock_listing();
+        let is_current = !listing.name.is_empty() && name == listing.name.as_bytes();
+        is_current.then(|| directory_attr(inode(listing.generation)))
     }
 
     /// The roster's own attributes, if `inode` is the one that is shown now.
     pub(super) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
-        if !Self::is(inode) {
+        if !Self::is_priming_inode(inode) {
             return None;
         }
-        let shown = self.shown();
-        let is_it = !shown.name.is_empty() && inode == self::inode(shown.number);
-        is_it.then(|| directory(inode))
+        let listing = self.lock_listing();
+        let is_current = !listing.name.is_empty() && inode == self::inode(listing.generation);
+        is_current.then(|| directory_attr(inode))
     }
 
     /// Whether `inode` is that of a roster, of now or before.
-    pub(super) fn is(inode: INodeNo) -> bool {
-        inode.0 >= FIRST_INODE
+    pub(super) fn is_priming_inode(inode: INodeNo) -> bool {
+        inode.0 >= FIRST_PRIMING_INODE
     }
 
     /// Calls `add` for the files on the roster `inode`, each with the offset of what follows, until
     /// `add` is full.
     pub(super) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
-        let mut shown = self.shown();
-        if inode != self::inode(shown.number) {
+        let mut listing = self.lock_listing();
+        if inode != self::inode(listing.generation) {
             return;
         }
         let full = (1..)
-            .zip(&shown.files)
+            .zip(&listing.files)
             .position(|(next, file)| add(*file, next));
-        shown.heard = full.unwrap_or(shown.files.len());
+        listing.known_count = full.unwrap_or(listing.files.len());
     }
 
-    fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_listing(&self) -> MutexGuard<'_, Listing> {
+        self.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Shows nothing any more when dropped.
-struct Down<'a>(&'a Roster);
+struct HideOnDrop<'a>(&'a PrimingDir);
 
-impl Drop for Down<'_> {
+impl Drop for HideOnDrop<'_> {
     fn drop(&mut self) {
-        let mut shown = self.0.shown();
-        shown.name.clear();
-        shown.files.clear();
+        let mut listing = self.0.lock_listing();
+        listing.name.clear();
+        listing.files.clear();
     }
 }
 
-fn inode(number: u64) -> INodeNo {
-    INodeNo(FIRST_INODE.saturating_add(number))
+fn inode(generation: u64) -> INodeNo {
+    INodeNo(FIRST_PRIMING_INODE.saturating_add(generation))
 }
 
 /// A directory that is nobody's to enter.
-fn directory(inode: INodeNo) -> FileAttr {
+fn directory_attr(inode: INodeNo) -> FileAttr {
     let never = SystemTime::UNIX_EPOCH;
     FileAttr {
         ino: inode,
@@ -204,9 +204,9 @@ fn directory(inode: INodeNo) -> FileAttr {
 mod tests {
     use super::*;
 
-    fn listed(roster: &Roster, inode: INodeNo, room: usize) -> Vec<Ino> {
+    fn listed(priming_dir: &PrimingDir, inode: INodeNo, room: usize) -> Vec<Ino> {
         let mut listed = Vec::new();
-        roster.list(inode, |ino, next| {
+        priming_dir.list(inode, |ino, next| {
             let is_full = listed.len() == room;
             if !is_full {
                 listed.push(ino);
@@ -218,30 +218,30 @@ mod tests {
     }
 
     #[test]
-    fn a_roster_is_found_by_its_name_alone_which_is_new_each_time() {
-        let roster = Roster::default();
-        assert!(roster.look_up(b"").is_none());
-        let name = roster.put_up(vec![Ino(7)]).expect("random bytes");
-        let found = roster.look_up(name.as_bytes()).expect("it is shown");
+    fn priming_dir_is_found_only_by_its_current_random_name() {
+        let priming_dir = PrimingDir::default();
+        assert!(priming_dir.lookup(b"").is_none());
+        let name = priming_dir.set_listing(vec![Ino(7)]).expect("random bytes");
+        let found = priming_dir.lookup(name.as_bytes()).expect("it is shown");
         assert_eq!((found.perm, found.kind), (0, FileType::Directory));
-        assert!(Roster::is(found.ino));
-        assert!(roster.look_up(b"").is_none());
-        let other = roster.put_up(vec![Ino(8)]).expect("random bytes");
+        assert!(PrimingDir::is_priming_inode(found.ino));
+        assert!(priming_dir.lookup(b"").is_none());
+        let other = priming_dir.set_listing(vec![Ino(8)]).expect("random bytes");
         assert_ne!(other, name);
-        assert!(roster.look_up(name.as_bytes()).is_none());
-        drop(Down(&roster));
-        assert!(roster.look_up(other.as_bytes()).is_none());
-        assert!(roster.look_up(b"").is_none());
+        assert!(priming_dir.lookup(name.as_bytes()).is_none());
+        drop(HideOnDrop(&priming_dir));
+        assert!(priming_dir.lookup(other.as_bytes()).is_none());
+        assert!(priming_dir.lookup(b"").is_none());
     }
 
     #[test]
-    fn what_finds_no_room_is_left_for_the_next_one() {
-        let roster = Roster::default();
+    fn files_beyond_the_buffer_stay_for_next_listing() {
+        let priming_dir = PrimingDir::default();
         let files: Vec<_> = (1..=5).map(Ino).collect();
-        roster.put_up(files.clone()).expect("random bytes");
-        assert!(listed(&roster, inode(2), 9).is_empty(), "another one's");
-        assert!(roster.unheard().is_err(), "nothing was heard of");
-        assert_eq!(listed(&roster, inode(1), 3), files[..3]);
-        assert_eq!(roster.unheard().ok().as_deref(), Some(&files[3..]));
+        priming_dir.set_listing(files.clone()).expect("random bytes");
+        assert!(listed(&priming_dir, inode(2), 9).is_empty(), "another one's");
+        assert!(priming_dir.take_unknown().is_err(), "nothing was heard of");
+        assert_eq!(listed(&priming_dir, inode(1), 3), files[..3]);
+        assert_eq!(priming_dir.take_unknown().ok().as_deref(), Some(&files[3..]));
     }
 }

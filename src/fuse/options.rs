@@ -56,21 +56,21 @@ impl MountOptions {
     ///
     /// # Errors
     /// At the first option that is unknown or malformed; those before it have been taken.
-    pub fn take(&mut self, argument: &str) -> Result<(), OptionError> {
+    pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
         split(argument)
             .iter()
             .filter(|option| !option.is_empty())
-            .try_for_each(|option| self.take_one(option))
+            .try_for_each(|option| self.apply_option(option))
     }
 
-    fn take_one(&mut self, option: &str) -> Result<(), OptionError> {
+    fn apply_option(&mut self, option: &str) -> Result<(), OptionError> {
         match option.split_once('=') {
-            Some((name, value)) => self.take_value(name, value, option),
-            None => self.take_flag(option),
+            Some((name, value)) => self.apply_value(name, value, option),
+            None => self.apply_flag(option),
         }
     }
 
-    fn take_flag(&mut self, option: &str) -> Result<(), OptionError> {
+    fn apply_flag(&mut self, option: &str) -> Result<(), OptionError> {
         match option {
             "allow_other" => self.allow_other = true,
             "default_permissions" => self.default_permissions = true,
@@ -93,7 +93,7 @@ impl MountOptions {
         Ok(())
     }
 
-    fn take_value(&mut self, name: &str, value: &str, option: &str) -> Result<(), OptionError> {
+    fn apply_value(&mut self, name: &str, value: &str, option: &str) -> Result<(), OptionError> {
         match name {
             "uid" => self.ownership.uid = Some(number("uid", value)?),
             "gid" => self.ownership.gid = Some(number("gid", value)?),
@@ -105,7 +105,7 @@ impl MountOptions {
         Ok(())
     }
 
-    /// `option` with its commas and backslashes escaped, so that [`take`](Self::take) and fusermount3
+    /// `option` with its commas and backslashes escaped, so that [`apply`](Self::apply) and fusermount3
     /// see one.
     pub fn escape(option: &str) -> String {
         option.replace('\\', "\\\\").replace(',', "\\,")
@@ -160,17 +160,17 @@ fn split(argument: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn taken(arguments: &[&str]) -> Result<MountOptions, OptionError> {
+    fn parsed(arguments: &[&str]) -> Result<MountOptions, OptionError> {
         let mut options = MountOptions::default();
         for argument in arguments {
-            options.take(argument)?;
+            options.apply(argument)?;
         }
         Ok(options)
     }
 
     #[test]
-    fn options_come_in_lists_and_the_last_word_counts() {
-        let options = taken(&["allow_other,suid,dev", "nosuid,,uid=7,umask=027"]);
+    fn later_option_overrides_earlier_one() {
+        let options = parsed(&["allow_other,suid,dev", "nosuid,,uid=7,umask=027"]);
         let options = options.expect("all known");
         assert!(options.allow_other && options.dev && !options.suid);
         assert_eq!(options.ownership.uid, Some(7));
@@ -178,52 +178,52 @@ mod tests {
     }
 
     #[test]
-    fn what_mount_and_systemd_pass_on_is_ignored() {
+    fn options_of_mount_and_systemd_are_ignored() {
         let plain = MountOptions::default();
         assert_eq!(
-            taken(&["defaults,_netdev,nofail,x-systemd.automount,x-a=b"]),
+            parsed(&["defaults,_netdev,nofail,x-systemd.automount,x-a=b"]),
             Ok(plain)
         );
-        let read_only = |words: &str| taken(&[words]).expect("known").read_only;
+        let read_only = |words: &str| parsed(&[words]).expect("known").read_only;
         assert_eq!(read_only("rw,ro"), Some(true));
         assert_eq!(read_only("ro,rw"), Some(false));
     }
 
     #[test]
-    fn unknown_and_malformed_options_are_named() {
+    fn unknown_or_malformed_option_fails() {
         assert_eq!(
-            taken(&["ro,sparkle"]),
+            parsed(&["ro,sparkle"]),
             Err(OptionError::Unknown("sparkle".into()))
         );
         assert_eq!(
-            taken(&["size=5"]),
+            parsed(&["size=5"]),
             Err(OptionError::Unknown("size=5".into()))
         );
         assert!(matches!(
-            taken(&["uid=root"]),
+            parsed(&["uid=root"]),
             Err(OptionError::Value { name: "uid", .. })
         ));
         assert!(matches!(
-            taken(&["umask=9"]),
+            parsed(&["umask=9"]),
             Err(OptionError::Value { name: "umask", .. })
         ));
         assert!(matches!(
-            taken(&["umask=1000"]),
+            parsed(&["umask=1000"]),
             Err(OptionError::Value { name: "umask", .. })
         ));
     }
 
     #[test]
-    fn an_escaped_comma_belongs_to_the_value() {
+    fn escaped_comma_belongs_to_value() {
         let argument = format!("fsname={},suid", MountOptions::escape("a,b\\c"));
-        let options = taken(&[&argument]).expect("known");
+        let options = parsed(&[&argument]).expect("known");
         assert_eq!(options.fsname.as_deref(), Some("a,b\\c"));
         assert!(options.suid);
     }
 
     #[test]
-    fn letting_others_in_checks_permissions() {
-        assert!(taken(&["allow_other"]).expect("known").checks_permissions());
-        assert!(!taken(&[]).expect("empty").checks_permissions());
+    fn allow_other_implies_permission_checks() {
+        assert!(parsed(&["allow_other"]).expect("known").checks_permissions());
+        assert!(!parsed(&[]).expect("empty").checks_permissions());
     }
 }

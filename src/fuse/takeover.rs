@@ -17,39 +17,39 @@ use fuser::{Config, InitFlags, Session, SessionACL};
 use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::cover::Cover;
-use super::device::UnmountError;
+use super::overlay::OverlayKind;
+use super::syscalls::UnmountError;
 use super::namespace::Namespace;
-use super::pin::Pinned;
-use super::table::Attachment;
-use super::{Tree, device, table};
+use super::pinned::PinnedMount;
+use super::mountinfo::Attachment;
+use super::{TarFilesystem, syscalls, mountinfo};
 
 /// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
-const INIT: u32 = 26;
-/// See [`INIT`].
-const PROTOCOL: (u32, u32) = (7, 31);
+const FUSE_INIT: u32 = 26;
+/// See [`FUSE_INIT`].
+const FUSE_PROTOCOL_VERSION: (u32, u32) = (7, 31);
 /// Bytes of the header of a request, and of what follows in this one.
-const HEADER_BYTES: u32 = 40;
-/// See [`HEADER_BYTES`].
-const INIT_BYTES: u32 = 64;
+const IN_HEADER_BYTES: u32 = 40;
+/// See [`IN_HEADER_BYTES`].
+const INIT_IN_BYTES: u32 = 64;
 
 /// The word that has requests sent again (`FUSE_NOTIFY_RESEND`).
-const RESEND: i32 = 7;
+const FUSE_NOTIFY_RESEND: i32 = 7;
 
 /// Where a mount is, as the kernel's table of mounts tells it from others.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Site {
+pub struct MountTarget {
     /// Absolute, without symbolic links.
     pub mountpoint: PathBuf,
     /// Major and minor number of what is seen there.
     pub device: (u32, u32),
     /// What lies over the mount and makes it writable, and the mount's own numbers then.
-    pub cover: Option<(Cover, (u32, u32))>,
+    pub overlay: Option<(OverlayKind, (u32, u32))>,
     /// The mount namespace that it is in, unless that is this process's own.
     pub namespace: Option<Namespace>,
 }
 
-impl Site {
+impl MountTarget {
     /// Whether it is in the tree, on top or below another mount. Asks nothing of the mount itself; where
     /// the kernel's table cannot be read it is not known, and nothing is done about it.
     pub(super) fn is_mounted(&self) -> bool {
@@ -62,13 +62,13 @@ impl Site {
     /// # Errors
     /// When the kernel's table cannot be read.
     pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
-        let (device, kind, mountpoint) = (self.device, self.file_system(), &self.mountpoint);
+        let (device, kind, mountpoint) = (self.device, self.fs_type(), &self.mountpoint);
         match &self.namespace {
             Some(namespace) => {
                 let table = namespace.table()?;
-                Ok(table::find_in(&table, device, kind, mountpoint))
+                Ok(mountinfo::find_in(&table, device, kind, mountpoint))
             }
-            None => table::find(device, kind, mountpoint),
+            None => mountinfo::find(device, kind, mountpoint),
         }
     }
 
@@ -86,18 +86,18 @@ impl Site {
         if let Some(namespace) = &self.namespace {
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
-        device::unmount_if(
-            self.file_system(),
-            &self.place(),
+        syscalls::unmount_if(
+            self.fs_type(),
+            &self.current_mountpoint(),
             Some(self.device),
             force,
-            is_meant(connection),
+            is_target(connection),
         )
     }
 
     /// Whether there are other mounts of its file system in this process's namespace, such as bind mounts.
-    pub(super) fn has_copies(&self) -> bool {
-        self.namespace.is_none() && table::count(self.device).is_ok_and(|count| count > 1)
+    pub(super) fn has_bind_mounts(&self) -> bool {
+        self.namespace.is_none() && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
     }
 
     /// As [`unmount`](Self::unmount), although it is in use, and leaves the connection to other mounts.
@@ -105,38 +105,38 @@ impl Site {
     /// # Errors
     /// As [`Mount::unmount`](super::Mount::unmount).
     pub(super) fn detach(&self, connection: BorrowedFd<'_>) -> Result<(), UnmountError> {
-        let is_meant = is_meant(Some(connection));
-        device::detach_if(self.file_system(), &self.place(), self.device, is_meant)
+        let is_target = is_target(Some(connection));
+        syscalls::detach_if(self.fs_type(), &self.current_mountpoint(), self.device, is_target)
     }
 
     /// Where it is, or was.
-    pub(super) fn place(&self) -> PathBuf {
+    pub(super) fn current_mountpoint(&self) -> PathBuf {
         let found = self.find().ok().flatten();
         found.map_or_else(|| self.mountpoint.clone(), |found| found.path)
     }
 
     /// The type of what is seen there.
-    pub(super) fn file_system(&self) -> &'static str {
-        let cover = self.cover.map(|(cover, _)| cover.file_system());
-        cover.unwrap_or(device::FILE_SYSTEM)
+    pub(super) fn fs_type(&self) -> &'static str {
+        let overlay = self.overlay.map(|(overlay, _)| overlay.fs_type());
+        overlay.unwrap_or(syscalls::TARFS_FS_TYPE)
     }
 
     /// Major and minor number of the mount itself, whatever lies over it.
     pub(super) fn lower_device(&self) -> (u32, u32) {
-        self.cover.map_or(self.device, |(_, device)| device)
+        self.overlay.map_or(self.device, |(_, device)| device)
     }
 }
 
 /// Accepts a mount with `connection`, or any without one.
-fn is_meant(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&Pinned) -> bool {
-    move |mount| connection.is_none_or(|connection| device::is_of(connection, mount))
+fn is_target(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&PinnedMount) -> bool {
+    move |mount| connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
 }
 
 /// A mount that nobody serves at the moment.
 #[derive(Debug)]
-pub struct Orphan {
+pub struct InheritedSession {
     /// Where it is.
-    pub site: Site,
+    pub target: MountTarget,
     /// Where the kernel asks.
     pub descriptor: OwnedFd,
     /// What the kernel offered when the connection began, a bit each.
@@ -144,41 +144,41 @@ pub struct Orphan {
 }
 
 /// Whether a connection on which the kernel offered `capabilities` can be gone on with.
-pub fn can_be_adopted(capabilities: u64) -> bool {
+pub fn supports_takeover(capabilities: u64) -> bool {
     InitFlags::from_bits_retain(capabilities).contains(InitFlags::FUSE_HAS_RESEND)
 }
 
-/// A session that serves `tree` where the process before has stopped.
+/// A session that serves `filesystem` where the process before has stopped.
 ///
 /// # Errors
 /// When the system has no sockets left to give, or the kernel does not send requests again.
-pub(super) fn session(
-    tree: Tree,
-    orphan: &Orphan,
+pub(super) fn take_over_session(
+    filesystem: TarFilesystem,
+    inherited: &InheritedSession,
     acl: SessionACL,
     config: Config,
-) -> io::Result<Session<Tree>> {
+) -> io::Result<Session<TarFilesystem>> {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    rustix::io::write(&ours, &greeting(orphan.capabilities))?;
+    rustix::io::write(&ours, &fuse_init_request(inherited.capabilities))?;
     // What it wants was settled long ago: the answer is of no interest.
-    let session = Session::from_fd(tree, theirs, acl, config)?;
-    name_device(&session, &orphan.descriptor)?;
-    resend(&orphan.descriptor)?;
+    let session = Session::from_fd(filesystem, theirs, acl, config)?;
+    replace_descriptor(&session, &inherited.descriptor)?;
+    resend_requests(&inherited.descriptor)?;
     Ok(session)
 }
 
 /// The kernel's first request, as it was.
-fn greeting(capabilities: u64) -> Vec<u8> {
+fn fuse_init_request(capabilities: u64) -> Vec<u8> {
     let capabilities = capabilities | InitFlags::FUSE_INIT_EXT.bits();
     let low = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     let words = [
-        HEADER_BYTES + INIT_BYTES,
-        INIT,
+        IN_HEADER_BYTES + INIT_IN_BYTES,
+        FUSE_INIT,
         // The number of the request, any; of the root; of who asks; and padding.
         2,
         0,
@@ -188,15 +188,15 @@ fn greeting(capabilities: u64) -> Vec<u8> {
         0,
         0,
         0,
-        PROTOCOL.0,
-        PROTOCOL.1,
+        FUSE_PROTOCOL_VERSION.0,
+        FUSE_PROTOCOL_VERSION.1,
         // Read-ahead; the kernel's is set already.
         0,
         low(capabilities),
         low(capabilities >> 32),
     ];
     let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    bytes.resize((HEADER_BYTES + INIT_BYTES) as usize, 0);
+    bytes.resize((IN_HEADER_BYTES + INIT_IN_BYTES) as usize, 0);
     bytes
 }
 
@@ -205,7 +205,7 @@ fn greeting(capabilities: u64) -> Vec<u8> {
     unsafe_code,
     reason = "no safe call replaces what a borrowed descriptor names"
 )]
-fn name_device(session: &Session<Tree>, device: impl AsFd) -> io::Result<()> {
+fn replace_descriptor(session: &Session<TarFilesystem>, device: impl AsFd) -> io::Result<()> {
     let raw = session.as_fd().as_raw_fd();
     // SAFETY: `raw` is open, as `session` owns it and is borrowed for as long as this function runs.
     // The second owner is never dropped, so the number is closed once, by the session. Between the two
@@ -217,10 +217,10 @@ fn name_device(session: &Session<Tree>, device: impl AsFd) -> io::Result<()> {
 }
 
 /// Puts the requests that were taken and not answered back on the list.
-fn resend(device: impl AsFd) -> io::Result<()> {
+fn resend_requests(device: impl AsFd) -> io::Result<()> {
     let mut word = Vec::with_capacity(16);
     word.extend(16_u32.to_ne_bytes());
-    word.extend(RESEND.to_ne_bytes());
+    word.extend(FUSE_NOTIFY_RESEND.to_ne_bytes());
     word.extend(0_u64.to_ne_bytes());
     rustix::io::write(device, &word)?;
     Ok(())

@@ -7,7 +7,7 @@ use std::fs;
 use crate::base::id_map::IdMap;
 
 /// The bit of `CAP_SYS_ADMIN` (`linux/capability.h`).
-const SYS_ADMIN: u32 = 21;
+const CAP_SYS_ADMIN: u32 = 21;
 
 /// Whether thread `pid` has `CAP_SYS_ADMIN` in the initial user namespace.
 pub(super) fn has_sys_admin(pid: u32) -> bool {
@@ -23,7 +23,7 @@ fn is_sys_admin(status: &str, uid_map: &str) -> bool {
     let mut lines = status.lines();
     let effective = lines.find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    let has_bit = effective.is_some_and(|bits| bits & (1 << SYS_ADMIN) != 0);
+    let has_bit = effective.is_some_and(|bits| bits & (1 << CAP_SYS_ADMIN) != 0);
     has_bit && IdMap::parse(uid_map).is_initial()
 }
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capability_counts_in_the_initial_user_namespace_only() {
+    fn cap_sys_admin_counts_only_in_initial_user_namespace() {
         let all = "         0          0 4294967295\n";
         let status = |bits| format!("Name:\tcat\nCapPrm:\tffffffffffffffff\nCapEff:\t{bits}\n");
         assert!(is_sys_admin(&status("0000000000200000"), all));

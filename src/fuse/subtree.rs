@@ -9,13 +9,13 @@ use crate::index::{Entry, Index, Ino, Kind};
 /// so the directory's number and 1 stand for each other; every other inode number is the
 /// [`Ino`] of the index, whatever part of the archive is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct View {
+pub struct Subtree {
     root: Ino,
 }
 
 /// Why a directory cannot be a mount's root.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ViewError {
+pub enum SubtreeError {
     /// Nothing there.
     #[error("the archive has no entry {0}")]
     Missing(ArchivePath),
@@ -27,7 +27,7 @@ pub enum ViewError {
     Ambiguous(ArchivePath),
 }
 
-impl View {
+impl Subtree {
     /// The whole archive.
     pub const WHOLE: Self = Self { root: Ino::ROOT };
 
@@ -36,18 +36,18 @@ impl View {
     ///
     /// # Errors
     /// When there is no such directory.
-    pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, ViewError> {
+    pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, SubtreeError> {
         let entry = index
             .find(path)
-            .ok_or_else(|| ViewError::Missing(path.clone()))?;
+            .ok_or_else(|| SubtreeError::Missing(path.clone()))?;
         if entry.kind() != Kind::Directory {
-            return Err(ViewError::NotADirectory(path.clone()));
+            return Err(SubtreeError::NotADirectory(path.clone()));
         }
         let mut root = entry.ino();
         let mut directory = path.clone();
         for _ in 0..strip {
             let (name, ino) = only_directory(index, root)
-                .ok_or_else(|| ViewError::Ambiguous(directory.clone()))?;
+                .ok_or_else(|| SubtreeError::Ambiguous(directory.clone()))?;
             directory.push(name);
             root = ino;
         }
@@ -77,7 +77,7 @@ impl View {
     }
 
     /// Whether `ino` is below the root, by the first of its names.
-    pub(super) fn shows(self, index: &Index, ino: Ino) -> bool {
+    pub(super) fn contains(self, index: &Index, ino: Ino) -> bool {
         if self.root == Ino::ROOT {
             return true;
         }

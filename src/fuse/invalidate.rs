@@ -1,0 +1,49 @@
+//! Tells the kernel whose attributes have changed while an archive is being scanned, on a thread of its
+//! own: nothing makes the scan wait.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Weak};
+
+use super::kernel_cache::KernelCache;
+use super::{Content, MountError};
+use crate::base::thread::Thread;
+use crate::index::Ino;
+
+/// Changes that may wait to be told. What finds no room is believed until the kernel asks again.
+const MAX_PENDING_INVALIDATIONS: usize = 1024;
+
+/// Begins to tell the kernel behind `kernel_cache` what `content` finds to have changed; `None` when nothing
+/// will change any more. Ends when `kernel_cache` is detached.
+///
+/// # Errors
+/// When the system has no thread left to give.
+pub(super) fn start(
+    content: &Arc<dyn Content>,
+    kernel_cache: &Arc<KernelCache>,
+) -> Result<Option<Thread<()>>, MountError> {
+    if content.index().is_complete() {
+        return Ok(None);
+    }
+    let (sender, changed_inodes) = sync_channel(MAX_PENDING_INVALIDATIONS);
+    let thread_cache = Arc::downgrade(kernel_cache);
+    let thread = Thread::spawn("fuse-inval", move || run(&changed_inodes, &thread_cache));
+    let thread = thread.map_err(MountError::System)?;
+    kernel_cache.set_invalidator(sender);
+    let watcher_cache = Arc::downgrade(kernel_cache);
+    content.watch(Box::new(move |changed| {
+        if let Some(kernel_cache) = watcher_cache.upgrade() {
+            for ino in changed {
+                kernel_cache.queue_invalidation(ino);
+            }
+        }
+    }));
+    Ok(Some(thread))
+}
+
+fn run(changed_inodes: &Receiver<Ino>, kernel_cache: &Weak<KernelCache>) {
+    while let Ok(ino) = changed_inodes.recv() {
+        if let Some(kernel_cache) = kernel_cache.upgrade() {
+            kernel_cache.invalidate_attributes(ino);
+        }
+    }
+}

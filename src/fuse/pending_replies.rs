@@ -1,0 +1,501 @@
+//! Replies that wait until what they say is known, and who gives up on them: no request outlives its
+//! caller by more than a moment, or goes on when nothing comes any more.
+//!
+//! The kernel would tell us of a caller that got a signal (`FUSE_INTERRUPT`), but the library answers
+//! that by itself, with "not implemented", and is not asked again. From then on who was killed waits
+//! for our answer all the same, as nothing else ends a request that was taken. So whoever has waited
+//! for a while is looked at.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
+
+use crate::archive::IsWanted;
+use crate::base::stats::Stats;
+use crate::base::thread::Thread;
+use crate::base::stall_timeout::StallTimeout;
+
+/// Between two looks at those who wait; who has waited for less is not looked at.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Where more passes between two looks, this process was stopped (a debugger, the freezer of a
+/// container), and no more than a round counts.
+const SUSPEND_THRESHOLD: Duration = Duration::from_secs(1);
+
+/// How long nothing may come for somebody who waits, unless it was set otherwise.
+pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The bit of SIGKILL in a mask of signals. The kernel sets it for every other signal that ends a
+/// process, too, but for those that leave a core.
+const SIGKILL_BIT: u64 = 1 << 8;
+
+/// The bits of the signals that end a process with a core, unless it wants something else: QUIT, ILL,
+/// TRAP, ABRT, BUS, FPE, SEGV, XCPU, XFSZ and SYS (signal(7)).
+const CORE_DUMP_BITS: u64 =
+    1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
+
+/// Why somebody waited in vain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum WaitError {
+    /// Who asked is about to die.
+    #[error("who asked was killed")]
+    CallerKilled,
+    /// Nothing comes.
+    #[error("nothing has come for as long as --timeout allows")]
+    TimedOut,
+    /// Nobody is left to answer.
+    #[error("the archive was closed")]
+    Closed,
+}
+
+impl WaitError {
+    /// As the kernel hands it to programs.
+    pub(super) fn errno(self) -> Errno {
+        match self {
+            Self::CallerKilled => Errno::EINTR,
+            Self::TimedOut => Errno::ETIMEDOUT,
+            Self::Closed => Errno::EIO,
+        }
+    }
+}
+
+/// What can be refused to who has waited in vain.
+pub(super) trait FailReply: Send + 'static {
+    /// Answers that it was in vain.
+    fn fail(self, why: WaitError);
+}
+
+macro_rules! impl_fail_reply {
+    ($($reply:ty),+) => {
+        $(impl FailReply for $reply {
+            fn fail(self, why: WaitError) {
+                self.error(why.errno());
+            }
+        })+
+    };
+}
+
+impl_fail_reply!(ReplyDirectory, ReplyDirectoryPlus, ReplyEntry);
+
+/// A reply that whoever comes first may give: who knows the answer, or who gives up. Dropped, it says
+/// that nobody is left to answer.
+#[derive(Debug)]
+pub(super) struct PendingReply<R: FailReply>(Arc<Mutex<Option<R>>>);
+
+impl<R: FailReply> PendingReply<R> {
+    /// The reply, unless it was given already.
+    pub(super) fn take(self) -> Option<R> {
+        lock(&self.0).take()
+    }
+
+    /// Whether the reply is still to be given.
+    pub(super) fn pending_check(&self) -> IsWanted {
+        let slot = Arc::clone(&self.0);
+        Arc::new(move || !slot.is_answered())
+    }
+}
+
+impl<R: FailReply> Drop for PendingReply<R> {
+    fn drop(&mut self) {
+        self.0.fail(WaitError::Closed);
+    }
+}
+
+/// A kept reply whose kind does not matter.
+trait ReplySlot: Send {
+    fn is_answered(&self) -> bool;
+
+    /// Answers that it was in vain; false when somebody was faster.
+    fn fail(&self, why: WaitError) -> bool;
+}
+
+impl<R: FailReply> ReplySlot for Mutex<Option<R>> {
+    fn is_answered(&self) -> bool {
+        lock(self).is_none()
+    }
+
+    fn fail(&self, why: WaitError) -> bool {
+        let reply = lock(self).take();
+        reply.map(|reply| reply.fail(why)).is_some()
+    }
+}
+
+/// Somebody who waits.
+struct PendingRequest {
+    slot: Arc<dyn ReplySlot + Sync>,
+    /// The thread that asked; 0 where it is of no namespace that we see.
+    caller: u32,
+    reason: WaitReason,
+    time: StallTimeout,
+    /// When it was looked at, and what had come by then.
+    checked_at: Instant,
+    progress: ProgressMark,
+}
+
+/// What somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WaitReason {
+    /// That the scan comes to something; whatever else comes is of no help.
+    Scan,
+    /// Bytes of a file, wherever they come from.
+    Bytes,
+}
+
+/// What shows whether somebody is brought nearer to an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ProgressMark {
+    /// Bytes from the source: as drops they are no reason to wait.
+    received: u64,
+    /// Something that changes with each piece of work that is done with them.
+    done: u64,
+}
+
+/// How many plain bytes the scan has passed; `None` when it is over.
+pub(super) type ScanPosition = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+
+/// Everyone who waits.
+pub(super) struct PendingReplies {
+    stats: Arc<Stats>,
+    scan_position: ScanPosition,
+    timeout: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    requests: Vec<PendingRequest>,
+    is_stopped: bool,
+}
+
+impl std::fmt::Debug for PendingReplies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PendingReplies")
+            .field("timeout", &self.timeout)
+            .field("waiting", &lock(&self.state).requests.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PendingReplies {
+    /// Who waits is told that it was in vain when for `timeout` nothing worth the name was fetched or
+    /// decoded of what they wait for, as `stats` and `scan_position` tell.
+    pub(super) fn new(timeout: Duration, stats: Arc<Stats>, scan_position: ScanPosition) -> Self {
+        Self {
+            stats,
+            scan_position,
+            timeout,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Keeps `reply` to the thread `caller`, which waits for `reason`, until somebody takes it.
+    pub(super) fn register<R: FailReply>(&self, reply: R, caller: u32, reason: WaitReason) -> PendingReply<R> {
+        let slot = Arc::new(Mutex::new(Some(reply)));
+        let request = PendingRequest {
+            slot: Arc::clone(&slot) as Arc<dyn ReplySlot + Sync>,
+            caller,
+            reason,
+            time: StallTimeout::new(self.timeout),
+            checked_at: Instant::now(),
+            progress: self.progress((self.scan_position)(), reason),
+        };
+        let mut state = lock(&self.state);
+        if state.requests.is_empty() {
+            self.changed.notify_one();
+        }
+        state.requests.push(request);
+        PendingReply(slot)
+    }
+
+    /// What has come for who waits for `reason`, the scan being at `scan_position`.
+    fn progress(&self, scan_position: Option<u64>, reason: WaitReason) -> ProgressMark {
+        let stats = &self.stats;
+        match (scan_position, reason) {
+            (Some(plain), WaitReason::Scan) => ProgressMark {
+                received: stats.scan_received_bytes.get(),
+                done: plain.wrapping_add(stats.scanned_packed_bytes.get()),
+            },
+            (None, _) | (_, WaitReason::Bytes) => ProgressMark {
+                received: stats.source_read_bytes.get(),
+                done: (stats.decoded_bytes.get()).wrapping_add(stats.disk_cache_read_bytes.get()),
+            },
+        }
+    }
+
+    /// Looks at those who have waited for a while, and tells those who wait in vain. The last `suspended` did
+    /// not count.
+    fn sweep(&self, now: Instant, suspended: Duration) {
+        let scan_position = (self.scan_position)();
+        let mut unanswered = Vec::new();
+        lock(&self.state).requests.retain_mut(|request| {
+            if request.slot.is_answered() {
+                return false;
+            }
+            let progress = self.progress(scan_position, request.reason);
+            if progress.done == request.progress.done {
+                let received = progress.received.saturating_sub(request.progress.received);
+                let waited = now.saturating_duration_since(request.checked_at);
+                let waited = waited.saturating_sub(suspended);
+                request.time.record_wait(waited, received);
+            } else {
+                request.time.reset();
+            }
+            (request.checked_at, request.progress) = (now, progress);
+            let is_timed_out = request.time.remaining().is_zero();
+            unanswered.push((Arc::clone(&request.slot), request.caller, is_timed_out));
+            true
+        });
+        // Without the lock: the kernel is asked, and told.
+        for (slot, caller, is_timed_out) in unanswered {
+            if is_killed(caller) {
+                if slot.fail(WaitError::CallerKilled) {
+                    self.stats.interrupted_requests.increment();
+                }
+            } else if is_timed_out && slot.fail(WaitError::TimedOut) {
+                self.stats.timed_out_requests.increment();
+            }
+        }
+    }
+
+    /// Looks again and again, until it is [stopped](Self::stop).
+    fn run_watchdog(&self) {
+        loop {
+            let state = lock(&self.state);
+            let idle = |state: &mut State| !state.is_stopped && state.requests.is_empty();
+            let state = self.changed.wait_while(state, idle);
+            let state = state.unwrap_or_else(PoisonError::into_inner);
+            let is_running = |state: &mut State| !state.is_stopped;
+            let begun = Instant::now();
+            let round = self.changed.wait_timeout_while(state, SWEEP_INTERVAL, is_running);
+            let is_stopped = round.unwrap_or_else(PoisonError::into_inner).0.is_stopped;
+            if is_stopped {
+                return;
+            }
+            let now = Instant::now();
+            let passed = Some(now - begun).filter(|&passed| passed > SUSPEND_THRESHOLD);
+            let suspended = passed.map(|passed| passed.saturating_sub(SWEEP_INTERVAL));
+            self.sweep(now, suspended.unwrap_or_default());
+        }
+    }
+
+    /// Nobody is looked at any more.
+    fn stop(&self) {
+        lock(&self.state).is_stopped = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Watches over those who wait while it lives.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    pending_replies: Arc<PendingReplies>,
+    _thread: Thread<()>,
+}
+
+impl Watchdog {
+    /// Begins.
+    ///
+    /// # Errors
+    /// When the system has no thread left to give.
+    pub(super) fn start(pending_replies: &Arc<PendingReplies>) -> io::Result<Self> {
+        let shared = Arc::clone(pending_replies);
+        Ok(Self {
+            pending_replies: Arc::clone(pending_replies),
+            _thread: Thread::spawn("fuse-pending", move || shared.run_watchdog())?,
+        })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.pending_replies.stop();
+    }
+}
+
+/// Whether the thread is about to die.
+fn is_killed(thread: u32) -> bool {
+    // Who cannot be looked at, or is gone because nothing kept it, counts as alive: its answer comes
+    // by and by.
+    let status = (thread != 0).then(|| fs::read_to_string(format!("/proc/{thread}/status")));
+    status.is_some_and(|status| status.is_ok_and(|status| has_fatal_signal(&status)))
+}
+
+/// Whether a thread with this `/proc/PID/status` has got a signal that ends it (proc(5)).
+fn has_fatal_signal(status: &str) -> bool {
+    let signals = |names: &[&str]| {
+        let lines = status.lines().filter_map(|line| line.split_once(':'));
+        lines
+            .filter(|(name, _)| names.contains(name))
+            .filter_map(|(_, mask)| u64::from_str_radix(mask.trim(), 16).ok())
+            .fold(0, |all, mask| all | mask)
+    };
+    let pending = signals(&["SigPnd", "ShdPnd"]);
+    let survived = signals(&["SigBlk", "SigIgn", "SigCgt"]);
+    pending & (SIGKILL_BIT | CORE_DUMP_BITS & !survived) != 0
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Says what it was refused with.
+    struct Reply(Sender<WaitError>);
+
+    impl FailReply for Reply {
+        fn fail(self, why: WaitError) {
+            // A test that is over listens no more.
+            self.0.send(why).unwrap_or_default();
+        }
+    }
+
+    fn pending_replies() -> PendingReplies {
+        PendingReplies::new(DEFAULT_TIMEOUT, Arc::default(), Box::new(|| Some(0)))
+    }
+
+    fn sweep(pending_replies: &PendingReplies, now: Instant) {
+        pending_replies.sweep(now, Duration::ZERO);
+    }
+
+    fn register(pending_replies: &PendingReplies) -> (PendingReply<Reply>, Receiver<WaitError>) {
+        register_for(pending_replies, WaitReason::Scan)
+    }
+
+    fn register_for(pending_replies: &PendingReplies, reason: WaitReason) -> (PendingReply<Reply>, Receiver<WaitError>) {
+        let (sender, errors) = channel();
+        (pending_replies.register(Reply(sender), std::process::id(), reason), errors)
+    }
+
+    #[test]
+    fn pending_reply_without_progress_times_out_once() {
+        let pending_replies = pending_replies();
+        let (pending, errors) = register(&pending_replies);
+        let start = Instant::now();
+        sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2);
+        assert!(errors.try_recv().is_err());
+        let wanted = pending.pending_check();
+        assert!(wanted());
+        sweep(&pending_replies, start + DEFAULT_TIMEOUT * 2);
+        assert_eq!(errors.try_recv(), Ok(WaitError::TimedOut));
+        assert!(!wanted());
+        assert!(pending.take().is_none(), "it was given");
+        sweep(&pending_replies, start + DEFAULT_TIMEOUT * 3);
+        assert_eq!(pending_replies.stats.timed_out_requests.get(), 1);
+        assert!(lock(&pending_replies.state).requests.is_empty());
+    }
+
+    #[test]
+    fn time_while_process_is_suspended_does_not_count() {
+        let pending_replies = pending_replies();
+        let (_pending, errors) = register(&pending_replies);
+        let stopped = DEFAULT_TIMEOUT * 3;
+        let now = Instant::now() + DEFAULT_TIMEOUT / 2 + stopped;
+        pending_replies.sweep(now, stopped);
+        assert!(errors.try_recv().is_err());
+        sweep(&pending_replies, now + DEFAULT_TIMEOUT / 4);
+        assert!(errors.try_recv().is_err());
+        sweep(&pending_replies, now + DEFAULT_TIMEOUT);
+        assert_eq!(errors.try_recv(), Ok(WaitError::TimedOut));
+    }
+
+    #[test]
+    fn pending_reply_with_progress_stays_pending() {
+        let pending_replies = pending_replies();
+        let (pending, errors) = register(&pending_replies);
+        let start = Instant::now();
+        for round in 1..5 {
+            pending_replies.stats.scan_received_bytes.add(1 << 20);
+            sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
+        }
+        for round in 5..9 {
+            pending_replies.stats.scanned_packed_bytes.increment();
+            sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
+        }
+        assert!(errors.try_recv().is_err());
+        assert!(pending.take().is_some());
+        sweep(&pending_replies, start + DEFAULT_TIMEOUT * 10);
+        assert!(errors.try_recv().is_err(), "it was answered");
+    }
+
+    #[test]
+    fn trickle_of_bytes_does_not_extend_timeout() {
+        for reason in [WaitReason::Scan, WaitReason::Bytes] {
+            let pending_replies = pending_replies();
+            let (_pending, errors) = register_for(&pending_replies, reason);
+            let start = Instant::now();
+            for round in 1..5 {
+                pending_replies.stats.scan_received_bytes.increment();
+                pending_replies.stats.source_read_bytes.increment();
+                sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
+            }
+            assert_eq!(errors.try_recv(), Ok(WaitError::TimedOut), "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn other_progress_does_not_extend_wait_for_running_scan() {
+        let come = |scan_position: Option<u64>, reason| {
+            let pending_replies = PendingReplies::new(DEFAULT_TIMEOUT, Arc::default(), Box::new(move || scan_position));
+            let (_pending, errors) = register_for(&pending_replies, reason);
+            let start = Instant::now();
+            for round in 1..5 {
+                pending_replies.stats.source_read_bytes.add(1 << 20);
+                pending_replies.stats.decoded_bytes.add(1 << 20);
+                pending_replies.stats.disk_cache_read_bytes.add(1 << 20);
+                sweep(&pending_replies, start + DEFAULT_TIMEOUT / 2 * round);
+            }
+            errors.try_recv().ok()
+        };
+        assert_eq!(come(Some(7), WaitReason::Scan), Some(WaitError::TimedOut));
+        assert_eq!(come(Some(7), WaitReason::Bytes), None);
+        assert_eq!(come(None, WaitReason::Scan), None);
+    }
+
+    #[test]
+    fn dropped_pending_reply_fails_at_once() {
+        let pending_replies = pending_replies();
+        let (pending, errors) = register(&pending_replies);
+        drop(pending);
+        assert_eq!(errors.try_recv(), Ok(WaitError::Closed));
+        sweep(&pending_replies, Instant::now());
+        assert!(lock(&pending_replies.state).requests.is_empty());
+    }
+
+    const TERM: u64 = 1 << 14;
+    const QUIT: u64 = 1 << 2;
+
+    #[test]
+    fn fatal_signals_are_found_in_proc_status() {
+        let status = |thread: u64, process: u64, caught: u64| {
+            format!(
+                "Name:\tcat\nSigQ:\t0/1\nSigPnd:\t{thread:016x}\nShdPnd:\t{process:016x}\n\
+                 SigBlk:\t0000000000000000\nSigCgt:\t{caught:016x}\n"
+            )
+        };
+        assert!(has_fatal_signal(&status(SIGKILL_BIT, TERM, 0)));
+        assert!(!has_fatal_signal(&status(0, TERM, 0)), "not yet");
+        assert!(has_fatal_signal(&status(0, QUIT, 0)));
+        assert!(!has_fatal_signal(&status(0, QUIT, QUIT)));
+        assert!(!has_fatal_signal("Name:\tcat\nSigPnd:\tnonsense\n"));
+        assert!(!is_killed(std::process::id()));
+        assert!(!is_killed(0));
+    }
+
+    #[test]
+    fn watchdog_stops_while_reply_is_pending() {
+        let pending_replies = Arc::new(pending_replies());
+        let watchdog = Watchdog::start(&pending_replies).expect("a thread");
+        let (_pending, errors) = register(&pending_replies);
+        drop(watchdog);
+        assert!(errors.try_recv().is_err());
+    }
+}

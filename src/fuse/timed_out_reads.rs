@@ -1,0 +1,131 @@
+//! Reads that the kernel asks for once more at once after they have failed.
+//!
+//! What it reads ahead for somebody may fail; then it asks again, for the one page that is wanted, and
+//! only that failure is who reads told of. Whoever had waited until the deadline would wait so long
+//! twice.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::index::Ino;
+
+/// How soon the kernel asks again, on a busy machine too; whoever asks later waits anew.
+const KERNEL_RETRY_WINDOW: Duration = Duration::from_millis(250);
+
+/// Failures remembered: as many as may fail together.
+const MAX_TIMED_OUT_READS: usize = 64;
+
+/// What somebody asks for: who, and which bytes of which file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RequestedRange {
+    /// The thread that reads.
+    pub caller: u32,
+    /// The file.
+    pub ino: Ino,
+    /// Where it begins.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u32,
+}
+
+impl RequestedRange {
+    fn covers(&self, other: Self) -> bool {
+        let end = |range: &Self| range.offset.saturating_add(u64::from(range.len));
+        (self.caller, self.ino) == (other.caller, other.ino)
+            && self.offset <= other.offset
+            && end(self) >= end(&other)
+    }
+}
+
+/// The last reads that came to their deadline, and when.
+#[derive(Debug, Default)]
+pub(super) struct TimedOutReads {
+    recent: Mutex<VecDeque<(RequestedRange, Instant)>>,
+    /// Whether there are any: nobody else takes the lock.
+    is_nonempty: AtomicBool,
+}
+
+impl TimedOutReads {
+    /// Remembers that `range` came to its deadline.
+    pub(super) fn record(&self, range: RequestedRange, now: Instant) {
+        if range.caller == 0 {
+            // Anyone of a namespace that we do not see.
+            return;
+        }
+        let mut failed = self.lock();
+        if failed.len() == MAX_TIMED_OUT_READS {
+            failed.pop_front();
+        }
+        failed.push_back((range, now));
+        self.is_nonempty.store(true, Ordering::Release);
+    }
+
+    /// Whether `range` is part of what came to its deadline just now; this is said once.
+    pub(super) fn is_kernel_retry(&self, range: RequestedRange, now: Instant) -> bool {
+        if !self.is_nonempty.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut failed = self.lock();
+        failed.retain(|(_, when)| now.saturating_duration_since(*when) < KERNEL_RETRY_WINDOW);
+        let found = failed.iter().position(|(failed, _)| failed.covers(range));
+        if let Some(position) = found {
+            failed.remove(position);
+        }
+        self.is_nonempty.store(!failed.is_empty(), Ordering::Release);
+        found.is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(RequestedRange, Instant)>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(caller: u32, ino: u32, offset: u64, len: u32) -> RequestedRange {
+        RequestedRange {
+            caller,
+            ino: Ino(ino),
+            offset,
+            len,
+        }
+    }
+
+    #[test]
+    fn retry_within_timed_out_read_is_recognized_once() {
+        let (timed_out_reads, start) = (TimedOutReads::default(), Instant::now());
+        let ahead = range(7, 2, 8192, 8192);
+        timed_out_reads.record(ahead, start);
+        for other in [
+            range(8, 2, 8192, 4096),
+            range(7, 3, 8192, 4096),
+            range(7, 2, 4096, 8192),
+            range(7, 2, 12_288, 8192),
+        ] {
+            assert!(!timed_out_reads.is_kernel_retry(other, start), "{other:?}");
+        }
+        assert!(timed_out_reads.is_kernel_retry(range(7, 2, 12_288, 4096), start));
+        assert!(!timed_out_reads.is_kernel_retry(range(7, 2, 12_288, 4096), start));
+        timed_out_reads.record(ahead, start);
+        assert!(!timed_out_reads.is_kernel_retry(ahead, start + KERNEL_RETRY_WINDOW));
+        assert!(!timed_out_reads.is_kernel_retry(ahead, start));
+        let unseen = range(0, 2, 8192, 8192);
+        timed_out_reads.record(unseen, start);
+        assert!(!timed_out_reads.is_kernel_retry(unseen, start));
+    }
+
+    #[test]
+    fn only_latest_timed_out_reads_are_remembered() {
+        let (timed_out_reads, start) = (TimedOutReads::default(), Instant::now());
+        let numbered = |number| range(number, 2, 0, 4096);
+        for number in 1..=65 {
+            timed_out_reads.record(numbered(number), start);
+        }
+        assert!(!timed_out_reads.is_kernel_retry(numbered(1), start));
+        assert!((2..=65).all(|number| timed_out_reads.is_kernel_retry(numbered(number), start)));
+    }
+}
