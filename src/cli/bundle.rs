@@ -419,7 +419,7 @@ impl New {
         }
         let directory = File::open(&self.directory)?;
         let name = tree.file_name().unwrap_or_default();
-        crate::materialize::remove(&directory, name)
+        crate::materialize::remove_tree(&directory, name)
     }
 
     /// Removes what has not got its name.
@@ -443,7 +443,7 @@ impl Drop for New {
 fn without_flags(error: anyhow::Error) -> anyhow::Error {
     use crate::materialize::Error;
     match error.downcast_ref::<Error>() {
-        Some(Error::Place { .. } | Error::Unmovable { .. }) => anyhow!(output::chain(&error)),
+        Some(Error::Staging { .. } | Error::CannotRename { .. }) => anyhow!(output::chain(&error)),
         _ => error,
     }
 }

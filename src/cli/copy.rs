@@ -14,12 +14,12 @@ use crate::archive::{Archive, ReadError};
 use crate::base::xattr_filter::XattrFilter;
 use crate::fuse::{self, BackingFiles, Mount};
 use crate::index::{Index, Ino};
-use crate::materialize::{Background, Read, Running, State};
+use crate::materialize::{BackgroundCopy, ReadFn, RunningCopy, CopyState};
 
 /// What a copy is made from.
 pub(super) struct Original {
     index: Box<dyn Fn() -> Option<Arc<Index>>>,
-    read: Read,
+    read: ReadFn,
 }
 
 impl Original {
@@ -47,9 +47,9 @@ impl Original {
 /// The copy of one mount.
 #[derive(Debug)]
 pub(super) struct Copy {
-    background: Arc<Background>,
+    background: Arc<BackgroundCopy>,
     /// Once the index is complete.
-    running: OnceLock<Running>,
+    running: OnceLock<RunningCopy>,
 }
 
 impl Copy {
@@ -71,7 +71,7 @@ impl Copy {
             copy.display(),
             mountpoint.display()
         );
-        let background = Background::open(directory, xattrs)?;
+        let background = BackgroundCopy::open(directory, xattrs)?;
         Ok(Self {
             background,
             running: OnceLock::new(),
@@ -105,7 +105,7 @@ impl Copy {
 
     /// Says that nothing more is to be written.
     pub(super) fn end(&self) {
-        self.background.end();
+        self.background.cancel();
     }
 
     /// How far it is.
@@ -145,24 +145,24 @@ fn destined(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-fn word(state: State) -> &'static str {
+fn word(state: CopyState) -> &'static str {
     match state {
-        State::Waiting => "waiting",
-        State::Writing => "writing",
-        State::Retrying => "retrying",
-        State::Complete => "complete",
-        State::Incomplete => "incomplete",
-        State::Stopped => "stopped",
+        CopyState::Waiting => "waiting",
+        CopyState::Writing => "writing",
+        CopyState::Retrying => "retrying",
+        CopyState::Complete => "complete",
+        CopyState::Incomplete => "incomplete",
+        CopyState::Stopped => "stopped",
     }
 }
 
 /// The copy as the mount sees it.
 #[derive(Debug)]
-struct Files(Arc<Background>);
+struct Files(Arc<BackgroundCopy>);
 
 impl BackingFiles for Files {
     fn may_have(&self, ino: Ino) -> bool {
-        self.0.has(ino)
+        self.0.is_complete(ino)
     }
 
     fn open(&self, ino: Ino) -> Option<File> {
@@ -170,6 +170,6 @@ impl BackingFiles for Files {
     }
 
     fn request_copy(&self, ino: Ino) {
-        self.0.wanted(ino);
+        self.0.prioritize(ino);
     }
 }

@@ -29,8 +29,8 @@ use crate::codec::Compression;
 use crate::index::MemoryLimit;
 use crate::list::escape;
 use crate::materialize::{
-    self, Cause, Contents, Existing, Glob, Materializer, Options, Problem, Rehearsal, Reporter,
-    Selection, Staging, Summary, Wanted,
+    self, Cause, ContentSink, Existing, Glob, Materializer, Options, Problem, DryRunSink, Reporter,
+    Selection, Staging, Summary, SelectedPath,
 };
 use crate::source::{Access, Source};
 use crate::layers::{Layer, WhiteoutFormat};
@@ -390,7 +390,7 @@ impl MaterializeArgs {
             paths: self
                 .paths
                 .iter()
-                .map(|path| Wanted::new(path.as_bytes()))
+                .map(|path| SelectedPath::new(path.as_bytes()))
                 .collect(),
         }
     }
@@ -466,9 +466,9 @@ impl Run<'_> {
         finished: Result<Summary, materialize::Error>,
     ) -> anyhow::Result<Summary> {
         finished.map_err(|error| {
-            let is_of_an_entry = error.is_of_an_entry();
+            let is_for_entry = error.is_for_entry();
             let error = anyhow::Error::new(error);
-            if is_of_an_entry {
+            if is_for_entry {
                 error.context(self.args.directory().display().to_string())
             } else {
                 error
@@ -555,7 +555,7 @@ impl Run<'_> {
         let owner = self.owner(&options);
         let stats = Arc::clone(self.stats);
         let directory = self.args.directory();
-        let (mut sink, bookmark) = Materializer::resuming(directory, options, stats, &owner)?;
+        let (mut sink, bookmark) = Materializer::with_journal(directory, options, stats, &owner)?;
         let place = directory.display().to_string();
         let counted = Arc::clone(self.stats);
         let _undo = Undo::on_signals(move || tell_interrupted(&counted, &place, RESUMES))?;
@@ -678,7 +678,7 @@ impl Run<'_> {
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
         let selection = self.args.selection();
-        let mut sink = Contents::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
+        let mut sink = ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
         let finished = sink.finish();
         let complete = self.report(scanned);
@@ -687,7 +687,7 @@ impl Run<'_> {
 
     fn rehearse(&self) -> ExitCode {
         let selection = self.args.selection();
-        let mut sink = Rehearsal::new(selection, Some(Arc::clone(&self.reporter)));
+        let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
         let complete = self.report(scanned);
         exit_code(complete, &sink.finish())
@@ -739,7 +739,7 @@ fn report_of<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanErr
 /// Removes the files of layers that are not in their places yet.
 fn remove_unplaced(directory: &Path) -> io::Result<()> {
     let directory = File::open(directory)?;
-    materialize::remove(&directory, OsStr::new(materialize::UNPLACED_FILES))
+    materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
 }
 
 /// Layers say what of `directory` is to go; that must be theirs.
@@ -845,7 +845,7 @@ impl Reporter for Terminal {
     }
 
     fn problem(&self, problem: &Problem) {
-        if self.cuts || !matches!(problem.cause, Cause::Cut) {
+        if self.cuts || !matches!(problem.cause, Cause::Truncated) {
             output::complain(output::chain_of(problem));
         }
     }

@@ -264,7 +264,7 @@ pub(super) fn remove_scratch(scratch: &Path) {
     if !name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
         return;
     }
-    let removed = File::open(parent).and_then(|parent| materialize::remove(&parent, name));
+    let removed = File::open(parent).and_then(|parent| materialize::remove_tree(&parent, name));
     if let Err(error) = removed {
         let scratch = scratch.display();
         tracing::warn!(%error, %scratch, "what was written to the mount is still there");

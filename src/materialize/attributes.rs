@@ -9,33 +9,33 @@ use rustix::fs::{UTIME_OMIT, chmodat};
 use rustix::io::Errno;
 
 use super::context::Context;
-use super::problem::{Trouble, While};
-use super::root::Directory;
+use super::error::{StepError, WithAction};
+use super::destination::Directory;
 use crate::base::posix_acl;
 use crate::base::archive_path::ArchivePath;
 use crate::tar::Timestamp;
 
 /// The most that Linux gives at once: a list of names (`XATTR_LIST_MAX`) or a value
 /// (`XATTR_SIZE_MAX`).
-const XATTR_BYTES: usize = 64 * 1024;
+const MAX_XATTR_BYTES: usize = 64 * 1024;
 
 /// What attributes are set on.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Subject<'a> {
+pub(super) enum AttributeTarget<'a> {
     /// An open file or directory.
     Open(BorrowedFd<'a>),
     /// The entry of that name, never what it may point to.
     Name(BorrowedFd<'a>, &'a [u8]),
 }
 
-impl<'a> Subject<'a> {
+impl<'a> AttributeTarget<'a> {
     /// The entry `name` of an open directory.
     pub(super) fn named(directory: &'a Directory, name: &'a [u8]) -> Self {
         use std::os::fd::AsFd;
         Self::Name(directory.as_fd(), name)
     }
 
-    pub(super) fn chown(self, (user, group): (u32, u32)) -> Result<(), Trouble> {
+    pub(super) fn chown(self, (user, group): (u32, u32)) -> Result<(), StepError> {
         let (user, group) = (valid_user(user), valid_group(group));
         match self {
             Self::Open(fd) => rustix::fs::fchown(fd, user, group),
@@ -43,11 +43,11 @@ impl<'a> Subject<'a> {
                 rustix::fs::chownat(directory, name, user, group, AtFlags::SYMLINK_NOFOLLOW)
             }
         }
-        .while_trying_to("change the owner")
+        .with_action("change the owner")
     }
 
     /// Not for symbolic links, which have no mode.
-    pub(super) fn chmod(self, mode: u32) -> Result<(), Trouble> {
+    pub(super) fn chmod(self, mode: u32) -> Result<(), StepError> {
         let mode = Mode::from_raw_mode(mode);
         match self {
             Self::Open(fd) => rustix::fs::fchmod(fd, mode),
@@ -59,10 +59,10 @@ impl<'a> Subject<'a> {
                 })
             }
         }
-        .while_trying_to("change the mode")
+        .with_action("change the mode")
     }
 
-    pub(super) fn set_mtime(self, mtime: Timestamp) -> Result<(), Trouble> {
+    pub(super) fn set_mtime(self, mtime: Timestamp) -> Result<(), StepError> {
         let times = Timestamps {
             last_access: Timespec {
                 tv_sec: 0,
@@ -79,7 +79,7 @@ impl<'a> Subject<'a> {
                 rustix::fs::utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW)
             }
         }
-        .while_trying_to("change the time of last modification")
+        .with_action("change the time of last modification")
     }
 
     fn set_xattr(self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
@@ -119,10 +119,10 @@ impl Xattrs<'_> {
     }
 
     /// Sets all but ACLs.
-    pub(super) fn set_plain(self, subject: Subject<'_>) {
+    pub(super) fn set_non_acls(self, target: AttributeTarget<'_>) {
         for (name, value) in self.selected() {
             if posix_acl::Kind::of(name).is_none()
-                && let Err(errno) = subject.set_xattr(name, value)
+                && let Err(errno) = target.set_xattr(name, value)
             {
                 self.warn(name, errno);
             }
@@ -130,13 +130,13 @@ impl Xattrs<'_> {
     }
 
     /// Sets the ACLs; to be called when the mode is final.
-    pub(super) fn set_acls(self, subject: Subject<'_>) {
+    pub(super) fn set_acls(self, target: AttributeTarget<'_>) {
         for kind in posix_acl::Kind::ALL {
-            match posix_acl::find(self.selected(), kind, &self.context.policy.names) {
+            match posix_acl::find(self.selected(), kind, &self.context.policy.accounts) {
                 Ok(None) => {}
                 Ok(Some(acl)) => {
                     let name = kind.attribute().as_bytes();
-                    if let Err(errno) = subject.set_xattr(name, &acl.bytes) {
+                    if let Err(errno) = target.set_xattr(name, &acl.bytes) {
                         self.warn(name, errno);
                     }
                     if acl.unmapped > 0 {
@@ -160,9 +160,9 @@ impl Xattrs<'_> {
 
     /// Takes away the ACLs that a new entry inherited from its directory; to be called before the
     /// mode is set, which they would distort.
-    pub(super) fn drop_inherited(self, subject: Subject<'_>) {
+    pub(super) fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
         for name in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
-            match subject.remove_xattr(name) {
+            match target.remove_xattr(name) {
                 // Removing a default ACL from what is not a directory is refused, and needless.
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
                 Err(errno) => self.warn(name.as_bytes(), errno),
@@ -190,7 +190,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         rustix::fs::fchown(to, Some(user), Some(group))?;
     }
     let value = |fd, name: &[u8]| {
-        let mut value = vec![0; XATTR_BYTES];
+        let mut value = vec![0; MAX_XATTR_BYTES];
         let len = rustix::fs::fgetxattr(fd, name, &mut *value)?;
         value.truncate(len);
         Ok::<_, Errno>(value)
@@ -200,7 +200,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
             rustix::fs::fremovexattr(to, inherited)?;
         }
     }
-    let mut names = vec![0; XATTR_BYTES];
+    let mut names = vec![0; MAX_XATTR_BYTES];
     let len = match rustix::fs::flistxattr(from, &mut *names) {
         Err(Errno::OPNOTSUPP) => 0,
         len => len?,
@@ -210,10 +210,10 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         .split(|&byte| byte == 0)
         .filter(|name| !name.is_empty())
     {
-        let wanted = value(from, name)?;
+        let source_value = value(from, name)?;
         // Labels that the system gave both of them are not ours to set.
-        if value(to, name).as_ref() != Ok(&wanted) {
-            rustix::fs::fsetxattr(to, name, &wanted, XattrFlags::empty())?;
+        if value(to, name).as_ref() != Ok(&source_value) {
+            rustix::fs::fsetxattr(to, name, &source_value, XattrFlags::empty())?;
         }
     }
     rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
@@ -222,7 +222,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
 /// The permission bits that the default ACL of `directory` gives to what is made in it; `None` without
 /// such an ACL.
 pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
-    let mut value = vec![0; XATTR_BYTES];
+    let mut value = vec![0; MAX_XATTR_BYTES];
     let len = rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;
     value.truncate(len);
     posix_acl::mode_of_xattr(&value)

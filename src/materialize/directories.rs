@@ -8,31 +8,31 @@ use std::os::fd::AsFd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use super::attributes::{Subject, Xattrs};
+use super::attributes::{AttributeTarget, Xattrs};
 use super::context::Context;
-use super::journal::{Fields, Reader};
-use super::policy::Policy;
-use super::problem::{Trouble, While};
-use super::root::{Directory, Identity, Missing, Root, name_of, parent_of, status};
-use super::writers::Writers;
+use super::journal::{FieldEncoder, FieldDecoder};
+use super::attribute_policy::AttributePolicy;
+use super::error::{StepError, WithAction};
+use super::destination::{Directory, Identity, IfMissing, DestinationRoot, name_of, parent_of, lstat_at};
+use super::writer_pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::tar::{Member, Timestamp};
 
-const LOOK: &str = "look at the directory";
+const STAT_DIRECTORY: &str = "look at the directory";
 
 /// Directories whose attributes are still to come, in archive order.
 #[derive(Debug, Default)]
-pub(super) struct Directories(Vec<Pending>);
+pub(super) struct PendingDirectories(Vec<PendingDirectory>);
 
 /// A directory that is to get its attributes.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingDirectory {
     path: ArchivePath,
     /// Which directory it was; another one in its place is left alone.
     identity: Identity,
     /// We made it; what it inherited from its parent is not the archive's.
-    new: bool,
+    is_new: bool,
     mode: u32,
     owner: Option<(u32, u32)>,
     mtime: Timestamp,
@@ -42,55 +42,55 @@ pub(super) struct Pending {
 }
 
 /// How a pending directory was not found.
-enum Lost {
+enum RestoreError {
     /// It is gone, or something else is in its place.
     Replaced,
-    Trouble(Trouble),
+    Step(StepError),
 }
 
-impl From<Trouble> for Lost {
-    fn from(trouble: Trouble) -> Self {
-        Self::Trouble(trouble)
+impl From<StepError> for RestoreError {
+    fn from(error: StepError) -> Self {
+        Self::Step(error)
     }
 }
 
-impl Directories {
+impl PendingDirectories {
     /// Remembers what a directory is to become.
     pub(super) fn add(
         &mut self,
         path: ArchivePath,
         identity: Identity,
-        new: bool,
+        is_new: bool,
         member: Member,
-        policy: &Policy,
+        policy: &AttributePolicy,
     ) {
         self.0
-            .push(Pending::new(path, identity, new, member, policy));
+            .push(PendingDirectory::new(path, identity, is_new, member, policy));
     }
 
     /// Remembers that a directory is to get the time 0, unless a member speaks of it.
     pub(super) fn add_implied(&mut self, path: ArchivePath, identity: Identity) {
-        self.0.push(Pending::implied(path, identity));
+        self.0.push(PendingDirectory::implied(path, identity));
     }
 
     /// The one remembered last.
-    pub(super) fn last(&self) -> Option<&Pending> {
+    pub(super) fn last(&self) -> Option<&PendingDirectory> {
         self.0.last()
     }
 
     /// Those that an earlier run remembered.
-    pub(super) fn earlier(pending: Vec<Pending>) -> Self {
+    pub(super) fn from_journal(pending: Vec<PendingDirectory>) -> Self {
         Self(pending)
     }
 
     /// Sets it all, what lies deeper first; of several members for one directory the last counts.
-    pub(super) fn restore(self, root: &mut Root, writers: &mut Writers, context: &Context) {
+    pub(super) fn apply_all(self, root: &mut DestinationRoot, writers: &mut WriterPool, context: &Context) {
         let mut made = HashSet::new();
         let mut pending = self.0;
         made.extend(
             pending
                 .iter()
-                .filter(|pending| pending.new)
+                .filter(|pending| pending.is_new)
                 .map(|pending| pending.identity),
         );
         let mut seen = HashSet::new();
@@ -99,33 +99,33 @@ impl Directories {
         // In reverse order of bytes what is below a directory comes before it.
         pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
         for mut pending in pending {
-            pending.new = made.contains(&pending.identity);
-            match pending.restore(root, writers, context) {
+            pending.is_new = made.contains(&pending.identity);
+            match pending.reopen_and_apply(root, writers, context) {
                 Ok(()) => {}
                 // Something has taken its place, or it is somebody else's.
                 Err(_) if pending.is_implied => {}
-                Err(Lost::Replaced) => context.problems.warn(&format!(
+                Err(RestoreError::Replaced) => context.problems.warn(&format!(
                     "{}: the directory was replaced before it got its attributes, left as it is",
                     pending.path
                 )),
-                Err(Lost::Trouble(trouble)) => context.problems.add(&pending.path, trouble),
+                Err(RestoreError::Step(error)) => context.problems.add(&pending.path, error),
             }
         }
     }
 }
 
-impl Pending {
+impl PendingDirectory {
     pub(super) fn new(
         path: ArchivePath,
         identity: Identity,
-        new: bool,
+        is_new: bool,
         member: Member,
-        policy: &Policy,
+        policy: &AttributePolicy,
     ) -> Self {
         Self {
             path,
             identity,
-            new,
+            is_new,
             mode: policy.mode(&member),
             owner: policy.owner(&member),
             mtime: member.mtime,
@@ -139,7 +139,7 @@ impl Pending {
         Self {
             path,
             identity,
-            new: false,
+            is_new: false,
             mode: 0,
             owner: None,
             mtime: Timestamp::default(),
@@ -149,17 +149,17 @@ impl Pending {
     }
 
     /// Where it is, and which one.
-    pub(super) fn place(&self) -> (&ArchivePath, Identity) {
+    pub(super) fn location(&self) -> (&ArchivePath, Identity) {
         (&self.path, self.identity)
     }
 
-    /// Writes it down, for [`Pending::get`].
-    pub(super) fn put(&self, fields: &mut Fields) {
+    /// Writes it down, for [`PendingDirectory::decode`].
+    pub(super) fn encode(&self, fields: &mut FieldEncoder) {
         fields.bytes(self.path.as_bytes());
         for number in self.identity.numbers() {
             fields.number(number);
         }
-        fields.number(self.new.into());
+        fields.number(self.is_new.into());
         fields.number(self.is_implied.into());
         fields.number(self.mode.into());
         let owner = self
@@ -178,13 +178,13 @@ impl Pending {
         }
     }
 
-    /// What [`Pending::put`] wrote; `None` when it makes no sense.
-    pub(super) fn get(fields: &mut Reader<'_>) -> Option<Self> {
+    /// What [`PendingDirectory::encode`] wrote; `None` when it makes no sense.
+    pub(super) fn decode(fields: &mut FieldDecoder<'_>) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         Some(Self {
             path: fields.path()?,
             identity: Identity::from_numbers([fields.number()?, fields.number()?]),
-            new: fields.number()? != 0,
+            is_new: fields.number()? != 0,
             is_implied: fields.number()? != 0,
             mode: small(fields.number()?)?,
             owner: {
@@ -207,48 +207,48 @@ impl Pending {
     }
 
     /// Finds the directory again and gives it all that it lacks.
-    fn restore(
+    fn reopen_and_apply(
         &self,
-        root: &mut Root,
-        writers: &mut Writers,
+        root: &mut DestinationRoot,
+        writers: &mut WriterPool,
         context: &Context,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), RestoreError> {
         if self.path.is_root() && self.is_implied {
             let top = root.top();
-            return Ok(Subject::Open(top.as_fd()).set_mtime(self.mtime)?);
+            return Ok(AttributeTarget::Open(top.as_fd()).set_mtime(self.mtime)?);
         }
         if self.path.is_root() {
             return Ok(self.apply_to(root.top(), context)?);
         }
         let name = name_of(&self.path);
-        let parent = match root.directory(parent_of(&self.path), Missing::Fail, writers) {
+        let parent = match root.resolve_directory(parent_of(&self.path), IfMissing::Fail, writers) {
             Ok(parent) => parent,
-            Err(ResolveError::Path(_)) => return Err(Lost::Replaced),
-            Err(ResolveError::Tree(trouble)) => return Err(lost(trouble)),
+            Err(ResolveError::Path(_)) => return Err(RestoreError::Replaced),
+            Err(ResolveError::Tree(error)) => return Err(restore_error(error)),
         };
-        let stat = status(&parent, name).while_trying_to(LOOK).map_err(lost)?;
+        let stat = lstat_at(&parent, name).with_action(STAT_DIRECTORY).map_err(restore_error)?;
         // What was made in its place may have got its inode.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_directory || Identity::of(&stat) != self.identity {
-            return Err(Lost::Replaced);
+            return Err(RestoreError::Replaced);
         }
-        if self.is_implied || self.lacks_only_its_time(&stat, &parent, context) {
+        if self.is_implied || self.needs_only_mtime(&stat, &parent, context) {
             // Nothing to open it for.
-            return Ok(Subject::named(&parent, name).set_mtime(self.mtime)?);
+            return Ok(AttributeTarget::named(&parent, name).set_mtime(self.mtime)?);
         }
         let directory = root
             .open_child(&parent, name, writers)
-            .while_trying_to("open the directory")
-            .map_err(lost)?;
+            .with_action("open the directory")
+            .map_err(restore_error)?;
         if directory.identity() != self.identity {
-            return Err(Lost::Replaced);
+            return Err(RestoreError::Replaced);
         }
         Ok(self.apply(&directory, &stat, context)?)
     }
 
-    fn lacks_only_its_time(&self, stat: &Stat, parent: &Directory, context: &Context) -> bool {
+    fn needs_only_mtime(&self, stat: &Stat, parent: &Directory, context: &Context) -> bool {
         self.xattrs.is_empty()
-            && !(self.new && parent.inherits_acl())
+            && !(self.is_new && parent.inherits_acl())
             && self.new_owner(stat).is_none()
             && self.final_mode(stat.st_mode, context) == stat.st_mode & 0o7777
     }
@@ -260,39 +260,39 @@ impl Pending {
     }
 
     /// Sets it on `directory`, which is it.
-    pub(super) fn apply_to(&self, directory: &Directory, context: &Context) -> Result<(), Trouble> {
-        let stat = rustix::fs::fstat(directory).while_trying_to(LOOK)?;
+    pub(super) fn apply_to(&self, directory: &Directory, context: &Context) -> Result<(), StepError> {
+        let stat = rustix::fs::fstat(directory).with_action(STAT_DIRECTORY)?;
         self.apply(directory, &stat, context)
     }
 
-    fn apply(&self, directory: &Directory, stat: &Stat, context: &Context) -> Result<(), Trouble> {
-        let subject = Subject::Open(directory.as_fd());
+    fn apply(&self, directory: &Directory, stat: &Stat, context: &Context) -> Result<(), StepError> {
+        let target = AttributeTarget::Open(directory.as_fd());
         let xattrs = Xattrs {
             list: &self.xattrs,
             path: &self.path,
             context,
         };
         let owner = self.new_owner(stat);
-        let chown = owner.map_or(Ok(()), |owner| subject.chown(owner));
-        xattrs.set_plain(subject);
-        let inherited_acl = self.new && directory.inherits_acl();
+        let chown = owner.map_or(Ok(()), |owner| target.chown(owner));
+        xattrs.set_non_acls(target);
+        let inherited_acl = self.is_new && directory.inherits_acl();
         if inherited_acl {
-            xattrs.drop_inherited(subject);
+            xattrs.remove_inherited_acls(target);
         }
         let mode = self.final_mode(stat.st_mode, context);
         let chmod = if owner.is_some() || inherited_acl || mode != stat.st_mode & 0o7777 {
-            subject.chmod(mode)
+            target.chmod(mode)
         } else {
             Ok(())
         };
-        xattrs.set_acls(subject);
-        let times = subject.set_mtime(self.mtime);
+        xattrs.set_acls(target);
+        let times = target.set_mtime(self.mtime);
         chown.and(chmod).and(times)
     }
 
     /// Without the archive's set-id bits a new directory keeps what its parent handed down.
     fn final_mode(&self, current: u32, context: &Context) -> u32 {
-        if self.new && !context.policy.same_permissions {
+        if self.is_new && !context.policy.same_permissions {
             self.mode | current & 0o2000
         } else {
             self.mode
@@ -300,10 +300,10 @@ impl Pending {
     }
 }
 
-fn lost(trouble: Trouble) -> Lost {
-    match trouble.errno {
-        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Lost::Replaced,
-        _ => Lost::Trouble(trouble),
+fn restore_error(error: StepError) -> RestoreError {
+    match error.errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => RestoreError::Replaced,
+        _ => RestoreError::Step(error),
     }
 }
 
@@ -313,25 +313,25 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
 
-    use super::super::testing::{context, member};
+    use super::super::test_support::{context, member};
     use super::*;
     use crate::tar::Kind;
 
     #[test]
-    fn what_got_a_directorys_inode_is_not_that_directory() {
+    fn reused_inode_is_not_taken_for_the_directory() {
         let place = tempfile::tempdir().expect("a directory");
         fs::write(place.path().join("x"), "1").expect("written");
-        let mut root = Root::open(place.path()).expect("there");
+        let mut root = DestinationRoot::open(place.path()).expect("there");
         let context = Arc::new(context());
-        let mut writers = Writers::start(1, &context).expect("threads");
+        let mut writers = WriterPool::start(1, &context).expect("threads");
         let top = root.top().clone();
-        let identity = Identity::of(&status(&top, b"x").expect("there"));
-        let mut directories = Directories::default();
+        let identity = Identity::of(&lstat_at(&top, b"x").expect("there"));
+        let mut directories = PendingDirectories::default();
         let path = ArchivePath::sanitize(b"x").path;
         let directory = member(b"x/", Kind::Directory);
         directories.add(path, identity, true, directory, &context.policy);
         let before = fs::metadata(place.path().join("x")).expect("there");
-        directories.restore(&mut root, &mut writers, &context);
+        directories.apply_all(&mut root, &mut writers, &context);
         let after = fs::metadata(place.path().join("x")).expect("there");
         assert_eq!(
             (after.mtime(), after.mode()),

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::attributes::{Subject, Xattrs};
-use super::context::{Context, Made};
-use super::problem::{Cause, Trouble, While};
-use super::root::{Directory, Ownership, name_of};
+use super::attributes::{AttributeTarget, Xattrs};
+use super::context::{Context, CreateOutcome};
+use super::error::{Cause, StepError, WithAction};
+use super::destination::{Directory, Ownership, name_of};
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{Member, Segment};
 
@@ -35,7 +35,7 @@ impl Job {
 
 /// A file being written.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub(super) struct FileWriter {
     job: Job,
     fd: OwnedFd,
     /// The owner to set at the end.
@@ -46,27 +46,27 @@ pub(super) struct OpenFile {
     written: u64,
     /// The piece of a sparse file at hand, and how much of it is written.
     segment: usize,
-    within: u64,
+    segment_written: u64,
 }
 
-impl OpenFile {
+impl FileWriter {
     /// Creates the file; `None` when another one keeps its place, or it failed, which is noted.
-    /// `settle` waits for the files of all earlier members.
-    pub(super) fn create(job: Job, context: &Context, settle: impl FnMut()) -> Option<Self> {
-        match Self::try_create(&job, context, settle) {
-            Ok(Made::New((fd, chown, chmod))) => Some(Self {
+    /// `wait_for_files` waits for the files of all earlier members.
+    pub(super) fn create(job: Job, context: &Context, wait_for_files: impl FnMut()) -> Option<Self> {
+        match Self::try_create(&job, context, wait_for_files) {
+            Ok(CreateOutcome::Created((fd, chown, chmod))) => Some(Self {
                 job,
                 fd,
                 chown,
                 chmod,
                 written: 0,
                 segment: 0,
-                within: 0,
+                segment_written: 0,
             }),
-            Ok(Made::Kept) => None,
-            Err(trouble) => {
+            Ok(CreateOutcome::Kept) => None,
+            Err(error) => {
                 let missing_bytes = job.member.payload.len();
-                context.fail_job(&job, trouble, missing_bytes);
+                context.record_job_failure(&job, error, missing_bytes);
                 None
             }
         }
@@ -76,29 +76,29 @@ impl OpenFile {
     fn try_create(
         job: &Job,
         context: &Context,
-        settle: impl FnMut(),
-    ) -> Result<Made<(OwnedFd, Option<(u32, u32)>, Option<u32>)>, Trouble> {
+        wait_for_files: impl FnMut(),
+    ) -> Result<CreateOutcome<(OwnedFd, Option<(u32, u32)>, Option<u32>)>, StepError> {
         let policy = &context.policy;
         let directory = &job.directory;
         let owner = policy.owner(&job.member);
         let mode = policy.mode(&job.member);
-        let ours = policy.is_ours(owner) && directory.ownership() != Ownership::Other;
-        let first = policy.first_mode(mode, !ours, !job.member.xattrs.is_empty());
+        let is_process_owner = policy.is_process_owner(owner) && directory.ownership() != Ownership::OtherOwner;
+        let initial = policy.initial_mode(mode, !is_process_owner, !job.member.xattrs.is_empty());
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = job.name();
-        let made = context.make(directory, name, settle, || {
-            rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(first.mode))
+        let made = context.create_or_replace(directory, name, wait_for_files, || {
+            rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(initial.mode))
         });
-        let Made::New(fd) = made.while_trying_to("create the file")? else {
-            return Ok(Made::Kept);
+        let CreateOutcome::Created(fd) = made.with_action("create the file")? else {
+            return Ok(CreateOutcome::Kept);
         };
-        let ours = ours && is_really_ours(directory, &fd, context)?;
-        let again = first.again || directory.inherits_acl();
-        Ok(Made::New((
+        let is_process_owner = is_process_owner && creates_as_process_owner(directory, &fd, context)?;
+        let needs_chmod = initial.needs_chmod || directory.inherits_acl();
+        Ok(CreateOutcome::Created((
             fd,
-            owner.filter(|_| !ours),
-            again.then_some(mode),
+            owner.filter(|_| !is_process_owner),
+            needs_chmod.then_some(mode),
         )))
     }
 
@@ -109,27 +109,27 @@ impl OpenFile {
                 context.stats.written_bytes.add(bytes.len() as u64);
                 Some(self)
             }
-            Err(trouble) => {
+            Err(error) => {
                 let missing_bytes = self.job.member.payload.len().saturating_sub(self.written);
-                context.fail(&self.job.path, &self.job.directory, trouble, missing_bytes);
+                context.record_failure(&self.job.path, &self.job.directory, error, missing_bytes);
                 None
             }
         }
     }
 
-    fn try_write(&mut self, mut bytes: &[u8]) -> Result<(), Trouble> {
+    fn try_write(&mut self, mut bytes: &[u8]) -> Result<(), StepError> {
         if self.job.member.sparse.is_none() {
             return self.write_all(bytes, None);
         }
         while let Some(segment) = self.current_segment() {
-            let left = segment.len - self.within;
+            let left = segment.len - self.segment_written;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
             if len == 0 {
                 break;
             }
             let (now, later) = bytes.split_at(len);
-            self.write_all(now, Some(segment.offset.saturating_add(self.within)))?;
-            self.within += len as u64;
+            self.write_all(now, Some(segment.offset.saturating_add(self.segment_written)))?;
+            self.segment_written += len as u64;
             bytes = later;
         }
         Ok(())
@@ -139,17 +139,17 @@ impl OpenFile {
     fn current_segment(&mut self) -> Option<Segment> {
         let segments = self.job.member.sparse.as_deref().unwrap_or_default();
         while let Some(segment) = segments.get(self.segment) {
-            if self.within < segment.len {
+            if self.segment_written < segment.len {
                 return Some(*segment);
             }
             self.segment += 1;
-            self.within = 0;
+            self.segment_written = 0;
         }
         None
     }
 
     /// Writes at `offset`, or where the last write ended.
-    fn write_all(&mut self, mut bytes: &[u8], mut offset: Option<u64>) -> Result<(), Trouble> {
+    fn write_all(&mut self, mut bytes: &[u8], mut offset: Option<u64>) -> Result<(), StepError> {
         while !bytes.is_empty() {
             let written = match offset {
                 Some(offset) => rustix::io::pwrite(&self.fd, bytes, offset),
@@ -160,7 +160,7 @@ impl OpenFile {
                 Ok(0) => Err(Errno::IO),
                 result => result,
             }
-            .while_trying_to("write to the file")?;
+            .with_action("write to the file")?;
             bytes = bytes.get(len..).unwrap_or_default();
             offset = offset.map(|offset| offset.saturating_add(len as u64));
             self.written += len as u64;
@@ -172,8 +172,8 @@ impl OpenFile {
     /// be closed, unless something failed, which is noted.
     pub(super) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
         // A run that is taken up again makes it anew.
-        if cut && !context.is_kept() {
-            context.problems.add(&self.job.path, Cause::Cut);
+        if cut && !context.is_resumable() {
+            context.problems.add(&self.job.path, Cause::Truncated);
         }
         match self.try_finish(cut, context) {
             Ok(()) => {
@@ -183,48 +183,48 @@ impl OpenFile {
                 context.stats.written_entries.increment();
                 Some(self.fd)
             }
-            Err(trouble) => {
-                context.fail(&self.job.path, &self.job.directory, trouble, 0);
+            Err(error) => {
+                context.record_failure(&self.job.path, &self.job.directory, error, 0);
                 None
             }
         }
     }
 
-    fn try_finish(&self, cut: bool, context: &Context) -> Result<(), Trouble> {
+    fn try_finish(&self, cut: bool, context: &Context) -> Result<(), StepError> {
         let member = &self.job.member;
         if member.sparse.is_some() && !cut {
             rustix::fs::ftruncate(&self.fd, member.size)
-                .while_trying_to("set the size of the sparse file")?;
+                .with_action("set the size of the sparse file")?;
         }
-        let subject = Subject::Open(self.fd.as_fd());
+        let target = AttributeTarget::Open(self.fd.as_fd());
         let xattrs = Xattrs {
             list: &member.xattrs,
             path: &self.job.path,
             context,
         };
         // What fails for one attribute must not cost the others: the first failure is told.
-        let chown = self.chown.map_or(Ok(()), |owner| subject.chown(owner));
-        xattrs.set_plain(subject);
+        let chown = self.chown.map_or(Ok(()), |owner| target.chown(owner));
+        xattrs.set_non_acls(target);
         if self.job.directory.inherits_acl() {
-            xattrs.drop_inherited(subject);
+            xattrs.remove_inherited_acls(target);
         }
-        let chmod = self.chmod.map_or(Ok(()), |mode| subject.chmod(mode));
-        xattrs.set_acls(subject);
-        let times = subject.set_mtime(member.mtime);
+        let chmod = self.chmod.map_or(Ok(()), |mode| target.chmod(mode));
+        xattrs.set_acls(target);
+        let times = target.set_mtime(member.mtime);
         chown.and(chmod).and(times)
     }
 }
 
 /// Whether what we make in this directory belongs to our user and group; the first file tells.
-fn is_really_ours(directory: &Directory, fd: &OwnedFd, context: &Context) -> Result<bool, Trouble> {
+fn creates_as_process_owner(directory: &Directory, fd: &OwnedFd, context: &Context) -> Result<bool, StepError> {
     if directory.ownership() == Ownership::Unknown && context.policy.same_owner {
-        let stat = rustix::fs::fstat(fd).while_trying_to("look at the new file")?;
-        let ours = (stat.st_uid, stat.st_gid) == (context.policy.user, context.policy.group);
-        directory.learn_ownership(if ours {
-            Ownership::Ours
+        let stat = rustix::fs::fstat(fd).with_action("look at the new file")?;
+        let is_process_owner = (stat.st_uid, stat.st_gid) == (context.policy.user, context.policy.group);
+        directory.set_ownership(if is_process_owner {
+            Ownership::ProcessOwner
         } else {
-            Ownership::Other
+            Ownership::OtherOwner
         });
     }
-    Ok(directory.ownership() != Ownership::Other)
+    Ok(directory.ownership() != Ownership::OtherOwner)
 }

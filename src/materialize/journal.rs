@@ -22,31 +22,31 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::beside;
-use super::directories::Pending;
-use super::entries::LateLink;
-use super::problem::Error;
-use super::root::{Directory, Identity, name_of, parent_of};
+use super::sidecar;
+use super::directories::PendingDirectory;
+use super::nodes::DeferredLink;
+use super::error::Error;
+use super::destination::{Directory, Identity, name_of, parent_of};
 use crate::archive::ResumePoint;
 use crate::base::file_time::nanoseconds;
 use crate::base::archive_path::ArchivePath;
 
 /// What the journal of `tree` is called: `.tree.tarfs-journal`.
-const MARK: &[u8] = b".tarfs-journal";
+const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
 const MAGIC: &[u8] = b"TARFSRUN 1";
 /// The longest record; an entry has a path, a directory extended attributes too.
-const LONGEST: usize = 4 << 20;
+const MAX_RECORD_BYTES: usize = 4 << 20;
 /// The longest journal; a longer one is given up.
-const LONGEST_FILE: u64 = 4 << 30;
+const MAX_JOURNAL_BYTES: u64 = 4 << 30;
 /// Directories whose places are remembered.
-const PLACES: usize = 4096;
+const MAX_CACHED_PATHS: usize = 4096;
 /// Bytes that wait to be written, at the most, between two checkpoints.
-const BUFFER: usize = 1 << 20;
+const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 /// What a record is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    Owner = 1,
+enum RecordKind {
+    RunKey = 1,
     Entry = 2,
     Directory = 3,
     Link = 4,
@@ -64,13 +64,13 @@ pub(super) struct Journal {
     /// The destination, without symbolic links.
     top: PathBuf,
     /// Where directories are, however they were reached.
-    places: Mutex<HashMap<Identity, ArchivePath>>,
-    owner: Vec<u8>,
-    state: Mutex<State>,
+    directory_paths: Mutex<HashMap<Identity, ArchivePath>>,
+    run_key: Vec<u8>,
+    state: Mutex<WriteState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WriteState {
     /// Records that are not written yet.
     buffer: Vec<u8>,
     /// Where they go.
@@ -78,36 +78,36 @@ struct State {
     /// The checksum of the last record.
     chain: u64,
     /// Nothing is written any more, and nothing of it can be believed.
-    given_up: bool,
+    is_invalid: bool,
 }
 
 /// What an earlier run has left.
 #[derive(Debug)]
-pub(super) struct Past {
-    pub(super) bookmark: ResumePoint,
+pub(super) struct RecoveredState {
+    pub(super) resume_point: ResumePoint,
     /// Members before that.
     pub(super) before: u64,
     /// Members that are done: at least those.
     pub(super) members: u64,
     /// Entries that were made.
-    pub(super) claims: u64,
+    pub(super) entries: u64,
     /// Problems that were told.
     pub(super) errors: u64,
     /// Which of the paths that were asked for have been found.
     pub(super) found: Vec<u8>,
     /// What was there, in the order in which it was written down.
-    pub(super) was: Vec<Was>,
-    pub(super) directories: Vec<Pending>,
-    pub(super) links: Vec<LateLink>,
+    pub(super) tree_records: Vec<TreeRecord>,
+    pub(super) directories: Vec<PendingDirectory>,
+    pub(super) links: Vec<DeferredLink>,
     /// Directories that may have been made by members that are not done, and by nobody else.
-    pub(super) made: HashSet<ArchivePath>,
+    pub(super) new_directories: HashSet<ArchivePath>,
 }
 
 /// What is known of the tree. Paths lead through no link.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Was {
+pub(super) enum TreeRecord {
     /// An entry was whole.
-    Whole(ArchivePath, Known),
+    Complete(ArchivePath, StatSnapshot),
     /// A directory was there.
     Directory(ArchivePath),
     /// The names of this inode were about to become more or fewer, which changes its ctime.
@@ -118,16 +118,16 @@ pub(super) enum Was {
 
 /// An entry as it was when it was whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Known {
+pub(super) struct StatSnapshot {
     pub(super) inode: u64,
     size: i64,
     mtime: (i64, u64),
     ctime: (i64, u64),
 }
 
-impl Known {
+impl StatSnapshot {
     /// Whether `stat` tells of the same, but for its ctime.
-    pub(super) fn fits_but_for_ctime(&self, stat: &Stat) -> bool {
+    pub(super) fn matches_except_ctime(&self, stat: &Stat) -> bool {
         let ctime = self.ctime;
         *self
             == Self {
@@ -148,60 +148,60 @@ impl Known {
 
 /// What a checkpoint says besides where it is.
 #[derive(Debug)]
-pub(super) struct Progress<'a> {
-    /// Members before the bookmark.
+pub(super) struct CheckpointInfo<'a> {
+    /// Members before the resume point.
     pub(super) before: u64,
     /// Members that are done: at least those.
     pub(super) members: u64,
     /// Entries made by the members that are done.
-    pub(super) claims: u64,
+    pub(super) entries: u64,
     pub(super) errors: u64,
     pub(super) found: &'a [u8],
 }
 
 impl Journal {
-    /// Opens the journal of `directory`, and what it says, if it is of a run that `owner` describes.
+    /// Opens the journal of `directory`, and what it says, if it is of a run that `run_key` describes.
     ///
     /// # Errors
     /// When it cannot be made, is another user's, or another run has it.
-    pub(super) fn open(directory: &Path, owner: &str) -> Result<(Self, Option<Past>), Error> {
+    pub(super) fn open(directory: &Path, run_key: &str) -> Result<(Self, Option<RecoveredState>), Error> {
         let failed = |error: &io::Error| Error::Destination {
             path: directory.to_owned(),
             errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
         };
         let directory = std::fs::canonicalize(directory).map_err(|error| failed(&error))?;
-        let path = beside::path(&directory, MARK).ok_or_else(|| Error::Journal {
+        let path = sidecar::path(&directory, JOURNAL_SUFFIX).ok_or_else(|| Error::Journal {
             path: directory.clone(),
             errno: Errno::INVAL,
         })?;
-        let broken = |errno| Error::Journal {
+        let journal_error = |errno| Error::Journal {
             path: path.clone(),
             errno,
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let top = rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(broken)?;
-        let stat = fstat(&top).map_err(broken)?;
-        let file = beside::open(&path, true).map_err(broken)?;
-        let mut text = Fields::default();
+        let top = rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(journal_error)?;
+        let stat = fstat(&top).map_err(journal_error)?;
+        let file = sidecar::open(&path, true).map_err(journal_error)?;
+        let mut text = FieldEncoder::default();
         text.bytes(MAGIC);
-        text.bytes(owner.as_bytes());
+        text.bytes(run_key.as_bytes());
         text.number(stat.st_dev);
         text.number(stat.st_ino);
-        text.bytes(&beside::boot());
+        text.bytes(&sidecar::boot_id());
         let journal = Self {
             file,
             path: path.clone(),
             top: directory,
-            places: Mutex::default(),
-            owner: text.0,
+            directory_paths: Mutex::default(),
+            run_key: text.0,
             state: Mutex::default(),
         };
-        let past = journal.load().unwrap_or_default();
-        if past.is_none() {
+        let recovered = journal.load().unwrap_or_default();
+        if recovered.is_none() {
             let restarted = journal.restart();
-            restarted.map_err(|error| journal.broken(&error))?;
+            restarted.map_err(|error| journal.write_error(&error))?;
         }
-        Ok((journal, past))
+        Ok((journal, recovered))
     }
 
     /// Begins anew: nothing of what was there counts.
@@ -211,22 +211,22 @@ impl Journal {
     pub(super) fn restart(&self) -> io::Result<()> {
         self.file.set_len(0)?;
         let mut state = self.state();
-        *state = State::default();
-        state.add(Kind::Owner, &self.owner);
-        self.write(&mut state)
+        *state = WriteState::default();
+        state.add(RecordKind::RunKey, &self.run_key);
+        self.flush(&mut state)
     }
 
     /// The path of `path`'s last component in `directory`, without the links that it was reached by,
     /// which may lead elsewhere later.
-    pub(super) fn place(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
+    pub(super) fn resolved_path(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
         if path.is_root() {
             return path.clone();
         }
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        if places.len() >= PLACES {
-            places.clear();
+        let mut directory_paths = self.directory_paths.lock().unwrap_or_else(PoisonError::into_inner);
+        if directory_paths.len() >= MAX_CACHED_PATHS {
+            directory_paths.clear();
         }
-        let place = places.entry(directory.identity()).or_insert_with(|| {
+        let place = directory_paths.entry(directory.identity()).or_insert_with(|| {
             let fd = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
             let place = std::fs::read_link(fd).ok();
             let below = place
@@ -243,115 +243,115 @@ impl Journal {
     }
 
     /// What member `number` has made at `path`, in `directory`, is whole.
-    pub(super) fn entry(
+    pub(super) fn record_entry(
         &self,
         number: u64,
         directory: &Directory,
         path: &ArchivePath,
         stat: &Stat,
     ) {
-        self.entry_at(number, &self.place(directory, path), stat);
+        self.record_entry_at(number, &self.resolved_path(directory, path), stat);
     }
 
-    /// As [`Journal::entry`], at a path without links.
-    pub(super) fn entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
-        let mut fields = Fields::default();
-        let known = Known::of(stat);
+    /// As [`Journal::record_entry`], at a path without links.
+    pub(super) fn record_entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
+        let mut fields = FieldEncoder::default();
+        let snapshot = StatSnapshot::of(stat);
         fields.number(number);
-        fields.number(known.inode);
-        fields.number(known.size.cast_unsigned());
-        fields.number(known.mtime.0.cast_unsigned());
-        fields.number(known.mtime.1);
-        fields.number(known.ctime.0.cast_unsigned());
-        fields.number(known.ctime.1);
+        fields.number(snapshot.inode);
+        fields.number(snapshot.size.cast_unsigned());
+        fields.number(snapshot.mtime.0.cast_unsigned());
+        fields.number(snapshot.mtime.1);
+        fields.number(snapshot.ctime.0.cast_unsigned());
+        fields.number(snapshot.ctime.1);
         fields.bytes(path.as_bytes());
-        self.add(Kind::Entry, &fields);
+        self.add(RecordKind::Entry, &fields);
     }
 
     /// Member `number` is a directory in `parent` that gets its attributes at the end. Without `parent` its
     /// path leads through directories alone.
-    pub(super) fn directory(&self, number: u64, parent: Option<&Directory>, pending: &Pending) {
-        let mut fields = Fields::default();
+    pub(super) fn record_directory(&self, number: u64, parent: Option<&Directory>, pending: &PendingDirectory) {
+        let mut fields = FieldEncoder::default();
         fields.number(number);
-        let (path, _) = pending.place();
-        let place = parent.map_or_else(|| path.clone(), |parent| self.place(parent, path));
+        let (path, _) = pending.location();
+        let place = parent.map_or_else(|| path.clone(), |parent| self.resolved_path(parent, path));
         fields.bytes(place.as_bytes());
-        pending.put(&mut fields);
-        self.add(Kind::Directory, &fields);
+        pending.encode(&mut fields);
+        self.add(RecordKind::Directory, &fields);
     }
 
     /// Member `number` is a link that is made at the end.
-    pub(super) fn link(&self, number: u64, link: &LateLink) {
-        let mut fields = Fields::default();
+    pub(super) fn record_link(&self, number: u64, link: &DeferredLink) {
+        let mut fields = FieldEncoder::default();
         fields.number(number);
         fields.bytes(link.path.as_bytes());
         fields.bytes(link.target.as_bytes());
-        self.add(Kind::Link, &fields);
+        self.add(RecordKind::Link, &fields);
     }
 
     /// The names of `inode` are about to become more or fewer, which changes its ctime. Written at
     /// once.
-    pub(super) fn touch(&self, inode: u64) {
-        let mut fields = Fields::default();
+    pub(super) fn record_touch(&self, inode: u64) {
+        let mut fields = FieldEncoder::default();
         fields.number(inode);
-        self.add_at_once(Kind::Touch, &fields);
+        self.add_and_flush(RecordKind::Touch, &fields);
     }
 
     /// What is at `path`, in `directory`, is about to make room. Written at once.
-    pub(super) fn replace(&self, directory: &Directory, path: &ArchivePath) {
-        let mut fields = Fields::default();
-        fields.bytes(self.place(directory, path).as_bytes());
-        self.add_at_once(Kind::Replace, &fields);
+    pub(super) fn record_replace(&self, directory: &Directory, path: &ArchivePath) {
+        let mut fields = FieldEncoder::default();
+        fields.bytes(self.resolved_path(directory, path).as_bytes());
+        self.add_and_flush(RecordKind::Replace, &fields);
     }
 
     /// Member `number` is about to make a directory at `path`, in `directory`, where there is none.
     /// Written at once.
-    pub(super) fn make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
-        let mut fields = Fields::default();
+    pub(super) fn record_make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
+        let mut fields = FieldEncoder::default();
         fields.number(number);
-        fields.bytes(self.place(directory, path).as_bytes());
-        self.add_at_once(Kind::Make, &fields);
+        fields.bytes(self.resolved_path(directory, path).as_bytes());
+        self.add_and_flush(RecordKind::Make, &fields);
     }
 
-    fn add_at_once(&self, kind: Kind, fields: &Fields) {
+    fn add_and_flush(&self, kind: RecordKind, fields: &FieldEncoder) {
         let mut state = self.state();
         state.add(kind, &fields.0);
-        if self.write(&mut state).is_err() {
-            self.abandon(&mut state);
+        if self.flush(&mut state).is_err() {
+            self.invalidate_locked(&mut state);
         }
     }
 
-    fn add(&self, kind: Kind, fields: &Fields) {
+    fn add(&self, kind: RecordKind, fields: &FieldEncoder) {
         let mut state = self.state();
         state.add(kind, &fields.0);
-        let is_full = state.buffer.len() >= BUFFER;
-        if fields.0.len() > LONGEST || is_full && self.write(&mut state).is_err() {
-            self.abandon(&mut state);
+        let is_full = state.buffer.len() >= MAX_BUFFERED_BYTES;
+        if fields.0.len() > MAX_RECORD_BYTES || is_full && self.flush(&mut state).is_err() {
+            self.invalidate_locked(&mut state);
         }
     }
 
-    /// All members before the bookmark are done, on disk or told of as problems; and so says the
+    /// All members before the resume point are done, on disk or told of as problems; and so says the
     /// file when this returns true.
-    pub(super) fn checkpoint(&self, bookmark: &ResumePoint, progress: &Progress<'_>) -> bool {
-        let mut fields = Fields::default();
+    pub(super) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo<'_>) -> bool {
+        let mut fields = FieldEncoder::default();
         fields.number(progress.before);
         fields.number(progress.members);
-        fields.number(progress.claims);
+        fields.number(progress.entries);
         fields.number(progress.errors);
         fields.bytes(progress.found);
-        fields.bytes(&bookmark.encode());
+        fields.bytes(&resume_point.encode());
         let mut state = self.state();
-        state.add(Kind::Checkpoint, &fields.0);
-        self.write(&mut state).is_ok() && !state.given_up
+        state.add(RecordKind::Checkpoint, &fields.0);
+        self.flush(&mut state).is_ok() && !state.is_invalid
     }
 
     /// Nothing of the journal can be believed any more, whatever comes.
-    pub(super) fn give_up(&self) {
-        self.abandon(&mut self.state());
+    pub(super) fn invalidate(&self) {
+        self.invalidate_locked(&mut self.state());
     }
 
-    fn abandon(&self, state: &mut State) {
-        state.given_up = true;
+    fn invalidate_locked(&self, state: &mut WriteState) {
+        state.is_invalid = true;
         state.buffer = Vec::new();
         // Shorter is possible on a full disk, too; else there is no journal at all.
         if self.file.set_len(0).is_err() {
@@ -360,7 +360,7 @@ impl Journal {
     }
 
     /// The error that it cannot be written.
-    pub(super) fn broken(&self, error: &io::Error) -> Error {
+    pub(super) fn write_error(&self, error: &io::Error) -> Error {
         Error::Journal {
             path: self.path.clone(),
             errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
@@ -374,12 +374,12 @@ impl Journal {
         }
     }
 
-    fn write(&self, state: &mut State) -> io::Result<()> {
-        if state.given_up {
+    fn flush(&self, state: &mut WriteState) -> io::Result<()> {
+        if state.is_invalid {
             return Ok(());
         }
-        if state.end.saturating_add(state.buffer.len() as u64) > LONGEST_FILE {
-            self.abandon(state);
+        if state.end.saturating_add(state.buffer.len() as u64) > MAX_JOURNAL_BYTES {
+            self.invalidate_locked(state);
             return Ok(());
         }
         // What was written in part has no checksum, and stays in the buffer for another try.
@@ -389,39 +389,39 @@ impl Journal {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WriteState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the file says up to its last checkpoint, which is where it goes on; `None` when it is
     /// another run's, or says nothing yet.
-    fn load(&self) -> io::Result<Option<Past>> {
-        if self.file.metadata()?.len() > LONGEST_FILE {
+    fn load(&self) -> io::Result<Option<RecoveredState>> {
+        if self.file.metadata()?.len() > MAX_JOURNAL_BYTES {
             return Ok(None);
         }
-        let mut records = Records {
+        let mut records = RecordReader {
             input: BufReader::new(&self.file),
             chain: 0,
             end: 0,
         };
-        if records.next()? != Some((Kind::Owner, self.owner.clone())) {
+        if records.next_record()? != Some((RecordKind::RunKey, self.run_key.clone())) {
             return Ok(None);
         }
-        let mut loading = Loading::default();
+        let mut loader = JournalLoader::default();
         let mut last = None;
         // What says that less is known stays, also from behind the last checkpoint; and what was new.
         let mut tail = Vec::new();
-        while let Some((kind, body)) = records.next()? {
-            if loading.take(kind, &body).is_none() {
+        while let Some((kind, body)) = records.next_record()? {
+            if loader.add_record(kind, &body).is_none() {
                 break;
             }
             match kind {
-                Kind::Checkpoint => {
+                RecordKind::Checkpoint => {
                     last = Some((records.end, records.chain));
                     tail.clear();
                 }
-                Kind::Touch | Kind::Replace | Kind::Make => tail.push((kind, body)),
-                Kind::Owner | Kind::Entry | Kind::Directory | Kind::Link => {}
+                RecordKind::Touch | RecordKind::Replace | RecordKind::Make => tail.push((kind, body)),
+                RecordKind::RunKey | RecordKind::Entry | RecordKind::Directory | RecordKind::Link => {}
             }
         }
         let Some((end, chain)) = last else {
@@ -433,15 +433,15 @@ impl Journal {
         for (kind, body) in tail {
             state.add(kind, &body);
         }
-        self.write(&mut state)?;
+        self.flush(&mut state)?;
         self.file.set_len(state.end)?;
-        Ok(loading.finish())
+        Ok(loader.finish())
     }
 }
 
-impl State {
-    fn add(&mut self, kind: Kind, body: &[u8]) {
-        if self.given_up || body.len() > LONGEST {
+impl WriteState {
+    fn add(&mut self, kind: RecordKind, body: &[u8]) {
+        if self.is_invalid || body.len() > MAX_RECORD_BYTES {
             return;
         }
         let mut record = Vec::with_capacity(body.len() + 5);
@@ -456,32 +456,32 @@ impl State {
 }
 
 /// Reads record after record, as long as they are right.
-struct Records<'a> {
+struct RecordReader<'a> {
     input: BufReader<&'a File>,
     chain: u64,
     end: u64,
 }
 
-impl Records<'_> {
-    fn next(&mut self) -> io::Result<Option<(Kind, Vec<u8>)>> {
+impl RecordReader<'_> {
+    fn next_record(&mut self) -> io::Result<Option<(RecordKind, Vec<u8>)>> {
         let mut head = [0; 5];
-        if !self.fill(&mut head)? {
+        if !self.read_exact_or_eof(&mut head)? {
             return Ok(None);
         }
         let [first, second, third, fourth, kind] = head;
         let len = u32::from_le_bytes([first, second, third, fourth]) as usize;
         let kinds = [
-            Kind::Owner,
-            Kind::Entry,
-            Kind::Directory,
-            Kind::Link,
-            Kind::Checkpoint,
-            Kind::Touch,
-            Kind::Replace,
-            Kind::Make,
+            RecordKind::RunKey,
+            RecordKind::Entry,
+            RecordKind::Directory,
+            RecordKind::Link,
+            RecordKind::Checkpoint,
+            RecordKind::Touch,
+            RecordKind::Replace,
+            RecordKind::Make,
         ];
-        let kind = kinds.into_iter().find(|known| *known as u8 == kind);
-        let Some(kind) = kind.filter(|_| len <= LONGEST) else {
+        let kind = kinds.into_iter().find(|candidate| *candidate as u8 == kind);
+        let Some(kind) = kind.filter(|_| len <= MAX_RECORD_BYTES) else {
             return Ok(None);
         };
         // Not by what the record claims, but by what there is.
@@ -490,7 +490,7 @@ impl Records<'_> {
             .take(len as u64)
             .read_to_end(&mut record)?;
         let mut sum = [0; 8];
-        if record.len() != head.len() + len || !self.fill(&mut sum)? {
+        if record.len() != head.len() + len || !self.read_exact_or_eof(&mut sum)? {
             return Ok(None);
         }
         let chain = xxh3_64_with_seed(&record, self.chain);
@@ -503,7 +503,7 @@ impl Records<'_> {
     }
 
     /// Fills `buffer`; false at the end of the file.
-    fn fill(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+    fn read_exact_or_eof(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         match self.input.read_exact(buffer) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
@@ -514,96 +514,96 @@ impl Records<'_> {
 
 /// What has been read, with the numbers of the members it is of.
 #[derive(Debug, Default)]
-struct Loading {
+struct JournalLoader {
     /// Each for the member of that number, or for any.
-    was: Vec<(Option<u64>, Was)>,
-    directories: Vec<(u64, Pending)>,
-    links: Vec<(u64, LateLink)>,
-    made: Vec<(u64, ArchivePath)>,
-    checkpoint: Option<Past>,
+    tree_records: Vec<(Option<u64>, TreeRecord)>,
+    directories: Vec<(u64, PendingDirectory)>,
+    links: Vec<(u64, DeferredLink)>,
+    new_directories: Vec<(u64, ArchivePath)>,
+    checkpoint: Option<RecoveredState>,
 }
 
-impl Loading {
+impl JournalLoader {
     /// `None` when it makes no sense.
-    fn take(&mut self, kind: Kind, body: &[u8]) -> Option<()> {
-        let mut fields = Reader(body);
+    fn add_record(&mut self, kind: RecordKind, body: &[u8]) -> Option<()> {
+        let mut fields = FieldDecoder(body);
         match kind {
-            Kind::Owner => return None,
-            Kind::Entry => {
+            RecordKind::RunKey => return None,
+            RecordKind::Entry => {
                 let number = fields.number()?;
-                let known = Known {
+                let snapshot = StatSnapshot {
                     inode: fields.number()?,
                     size: fields.number()?.cast_signed(),
                     mtime: (fields.number()?.cast_signed(), fields.number()?),
                     ctime: (fields.number()?.cast_signed(), fields.number()?),
                 };
-                let whole = Was::Whole(fields.path()?, known);
-                self.was.push((Some(number), whole));
+                let whole = TreeRecord::Complete(fields.path()?, snapshot);
+                self.tree_records.push((Some(number), whole));
             }
-            Kind::Directory => {
+            RecordKind::Directory => {
                 let number = fields.number()?;
-                self.was
-                    .push((Some(number), Was::Directory(fields.path()?)));
-                self.directories.push((number, Pending::get(&mut fields)?));
+                self.tree_records
+                    .push((Some(number), TreeRecord::Directory(fields.path()?)));
+                self.directories.push((number, PendingDirectory::decode(&mut fields)?));
             }
-            Kind::Link => {
+            RecordKind::Link => {
                 let number = fields.number()?;
                 let (path, target) = (fields.path()?, fields.path()?);
-                self.links.push((number, LateLink { path, target }));
+                self.links.push((number, DeferredLink { path, target }));
             }
-            Kind::Checkpoint => self.checkpoint = Some(checkpoint(&mut fields)?),
+            RecordKind::Checkpoint => self.checkpoint = Some(parse_checkpoint(&mut fields)?),
             // These say that less is known, not more: also behind the last checkpoint.
-            Kind::Touch => self.was.push((None, Was::Touched(fields.number()?))),
-            Kind::Replace => self.was.push((None, Was::Replaced(fields.path()?))),
-            Kind::Make => self.made.push((fields.number()?, fields.path()?)),
+            RecordKind::Touch => self.tree_records.push((None, TreeRecord::Touched(fields.number()?))),
+            RecordKind::Replace => self.tree_records.push((None, TreeRecord::Replaced(fields.path()?))),
+            RecordKind::Make => self.new_directories.push((fields.number()?, fields.path()?)),
         }
         Some(())
     }
 
-    fn finish(self) -> Option<Past> {
-        let mut past = self.checkpoint?;
-        let done = past.members;
-        let was = self.was.into_iter();
-        let was = was.filter(|(number, _)| number.is_none_or(|number| number < done));
-        past.was = was.map(|(_, was)| was).collect();
-        past.directories = before(self.directories, done);
-        past.links = before(self.links, done);
-        let made = self.made.into_iter();
+    fn finish(self) -> Option<RecoveredState> {
+        let mut recovered = self.checkpoint?;
+        let done = recovered.members;
+        let record = self.tree_records.into_iter();
+        let record = record.filter(|(number, _)| number.is_none_or(|number| number < done));
+        recovered.tree_records = record.map(|(_, record)| record).collect();
+        recovered.directories = records_before(self.directories, done);
+        recovered.links = records_before(self.links, done);
+        let made = self.new_directories.into_iter();
         let made = made.filter(|(number, _)| *number >= done);
-        past.made = made.map(|(_, path)| path).collect();
-        Some(past)
+        recovered.new_directories = made.map(|(_, path)| path).collect();
+        Some(recovered)
     }
 }
 
 /// What was written for members before number `end`.
-fn before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
+fn records_before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
     let before = records.into_iter().filter(|(number, _)| *number < end);
     before.map(|(_, record)| record).collect()
 }
 
-fn checkpoint(fields: &mut Reader<'_>) -> Option<Past> {
+fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<RecoveredState> {
     let (before, members) = (fields.number()?, fields.number()?);
-    let (claims, errors) = (fields.number()?, fields.number()?);
+    let (entries, errors) = (fields.number()?, fields.number()?);
     let found = fields.bytes()?.to_vec();
-    Some(Past {
-        bookmark: ResumePoint::decode(fields.bytes()?)?,
+    Some(RecoveredState {
+        resume_point: ResumePoint::decode(fields.bytes()?)?,
         before,
         members: members.max(before),
-        claims,
+        entries,
         errors,
         found,
-        was: Vec::new(),
+        tree_records: Vec::new(),
         directories: Vec::new(),
         links: Vec::new(),
-        made: HashSet::new(),
+        new_directories: HashSet::new(),
     })
 }
 
 /// The body of a record: numbers of eight bytes, and strings behind their lengths.
 #[derive(Debug, Default)]
-pub(super) struct Fields(Vec<u8>);
+pub(super) struct FieldEncoder(Vec<u8>);
 
-impl Fields {
+impl FieldEncoder {
     pub(super) fn number(&mut self, number: u64) {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
@@ -616,9 +616,9 @@ impl Fields {
 
 /// Takes such a body apart again.
 #[derive(Debug)]
-pub(super) struct Reader<'a>(&'a [u8]);
+pub(super) struct FieldDecoder<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldDecoder<'a> {
     pub(super) fn number(&mut self) -> Option<u64> {
         let (number, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
@@ -645,7 +645,7 @@ mod tests {
 
     use super::*;
 
-    fn bookmark(member: u64) -> ResumePoint {
+    fn resume_point(member: u64) -> ResumePoint {
         let mut bytes = vec![0; 80];
         bytes[8..16].copy_from_slice(&member.to_le_bytes());
         ResumePoint {
@@ -658,11 +658,11 @@ mod tests {
         ArchivePath::sanitize(name.as_bytes()).path
     }
 
-    fn progress(members: u64) -> Progress<'static> {
-        Progress {
+    fn progress(members: u64) -> CheckpointInfo<'static> {
+        CheckpointInfo {
             before: members,
             members,
-            claims: 5,
+            entries: 5,
             errors: 3,
             found: &[1, 0],
         }
@@ -673,54 +673,54 @@ mod tests {
         let base = tempfile::tempdir().expect("a directory");
         let out = base.path().join("out");
         std::fs::create_dir(&out).expect("made");
-        let (journal, past) = Journal::open(&out, "owner").expect("new");
-        assert!(past.is_none());
+        let (journal, recovered) = Journal::open(&out, "owner").expect("new");
+        assert!(recovered.is_none());
         let stat = rustix::fs::stat(&out).expect("there");
-        journal.entry_at(0, &path("a"), &stat);
-        assert!(journal.checkpoint(&bookmark(1024), &progress(1)));
-        let link = LateLink {
+        journal.record_entry_at(0, &path("a"), &stat);
+        assert!(journal.checkpoint(&resume_point(1024), &progress(1)));
+        let link = DeferredLink {
             path: path("b"),
             target: path("../a"),
         };
-        journal.link(1, &link);
+        journal.record_link(1, &link);
         // Of a member that is made again.
-        journal.entry_at(7, &path("z"), &stat);
-        assert!(journal.checkpoint(&bookmark(4096), &progress(2)));
-        journal.touch(99);
+        journal.record_entry_at(7, &path("z"), &stat);
+        assert!(journal.checkpoint(&resume_point(4096), &progress(2)));
+        journal.record_touch(99);
         (base, out)
     }
 
-    fn reopened(out: &Path) -> Option<Past> {
+    fn reopened(out: &Path) -> Option<RecoveredState> {
         Journal::open(out, "owner").expect("a journal").1
     }
 
     #[test]
-    fn what_is_before_the_last_checkpoint_is_found_again() {
+    fn journal_recovers_records_before_the_last_checkpoint() {
         let (_base, out) = written();
         for _ in 0..2 {
-            let past = reopened(&out).expect("a past");
-            assert_eq!((past.before, past.members), (2, 2));
-            assert_eq!((past.claims, past.errors), (5, 3));
-            assert_eq!(past.bookmark, bookmark(4096));
-            assert_eq!(past.found, [1, 0]);
+            let recovered = reopened(&out).expect("a past");
+            assert_eq!((recovered.before, recovered.members), (2, 2));
+            assert_eq!((recovered.entries, recovered.errors), (5, 3));
+            assert_eq!(recovered.resume_point, resume_point(4096));
+            assert_eq!(recovered.found, [1, 0]);
             // That less is known stays known, however often it is read.
-            let [Was::Whole(whole, _), Was::Touched(99)] = past.was.as_slice() else {
-                panic!("{:?}", past.was);
+            let [TreeRecord::Complete(whole, _), TreeRecord::Touched(99)] = recovered.tree_records.as_slice() else {
+                panic!("{:?}", recovered.tree_records);
             };
             assert_eq!(*whole, path("a"));
-            assert_eq!(past.links.len(), 1);
+            assert_eq!(recovered.links.len(), 1);
         }
     }
 
     #[test]
-    fn another_run_finds_nothing_and_begins_anew() {
+    fn journal_of_another_run_is_discarded() {
         let (_base, out) = written();
         assert!(Journal::open(&out, "other").expect("ours").1.is_none());
         assert!(reopened(&out).is_none());
     }
 
     #[test]
-    fn two_runs_do_not_share_a_journal() {
+    fn second_run_cannot_lock_the_journal() {
         let (_base, out) = written();
         let _first = Journal::open(&out, "owner").expect("ours");
         let second = Journal::open(&out, "owner");
@@ -734,30 +734,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_never_believed() {
+    fn invalidated_journal_is_never_recovered() {
         let (_base, out) = written();
-        let (journal, past) = Journal::open(&out, "owner").expect("ours");
-        assert!(past.is_some());
-        journal.give_up();
-        assert!(!journal.checkpoint(&bookmark(8192), &progress(3)));
+        let (journal, recovered) = Journal::open(&out, "owner").expect("ours");
+        assert!(recovered.is_some());
+        journal.invalidate();
+        assert!(!journal.checkpoint(&resume_point(8192), &progress(3)));
         drop(journal);
         assert!(reopened(&out).is_none());
     }
 
     #[test]
-    fn any_damage_costs_only_what_comes_behind_it() {
+    fn damaged_journal_keeps_checkpoints_before_the_damage() {
         let (base, out) = written();
         let file = base.path().join(".out.tarfs-journal");
         let whole = std::fs::read(&file).expect("there");
         let ends: Vec<usize> = {
             let file = File::open(&file).expect("there");
-            let mut records = Records {
+            let mut records = RecordReader {
                 input: BufReader::new(&file),
                 chain: 0,
                 end: 0,
             };
             let ends = std::iter::from_fn(|| {
-                records.next().expect("readable")?;
+                records.next_record().expect("readable")?;
                 usize::try_from(records.end).ok()
             });
             ends.collect()
@@ -769,7 +769,7 @@ mod tests {
             damaged[at] ^= 0x40;
             for bytes in [damaged, whole[..at].to_vec()] {
                 std::fs::write(&file, bytes).expect("written");
-                let members = reopened(&out).map(|past| past.members);
+                let members = reopened(&out).map(|recovered| recovered.members);
                 let expected = if at >= second {
                     Some(2)
                 } else {

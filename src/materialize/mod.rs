@@ -6,33 +6,33 @@
 //! the destination, whatever the archive says and whatever lies there already: the kernel is never
 //! asked to follow a link. A tree that is to appear whole is written into a [`Staging`] first.
 //!
-//! Two smaller sinks answer without writing a tree: [`Contents`] and [`Rehearsal`].
+//! Two smaller sinks answer without writing a tree: [`ContentSink`] and [`DryRunSink`].
 
 mod attributes;
-mod background;
-mod beside;
-mod contents;
+mod background_copy;
+mod sidecar;
+mod to_stdout;
 mod context;
 mod directories;
-mod durable;
-mod entries;
+mod fsync;
+mod nodes;
 mod file;
 mod journal;
-mod laying;
-mod medium;
-mod plan;
-mod policy;
-mod problem;
-mod rehearsal;
-mod removal;
+mod layers;
+mod fs_type;
+mod selection;
+mod attribute_policy;
+mod error;
+mod dry_run;
+mod remove_tree;
 mod resume;
-mod root;
+mod destination;
 mod staging;
 mod unwritable;
-mod writers;
+mod writer_pool;
 
 #[cfg(test)]
-mod testing;
+mod test_support;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -40,19 +40,19 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use self::attributes::Subject;
-use self::context::{Claims, Context, FailedFiles, Promises};
-use self::directories::Directories;
-use self::entries::Links;
+use self::attributes::AttributeTarget;
+use self::context::{EntryQuota, Context, FailedFiles, ReservedNames};
+use self::directories::PendingDirectories;
+use self::nodes::DeferredLinks;
 use self::file::Job;
-use self::laying::Laying;
-use self::plan::{Climbs, Placed};
-use self::policy::Policy;
-use self::problem::{Problems, Trouble, While};
-use self::resume::Keeping;
-use self::root::{Missing, Root, parent_of};
+use self::layers::LayerState;
+use self::selection::{ParentComponent, OutputPath};
+use self::attribute_policy::AttributePolicy;
+use self::error::{Problems, StepError, WithAction};
+use self::resume::ResumeState;
+use self::destination::{IfMissing, DestinationRoot, parent_of};
 use self::unwritable::Unwritable;
-use self::writers::Writers;
+use self::writer_pool::WriterPool;
 use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;
 use crate::base::passwd::Accounts;
@@ -62,12 +62,12 @@ use crate::base::stats::Stats;
 use crate::index::MemoryLimit;
 use crate::tar::{Kind, Member};
 
-pub use self::background::{Background, Progress, Read, Running, State};
-pub use self::contents::Contents;
-pub use self::laying::UNPLACED_FILES;
-pub use self::plan::{Selection, Wanted};
-pub use self::problem::{Cause, Error, Problem, Reporter};
-pub use self::rehearsal::Rehearsal;
+pub use self::background_copy::{BackgroundCopy, BackgroundCopyProgress, ReadFn, RunningCopy, CopyState};
+pub use self::to_stdout::ContentSink;
+pub use self::layers::UNPLACED_FILES;
+pub use self::selection::{Selection, SelectedPath};
+pub use self::error::{Cause, Error, Problem, Reporter};
+pub use self::dry_run::DryRunSink;
 pub use self::staging::Staging;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
@@ -78,15 +78,15 @@ pub use crate::base::xattr_filter::XattrFilter;
 ///
 /// # Errors
 /// When something cannot be removed; what was removed until then is gone.
-pub fn remove(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
-    Ok(removal::remove(parent, name.as_encoded_bytes())?)
+pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
+    Ok(remove_tree::remove_tree(parent, name.as_encoded_bytes())?)
 }
 
 /// Distinct prefixes whose removal from member names is told; GNU tar tells each once as well.
-const TOLD_PREFIXES: usize = 16;
+const MAX_REPORTED_PREFIXES: usize = 16;
 
 /// What a member cannot do when there are too many.
-const CLAIM: &str = "make one more entry";
+const ADD_ENTRY: &str = "make one more entry";
 
 /// What happens to an entry whose name is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -172,29 +172,29 @@ pub struct Summary {
 pub struct Materializer {
     context: Arc<Context>,
     selection: Selection,
-    root: Root,
+    root: DestinationRoot,
     /// Where the root is, for messages, if it is to be synced.
     sync: Option<PathBuf>,
     /// The mode to give to the root at the end, unless a member says otherwise.
     root_mode: Option<u32>,
-    writers: Writers,
-    current: Current,
-    directories: Directories,
-    links: Links,
-    told_prefixes: Vec<Vec<u8>>,
+    writers: WriterPool,
+    current: CurrentFile,
+    directories: PendingDirectories,
+    links: DeferredLinks,
+    reported_prefixes: Vec<Vec<u8>>,
     /// Of a run that is to be taken up again.
-    keeping: Option<Keeping>,
+    resume_state: Option<ResumeState>,
     /// Whether nothing was in the destination, and no member has come.
     was_empty: bool,
     /// Of layers.
-    laying: Option<Laying>,
+    layer_state: Option<LayerState>,
     /// What their indexes may have of memory.
     index_memory: MemoryLimit,
 }
 
 /// What the next piece of payload belongs to.
 #[derive(Debug)]
-enum Current {
+enum CurrentFile {
     /// Nothing that is written.
     Nothing,
     /// A file of which nothing was seen yet.
@@ -209,7 +209,7 @@ impl Materializer {
     /// # Errors
     /// [`Error::Destination`] and [`Error::Thread`].
     pub fn new(destination: &Path, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
-        let root = Root::open(destination).map_err(|errno| Error::Destination {
+        let root = DestinationRoot::open(destination).map_err(|errno| Error::Destination {
             path: destination.to_owned(),
             errno,
         })?;
@@ -233,8 +233,8 @@ impl Materializer {
     /// # Errors
     /// When no directory can be made there any more, [`Error::Interrupted`], and [`Error::Thread`].
     pub fn staged(staging: &Staging, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
-        let (root, mode) = staging.make()?;
-        let problems = Problems::until(staging.end(), options.reporter.clone());
+        let (root, mode) = staging.create()?;
+        let problems = Problems::with_stop_error(staging.stop_error(), options.reporter.clone());
         let materializer = Self::start(root, problems, options, stats)?;
         Ok(Self {
             root_mode: Some(mode),
@@ -244,7 +244,7 @@ impl Materializer {
     }
 
     fn start(
-        root: Root,
+        root: DestinationRoot,
         problems: Problems,
         options: Options,
         stats: Arc<Stats>,
@@ -256,17 +256,17 @@ impl Materializer {
             stats,
             problems,
             replacements: Arc::default(),
-            claims: Claims::new(options.max_entries),
-            promises: Promises::default(),
+            entry_quota: EntryQuota::new(options.max_entries),
+            reserved_names: ReservedNames::default(),
             failed_files: FailedFiles::default(),
             journal: OnceLock::new(),
             unwritable: OnceLock::new(),
         });
         let count = options
             .writers
-            .unwrap_or_else(|| medium::writers(root.top()));
+            .unwrap_or_else(|| fs_type::default_writer_count(root.top()));
         let writers =
-            Writers::start(count, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
+            WriterPool::start(count, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Self {
             context,
             selection: options.selection,
@@ -274,13 +274,13 @@ impl Materializer {
             sync: None,
             root_mode: None,
             writers,
-            current: Current::Nothing,
-            directories: Directories::default(),
-            links: Links::default(),
-            told_prefixes: Vec::new(),
-            keeping: None,
+            current: CurrentFile::Nothing,
+            directories: PendingDirectories::default(),
+            links: DeferredLinks::default(),
+            reported_prefixes: Vec::new(),
+            resume_state: None,
             was_empty: false,
-            laying: None,
+            layer_state: None,
             index_memory: options.index_memory,
         })
     }
@@ -296,57 +296,57 @@ impl Materializer {
     /// # Errors
     /// What stopped the run, if anything did.
     pub fn finish(mut self) -> Result<Summary, Error> {
-        if !matches!(self.current, Current::Nothing) {
-            self.end_of_file(true);
+        if !matches!(self.current, CurrentFile::Nothing) {
+            self.end_payload(true);
         }
-        self.writers.settle_all();
-        if self.must_be_taken_up() {
+        self.writers.wait_for_all();
+        if self.needs_resume() {
             return self.suspend();
         }
-        self.come_to_end();
-        let laying = self.laying.take();
-        let layers = laying.and_then(|laying| self.place_layers(laying));
-        self.make_late_links();
-        if self.must_be_taken_up() {
+        self.before_finish();
+        let layer_state = self.layer_state.take();
+        let merged = layer_state.and_then(|layer_state| self.place_layers(layer_state));
+        self.make_deferred_links();
+        if self.needs_resume() {
             return self.suspend();
         }
-        self.come_to_end();
+        self.before_finish();
         if let Some(mode) = self.root_mode {
-            let root = Subject::Open(self.root.top().as_fd());
-            if let Err(trouble) = root.chmod(mode) {
-                self.context.problems.add(&ArchivePath::root(), trouble);
+            let root = AttributeTarget::Open(self.root.top().as_fd());
+            if let Err(error) = root.chmod(mode) {
+                self.context.problems.add(&ArchivePath::root(), error);
             }
         }
-        if let Some(merged) = layers {
+        if let Some(merged) = merged {
             self.finish_root(&merged.index);
         }
         self.directories
-            .restore(&mut self.root, &mut self.writers, &self.context);
+            .apply_all(&mut self.root, &mut self.writers, &self.context);
         self.writers.close();
-        for path in self.selection.missing() {
+        for path in self.selection.unmatched_paths() {
             self.context.problems.add(path, Cause::NotFound);
         }
         if let Some(error) = self.context.problems.fatal() {
             return Err(error.clone());
         }
         if let Some(path) = &self.sync {
-            durable::sync_file_system(self.root.top(), path, &self.context.stats)?;
+            fsync::sync_file_system(self.root.top(), path, &self.context.stats)?;
         }
-        if let Some(keeping) = &self.keeping {
-            keeping.journal().remove();
+        if let Some(resume_state) = &self.resume_state {
+            resume_state.journal().remove();
         }
         Ok(Summary {
             entries: self.context.stats.written_entries.get(),
             bytes: self.context.stats.written_bytes.get(),
             errors: self.context.problems.count(),
-            problems: self.context.problems.take_kept(),
+            problems: self.context.problems.take_problems(),
         })
     }
 
-    fn tell_prefix(&mut self, stripped: Vec<u8>) {
+    fn report_stripped_prefix(&mut self, stripped: Vec<u8>) {
         if stripped.is_empty()
-            || self.told_prefixes.len() >= TOLD_PREFIXES
-            || self.told_prefixes.contains(&stripped)
+            || self.reported_prefixes.len() >= MAX_REPORTED_PREFIXES
+            || self.reported_prefixes.contains(&stripped)
         {
             return;
         }
@@ -354,31 +354,31 @@ impl Materializer {
             "removing leading '{}' from member names",
             stripped.escape_ascii()
         ));
-        self.told_prefixes.push(stripped);
+        self.reported_prefixes.push(stripped);
     }
 
     /// Makes the entry, or gets ready for its payload.
-    fn begin(&mut self, member: Member, placed: Placed) {
-        self.tell_prefix(placed.stripped);
-        let path = placed.path;
+    fn begin_member(&mut self, member: Member, output_path: OutputPath) {
+        self.report_stripped_prefix(output_path.stripped);
+        let path = output_path.path;
         self.context.problems.entry(&path);
         if path.is_root() {
             self.begin_root(member, path);
             return;
         }
-        if let Err(trouble) = self.context.claims.take().while_trying_to(CLAIM) {
+        if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
             let top = self.root.top();
-            self.context.fail(&path, top, trouble, member.payload.len());
+            self.context.record_failure(&path, top, error, member.payload.len());
             return;
         }
         let parent = self
             .root
-            .directory(parent_of(&path), Missing::Make, &mut self.writers);
-        self.keep_times_of_implied();
+            .resolve_directory(parent_of(&path), IfMissing::Create, &mut self.writers);
+        self.defer_implied_mtimes();
         let directory = match parent {
             Ok(directory) => directory,
             Err(error) => {
-                self.cannot_reach(&path, &error, member.payload.len());
+                self.record_unreachable(&path, &error, member.payload.len());
                 return;
             }
         };
@@ -387,23 +387,23 @@ impl Materializer {
             path,
             name: None,
             member: Box::new(member),
-            number: self.number(),
+            number: self.member_number(),
         };
-        let shared = self.come_to_place(&job);
+        let shared = self.before_create(&job);
         match job.member.kind {
             Kind::File => {
-                self.root.forget_ways(&job.directory, job.path.as_bytes());
-                self.current = Current::Waiting(job);
+                self.root.invalidate_aliases(&job.directory, job.path.as_bytes());
+                self.current = CurrentFile::Waiting(job);
             }
             _ => self.make_entry(job),
         }
         if let Some(inode) = shared {
-            self.leave_place(inode);
+            self.after_replace(inode);
         }
     }
 
     /// Has directories that were made for the way to a member get the time 0 in the end, as in an index.
-    fn keep_times_of_implied(&mut self) {
+    fn defer_implied_mtimes(&mut self) {
         for implied in self.root.take_implied() {
             self.directories.add_implied(implied.path, implied.identity);
             self.journal_implied();
@@ -411,7 +411,7 @@ impl Materializer {
     }
 
     /// Has a destination that was empty get the time 0 in the end, as in an index.
-    fn keep_time_of_root(&mut self) {
+    fn defer_root_mtime(&mut self) {
         if std::mem::replace(&mut self.was_empty, false) {
             let identity = self.root.top().identity();
             self.directories.add_implied(ArchivePath::root(), identity);
@@ -421,14 +421,14 @@ impl Materializer {
 
     /// Notes that the directory of `path` is out of reach, and with it a content of
     /// `missing_bytes`.
-    fn cannot_reach(&self, path: &ArchivePath, error: &ResolveError<Trouble>, missing_bytes: u64) {
+    fn record_unreachable(&self, path: &ArchivePath, error: &ResolveError<StepError>, missing_bytes: u64) {
         match error {
             ResolveError::Path(refusal) => {
-                self.context.problems.add(path, Cause::Refused(*refusal));
+                self.context.problems.add(path, Cause::Rejected(*refusal));
             }
-            ResolveError::Tree(trouble) => {
+            ResolveError::Tree(error) => {
                 self.context
-                    .fail(path, self.root.top(), *trouble, missing_bytes);
+                    .record_failure(path, self.root.top(), *error, missing_bytes);
             }
         }
     }
@@ -444,23 +444,23 @@ impl Materializer {
                 self.journal_directory(&top);
             }
         } else {
-            self.context.problems.add(&path, Cause::IsTheRoot);
+            self.context.problems.add(&path, Cause::IsRoot);
         }
     }
 
-    fn end_of_file(&mut self, cut: bool) {
-        match std::mem::replace(&mut self.current, Current::Nothing) {
-            Current::Nothing => {}
-            Current::Waiting(job) if cut => {
-                self.writers.begin(job);
-                self.writers.end(true);
+    fn end_payload(&mut self, cut: bool) {
+        match std::mem::replace(&mut self.current, CurrentFile::Nothing) {
+            CurrentFile::Nothing => {}
+            CurrentFile::Waiting(job) if cut => {
+                self.writers.begin_file(job);
+                self.writers.end_file(true);
             }
-            Current::Waiting(job) => self.writers.write(job, Bytes::new()),
-            Current::Streaming => self.writers.end(cut),
+            CurrentFile::Waiting(job) => self.writers.write_file(job, Bytes::new()),
+            CurrentFile::Streaming => self.writers.end_file(cut),
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check_fatal(&self) -> Result<(), Error> {
         match self.context.problems.fatal() {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -472,53 +472,53 @@ impl Sink for Materializer {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        self.check()?;
-        if self.laying.is_some() {
-            self.lay(member);
+        self.check_fatal()?;
+        if self.layer_state.is_some() {
+            self.apply_layer_member(member);
             return Ok(());
         }
-        if !self.come_to_member() {
+        if !self.before_member() {
             return Ok(());
         }
-        self.keep_time_of_root();
-        match self.selection.take(&mut member) {
-            Ok(Some(placed)) => self.begin(member, placed),
+        self.defer_root_mtime();
+        match self.selection.select_member(&mut member) {
+            Ok(Some(output_path)) => self.begin_member(member, output_path),
             Ok(None) => {}
-            Err(Climbs(path)) => self.context.problems.add(&path, Cause::Climbs),
+            Err(ParentComponent(path)) => self.context.problems.add(&path, Cause::ParentComponent),
         }
         Ok(())
     }
 
     fn payload(&mut self, bytes: Bytes) -> Result<(), Error> {
-        self.check()?;
-        match std::mem::replace(&mut self.current, Current::Nothing) {
-            Current::Nothing => {}
-            Current::Waiting(job) if job.member.payload.len() == bytes.len() as u64 => {
-                self.writers.write(job, bytes);
+        self.check_fatal()?;
+        match std::mem::replace(&mut self.current, CurrentFile::Nothing) {
+            CurrentFile::Nothing => {}
+            CurrentFile::Waiting(job) if job.member.payload.len() == bytes.len() as u64 => {
+                self.writers.write_file(job, bytes);
             }
             // Pieces are never gathered: what waits for its other half would hold on to buffers
             // that the other half may need.
-            Current::Waiting(job) => {
-                self.writers.begin(job);
-                self.writers.piece(bytes);
-                self.current = Current::Streaming;
+            CurrentFile::Waiting(job) => {
+                self.writers.begin_file(job);
+                self.writers.write_piece(bytes);
+                self.current = CurrentFile::Streaming;
             }
-            Current::Streaming => {
-                self.writers.piece(bytes);
-                self.current = Current::Streaming;
+            CurrentFile::Streaming => {
+                self.writers.write_piece(bytes);
+                self.current = CurrentFile::Streaming;
             }
         }
         Ok(())
     }
 
     fn member_end(&mut self, cut: bool) -> Result<(), Error> {
-        self.end_of_file(cut);
-        self.leave_member();
-        self.check()
+        self.end_payload(cut);
+        self.after_member();
+        self.check_fatal()
     }
 
     fn resume_point(&mut self, bookmark: ResumePoint) {
-        self.place(bookmark);
+        self.set_resume_point(bookmark);
     }
 
     fn warning(&mut self, text: &str) {
@@ -530,8 +530,8 @@ impl Sink for Materializer {
     }
 }
 
-fn policy(options: &Options) -> Policy {
-    Policy {
+fn policy(options: &Options) -> AttributePolicy {
+    AttributePolicy {
         same_owner: options.same_owner,
         same_permissions: options.same_permissions,
         numeric_owner: options.numeric_owner,
@@ -539,7 +539,7 @@ fn policy(options: &Options) -> Policy {
         umask: umask(),
         user: rustix::process::geteuid().as_raw(),
         group: rustix::process::getegid().as_raw(),
-        names: Accounts::load_system(),
+        accounts: Accounts::load_system(),
     }
 }
 

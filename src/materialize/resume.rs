@@ -14,12 +14,12 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Stat};
 
 use super::Materializer;
-use super::directories::Directories;
+use super::directories::PendingDirectories;
 use super::file::Job;
-use super::journal::{Journal, Known, Past, Progress, Was};
-use super::problem::Error;
-use super::root::{Directory, Missing, name_of, parent_of, status};
-use super::writers::Mark;
+use super::journal::{Journal, StatSnapshot, RecoveredState, CheckpointInfo, TreeRecord};
+use super::error::Error;
+use super::destination::{Directory, IfMissing, name_of, parent_of, lstat_at};
+use super::writer_pool::Watermark;
 use super::{Options, Summary};
 use crate::archive::ResumePoint;
 use crate::base::extent::Plain;
@@ -28,48 +28,48 @@ use crate::base::stats::Stats;
 use crate::tar::Kind;
 
 /// Plain bytes between two checkpoints that nothing else calls for.
-const EVERY: u64 = 2 << 20;
+const CHECKPOINT_INTERVAL_BYTES: u64 = 2 << 20;
 
 /// In front of a member.
 #[derive(Clone, Debug)]
-struct Place {
+struct MemberPosition {
     /// So many members came before it.
     number: u64,
-    bookmark: ResumePoint,
+    resume_point: ResumePoint,
     /// What has been counted against the limit of entries by then.
-    claims: u64,
+    entries: u64,
 }
 
 /// What a run knows of its own progress.
 #[derive(Debug)]
-pub(super) struct Keeping {
+pub(super) struct ResumeState {
     journal: Arc<Journal>,
     /// The member at hand: so many came before it.
     number: u64,
     /// So many members were done by an earlier run, and are not made again.
-    done: u64,
+    done_members: u64,
     /// Where the member before the one at hand can be found again.
-    previous: Option<Place>,
+    previous_position: Option<MemberPosition>,
     /// Where the member at hand can be found again.
-    place: Option<Place>,
+    position: Option<MemberPosition>,
     /// The next checkpoint, as soon as the writers have come so far.
-    next: Option<(Mark, Place)>,
+    next_checkpoint: Option<(Watermark, MemberPosition)>,
     /// Where the last one stood.
-    last: Plain,
+    last_checkpoint: Plain,
     /// Directories that an interrupted run has made.
-    made: HashSet<ArchivePath>,
+    new_directories: HashSet<ArchivePath>,
     /// Names of inodes that have more than one.
-    names: HashMap<u64, Vec<ArchivePath>>,
+    names_by_inode: HashMap<u64, Vec<ArchivePath>>,
     /// Problems and late links when the member at hand began.
-    seen: (u64, usize),
+    problem_counts: (u64, usize),
 }
 
-impl Keeping {
+impl ResumeState {
     pub(super) fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    pub(super) fn number(&self) -> u64 {
+    pub(super) fn member_number(&self) -> u64 {
         self.number
     }
 }
@@ -77,205 +77,205 @@ impl Keeping {
 impl Materializer {
     /// As [`Materializer::new`], and what was done is written down beside `destination`, to be taken
     /// up by a later run that `owner` describes by the same words. With what an earlier one has done,
-    /// if all of it is still there: then the scan goes on at the bookmark.
+    /// if all of it is still there: then the scan goes on at the resume point.
     ///
     /// # Errors
     /// As [`Materializer::new`], and [`Error::Journal`].
-    pub fn resuming(
+    pub fn with_journal(
         destination: &Path,
         options: Options,
         stats: Arc<Stats>,
         owner: &str,
     ) -> Result<(Self, Option<ResumePoint>), Error> {
         let mut materializer = Self::new(destination, options, stats)?;
-        let (journal, past) = Journal::open(destination, owner)?;
+        let (journal, recovered) = Journal::open(destination, owner)?;
         let journal = Arc::new(journal);
-        materializer.keep(&journal);
-        let Some(past) = past else {
+        materializer.start_journal(&journal);
+        let Some(recovered) = recovered else {
             return Ok((materializer, None));
         };
-        if !materializer.believes(&past) {
+        if !materializer.is_tree_unchanged(&recovered) {
             materializer.context.problems.warn(
                 "what an interrupted run has written was changed since: beginning at the front",
             );
             let restarted = journal.restart();
-            restarted.map_err(|error| journal.broken(&error))?;
+            restarted.map_err(|error| journal.write_error(&error))?;
             return Ok((materializer, None));
         }
-        let bookmark = past.bookmark.clone();
-        materializer.take_up(past);
-        Ok((materializer, Some(bookmark)))
+        let resume_point = recovered.resume_point.clone();
+        materializer.restore_state(recovered);
+        Ok((materializer, Some(resume_point)))
     }
 
-    fn keep(&mut self, journal: &Arc<Journal>) {
-        self.context.keep(journal);
-        self.keeping = Some(Keeping {
+    fn start_journal(&mut self, journal: &Arc<Journal>) {
+        self.context.set_journal(journal);
+        self.resume_state = Some(ResumeState {
             journal: Arc::clone(journal),
             number: 0,
-            done: 0,
-            previous: None,
-            place: None,
-            next: None,
-            last: Plain(0),
-            made: HashSet::new(),
-            names: HashMap::new(),
-            seen: (0, 0),
+            done_members: 0,
+            previous_position: None,
+            position: None,
+            next_checkpoint: None,
+            last_checkpoint: Plain(0),
+            new_directories: HashSet::new(),
+            names_by_inode: HashMap::new(),
+            problem_counts: (0, 0),
         });
     }
 
     /// Whether every entry is as it was written down when it was whole.
-    fn believes(&mut self, past: &Past) -> bool {
-        let mut wanted = HashMap::new();
+    fn is_tree_unchanged(&mut self, recovered: &RecoveredState) -> bool {
+        let mut expected = HashMap::new();
         let mut inodes = HashMap::new();
-        for was in &past.was {
-            match was {
-                Was::Whole(path, known) => {
-                    wanted.insert(path, known.inode);
+        for record in &recovered.tree_records {
+            match record {
+                TreeRecord::Complete(path, snapshot) => {
+                    expected.insert(path, snapshot.inode);
                     // Further names of an inode change its times.
-                    inodes.insert(known.inode, (*known, false));
+                    inodes.insert(snapshot.inode, (*snapshot, false));
                 }
-                Was::Touched(inode) => {
+                TreeRecord::Touched(inode) => {
                     if let Some((_, is_touched)) = inodes.get_mut(inode) {
                         *is_touched = true;
                     }
                 }
                 // A directory is looked at when it gets its attributes.
-                Was::Directory(path) | Was::Replaced(path) => {
-                    wanted.remove(path);
+                TreeRecord::Directory(path) | TreeRecord::Replaced(path) => {
+                    expected.remove(path);
                 }
             }
         }
-        wanted.into_iter().all(|(path, inode)| {
-            let Some(stat) = self.look_at(path) else {
+        expected.into_iter().all(|(path, inode)| {
+            let Some(stat) = self.stat_path(path) else {
                 return false;
             };
-            let is_same = inodes.get(&inode).is_some_and(|(known, is_touched)| {
+            let is_same = inodes.get(&inode).is_some_and(|(snapshot, is_touched)| {
                 if *is_touched {
-                    known.fits_but_for_ctime(&stat)
+                    snapshot.matches_except_ctime(&stat)
                 } else {
-                    *known == Known::of(&stat)
+                    *snapshot == StatSnapshot::of(&stat)
                 }
             });
             stat.st_ino == inode && is_same
         })
     }
 
-    fn look_at(&mut self, path: &ArchivePath) -> Option<Stat> {
+    fn stat_path(&mut self, path: &ArchivePath) -> Option<Stat> {
         if path.is_root() {
             return rustix::fs::fstat(self.root.top()).ok();
         }
         let parent = self
             .root
-            .directory(parent_of(path), Missing::Fail, &mut self.writers);
-        status(&parent.ok()?, name_of(path)).ok()
+            .resolve_directory(parent_of(path), IfMissing::Fail, &mut self.writers);
+        lstat_at(&parent.ok()?, name_of(path)).ok()
     }
 
-    fn take_up(&mut self, past: Past) {
-        self.context.claims.add_earlier(past.claims);
-        self.context.problems.count_more(past.errors);
-        if past.errors > 0 {
+    fn restore_state(&mut self, recovered: RecoveredState) {
+        self.context.entry_quota.add_resumed(recovered.entries);
+        self.context.problems.add_count(recovered.errors);
+        if recovered.errors > 0 {
             self.context.problems.warn(&format!(
                 "{} entries were missing or incomplete when the run was interrupted",
-                past.errors
+                recovered.errors
             ));
         }
-        self.selection.set_found(&past.found);
-        self.directories = Directories::earlier(past.directories);
-        self.put_off_again(past.links);
-        let seen = self.seen();
-        if let Some(keeping) = &mut self.keeping {
-            for was in past.was {
-                if let Was::Whole(path, known) = was {
-                    keeping.names.entry(known.inode).or_default().push(path);
+        self.selection.merge_found_flags(&recovered.found);
+        self.directories = PendingDirectories::from_journal(recovered.directories);
+        self.restore_deferred_links(recovered.links);
+        let problem_counts = self.problem_counts();
+        if let Some(resume_state) = &mut self.resume_state {
+            for record in recovered.tree_records {
+                if let TreeRecord::Complete(path, snapshot) = record {
+                    resume_state.names_by_inode.entry(snapshot.inode).or_default().push(path);
                 }
             }
-            keeping.names.retain(|_, names| names.len() > 1);
-            keeping.made = past.made;
-            keeping.number = past.before;
-            keeping.done = past.members;
-            keeping.last = past.bookmark.member;
-            keeping.seen = seen;
+            resume_state.names_by_inode.retain(|_, names| names.len() > 1);
+            resume_state.new_directories = recovered.new_directories;
+            resume_state.number = recovered.before;
+            resume_state.done_members = recovered.members;
+            resume_state.last_checkpoint = recovered.resume_point.member;
+            resume_state.problem_counts = problem_counts;
         }
     }
 
-    fn seen(&self) -> (u64, usize) {
+    fn problem_counts(&self) -> (u64, usize) {
         (self.context.problems.count(), self.links.count())
     }
 
-    /// The next member can be found at `bookmark`.
-    pub(super) fn place(&mut self, bookmark: ResumePoint) {
-        if let Some(keeping) = &mut self.keeping {
-            keeping.place = Some(Place {
-                number: keeping.number,
-                bookmark,
-                claims: self.context.claims.count(),
+    /// The next member can be found at `resume_point`.
+    pub(super) fn set_resume_point(&mut self, resume_point: ResumePoint) {
+        if let Some(resume_state) = &mut self.resume_state {
+            resume_state.position = Some(MemberPosition {
+                number: resume_state.number,
+                resume_point,
+                entries: self.context.entry_quota.count(),
             });
         }
     }
 
     /// The next member begins: writes down how far the run has come, if it is time. False when an
     /// earlier run has dealt with it.
-    pub(super) fn come_to_member(&mut self) -> bool {
-        let Some(keeping) = &self.keeping else {
+    pub(super) fn before_member(&mut self) -> bool {
+        let Some(resume_state) = &self.resume_state else {
             return true;
         };
-        if keeping.number < keeping.done {
+        if resume_state.number < resume_state.done_members {
             return false;
         }
         // From here on it is known what was there before.
-        if keeping.number == 0
-            && let Some(place) = keeping.place.clone()
+        if resume_state.number == 0
+            && let Some(position) = resume_state.position.clone()
         {
-            self.write_down(&place);
+            self.write_checkpoint(&position);
         }
-        self.note_progress();
+        self.checkpoint_if_due();
         true
     }
 
-    fn note_progress(&mut self) {
-        let seen = self.seen();
-        let Some(keeping) = &mut self.keeping else {
+    fn checkpoint_if_due(&mut self) {
+        let problem_counts = self.problem_counts();
+        let Some(resume_state) = &mut self.resume_state else {
             return;
         };
-        let is_as_archived = keeping.seen == seen;
-        keeping.seen = seen;
+        let is_as_archived = resume_state.problem_counts == problem_counts;
+        resume_state.problem_counts = problem_counts;
         if !is_as_archived {
-            self.checkpoint();
+            self.checkpoint_now();
             return;
         }
-        if let Some((mark, _)) = &keeping.next
-            && self.writers.has_done(mark)
-            && let Some((_, place)) = keeping.next.take()
+        if let Some((watermark, _)) = &resume_state.next_checkpoint
+            && self.writers.has_reached(watermark)
+            && let Some((_, position)) = resume_state.next_checkpoint.take()
         {
-            self.write_down(&place);
+            self.write_checkpoint(&position);
         }
-        let Some(keeping) = &mut self.keeping else {
+        let Some(resume_state) = &mut self.resume_state else {
             return;
         };
-        if keeping.next.is_none()
-            && let Some(place) = &keeping.place
-            && place.bookmark.member.0.saturating_sub(keeping.last.0) >= EVERY
+        if resume_state.next_checkpoint.is_none()
+            && let Some(position) = &resume_state.position
+            && position.resume_point.member.0.saturating_sub(resume_state.last_checkpoint.0) >= CHECKPOINT_INTERVAL_BYTES
         {
-            keeping.next = Some((self.writers.mark(), place.clone()));
+            resume_state.next_checkpoint = Some((self.writers.watermark(), position.clone()));
         }
     }
 
     /// The member at hand has been dealt with, but for what writers do.
-    pub(super) fn leave_member(&mut self) {
-        if let Some(keeping) = &mut self.keeping {
-            keeping.previous = keeping.place.take();
-            keeping.number += 1;
+    pub(super) fn after_member(&mut self) {
+        if let Some(resume_state) = &mut self.resume_state {
+            resume_state.previous_position = resume_state.position.take();
+            resume_state.number += 1;
         }
     }
 
     /// A member is to be made at the job's place. The inode that has this name and others too, if
-    /// there is one: what becomes of it is for [`Materializer::leave_place`].
-    pub(super) fn come_to_place(&mut self, job: &Job) -> Option<u64> {
-        self.keeping.as_ref()?;
+    /// there is one: what becomes of it is for [`Materializer::after_replace`].
+    pub(super) fn before_create(&mut self, job: &Job) -> Option<u64> {
+        self.resume_state.as_ref()?;
         let name = name_of(&job.path);
-        self.writers.settle(job.directory.identity(), name);
-        let Ok(stat) = status(&job.directory, name) else {
-            self.come_to_directory(job);
+        self.writers.wait_for_name(job.directory.identity(), name);
+        let Ok(stat) = lstat_at(&job.directory, name) else {
+            self.before_create_directory(job);
             return None;
         };
         let is_file = job.member.kind == Kind::File;
@@ -287,172 +287,172 @@ impl Materializer {
         };
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_harmless {
-            self.checkpoint();
+            self.checkpoint_now();
         }
-        if let Some(keeping) = &self.keeping
+        if let Some(resume_state) = &self.resume_state
             && !(is_harmless && is_directory)
         {
-            keeping.journal.replace(&job.directory, &job.path);
+            resume_state.journal.record_replace(&job.directory, &job.path);
         }
         if is_harmless {
             return None;
         }
-        self.come_to_directory(job);
+        self.before_create_directory(job);
         // A directory is counted by those in it.
         if !is_shared || is_directory {
             return None;
         }
-        if let Some(keeping) = &self.keeping {
-            keeping.journal.touch(stat.st_ino);
+        if let Some(resume_state) = &self.resume_state {
+            resume_state.journal.record_touch(stat.st_ino);
         }
         if is_file {
             // Here, and not by a writer later: what that changes can be written down.
-            self.writers.replaced();
+            self.writers.note_replacement();
             rustix::fs::unlinkat(&job.directory, name, AtFlags::empty()).ok();
-            self.leave_place(stat.st_ino);
+            self.after_replace(stat.st_ino);
             return None;
         }
         Some(stat.st_ino)
     }
 
     /// A directory is to be made, if the job's member is one, and there is none.
-    fn come_to_directory(&self, job: &Job) {
-        if let Some(keeping) = &self.keeping
+    fn before_create_directory(&self, job: &Job) {
+        if let Some(resume_state) = &self.resume_state
             && job.member.kind == Kind::Directory
         {
-            keeping.journal.make(job.number, &job.directory, &job.path);
+            resume_state.journal.record_make(job.number, &job.directory, &job.path);
         }
     }
 
     /// Whether the directory in the job's place is there only because an interrupted run has made
     /// it for the same member.
-    pub(super) fn was_made(&self, job: &Job) -> bool {
-        self.keeping.as_ref().is_some_and(|keeping| {
-            let made = &keeping.made;
-            !made.is_empty() && made.contains(&keeping.journal.place(&job.directory, &job.path))
+    pub(super) fn was_made_before(&self, job: &Job) -> bool {
+        self.resume_state.as_ref().is_some_and(|resume_state| {
+            let made = &resume_state.new_directories;
+            !made.is_empty() && made.contains(&resume_state.journal.resolved_path(&job.directory, &job.path))
         })
     }
 
     /// The inode has lost a name, or may have: writes down what it is like now.
-    pub(super) fn leave_place(&mut self, inode: u64) {
+    pub(super) fn after_replace(&mut self, inode: u64) {
         let names = self
-            .keeping
+            .resume_state
             .as_ref()
-            .and_then(|keeping| keeping.names.get(&inode));
-        let number = self.number();
+            .and_then(|resume_state| resume_state.names_by_inode.get(&inode));
+        let number = self.member_number();
         for path in names.cloned().unwrap_or_default() {
-            if let Some(stat) = self.look_at(&path).filter(|stat| stat.st_ino == inode)
-                && let Some(keeping) = &self.keeping
+            if let Some(stat) = self.stat_path(&path).filter(|stat| stat.st_ino == inode)
+                && let Some(resume_state) = &self.resume_state
             {
-                keeping.journal.entry_at(number, &path, &stat);
+                resume_state.journal.record_entry_at(number, &path, &stat);
                 return;
             }
         }
     }
 
     /// What has the name `target` is about to get another one.
-    pub(super) fn come_to_link(&self, directory: &Directory, name: &[u8]) {
-        if let Some(keeping) = &self.keeping
-            && let Ok(stat) = status(directory, name)
+    pub(super) fn before_link(&self, directory: &Directory, name: &[u8]) {
+        if let Some(resume_state) = &self.resume_state
+            && let Ok(stat) = lstat_at(directory, name)
         {
-            keeping.journal.touch(stat.st_ino);
+            resume_state.journal.record_touch(stat.st_ino);
         }
     }
 
     /// What has the name `target` has the name `path`, too.
-    pub(super) fn leave_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
-        if self.keeping.is_none() {
+    pub(super) fn after_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
+        if self.resume_state.is_none() {
             return;
         }
-        if let Some(stat) = self.look_at(path)
-            && let Some(keeping) = &mut self.keeping
+        if let Some(stat) = self.stat_path(path)
+            && let Some(resume_state) = &mut self.resume_state
         {
-            let names = keeping.names.entry(stat.st_ino).or_default();
+            let names = resume_state.names_by_inode.entry(stat.st_ino).or_default();
             names.extend([path.clone(), target.clone()]);
         }
     }
 
     /// Writes down, before anything else happens, that all before the member at hand is done.
-    fn checkpoint(&mut self) {
-        self.writers.settle_all();
-        let Some(keeping) = &mut self.keeping else {
+    fn checkpoint_now(&mut self) {
+        self.writers.wait_for_all();
+        let Some(resume_state) = &mut self.resume_state else {
             return;
         };
-        keeping.next = None;
-        let written = match keeping.place.clone() {
-            Some(place) => self.write_down(&place),
+        resume_state.next_checkpoint = None;
+        let written = match resume_state.position.clone() {
+            Some(position) => self.write_checkpoint(&position),
             None => false,
         };
-        if !written && let Some(keeping) = &self.keeping {
-            keeping.journal.give_up();
+        if !written && let Some(resume_state) = &self.resume_state {
+            resume_state.journal.invalidate();
         }
     }
 
     /// All members are done; what is left to do at the very end may be done twice, and they must
     /// not.
-    pub(super) fn come_to_end(&mut self) {
-        if let Some(keeping) = &mut self.keeping {
-            keeping.next = None;
-            let members = keeping.number;
-            if let Some(place) = keeping.previous.clone() {
-                let claims = self.context.claims.count();
-                self.write_down_done(&place, members, claims);
+    pub(super) fn before_finish(&mut self) {
+        if let Some(resume_state) = &mut self.resume_state {
+            resume_state.next_checkpoint = None;
+            let members = resume_state.number;
+            if let Some(position) = resume_state.previous_position.clone() {
+                let entries = self.context.entry_quota.count();
+                self.write_checkpoint_with(&position, members, entries);
             }
         }
     }
 
-    /// As [`Materializer::write_down_done`], and no more is done than what comes before `place`.
-    fn write_down(&mut self, place: &Place) -> bool {
-        self.write_down_done(place, place.number, place.claims)
+    /// As [`Materializer::write_checkpoint_with`], and no more is done than what comes before `position`.
+    fn write_checkpoint(&mut self, position: &MemberPosition) -> bool {
+        self.write_checkpoint_with(position, position.number, position.entries)
     }
 
     /// Whether it is written; nothing is once the destination has failed.
-    fn write_down_done(&mut self, place: &Place, members: u64, claims: u64) -> bool {
-        let Some(keeping) = &mut self.keeping else {
+    fn write_checkpoint_with(&mut self, position: &MemberPosition, members: u64, entries: u64) -> bool {
+        let Some(resume_state) = &mut self.resume_state else {
             return false;
         };
         if self.context.problems.fatal().is_some() {
             // The run ends here, and the last checkpoint stands.
             return true;
         }
-        let progress = Progress {
-            before: place.number,
+        let progress = CheckpointInfo {
+            before: position.number,
             members,
-            claims,
+            entries,
             errors: self.context.problems.count(),
-            found: &self.selection.found(),
+            found: &self.selection.found_flags(),
         };
-        keeping.last = place.bookmark.member;
-        keeping.journal.checkpoint(&place.bookmark, &progress)
+        resume_state.last_checkpoint = position.resume_point.member;
+        resume_state.journal.checkpoint(&position.resume_point, &progress)
     }
 
     /// Notes in the journal that the directory remembered last gets its attributes at the end.
     pub(super) fn journal_directory(&self, parent: &Directory) {
-        if let Some(keeping) = &self.keeping
+        if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
         {
-            keeping
+            resume_state
                 .journal()
-                .directory(keeping.number(), Some(parent), pending);
+                .record_directory(resume_state.member_number(), Some(parent), pending);
         }
     }
 
     /// Notes in the journal that the directory remembered last gets its time at the end. Who makes the member
     /// once more finds the directory, so this counts in any case.
     pub(super) fn journal_implied(&self) {
-        if let Some(keeping) = &self.keeping
+        if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
         {
-            keeping.journal().directory(0, None, pending);
+            resume_state.journal().record_directory(0, None, pending);
         }
     }
 
     /// Notes in the journal that the link put off last is made at the end.
     pub(super) fn journal_link(&self) {
-        if let Some(keeping) = &self.keeping
+        if let Some(resume_state) = &self.resume_state
             && let Some(link) = self.links.last()
         {
-            keeping.journal().link(keeping.number(), link);
+            resume_state.journal().record_link(resume_state.member_number(), link);
         }
     }
 
@@ -463,22 +463,22 @@ impl Materializer {
 
     /// Notes in the journal that what member `number` has left at `path`, in `directory`, is whole.
     pub(super) fn journal_name(&self, number: u64, directory: &Directory, path: &ArchivePath) {
-        if let Some(keeping) = &self.keeping
-            && let Ok(stat) = status(directory, name_of(path))
+        if let Some(resume_state) = &self.resume_state
+            && let Ok(stat) = lstat_at(directory, name_of(path))
         {
-            keeping.journal().entry(number, directory, path, &stat);
+            resume_state.journal().record_entry(number, directory, path, &stat);
         }
     }
 
     /// The number of the member at hand.
-    pub(super) fn number(&self) -> u64 {
-        self.keeping.as_ref().map_or(0, Keeping::number)
+    pub(super) fn member_number(&self) -> u64 {
+        self.resume_state.as_ref().map_or(0, ResumeState::member_number)
     }
 
     /// Whether a later run goes on at the last checkpoint, and so must find directories that it can write
     /// to.
-    pub(super) fn must_be_taken_up(&self) -> bool {
-        self.keeping.is_some() && self.context.problems.fatal().is_some()
+    pub(super) fn needs_resume(&self) -> bool {
+        self.resume_state.is_some() && self.context.problems.fatal().is_some()
     }
 
     /// Ends a run that is to be taken up again: as [`Materializer::finish`], but what is done at the
@@ -487,14 +487,14 @@ impl Materializer {
     /// # Errors
     /// What stopped the run, if the destination did.
     pub fn suspend(mut self) -> Result<Summary, Error> {
-        if !matches!(self.current, super::Current::Nothing) {
-            self.end_of_file(true);
+        if !matches!(self.current, super::CurrentFile::Nothing) {
+            self.end_payload(true);
         }
-        self.writers.settle_all();
+        self.writers.wait_for_all();
         // In front of the member that was cut, or of the last one, which is made again.
-        let previous = self.keeping.as_ref().map(|keeping| &keeping.previous);
-        if let Some(place) = previous.cloned().flatten() {
-            self.write_down(&place);
+        let previous = self.resume_state.as_ref().map(|resume_state| &resume_state.previous_position);
+        if let Some(position) = previous.cloned().flatten() {
+            self.write_checkpoint(&position);
         }
         self.writers.close();
         match self.context.problems.fatal() {
@@ -503,7 +503,7 @@ impl Materializer {
                 entries: self.context.stats.written_entries.get(),
                 bytes: self.context.stats.written_bytes.get(),
                 errors: self.context.problems.count(),
-                problems: self.context.problems.take_kept(),
+                problems: self.context.problems.take_problems(),
             }),
         }
     }

@@ -14,22 +14,22 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::attributes::{Subject, copy_attributes, default_acl_mode};
-use super::beside::NAME_BYTES;
-use super::problem::{Error, Trouble, While};
-use super::root::Root;
-use super::{durable, removal, umask};
+use super::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
+use super::sidecar::MAX_NAME_BYTES;
+use super::error::{Error, StepError, WithAction};
+use super::destination::DestinationRoot;
+use super::{fsync, remove_tree, umask};
 use crate::base::stats::Stats;
 
 /// What is random about a temporary name; runs that were killed keep theirs. Few enough letters
 /// that a byte means each equally often.
-const SUFFIX_LETTERS: usize = 8;
-const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+const SUFFIX_LEN: usize = 8;
+const SUFFIX_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// How many temporary names are tried.
-const NAMES: usize = 16;
+const MAX_NAME_ATTEMPTS: usize = 16;
 /// How often a tree is removed that is still written to, and how long until the next time.
-const REMOVALS: usize = 20;
-const REMOVAL_PAUSE: Duration = Duration::from_millis(50);
+const MAX_REMOVAL_ATTEMPTS: usize = 20;
+const REMOVAL_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The place of a tree that appears whole or not at all. Dropped before [`Staging::commit`], it
 /// takes with it what was written.
@@ -43,7 +43,7 @@ pub struct Staging {
     name: Vec<u8>,
     stage: Mutex<Stage>,
     /// What ends the writing, for [`Staging::interrupt`] to set.
-    end: Arc<OnceLock<Error>>,
+    stop_error: Arc<OnceLock<Error>>,
     stats: Arc<Stats>,
 }
 
@@ -54,21 +54,21 @@ enum Stage {
     /// Under this name there is a directory; it is to be renamed over an empty one, or not.
     Building { temporary: Vec<u8>, replaces: bool },
     /// Renamed or removed.
-    Over,
+    Finished,
 }
 
 impl Staging {
     /// Looks at the place `destination`: nothing is there, or an empty directory. Makes nothing.
     ///
     /// # Errors
-    /// [`Error::Occupied`] when something is there, [`Error::Unmovable`] when nothing can be
+    /// [`Error::NotEmpty`] when something is there, [`Error::CannotRename`] when nothing can be
     /// renamed to there, and [`Error::Destination`] when it is not to be looked at.
     pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         let failed = |path: &Path, errno| Error::Destination {
             path: path.to_owned(),
             errno,
         };
-        let nameless = || Error::Unmovable {
+        let nameless = || Error::CannotRename {
             path: destination.to_owned(),
             why: "has no name to give to a new directory",
         };
@@ -97,47 +97,47 @@ impl Staging {
             parent_path,
             name,
             stage: Mutex::new(Stage::Planned),
-            end: Arc::default(),
+            stop_error: Arc::default(),
             stats,
         };
-        staging.look()?;
+        staging.check_destination()?;
         Ok(staging)
     }
 
     /// Makes the directory to build in; also the mode that it is to have in the end, unless the
     /// archive says otherwise.
-    pub(super) fn make(&self) -> Result<(Root, u32), Error> {
+    pub(super) fn create(&self) -> Result<(DestinationRoot, u32), Error> {
         let mut stage = self.lock();
         if !matches!(*stage, Stage::Planned) {
             return Err(Error::Interrupted);
         }
-        let replaced = self.look()?;
+        let replaced = self.check_destination()?;
         let temporary = self
             .make_directory()
-            .while_trying_to("make a directory beside it")
-            .map_err(|trouble| self.failed(trouble))?;
+            .with_action("make a directory beside it")
+            .map_err(|error| self.staging_error(error))?;
         *stage = Stage::Building {
             temporary: temporary.clone(),
             replaces: replaced.is_some(),
         };
-        self.prepare(&temporary, replaced.as_ref())
-            .map_err(|trouble| self.failed(trouble))
+        self.prepare_directory(&temporary, replaced.as_ref())
+            .map_err(|error| self.staging_error(error))
     }
 
     /// What ends the writing, to be shared with the writers.
-    pub(super) fn end(&self) -> Arc<OnceLock<Error>> {
-        Arc::clone(&self.end)
+    pub(super) fn stop_error(&self) -> Arc<OnceLock<Error>> {
+        Arc::clone(&self.stop_error)
     }
 
     /// Puts the finished tree in its place; with `sync` it is on disk before it appears, and its
     /// name is on disk when this returns.
     ///
     /// # Errors
-    /// [`Error::Occupied`] when something else is there by now, [`Error::Sync`], and what the
+    /// [`Error::NotEmpty`] when something else is there by now, [`Error::Sync`], and what the
     /// system says. When this fails nothing has appeared, except when syncing the name failed.
     pub fn commit(&self, sync: bool) -> Result<(), Error> {
         if sync {
-            durable::sync_file_system(&self.parent, &self.destination, &self.stats)?;
+            fsync::sync_file_system(&self.parent, &self.destination, &self.stats)?;
         }
         let mut stage = self.lock();
         let Stage::Building {
@@ -149,17 +149,17 @@ impl Staging {
         };
         self.rename(temporary, *replaces)
             .map_err(|errno| match errno {
-                Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => self.occupied(),
-                Errno::BUSY | Errno::XDEV => self.is_mount_point(),
-                errno => self.failed(Trouble {
+                Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => self.not_empty_error(),
+                Errno::BUSY | Errno::XDEV => self.mount_point_error(),
+                errno => self.staging_error(StepError {
                     action: "rename the finished tree to it",
                     errno,
                 }),
             })?;
-        *stage = Stage::Over;
+        *stage = Stage::Finished;
         drop(stage);
         if sync {
-            durable::sync_names(&self.parent, &self.parent_path)?;
+            fsync::sync_directory(&self.parent, &self.parent_path)?;
         }
         Ok(())
     }
@@ -171,17 +171,17 @@ impl Staging {
     pub fn discard(&self) -> Result<(), Error> {
         // Held all the while: nothing can be committed meanwhile.
         let mut stage = self.lock();
-        let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Over) else {
+        let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Finished) else {
             return Ok(());
         };
-        let mut removed = removal::remove(&self.parent, &temporary);
-        for _ in 1..REMOVALS {
+        let mut removed = remove_tree::remove_tree(&self.parent, &temporary);
+        for _ in 1..MAX_REMOVAL_ATTEMPTS {
             // A writer has not heard yet that all is over, or its file is still open on NFS.
             if !matches!(removed, Err(Errno::NOTEMPTY | Errno::BUSY)) {
                 break;
             }
-            std::thread::sleep(REMOVAL_PAUSE);
-            removed = removal::remove(&self.parent, &temporary);
+            std::thread::sleep(REMOVAL_RETRY_DELAY);
+            removed = remove_tree::remove_tree(&self.parent, &temporary);
         }
         removed.map_err(|errno| Error::Leftover {
             path: self
@@ -197,12 +197,12 @@ impl Staging {
     /// # Errors
     /// When something is left.
     pub fn interrupt(&self) -> Result<(), Error> {
-        drop(self.end.set(Error::Interrupted));
+        drop(self.stop_error.set(Error::Interrupted));
         self.discard()
     }
 
     /// The empty directory in the place, if there is one.
-    fn look(&self) -> Result<Option<OwnedFd>, Error> {
+    fn check_destination(&self) -> Result<Option<OwnedFd>, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let failed = |errno| Error::Destination {
             path: self.destination.clone(),
@@ -213,16 +213,16 @@ impl Staging {
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
-        if self.is_mounted(&found).map_err(failed)? {
-            return Err(self.is_mount_point());
+        if self.is_mount_root(&found).map_err(failed)? {
+            return Err(self.mount_point_error());
         }
         if !is_empty(&found).map_err(failed)? {
-            return Err(self.occupied());
+            return Err(self.not_empty_error());
         }
         Ok(Some(found))
     }
 
-    fn is_mounted(&self, directory: &OwnedFd) -> Result<bool, Errno> {
+    fn is_mount_root(&self, directory: &OwnedFd) -> Result<bool, Errno> {
         let root = StatxAttributes::MOUNT_ROOT;
         match rustix::fs::statx(directory, "", AtFlags::EMPTY_PATH, StatxFlags::empty()) {
             Ok(status) if status.stx_attributes_mask.contains(root) => {
@@ -235,7 +235,7 @@ impl Staging {
 
     /// Makes the directory under a temporary name, for this user alone.
     fn make_directory(&self) -> Result<Vec<u8>, Errno> {
-        for _ in 0..NAMES {
+        for _ in 0..MAX_NAME_ATTEMPTS {
             let temporary = temporary_name(&self.name);
             match rustix::fs::mkdirat(&self.parent, &*temporary, Mode::RWXU) {
                 Err(Errno::EXIST) => {}
@@ -247,26 +247,26 @@ impl Staging {
 
     /// Opens the new directory and gives it what the `replaced` one had, but for its mode; also the
     /// mode to set in the end.
-    fn prepare(
+    fn prepare_directory(
         &self,
         temporary: &[u8],
         replaced: Option<&OwnedFd>,
-    ) -> Result<(Root, u32), Trouble> {
-        const LOOK: &str = "look at the new directory beside it";
+    ) -> Result<(DestinationRoot, u32), StepError> {
+        const STAT_DIRECTORY: &str = "look at the new directory beside it";
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(&self.parent, temporary, flags, Mode::empty())
-            .while_trying_to("open the new directory beside it")?;
+            .with_action("open the new directory beside it")?;
         let mode = match replaced {
             Some(replaced) => {
                 copy_attributes(replaced.as_fd(), directory.as_fd())
-                    .while_trying_to("give its attributes to the new directory")?;
-                let mode = fstat(&directory).while_trying_to(LOOK)?.st_mode & 0o7777;
-                Subject::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700)?;
+                    .with_action("give its attributes to the new directory")?;
+                let mode = fstat(&directory).with_action(STAT_DIRECTORY)?.st_mode & 0o7777;
+                AttributeTarget::Open(directory.as_fd()).chmod(mode & 0o7000 | 0o700)?;
                 mode
             }
-            None => new_directory_mode(&directory).while_trying_to(LOOK)?,
+            None => new_directory_mode(&directory).with_action(STAT_DIRECTORY)?,
         };
-        Ok((Root::at(directory).while_trying_to(LOOK)?, mode))
+        Ok((DestinationRoot::at(directory).with_action(STAT_DIRECTORY)?, mode))
     }
 
     fn rename(&self, temporary: &[u8], replaces: bool) -> Result<(), Errno> {
@@ -289,24 +289,24 @@ impl Staging {
         }
     }
 
-    fn occupied(&self) -> Error {
-        Error::Occupied {
+    fn not_empty_error(&self) -> Error {
+        Error::NotEmpty {
             path: self.destination.clone(),
         }
     }
 
-    fn is_mount_point(&self) -> Error {
-        Error::Unmovable {
+    fn mount_point_error(&self) -> Error {
+        Error::CannotRename {
             path: self.destination.clone(),
             why: "is a mount point",
         }
     }
 
-    fn failed(&self, trouble: Trouble) -> Error {
-        Error::Place {
+    fn staging_error(&self, error: StepError) -> Error {
+        Error::Staging {
             path: self.destination.clone(),
-            action: trouble.action,
-            errno: trouble.errno,
+            action: error.action,
+            errno: error.errno,
         }
     }
 
@@ -343,13 +343,13 @@ pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
 fn temporary_name(name: &[u8]) -> Vec<u8> {
     const MARK: &[u8] = b".tarfs-";
     let name = name
-        .get(..NAME_BYTES - 1 - MARK.len() - SUFFIX_LETTERS)
+        .get(..MAX_NAME_BYTES - 1 - MARK.len() - SUFFIX_LEN)
         .unwrap_or(name);
     let random = RandomState::new().hash_one(std::process::id());
     let suffix = random.to_le_bytes().into_iter();
-    let suffix = suffix.filter_map(|byte| LETTERS.get(usize::from(byte) % LETTERS.len()));
+    let suffix = suffix.filter_map(|byte| SUFFIX_ALPHABET.get(usize::from(byte) % SUFFIX_ALPHABET.len()));
     let mut temporary = [b".", name, MARK].concat();
-    temporary.extend(suffix.take(SUFFIX_LETTERS));
+    temporary.extend(suffix.take(SUFFIX_LEN));
     temporary
 }
 
@@ -358,13 +358,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn temporary_names_are_hidden_telling_and_never_too_long() {
+    fn temporary_name_is_hidden_descriptive_and_short_enough() {
         let name = temporary_name(b"tree");
         assert!(name.starts_with(b".tree.tarfs-"));
-        assert_eq!(name.len(), b".tree.tarfs-".len() + SUFFIX_LETTERS);
+        assert_eq!(name.len(), b".tree.tarfs-".len() + SUFFIX_LEN);
         assert_ne!(name, temporary_name(b"tree"));
-        let long = temporary_name(&[b'n'; NAME_BYTES]);
-        assert_eq!(long.len(), NAME_BYTES);
+        let long = temporary_name(&[b'n'; MAX_NAME_BYTES]);
+        assert_eq!(long.len(), MAX_NAME_BYTES);
         assert!(long.get(..20).is_some_and(|head| head.starts_with(b".nnn")));
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Access, AtFlags, CWD, accessat, statat};
 use rustix::io::Errno;
 
-use super::problem::{Error, Problems, Trouble};
-use super::root::Directory;
+use super::error::{Error, Problems, StepError};
+use super::destination::Directory;
 use crate::base::archive_path::ArchivePath;
 
 /// Refuses an empty destination directory that nothing can be written to.
@@ -58,14 +58,14 @@ impl Unwritable {
         }
     }
 
-    /// Counts `path` among `problems` if `trouble` comes of the destination; whether it does.
+    /// Counts `path` among `problems` if `error` comes of the destination; whether it does.
     pub(super) fn explains(
         &self,
         path: &ArchivePath,
-        trouble: Trouble,
+        error: StepError,
         problems: &Problems,
     ) -> bool {
-        let is_refused = matches!(trouble.errno, Errno::ACCESS | Errno::PERM);
+        let is_refused = matches!(error.errno, Errno::ACCESS | Errno::PERM);
         if !is_refused || !self.is_directly_in(path) {
             return false;
         }
@@ -74,7 +74,7 @@ impl Unwritable {
                 "{}: cannot write to the destination directory: {} (name a directory with -C that \
                  you may write to)",
                 self.path.display(),
-                trouble.errno,
+                error.errno,
             ));
         }
         problems.count_reported();

@@ -745,7 +745,7 @@ fn a_full_destination_stops_everything_and_says_how_much_is_missing() {
     assert!(
         matches!(
             error,
-            Error::Full {
+            Error::NoSpace {
                 missing_bytes: 1..=300_000,
                 ..
             }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Existing;
-use super::context::{Claims, Context, FailedFiles, Promises};
-use super::policy::Policy;
-use super::problem::Problems;
+use super::context::{EntryQuota, Context, FailedFiles, ReservedNames};
+use super::attribute_policy::AttributePolicy;
+use super::error::Problems;
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};
@@ -17,14 +17,14 @@ pub(super) fn context() -> Context {
     Context {
         journal: std::sync::OnceLock::new(),
         unwritable: std::sync::OnceLock::new(),
-        policy: Policy::default(),
+        policy: AttributePolicy::default(),
         existing: Existing::default(),
         device_placeholders: false,
         stats: Arc::default(),
         problems: Problems::new(None),
         replacements: Arc::default(),
-        claims: Claims::new(u64::MAX),
-        promises: Promises::default(),
+        entry_quota: EntryQuota::new(u64::MAX),
+        reserved_names: ReservedNames::default(),
         failed_files: FailedFiles::default(),
     }
 }

@@ -10,7 +10,7 @@ const PERMISSIONS: u32 = 0o777;
 
 /// The rules of one run.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Policy {
+pub(super) struct AttributePolicy {
     /// Files get the archive's owners.
     pub(super) same_owner: bool,
     /// Files get the archive's modes, set-id and sticky bits included, and the umask counts not.
@@ -26,10 +26,10 @@ pub(super) struct Policy {
     /// Our group.
     pub(super) group: u32,
     /// This host's users and groups.
-    pub(super) names: Accounts,
+    pub(super) accounts: Accounts,
 }
 
-impl Policy {
+impl AttributePolicy {
     /// The mode that the member's entry gets.
     pub(super) fn mode(&self, member: &Member) -> u32 {
         if self.same_permissions {
@@ -48,13 +48,13 @@ impl Policy {
             return Some((member.uid, member.gid));
         }
         Some((
-            self.names.user(&member.user).unwrap_or(member.uid),
-            self.names.group(&member.group).unwrap_or(member.gid),
+            self.accounts.user(&member.user).unwrap_or(member.uid),
+            self.accounts.group(&member.group).unwrap_or(member.gid),
         ))
     }
 
     /// Whether a file that we just made already has the owner it needs.
-    pub(super) fn is_ours(&self, owner: Option<(u32, u32)>) -> bool {
+    pub(super) fn is_process_owner(&self, owner: Option<(u32, u32)>) -> bool {
         owner.is_none_or(|owner| owner == (self.user, self.group))
     }
 
@@ -62,37 +62,37 @@ impl Policy {
     ///
     /// Until it has its owner, a file lets nobody in whom it would not let in afterwards; and its
     /// maker may write attributes to it.
-    pub(super) fn first_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> FirstMode {
-        let others_may_what_the_group_may = (mode >> 3) & 0o7 == mode & 0o7;
-        let writable = mode & 0o200 != 0 || !has_xattrs;
-        let final_at_once = mode & !PERMISSIONS == 0
+    pub(super) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> InitialMode {
+        let group_and_other_bits_match = (mode >> 3) & 0o7 == mode & 0o7;
+        let is_writable = mode & 0o200 != 0 || !has_xattrs;
+        let is_final = mode & !PERMISSIONS == 0
             && mode & self.umask == 0
-            && writable
-            && (!chown || others_may_what_the_group_may);
-        if final_at_once {
-            FirstMode { mode, again: false }
+            && is_writable
+            && (!chown || group_and_other_bits_match);
+        if is_final {
+            InitialMode { mode, needs_chmod: false }
         } else {
-            FirstMode {
+            InitialMode {
                 mode: mode & 0o700 | 0o600,
-                again: true,
+                needs_chmod: true,
             }
         }
     }
 }
 
-/// See [`Policy::first_mode`].
+/// See [`AttributePolicy::initial_mode`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct FirstMode {
+pub(super) struct InitialMode {
     /// What to create with.
     pub(super) mode: u32,
     /// Whether the final mode is still to be set.
-    pub(super) again: bool,
+    pub(super) needs_chmod: bool,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::materialize::testing::member;
+    use crate::materialize::test_support::member;
     use crate::tar::Kind;
 
     fn owned(mode: u32) -> Member {
@@ -107,10 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn modes_are_the_archives_or_go_through_the_umask() {
-        let mut policy = Policy {
+    fn mode_is_archived_or_masked_by_umask() {
+        let mut policy = AttributePolicy {
             umask: 0o027,
-            ..Policy::default()
+            ..AttributePolicy::default()
         };
         assert_eq!(policy.mode(&owned(0o6777)), 0o750);
         policy.same_permissions = true;
@@ -118,10 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_known_here_beats_its_number() {
-        let mut policy = Policy {
-            names: Accounts::parse(b"daemon:x:1:1\n", b""),
-            ..Policy::default()
+    fn known_account_name_overrides_the_number() {
+        let mut policy = AttributePolicy {
+            accounts: Accounts::parse(b"daemon:x:1:1\n", b""),
+            ..AttributePolicy::default()
         };
         assert_eq!(policy.owner(&owned(0o644)), None);
         policy.same_owner = true;
@@ -131,25 +131,25 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_is_set_at_once_when_nobody_gains_by_it() {
-        let policy = Policy {
+    fn final_mode_is_set_at_creation_only_if_safe() {
+        let policy = AttributePolicy {
             umask: 0o022,
-            ..Policy::default()
+            ..AttributePolicy::default()
         };
-        let at_once = |mode, chown, xattrs| !policy.first_mode(mode, chown, xattrs).again;
-        assert!(at_once(0o644, false, false));
-        assert!(at_once(0o755, true, true));
-        assert!(at_once(0o640, false, false));
+        let is_final = |mode, chown, xattrs| !policy.initial_mode(mode, chown, xattrs).needs_chmod;
+        assert!(is_final(0o644, false, false));
+        assert!(is_final(0o755, true, true));
+        assert!(is_final(0o640, false, false));
         assert!(
-            !at_once(0o640, true, false),
+            !is_final(0o640, true, false),
             "our group could read before the chown"
         );
-        assert!(!at_once(0o664, false, false), "the umask would take a bit");
-        assert!(!at_once(0o4755, false, false), "chown and write clear it");
+        assert!(!is_final(0o664, false, false), "the umask would take a bit");
+        assert!(!is_final(0o4755, false, false), "chown and write clear it");
         assert!(
-            !at_once(0o444, false, true),
+            !is_final(0o444, false, true),
             "user attributes need a writable file"
         );
-        assert_eq!(policy.first_mode(0o4755, true, false).mode, 0o700);
+        assert_eq!(policy.initial_mode(0o4755, true, false).mode, 0o700);
     }
 }

@@ -14,35 +14,35 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::context::{Claims, Context, Promises};
-use super::file::{Job, OpenFile};
-use super::root::Identity;
+use super::context::{EntryQuota, Context, ReservedNames};
+use super::file::{Job, FileWriter};
+use super::destination::Identity;
 use crate::base::thread::Thread;
 
 /// Items that wait in one queue: enough that a directory of many files does not starve the other
 /// queues, few enough that the descriptors of their directories stay within the usual 1024.
-const QUEUE_ITEMS: usize = 192;
+const MAX_QUEUE_ITEMS: usize = 192;
 
 /// Small files that a dozing writer is left to doze for: waking it for each cost as much as writing.
-const BATCH_ITEMS: usize = 64;
+const WAKE_BATCH_ITEMS: usize = 64;
 /// How long a writer dozes before it looks for itself; then it sleeps until it is woken.
-const DOZE: Duration = Duration::from_millis(1);
+const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 /// A content of this size is worth waking for at once.
-const LARGE_BYTES: usize = 512 * 1024;
+const WAKE_BYTES: usize = 512 * 1024;
 /// What a file costs besides its content, as bytes that are written in the same time.
-const FILE_LOAD: u64 = 16 * 1024;
+const FILE_COST_BYTES: u64 = 16 * 1024;
 /// So much more work than the idlest queue a queue may have and still get its directory's next
 /// file; about a millisecond's.
-const LEAST_IMBALANCE: u64 = 1024 * 1024;
+const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 
 /// The writer threads and what is on its way to them; belongs to the scan's thread.
 #[derive(Debug)]
-pub(super) struct Writers {
+pub(super) struct WriterPool {
     shards: Arc<Shards>,
     threads: Vec<Thread<()>>,
     /// Which file of which queue last claimed a name, by the name's hash. Two names with one hash
     /// cost a needless wait, no more.
-    in_flight: HashMap<u64, Ticket>,
+    in_flight: HashMap<u64, QueuedFile>,
     hasher: RandomState,
     /// Files queued so far; the last one's number.
     queued: u64,
@@ -55,7 +55,7 @@ pub(super) struct Writers {
 
 /// A file's queue, and its number among all files of the archive; they count from 1.
 #[derive(Clone, Copy, Debug)]
-struct Ticket {
+struct QueuedFile {
     shard: usize,
     number: u64,
 }
@@ -66,7 +66,7 @@ struct Shards(Vec<Shard>);
 
 #[derive(Debug, Default)]
 struct Shard {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// The writer shall look at its queue.
     filled: Condvar,
     /// The queue was emptied, or a file was begun or is done.
@@ -82,29 +82,29 @@ struct Shard {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     queue: VecDeque<Item>,
     closed: bool,
     /// Number of the file queued last.
     queued: u64,
-    rest: Rest,
+    writer: WriterState,
 }
 
 /// What a writer does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Rest {
+enum WriterState {
     /// Works.
     #[default]
-    Awake,
+    Working,
     /// Looks for itself soon.
-    Dozing,
+    Polling,
     /// Waits to be woken.
-    Asleep,
+    Parked,
 }
 
 /// The files that were queued last at some moment, one for each writer.
 #[derive(Debug)]
-pub(super) struct Mark(Vec<u64>);
+pub(super) struct Watermark(Vec<u64>);
 
 #[derive(Debug)]
 enum Item {
@@ -118,7 +118,7 @@ enum Item {
     End { cut: bool },
 }
 
-impl Writers {
+impl WriterPool {
     /// Starts `count` threads, at least one.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Writers {
         for number in 0..count {
             let shards = Arc::clone(&writers.shards);
             let context = Arc::clone(context);
-            let work = move || shards.work(number, &context);
+            let work = move || shards.run_writer(number, &context);
             writers
                 .threads
                 .push(Thread::spawn(&format!("writer-{number}"), work)?);
@@ -152,49 +152,49 @@ impl Writers {
     }
 
     /// What counts the entries of this run.
-    pub(super) fn claims(&self) -> &Claims {
-        &self.context.claims
+    pub(super) fn entry_quota(&self) -> &EntryQuota {
+        &self.context.entry_quota
     }
 
     /// Names that links get at the end.
-    pub(super) fn promises(&self) -> &Promises {
-        &self.context.promises
+    pub(super) fn reserved_names(&self) -> &ReservedNames {
+        &self.context.reserved_names
     }
 
     /// Queues a file with all its content.
-    pub(super) fn write(&mut self, job: Job, bytes: Bytes) {
-        let ticket = self.claim(&job);
-        self.push(ticket.shard, Item::Whole(ticket.number, job, bytes));
+    pub(super) fn write_file(&mut self, job: Job, bytes: Bytes) {
+        let queued_file = self.assign_queue(&job);
+        self.push(queued_file.shard, Item::Whole(queued_file.number, job, bytes));
     }
 
-    /// Queues a file; its content follows by [`Self::piece`], its end by [`Self::end`].
-    pub(super) fn begin(&mut self, job: Job) {
-        let ticket = self.claim(&job);
-        self.push(ticket.shard, Item::Begin(ticket.number, job));
+    /// Queues a file; its content follows by [`Self::write_piece`], its end by [`Self::end_file`].
+    pub(super) fn begin_file(&mut self, job: Job) {
+        let queued_file = self.assign_queue(&job);
+        self.push(queued_file.shard, Item::Begin(queued_file.number, job));
     }
 
     /// Queues the next piece of the file begun last.
-    pub(super) fn piece(&self, bytes: Bytes) {
+    pub(super) fn write_piece(&self, bytes: Bytes) {
         self.push(self.current, Item::Piece(bytes));
     }
 
     /// Queues the end of the file begun last.
-    pub(super) fn end(&self, cut: bool) {
+    pub(super) fn end_file(&self, cut: bool) {
         self.push(self.current, Item::End { cut });
     }
 
     /// Waits until no file of this name in this directory is queued.
-    pub(super) fn settle(&mut self, directory: Identity, name: &[u8]) {
+    pub(super) fn wait_for_name(&mut self, directory: Identity, name: &[u8]) {
         let key = self.hasher.hash_one((directory, name));
-        if let Some(ticket) = self.in_flight.remove(&key)
-            && let Some(shard) = self.shards.0.get(ticket.shard)
+        if let Some(queued_file) = self.in_flight.remove(&key)
+            && let Some(shard) = self.shards.0.get(queued_file.shard)
         {
-            shard.wait_for(ticket.number);
+            shard.wait_for(queued_file.number);
         }
     }
 
     /// Waits until nothing is queued.
-    pub(super) fn settle_all(&mut self) {
+    pub(super) fn wait_for_all(&mut self) {
         self.in_flight.clear();
         for shard in &self.shards.0 {
             let queued = shard.lock().queued;
@@ -202,9 +202,9 @@ impl Writers {
         }
     }
 
-    /// What is queued so far, for [`Writers::has_done`].
-    pub(super) fn mark(&self) -> Mark {
-        Mark(
+    /// What is queued so far, for [`WriterPool::has_reached`].
+    pub(super) fn watermark(&self) -> Watermark {
+        Watermark(
             self.shards
                 .0
                 .iter()
@@ -213,9 +213,9 @@ impl Writers {
         )
     }
 
-    /// Whether everything is done that was queued at `mark`.
-    pub(super) fn has_done(&self, mark: &Mark) -> bool {
-        let mut shards = self.shards.0.iter().zip(&mark.0);
+    /// Whether everything is done that was queued at `watermark`.
+    pub(super) fn has_reached(&self, watermark: &Watermark) -> bool {
+        let mut shards = self.shards.0.iter().zip(&watermark.0);
         shards.all(|(shard, &queued)| shard.is_done(queued))
     }
 
@@ -238,45 +238,45 @@ impl Writers {
     }
 
     /// Says that something on a way is about to be replaced.
-    pub(super) fn replaced(&self) {
+    pub(super) fn note_replacement(&self) {
         self.context.replacements.fetch_add(1, Ordering::Release);
     }
 
     /// Notes that the job's name is on its way, and says where to.
-    fn claim(&mut self, job: &Job) -> Ticket {
-        let is_in_flight = |ticket: &Ticket| {
-            let shard = self.shards.0.get(ticket.shard);
-            shard.is_some_and(|shard| !shard.is_done(ticket.number))
+    fn assign_queue(&mut self, job: &Job) -> QueuedFile {
+        let is_in_flight = |queued_file: &QueuedFile| {
+            let shard = self.shards.0.get(queued_file.shard);
+            shard.is_some_and(|shard| !shard.is_done(queued_file.number))
         };
-        if self.in_flight.len() >= 8 * QUEUE_ITEMS * self.shards.0.len() {
-            self.in_flight.retain(|_, ticket| is_in_flight(ticket));
+        if self.in_flight.len() >= 8 * MAX_QUEUE_ITEMS * self.shards.0.len() {
+            self.in_flight.retain(|_, queued_file| is_in_flight(queued_file));
         }
         let directory = job.directory.identity();
         let key = self.hasher.hash_one((directory, job.name()));
         let namesake = self.in_flight.get(&key).copied().filter(is_in_flight);
         self.current = match namesake {
-            Some(ticket) => ticket.shard,
-            None => self.choose(directory),
+            Some(queued_file) => queued_file.shard,
+            None => self.choose_queue(directory),
         };
         self.directory = Some(directory);
         self.queued += 1;
-        let ticket = Ticket {
+        let queued_file = QueuedFile {
             shard: self.current,
             number: self.queued,
         };
-        self.in_flight.insert(key, ticket);
-        ticket
+        self.in_flight.insert(key, queued_file);
+        queued_file
     }
 
     /// The queue for a new name in `directory`.
-    fn choose(&self, directory: Identity) -> usize {
+    fn choose_queue(&self, directory: Identity) -> usize {
         let loads = || self.shards.0.iter().map(Shard::load).enumerate();
-        let (idlest, least) = loads().min_by_key(|&(_, load)| load).unwrap_or_default();
+        let (least_loaded, least) = loads().min_by_key(|&(_, load)| load).unwrap_or_default();
         let stays = self.directory == Some(directory)
             && loads().any(|(shard, load)| {
-                shard == self.current && load <= least.saturating_add(LEAST_IMBALANCE)
+                shard == self.current && load <= least.saturating_add(MIN_IMBALANCE_BYTES)
             });
-        if stays { self.current } else { idlest }
+        if stays { self.current } else { least_loaded }
     }
 
     fn push(&self, shard: usize, item: Item) {
@@ -286,7 +286,7 @@ impl Writers {
     }
 }
 
-impl Drop for Writers {
+impl Drop for WriterPool {
     /// Lets the threads end, which their handles wait for.
     fn drop(&mut self) {
         for shard in &self.shards.0 {
@@ -296,16 +296,16 @@ impl Drop for Writers {
 }
 
 impl Shard {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits while the queue is full; on a closed queue the item is dropped.
     fn push(&self, item: Item) {
         let mut state = self.lock();
-        if state.queue.len() >= QUEUE_ITEMS {
+        if state.queue.len() >= MAX_QUEUE_ITEMS {
             state = self.wait(state, |state| {
-                state.queue.len() < QUEUE_ITEMS || state.closed
+                state.queue.len() < MAX_QUEUE_ITEMS || state.closed
             });
         }
         if state.closed {
@@ -317,28 +317,28 @@ impl Shard {
         let is_large = item.is_large();
         self.load.fetch_add(item.load(), Ordering::Relaxed);
         state.queue.push_back(item);
-        let worth_it = is_large || state.queue.len() >= BATCH_ITEMS;
-        if state.rest == Rest::Asleep || worth_it {
+        let is_batch_full = is_large || state.queue.len() >= WAKE_BATCH_ITEMS;
+        if state.writer == WriterState::Parked || is_batch_full {
             self.wake(&mut state);
         }
     }
 
-    fn wake(&self, state: &mut State) {
-        if state.rest != Rest::Awake {
-            state.rest = Rest::Awake;
+    fn wake(&self, state: &mut QueueState) {
+        if state.writer != WriterState::Working {
+            state.writer = WriterState::Working;
             self.filled.notify_one();
         }
     }
 
-    /// Waits until something `is_so`, with the writer at work.
+    /// Waits until `condition` holds, with the writer at work.
     fn wait<'a>(
         &self,
-        mut state: MutexGuard<'a, State>,
-        is_so: impl Fn(&State) -> bool,
-    ) -> MutexGuard<'a, State> {
+        mut state: MutexGuard<'a, QueueState>,
+        condition: impl Fn(&QueueState) -> bool,
+    ) -> MutexGuard<'a, QueueState> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.wake(&mut state);
-        while !is_so(&state) {
+        while !condition(&state) {
             state = self
                 .drained
                 .wait(state)
@@ -351,7 +351,7 @@ impl Shard {
     fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        state.rest = Rest::Awake;
+        state.writer = WriterState::Working;
         drop(state);
         self.filled.notify_all();
         self.drained.notify_all();
@@ -379,18 +379,18 @@ impl Shard {
         }));
     }
 
-    fn start_one(&self, number: u64) {
+    fn mark_started(&self, number: u64) {
         self.started.store(number, Ordering::SeqCst);
-        self.tell();
+        self.notify_waiters();
     }
 
-    fn finish_one(&self) {
+    fn mark_done(&self) {
         self.done
             .store(self.started.load(Ordering::SeqCst), Ordering::SeqCst);
-        self.tell();
+        self.notify_waiters();
     }
 
-    fn tell(&self) {
+    fn notify_waiters(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             drop(self.lock());
             self.drained.notify_all();
@@ -398,14 +398,14 @@ impl Shard {
     }
 
     /// Takes everything that is queued; `None` when the queue is closed and empty.
-    fn take(&self, items: &mut VecDeque<Item>) -> Option<()> {
+    fn take_items(&self, items: &mut VecDeque<Item>) -> Option<()> {
         let mut state = self.lock();
         if state.queue.is_empty() && !state.closed {
-            state.rest = Rest::Dozing;
-            let dozing = |state: &mut State| state.rest == Rest::Dozing;
+            state.writer = WriterState::Polling;
+            let is_polling = |state: &mut QueueState| state.writer == WriterState::Polling;
             let (woken, _) = self
                 .filled
-                .wait_timeout_while(state, DOZE, dozing)
+                .wait_timeout_while(state, POLL_TIMEOUT, is_polling)
                 .unwrap_or_else(PoisonError::into_inner);
             state = woken;
         }
@@ -413,16 +413,16 @@ impl Shard {
             if state.closed {
                 return None;
             }
-            state.rest = Rest::Asleep;
+            state.writer = WriterState::Parked;
             state = self
                 .filled
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        state.rest = Rest::Awake;
+        state.writer = WriterState::Working;
         std::mem::swap(&mut state.queue, items);
         drop(state);
-        self.tell();
+        self.notify_waiters();
         Some(())
     }
 }
@@ -431,8 +431,8 @@ impl Item {
     /// The work it is, as bytes that are written in the same time.
     fn load(&self) -> u64 {
         match self {
-            Self::Whole(_, _, bytes) => FILE_LOAD + bytes.len() as u64,
-            Self::Begin(..) => FILE_LOAD,
+            Self::Whole(_, _, bytes) => FILE_COST_BYTES + bytes.len() as u64,
+            Self::Begin(..) => FILE_COST_BYTES,
             Self::Piece(bytes) => bytes.len() as u64,
             Self::End { .. } => 0,
         }
@@ -440,7 +440,7 @@ impl Item {
 
     fn is_large(&self) -> bool {
         match self {
-            Self::Whole(_, _, bytes) => bytes.len() >= LARGE_BYTES,
+            Self::Whole(_, _, bytes) => bytes.len() >= WAKE_BYTES,
             Self::Piece(_) => true,
             Self::Begin(..) | Self::End { .. } => false,
         }
@@ -449,66 +449,66 @@ impl Item {
 
 impl Shards {
     /// The life of writer `own`.
-    fn work(&self, own: usize, context: &Context) {
+    fn run_writer(&self, own: usize, context: &Context) {
         let Some(shard) = self.0.get(own) else {
             return;
         };
-        let _farewell = Farewell(shard);
+        let _exit_guard = ExitGuard(shard);
         let mut items = VecDeque::new();
         let mut open = None;
-        while shard.take(&mut items).is_some() {
+        while shard.take_items(&mut items).is_some() {
             for item in items.drain(..) {
                 let load = item.load();
-                open = self.handle(shard, item, open, context);
+                open = self.handle_item(shard, item, open, context);
                 shard.load.fetch_sub(load, Ordering::Relaxed);
             }
         }
     }
 
     /// One step of it; returns the file that is still open.
-    fn handle(
+    fn handle_item(
         &self,
         shard: &Shard,
         item: Item,
-        open: Option<OpenFile>,
+        open: Option<FileWriter>,
         context: &Context,
-    ) -> Option<OpenFile> {
+    ) -> Option<FileWriter> {
         // After the end of everything the queue is only emptied.
-        let alive = context.problems.fatal().is_none();
+        let is_running = context.problems.fatal().is_none();
         match item {
             Item::Whole(number, job, bytes) => {
-                shard.start_one(number);
-                if alive
+                shard.mark_started(number);
+                if is_running
                     && let Some(file) = self.create(number, job, context)
                     && let Some(file) = file.write(&bytes, context)
                 {
                     file.finish(false, context);
                 }
-                shard.finish_one();
+                shard.mark_done();
                 None
             }
             Item::Begin(number, job) => {
-                shard.start_one(number);
-                if alive {
+                shard.mark_started(number);
+                if is_running {
                     self.create(number, job, context)
                 } else {
                     None
                 }
             }
-            Item::Piece(bytes) if alive => open.and_then(|file| file.write(&bytes, context)),
+            Item::Piece(bytes) if is_running => open.and_then(|file| file.write(&bytes, context)),
             Item::Piece(_) => open,
             Item::End { cut } => {
-                if let Some(file) = open.filter(|_| alive) {
+                if let Some(file) = open.filter(|_| is_running) {
                     file.finish(cut, context);
                 }
-                shard.finish_one();
+                shard.mark_done();
                 None
             }
         }
     }
 
-    fn create(&self, number: u64, job: Job, context: &Context) -> Option<OpenFile> {
-        OpenFile::create(job, context, || self.wait_for_earlier(number))
+    fn create(&self, number: u64, job: Job, context: &Context) -> Option<FileWriter> {
+        FileWriter::create(job, context, || self.wait_for_earlier(number))
     }
 
     /// Waits until all files before `number` are done, in whatever queue. Only earlier ones are
@@ -523,9 +523,9 @@ impl Shards {
 }
 
 /// Lets nobody wait for a thread that is gone, even by a panic.
-struct Farewell<'a>(&'a Shard);
+struct ExitGuard<'a>(&'a Shard);
 
-impl Drop for Farewell<'_> {
+impl Drop for ExitGuard<'_> {
     fn drop(&mut self) {
         self.0.started.store(u64::MAX, Ordering::SeqCst);
         self.0.done.store(u64::MAX, Ordering::SeqCst);
@@ -537,45 +537,45 @@ impl Drop for Farewell<'_> {
 mod tests {
     use super::*;
     use crate::base::archive_path::ArchivePath;
-    use crate::materialize::root::Root;
-    use crate::materialize::testing;
+    use crate::materialize::destination::DestinationRoot;
+    use crate::materialize::test_support;
 
     /// Two queues and a job in the destination; nothing is written.
-    fn writers() -> (Writers, impl Fn(&[u8]) -> Job) {
-        let root = Root::open(&std::env::temp_dir()).expect("a directory");
+    fn writers() -> (WriterPool, impl Fn(&[u8]) -> Job) {
+        let root = DestinationRoot::open(&std::env::temp_dir()).expect("a directory");
         let job = move |name: &[u8]| Job {
             directory: root.top().clone(),
             name: None,
             path: ArchivePath::sanitize(name).path,
             number: 0,
-            member: Box::new(testing::file(name, b"").0),
+            member: Box::new(test_support::file(name, b"").0),
         };
-        let context = Arc::new(testing::context());
-        (Writers::start(2, &context).expect("threads"), job)
+        let context = Arc::new(test_support::context());
+        (WriterPool::start(2, &context).expect("threads"), job)
     }
 
-    fn add_load(writers: &Writers, ticket: Ticket) {
-        let shard = writers.shards.0.get(ticket.shard).expect("a queue");
-        shard.load.store(2 * LEAST_IMBALANCE, Ordering::Relaxed);
+    fn add_load(writers: &WriterPool, queued_file: QueuedFile) {
+        let shard = writers.shards.0.get(queued_file.shard).expect("a queue");
+        shard.load.store(2 * MIN_IMBALANCE_BYTES, Ordering::Relaxed);
     }
 
     #[test]
-    fn a_name_follows_its_namesake_whatever_the_load() {
+    fn same_name_goes_to_the_same_queue_under_any_load() {
         let (mut writers, job) = writers();
-        let first = writers.claim(&job(b"name"));
+        let first = writers.assign_queue(&job(b"name"));
         add_load(&writers, first);
-        assert_ne!(writers.claim(&job(b"other")).shard, first.shard);
-        assert_eq!(writers.claim(&job(b"name")).shard, first.shard);
+        assert_ne!(writers.assign_queue(&job(b"other")).shard, first.shard);
+        assert_eq!(writers.assign_queue(&job(b"name")).shard, first.shard);
     }
 
     #[test]
-    fn a_directory_keeps_its_queue_until_another_one_is_much_idler() {
+    fn directory_changes_queue_only_on_large_imbalance() {
         let (mut writers, job) = writers();
-        let first = writers.claim(&job(b"a"));
+        let first = writers.assign_queue(&job(b"a"));
         let shard = writers.shards.0.get(first.shard).expect("a queue");
-        shard.load.store(LEAST_IMBALANCE, Ordering::Relaxed);
-        assert_eq!(writers.claim(&job(b"b")).shard, first.shard);
+        shard.load.store(MIN_IMBALANCE_BYTES, Ordering::Relaxed);
+        assert_eq!(writers.assign_queue(&job(b"b")).shard, first.shard);
         add_load(&writers, first);
-        assert_ne!(writers.claim(&job(b"c")).shard, first.shard);
+        assert_ne!(writers.assign_queue(&job(b"c")).shard, first.shard);
     }
 }

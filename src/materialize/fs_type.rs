@@ -15,7 +15,7 @@ const REMOTE_WRITERS: usize = 16;
 /// File systems whose every step may be a round trip, to a server or to another process, by the
 /// `f_type` of statfs(2). The first ones are from linux/magic.h; the others are not part of Linux
 /// and have theirs from coreutils' stat(1).
-const REMOTE: [(u32, &str); 15] = [
+const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0x6969, "NFS_SUPER_MAGIC"),
     (0x517B, "SMB_SUPER_MAGIC"),
     (0xFF53_4D42, "CIFS_SUPER_MAGIC"),
@@ -35,22 +35,22 @@ const REMOTE: [(u32, &str); 15] = [
 ];
 
 /// How many threads should write below the directory `destination`.
-pub(super) fn writers(destination: impl AsFd) -> usize {
+pub(super) fn default_writer_count(destination: impl AsFd) -> usize {
     // One that cannot tell what it is will say what is wrong with it when it is written to.
     match rustix::fs::fstatfs(destination) {
         Ok(status) if is_remote(status.f_type.into()) => REMOTE_WRITERS,
-        _ => local_writers(),
+        _ => local_writer_count(),
     }
 }
 
-fn local_writers() -> usize {
+fn local_writer_count() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     processors.clamp(*LOCAL_WRITERS.start(), *LOCAL_WRITERS.end())
 }
 
 /// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
 fn is_remote(f_type: i128) -> bool {
-    REMOTE
+    REMOTE_FS_TYPES
         .iter()
         .any(|&(magic, _)| i128::from(magic) == f_type & 0xFFFF_FFFF)
 }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_and_fuse_file_systems_are_told_from_local_ones() {
+    fn network_and_fuse_file_systems_are_remote() {
         let tmpfs = 0x0102_1994;
         let local = [tmpfs, 0xEF53, 0x5846_5342, 0x9123_683E, 0x794C_7630, 0];
         assert!(!local.into_iter().any(is_remote));
@@ -71,8 +71,8 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_tells_what_it_lies_on() {
+    fn writer_count_depends_on_the_file_system_type() {
         let proc = std::fs::File::open("/proc").expect("mounted");
-        assert_eq!(writers(proc), local_writers());
+        assert_eq!(default_writer_count(proc), local_writer_count());
     }
 }

@@ -8,32 +8,32 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
-use super::super::beside;
-use super::super::problem::Error;
-use super::super::root::Root;
+use super::super::sidecar;
+use super::super::error::Error;
+use super::super::destination::DestinationRoot;
 use super::super::staging::is_empty;
-use super::ledger::{Ledger, Owner};
+use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
 
 /// What the ledger of `tree` is called: `.tree.tarfs-state`.
-const MARK: &[u8] = b".tarfs-state";
+const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
 
 /// An open directory whose ledger nobody else uses.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CopyDirectory {
     /// Absolute, without symbolic links.
-    pub(super) directory: PathBuf,
+    pub(super) path: PathBuf,
     top: OwnedFd,
     ledger: File,
     ledger_path: PathBuf,
 }
 
-impl Place {
+impl CopyDirectory {
     /// Opens `directory`, which is made if it is missing, and takes its ledger, which is made if
     /// the directory is empty.
     ///
     /// # Errors
-    /// [`Error::Foreign`] when there is something in it and no ledger beside it, [`Error::Taken`],
+    /// [`Error::NotACopy`] when there is something in it and no ledger beside it, [`Error::InUse`],
     /// and what the system says.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination {
@@ -54,15 +54,15 @@ impl Place {
             errno,
         };
         let top = open.map_err(failed)?;
-        let ledger_path = beside::path(&directory, MARK).ok_or_else(|| Error::Unmovable {
+        let ledger_path = sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| Error::CannotRename {
             path: directory.clone(),
             why: "has no name to give to a file beside it",
         })?;
         let is_new = is_empty(&top).map_err(failed)?;
-        let ledger = match beside::open(&ledger_path, is_new) {
+        let ledger = match sidecar::open(&ledger_path, is_new) {
             Ok(ledger) => ledger,
-            Err(Errno::NOENT) => return Err(Error::Foreign { path: directory }),
-            Err(Errno::WOULDBLOCK) => return Err(Error::Taken { path: directory }),
+            Err(Errno::NOENT) => return Err(Error::NotACopy { path: directory }),
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse { path: directory }),
             Err(errno) => {
                 return Err(Error::Ledger {
                     path: ledger_path,
@@ -72,7 +72,7 @@ impl Place {
             }
         };
         Ok(Self {
-            directory,
+            path: directory,
             top,
             ledger,
             ledger_path,
@@ -82,31 +82,31 @@ impl Place {
     /// The ledger, if it is that of `content`; a new one in an empty directory.
     ///
     /// # Errors
-    /// [`Error::Foreign`] when another tree is there, and what the system says.
-    pub(super) fn ledger(&self, content: u128, boot: u64) -> Result<Ledger, Error> {
+    /// [`Error::NotACopy`] when another tree is there, and what the system says.
+    pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
-            self.broken("read or write the record of what is whole")(errno(&error))
+            self.ledger_error("read or write the record of what is whole")(errno(&error))
         };
-        let stat = fstat(&self.top).map_err(self.broken("look at the directory"))?;
-        let owner = Owner {
+        let stat = fstat(&self.top).map_err(self.ledger_error("look at the directory"))?;
+        let tree_id = TreeId {
             content,
             directory: stat.st_ino,
         };
         let file = self.ledger.try_clone().map_err(failed)?;
-        let file = match Ledger::open(file, owner, boot).map_err(failed)? {
+        let file = match Ledger::open(file, tree_id, boot_id).map_err(failed)? {
             Ok(ledger) => return Ok(ledger),
             Err(file) => file,
         };
-        if !is_empty(&self.top).map_err(self.broken("look into the directory"))? {
-            return Err(Error::Foreign {
-                path: self.directory.clone(),
+        if !is_empty(&self.top).map_err(self.ledger_error("look into the directory"))? {
+            return Err(Error::NotACopy {
+                path: self.path.clone(),
             });
         }
-        Ledger::create(file, owner, boot).map_err(failed)
+        Ledger::create(file, tree_id, boot_id).map_err(failed)
     }
 
     /// The error that the ledger cannot be used.
-    pub(super) fn broken(&self, action: &'static str) -> impl Fn(Errno) -> Error {
+    pub(super) fn ledger_error(&self, action: &'static str) -> impl Fn(Errno) -> Error {
         move |errno| Error::Ledger {
             path: self.ledger_path.clone(),
             action,
@@ -115,8 +115,8 @@ impl Place {
     }
 
     /// The directory as a destination.
-    pub(super) fn root(&self) -> Result<Root, Errno> {
-        Root::at(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
+    pub(super) fn root(&self) -> Result<DestinationRoot, Errno> {
+        DestinationRoot::at(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
     }
 
     /// What lies at `path`, through no link and on no other file system; a regular file can be
@@ -156,49 +156,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_has_one_user_and_is_nobody_elses() {
+    fn copy_directory_is_locked_and_bound_to_one_archive() {
         let base = tempfile::tempdir().expect("a directory");
         let copy = base.path().join("copy");
-        let place = Place::open(&copy).expect("made");
+        let copy_directory = CopyDirectory::open(&copy).expect("made");
         assert!(base.path().join(".copy.tarfs-state").exists());
-        assert!(matches!(Place::open(&copy), Err(Error::Taken { .. })));
-        place.ledger(7, 1).expect("new");
-        drop(place);
+        assert!(matches!(CopyDirectory::open(&copy), Err(Error::InUse { .. })));
+        copy_directory.ledger(7, 1).expect("new");
+        drop(copy_directory);
         std::fs::write(copy.join("file"), "x").expect("written");
-        let place = Place::open(&copy).expect("ours");
-        place.ledger(7, 1).expect("still ours");
-        assert!(matches!(place.ledger(8, 1), Err(Error::Foreign { .. })));
-        drop(place);
+        let copy_directory = CopyDirectory::open(&copy).expect("ours");
+        copy_directory.ledger(7, 1).expect("still ours");
+        assert!(matches!(copy_directory.ledger(8, 1), Err(Error::NotACopy { .. })));
+        drop(copy_directory);
         std::fs::remove_file(base.path().join(".copy.tarfs-state")).expect("there");
-        assert!(matches!(Place::open(&copy), Err(Error::Foreign { .. })));
+        assert!(matches!(CopyDirectory::open(&copy), Err(Error::NotACopy { .. })));
         assert!(!base.path().join(".copy.tarfs-state").exists());
     }
 
     #[test]
-    fn a_ledger_that_others_can_write_to_is_not_believed() {
+    fn ledger_writable_by_others_is_rejected() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let base = tempfile::tempdir().expect("a directory");
         let copy = base.path().join("copy");
         let ledger = base.path().join(".copy.tarfs-state");
-        drop(Place::open(&copy).expect("made"));
+        drop(CopyDirectory::open(&copy).expect("made"));
         let open = std::fs::Permissions::from_mode(0o622);
         std::fs::set_permissions(&ledger, open).expect("ours");
-        assert!(matches!(Place::open(&copy), Err(Error::Ledger { .. })));
+        assert!(matches!(CopyDirectory::open(&copy), Err(Error::Ledger { .. })));
         std::fs::rename(&ledger, base.path().join("elsewhere")).expect("there");
         symlink("elsewhere", &ledger).expect("made");
-        assert!(matches!(Place::open(&copy), Err(Error::Ledger { .. })));
+        assert!(matches!(CopyDirectory::open(&copy), Err(Error::Ledger { .. })));
     }
 
     #[test]
-    fn entries_are_not_looked_for_behind_links() {
+    fn copy_entries_are_not_opened_through_symlinks() {
         let base = tempfile::tempdir().expect("a directory");
-        let place = Place::open(&base.path().join("copy")).expect("made");
-        std::fs::create_dir(place.directory.join("a")).expect("made");
-        std::fs::write(place.directory.join("a/file"), "x").expect("written");
-        std::os::unix::fs::symlink("a", place.directory.join("l")).expect("made");
+        let copy_directory = CopyDirectory::open(&base.path().join("copy")).expect("made");
+        std::fs::create_dir(copy_directory.path.join("a")).expect("made");
+        std::fs::write(copy_directory.path.join("a/file"), "x").expect("written");
+        std::os::unix::fs::symlink("a", copy_directory.path.join("l")).expect("made");
         let open = |path: &[u8]| {
             let path = ArchivePath::sanitize(path).path;
-            place.open_entry(&path, true).map(drop)
+            copy_directory.open_entry(&path, true).map(drop)
         };
         assert_eq!(open(b"a/file"), Ok(()));
         assert_eq!(open(b"l/file"), Err(Errno::LOOP));
@@ -206,10 +206,10 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_has_a_ledger_too() {
-        let name = "n".repeat(beside::NAME_BYTES);
-        let path = beside::path(&Path::new("/x").join(name), MARK).expect("a name");
-        assert_eq!(path.file_name().map(OsStr::len), Some(beside::NAME_BYTES));
-        assert_eq!(beside::path(Path::new("/"), MARK), None);
+    fn ledger_name_fits_for_the_longest_directory_name() {
+        let name = "n".repeat(sidecar::MAX_NAME_BYTES);
+        let path = sidecar::path(&Path::new("/x").join(name), LEDGER_SUFFIX).expect("a name");
+        assert_eq!(path.file_name().map(OsStr::len), Some(sidecar::MAX_NAME_BYTES));
+        assert_eq!(sidecar::path(Path::new("/"), LEDGER_SUFFIX), None);
     }
 }

@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::plan::Climbs;
-use super::problem::{Cause, Error, Problems, Reporter};
+use super::selection::ParentComponent;
+use super::error::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
 use crate::archive::scan::Sink;
 use crate::tar::{Kind, Member};
 
 /// Tells a reporter which entries a [`super::Materializer`] would make.
 #[derive(Debug)]
-pub struct Rehearsal {
+pub struct DryRunSink {
     selection: Selection,
     problems: Problems,
     entries: u64,
     bytes: u64,
 }
 
-impl Rehearsal {
+impl DryRunSink {
     /// Takes the members that `selection` wants.
     pub fn new(selection: Selection, reporter: Option<Arc<dyn Reporter>>) -> Self {
         Self {
@@ -32,32 +32,32 @@ impl Rehearsal {
 
     /// Entries and payload bytes that would be written; errors are paths that were not found.
     pub fn finish(self) -> Summary {
-        for path in self.selection.missing() {
+        for path in self.selection.unmatched_paths() {
             self.problems.add(path, Cause::NotFound);
         }
         Summary {
             entries: self.entries,
             bytes: self.bytes,
             errors: self.problems.count(),
-            problems: self.problems.take_kept(),
+            problems: self.problems.take_problems(),
         }
     }
 }
 
-impl Sink for Rehearsal {
+impl Sink for DryRunSink {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        match self.selection.take(&mut member) {
-            Ok(Some(placed)) => {
-                self.problems.entry(&placed.path);
+        match self.selection.select_member(&mut member) {
+            Ok(Some(output_path)) => {
+                self.problems.entry(&output_path.path);
                 self.entries += 1;
                 if member.kind == Kind::File {
                     self.bytes = self.bytes.saturating_add(member.payload.len());
                 }
             }
             Ok(None) => {}
-            Err(Climbs(path)) => self.problems.add(&path, Cause::Climbs),
+            Err(ParentComponent(path)) => self.problems.add(&path, Cause::ParentComponent),
         }
         Ok(())
     }
@@ -78,19 +78,19 @@ impl Sink for Rehearsal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::materialize::testing::{feed, file, member};
-    use crate::materialize::{Glob, Wanted};
+    use crate::materialize::test_support::{feed, file, member};
+    use crate::materialize::{Glob, SelectedPath};
 
     #[test]
-    fn what_would_be_written_is_counted_and_what_is_not_found_is_an_error() {
+    fn dry_run_counts_entries_and_reports_missing_paths() {
         let selection = Selection {
             exclude: vec![Glob::new(b"*.o")],
-            paths: vec![Wanted::new(b"a"), Wanted::new(b"missing")],
+            paths: vec![SelectedPath::new(b"a"), SelectedPath::new(b"missing")],
             ..Selection::default()
         };
-        let mut rehearsal = Rehearsal::new(selection, None);
+        let mut sink = DryRunSink::new(selection, None);
         feed(
-            &mut rehearsal,
+            &mut sink,
             [
                 (member(b"a/", Kind::Directory), &b""[..]),
                 file(b"a/b", b"12345"),
@@ -98,7 +98,7 @@ mod tests {
                 file(b"c", b"1"),
             ],
         );
-        let summary = rehearsal.finish();
+        let summary = sink.finish();
         assert_eq!((summary.entries, summary.bytes, summary.errors), (2, 5, 1));
         assert_eq!(
             summary.problems.first().map(ToString::to_string),

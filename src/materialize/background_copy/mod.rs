@@ -6,11 +6,11 @@
 //! once it has all its names and attributes and the [`Ledger`] says so, and is held against the
 //! ledger each time it is opened. The bytes were verified by whoever read them from the archive.
 
-mod bits;
+mod bit_set;
 mod ledger;
-mod place;
+mod directory;
 mod plan;
-mod stop;
+mod cancel_token;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -27,19 +27,19 @@ use rustix::fs::{AtFlags, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-use self::bits::Bits;
+use self::bit_set::BitSet;
 use self::ledger::{Ledger, Record};
-use self::place::{Place, errno, is_file};
-use self::plan::{Name, Plan, placed};
+use self::directory::{CopyDirectory, errno, is_file};
+use self::plan::{Name, CopyPlan, output_path};
 
-pub(super) use self::plan::member as member_of;
-use self::stop::Stop;
-use super::attributes::Subject;
+pub(super) use self::plan::member_of;
+use self::cancel_token::CancelToken;
+use super::attributes::AttributeTarget;
 use super::context::Context;
-use super::file::{Job, OpenFile};
-use super::problem::{Error, Problem, Problems, Reporter};
-use super::root::{Directory, Missing, name_of, parent_of, status};
-use super::{Materializer, Options, XattrFilter, medium};
+use super::file::{Job, FileWriter};
+use super::error::{Error, Problem, Problems, Reporter};
+use super::destination::{Directory, IfMissing, name_of, parent_of, lstat_at};
+use super::{Materializer, Options, XattrFilter, fs_type};
 use crate::archive::ReadError;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
@@ -49,56 +49,56 @@ use crate::tar;
 
 /// Stored bytes read at once, at the most; and no further than to the end of their span, which
 /// is in memory as a whole.
-const READ_BYTES: u64 = 8 << 20;
+const MAX_READ_BYTES: u64 = 8 << 20;
 /// Bytes read at once of what is already written.
-const CHECK_BYTES: usize = 1 << 20;
+const HASH_BUFFER_BYTES: usize = 1 << 20;
 /// Files that wait to be written before their turn; those that come while so many wait have to
 /// wait for their turn.
-const MOST_WANTED: usize = 1024;
+const MAX_PRIORITY_FILES: usize = 1024;
 /// What is said of an entry that its own index has no place for.
-const CONTRADICTION: &str = "the index contradicts itself; delete it and mount again";
+const CORRUPT_INDEX: &str = "the index contradicts itself; delete it and mount again";
 /// How long to wait for a source that cannot be reached: so long at first, then twice as long
 /// each time, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
 /// Reads a file of the archive: at most so many bytes from an offset on.
-pub type Read = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
+pub type ReadFn = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
 
 /// The copy of one mount.
-pub struct Background {
-    place: Place,
+pub struct BackgroundCopy {
+    directory: CopyDirectory,
     /// Attributes that entries get.
     xattrs: XattrFilter,
     /// Tells one start of the system from another.
-    boot: u64,
-    stop: Stop,
-    work: OnceLock<Work>,
+    boot_id: u64,
+    cancel_token: CancelToken,
+    task: OnceLock<CopyTask>,
     report: Mutex<Report>,
 }
 
 /// What is known once the index is complete.
-struct Work {
+struct CopyTask {
     index: Arc<Index>,
     root: Ino,
-    read: Read,
+    read: ReadFn,
     ledger: Ledger,
-    plan: Plan,
+    plan: CopyPlan,
     context: Context,
     /// Entries that can be opened.
-    whole: Bits,
+    complete: BitSet,
     /// Entries that somebody has asked for.
-    asked: Bits,
+    requested: BitSet,
     /// Entries that a worker has taken.
-    taken: Bits,
+    claimed: BitSet,
     /// Entries that are among `files` and `bytes`, if they are files.
-    counted: Bits,
+    counted: BitSet,
     /// Files that somebody waits for. A lock of its own, as requests of the mount take it.
-    wanted: Mutex<VecDeque<Ino>>,
+    priority_files: Mutex<VecDeque<Ino>>,
     /// Where in the plan nobody has been yet.
-    next: Mutex<usize>,
+    next_name: Mutex<usize>,
     /// Makes all that is not a file, and finds directories.
-    placer: Mutex<Option<Materializer>>,
+    materializer: Mutex<Option<Materializer>>,
     files: AtomicU64,
     bytes: AtomicU64,
 }
@@ -106,7 +106,7 @@ struct Work {
 /// What the user is told.
 #[derive(Debug, Default)]
 struct Report {
-    state: State,
+    state: CopyState,
     /// Entries that are not as they should be.
     failures: u64,
     /// Why the last one is not, why nothing happens, or why nothing will happen any more.
@@ -115,7 +115,7 @@ struct Report {
 
 /// How far a copy is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum State {
+pub enum CopyState {
     /// The index is not complete yet.
     #[default]
     Waiting,
@@ -133,9 +133,9 @@ pub enum State {
 
 /// A copy at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Progress {
+pub struct BackgroundCopyProgress {
     /// How far it is.
-    pub state: State,
+    pub state: CopyState,
     /// Regular files that are whole.
     pub files: u64,
     /// Regular files there are; 0 before the index is complete.
@@ -152,26 +152,26 @@ pub struct Progress {
 
 /// Writes while it lives.
 #[derive(Debug)]
-pub struct Running {
-    background: Arc<Background>,
+pub struct RunningCopy {
+    background: Arc<BackgroundCopy>,
     _thread: Thread<()>,
 }
 
-impl std::fmt::Debug for Background {
+impl std::fmt::Debug for BackgroundCopy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Background")
-            .field("place", &self.place)
+        f.debug_struct("BackgroundCopy")
+            .field("directory", &self.directory)
             .field("progress", &self.progress())
             .finish_non_exhaustive()
     }
 }
 
-impl Background {
+impl BackgroundCopy {
     /// Takes `directory` for a copy; it is made if it is missing. Its entries get the extended attributes
     /// that `xattrs` selects.
     ///
     /// # Errors
-    /// When it cannot be written to, or is not for this: [`Error::Foreign`], [`Error::Taken`].
+    /// When it cannot be written to, or is not for this: [`Error::NotACopy`], [`Error::InUse`].
     pub fn open(directory: &Path, xattrs: XattrFilter) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             xattrs,
@@ -181,18 +181,18 @@ impl Background {
 
     fn new(directory: &Path) -> Result<Self, Error> {
         Ok(Self {
-            place: Place::open(directory)?,
+            directory: CopyDirectory::open(directory)?,
             xattrs: XattrFilter::default(),
-            boot: this_boot(),
-            stop: Stop::default(),
-            work: OnceLock::new(),
+            boot_id: this_boot_id(),
+            cancel_token: CancelToken::default(),
+            task: OnceLock::new(),
             report: Mutex::default(),
         })
     }
 
     /// Where the copy is: absolute, without symbolic links.
     pub fn directory(&self) -> &Path {
-        &self.place.directory
+        &self.directory.path
     }
 
     /// Begins, with a complete `index`, to write what lies below `root`, and goes on until all is
@@ -200,53 +200,53 @@ impl Background {
     /// counts what is written.
     ///
     /// # Errors
-    /// [`Error::Foreign`] when it is another tree that an earlier mount wrote; what the system
+    /// [`Error::NotACopy`] when it is another tree that an earlier mount wrote; what the system
     /// says.
     pub fn start(
         self: &Arc<Self>,
         index: &Arc<Index>,
         root: Ino,
-        read: Read,
+        read: ReadFn,
         stats: &Arc<Stats>,
-    ) -> Result<Running, Error> {
-        let work = self.work(index, root, read, stats);
-        let work = work.inspect_err(|error| self.halt(error))?;
-        if self.work.set(work).is_err() {
-            return Err(Error::Taken {
-                path: self.place.directory.clone(),
+    ) -> Result<RunningCopy, Error> {
+        let task = self.build_task(index, root, read, stats);
+        let task = task.inspect_err(|error| self.halt(error))?;
+        if self.task.set(task).is_err() {
+            return Err(Error::InUse {
+                path: self.directory.path.clone(),
             });
         }
         let background = Arc::clone(self);
         let thread = Thread::spawn("copy", move || {
-            if let Some(work) = background.work.get() {
-                background.run(work);
+            if let Some(task) = background.task.get() {
+                background.run(task);
             }
         });
         let thread = thread
             .map_err(|error| Error::Thread(Arc::new(error)))
             .inspect_err(|error| self.halt(error))?;
-        Ok(Running {
+        Ok(RunningCopy {
             background: Arc::clone(self),
             _thread: thread,
         })
     }
 
-    fn work(
+    fn build_task(
         &self,
         index: &Arc<Index>,
         root: Ino,
-        read: Read,
+        read: ReadFn,
         stats: &Arc<Stats>,
-    ) -> Result<Work, Error> {
-        let identity = identity(index, root, &self.xattrs);
-        let ledger = self.place.ledger(identity, self.boot)?;
+    ) -> Result<CopyTask, Error> {
+        let tree_hash = tree_hash(index, root, &self.xattrs);
+        let ledger = self.directory.ledger(tree_hash, self.boot_id)?;
         let last = index.last_ino().0;
-        let whole = Bits::new(last);
-        let known = ledger.recent(last, |number| {
-            whole.set(number);
+        let complete = BitSet::new(last);
+        let known = ledger.for_each_recent(last, |number| {
+            complete.insert(number);
         });
         known.map_err(|error| {
-            self.place.broken("read the record of what is whole")(errno(&error))
+            self.directory.ledger_error("read the record of what is whole")(errno(&error))
         })?;
         let options = Options {
             // Its writers have nothing to do: contents come from the workers.
@@ -254,56 +254,56 @@ impl Background {
             xattrs: self.xattrs.clone(),
             ..Options::for_this_user()
         };
-        let problems = Problems::new(Some(Arc::new(Log)));
-        let root_directory = self.place.root().map_err(|errno| Error::Destination {
-            path: self.place.directory.clone(),
+        let problems = Problems::new(Some(Arc::new(LogReporter)));
+        let root_directory = self.directory.root().map_err(|errno| Error::Destination {
+            path: self.directory.path.clone(),
             errno,
         })?;
-        let placer = Materializer::start(root_directory, problems, options, Arc::clone(stats))?;
-        Ok(Work {
-            plan: Plan::new(index, root),
+        let materializer = Materializer::start(root_directory, problems, options, Arc::clone(stats))?;
+        Ok(CopyTask {
+            plan: CopyPlan::new(index, root),
             index: Arc::clone(index),
             root,
             read,
             ledger,
-            context: placer.context.apart(),
-            whole,
-            asked: Bits::new(last),
-            taken: Bits::new(last),
-            counted: Bits::new(last),
-            wanted: Mutex::default(),
-            next: Mutex::default(),
-            placer: Mutex::new(Some(placer)),
+            context: materializer.context.fork(),
+            complete,
+            requested: BitSet::new(last),
+            claimed: BitSet::new(last),
+            counted: BitSet::new(last),
+            priority_files: Mutex::default(),
+            next_name: Mutex::default(),
+            materializer: Mutex::new(Some(materializer)),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         })
     }
 
     /// Whether [`open_copy`](Self::open_copy) is worth trying; asks no disk.
-    pub fn has(&self, ino: Ino) -> bool {
-        self.work.get().is_some_and(|work| work.whole.get(ino.0))
+    pub fn is_complete(&self, ino: Ino) -> bool {
+        self.task.get().is_some_and(|task| task.complete.contains(ino.0))
     }
 
     /// The copy of file `ino`, if it is whole and nobody has touched it. Its content starts at
     /// offset 0, and its holes are holes.
     pub fn open_copy(&self, ino: Ino) -> Option<File> {
-        let work = self.work.get()?;
-        if !work.whole.get(ino.0) {
+        let task = self.task.get()?;
+        if !task.complete.contains(ino.0) {
             return None;
         }
-        let entry = work.index.entry(ino)?;
-        let path = work
+        let entry = task.index.entry(ino)?;
+        let path = task
             .plan
-            .path(&work.index, work.plan.names_of(ino).first()?)?;
-        match self.find(work, entry, &path) {
-            Ok(Some((file, record))) if work.ledger.is_recent(&record) => Some(file.into()),
+            .path(&task.index, task.plan.names_of(ino).first()?)?;
+        match self.open_verified(task, entry, &path) {
+            Ok(Some((file, record))) if task.ledger.is_recent(&record) => Some(file.into()),
             Err(error) => {
                 tracing::debug!(%error, %path, "its copy cannot be opened now");
                 None
             }
             Ok(_) => {
-                if work.whole.clear(ino.0) {
-                    self.lose(work, entry, &path);
+                if task.complete.remove(ino.0) {
+                    self.record_change(task, entry, &path);
                 }
                 None
             }
@@ -311,196 +311,196 @@ impl Background {
     }
 
     /// Asks for file `ino` before its turn.
-    pub fn wanted(&self, ino: Ino) {
-        let Some(work) = self.work.get() else {
+    pub fn prioritize(&self, ino: Ino) {
+        let Some(task) = self.task.get() else {
             return;
         };
-        if work.whole.get(ino.0) || work.taken.get(ino.0) || !work.asked.set(ino.0) {
+        if task.complete.contains(ino.0) || task.claimed.contains(ino.0) || !task.requested.insert(ino.0) {
             return;
         }
-        let mut wanted = lock(&work.wanted);
-        if wanted.len() < MOST_WANTED {
-            wanted.push_back(ino);
+        let mut priority_files = lock(&task.priority_files);
+        if priority_files.len() < MAX_PRIORITY_FILES {
+            priority_files.push_back(ino);
         }
     }
 
     /// How far it is.
-    pub fn progress(&self) -> Progress {
-        let work = self.work.get();
+    pub fn progress(&self) -> BackgroundCopyProgress {
+        let task = self.task.get();
         let report = lock(&self.report);
-        Progress {
+        BackgroundCopyProgress {
             state: report.state,
-            files: work.map_or(0, |work| work.files.load(Ordering::Relaxed)),
-            total_files: work.map_or(0, |work| work.plan.files),
-            bytes: work.map_or(0, |work| work.bytes.load(Ordering::Relaxed)),
-            total_bytes: work.map_or(0, |work| work.plan.bytes),
+            files: task.map_or(0, |task| task.files.load(Ordering::Relaxed)),
+            total_files: task.map_or(0, |task| task.plan.files),
+            bytes: task.map_or(0, |task| task.bytes.load(Ordering::Relaxed)),
+            total_bytes: task.map_or(0, |task| task.plan.bytes),
             failures: report.failures,
             note: report.note.clone(),
         }
     }
 
     /// Says that nothing more is to be written; what is under way is given up.
-    pub fn end(&self) {
-        self.stop.set();
+    pub fn cancel(&self) {
+        self.cancel_token.cancel();
     }
 
     /// The life of the copy's own thread.
-    fn run(self: &Arc<Self>, work: &Work) {
-        self.tell(State::Writing, None);
-        if self.make_directories(work).is_break() {
+    fn run(self: &Arc<Self>, task: &CopyTask) {
+        self.set_state(CopyState::Writing, None);
+        if self.make_directories(task).is_break() {
             return;
         }
-        self.write_all(work);
-        if self.stop.is_set() {
+        self.write_all(task);
+        if self.cancel_token.is_cancelled() {
             return;
         }
         // Of what could not be written the rest gets its attributes all the same.
-        let placer = lock(&work.placer).take();
-        let finished = placer.map(Materializer::finish);
+        let materializer = lock(&task.materializer).take();
+        let finished = materializer.map(Materializer::finish);
         match finished {
             Some(Err(error)) => self.halt(&error),
             Some(Ok(summary)) => {
-                self.settle(summary.errors + work.context.problems.count());
+                self.finish_report(summary.errors + task.context.problems.count());
             }
             None => {}
         }
     }
 
     /// What there was to do is done; `errors` are those of all entries, directories too.
-    fn settle(&self, errors: u64) {
+    fn finish_report(&self, errors: u64) {
         let mut report = lock(&self.report);
-        if report.state == State::Stopped {
+        if report.state == CopyState::Stopped {
             return;
         }
         report.failures = report.failures.max(errors);
         report.state = if report.failures == 0 {
             report.note = None;
-            State::Complete
+            CopyState::Complete
         } else {
-            State::Incomplete
+            CopyState::Incomplete
         };
-        tracing::info!(directory = %self.place.directory.display(), state = ?report.state, "written");
+        tracing::info!(directory = %self.directory.path.display(), state = ?report.state, "written");
     }
 
-    fn make_directories(&self, work: &Work) -> ControlFlow<()> {
-        let mut placer = lock(&work.placer);
-        let Some(placer) = placer.as_mut() else {
+    fn make_directories(&self, task: &CopyTask) -> ControlFlow<()> {
+        let mut materializer = lock(&task.materializer);
+        let Some(materializer) = materializer.as_mut() else {
             return ControlFlow::Break(());
         };
-        let root = work.index.entry(work.root);
+        let root = task.index.entry(task.root);
         if let Some(root) = root.filter(|root| !plan::is_implied(*root)) {
-            placer.begin(member_of(root), placed(ArchivePath::root()));
+            materializer.begin_member(member_of(root), output_path(ArchivePath::root()));
         }
-        for &ino in &work.plan.directories {
-            if self.stop.is_set() {
+        for &ino in &task.plan.directories {
+            if self.cancel_token.is_cancelled() {
                 return ControlFlow::Break(());
             }
-            let path = work.plan.directory(&work.index, ino);
-            if let (Some(entry), Some(path)) = (work.index.entry(ino), path) {
-                placer.begin(member_of(entry), placed(path.clone()));
-                placer.let_us_in(&path);
+            let path = task.plan.directory(&task.index, ino);
+            if let (Some(entry), Some(path)) = (task.index.entry(ino), path) {
+                materializer.begin_member(member_of(entry), output_path(path.clone()));
+                materializer.grant_owner_access(&path);
             } else {
-                self.fail(Some(CONTRADICTION.to_owned()));
+                self.record_failure(Some(CORRUPT_INDEX.to_owned()));
             }
-            self.check(work)?;
+            self.check_stop(task)?;
         }
         ControlFlow::Continue(())
     }
 
     /// Writes all entries, with as many threads as suit the directory.
-    fn write_all(self: &Arc<Self>, work: &Work) {
+    fn write_all(self: &Arc<Self>, task: &CopyTask) {
         let count = self
-            .place
+            .directory
             .root()
-            .map_or(1, |root| medium::writers(root.top()));
+            .map_or(1, |root| fs_type::default_writer_count(root.top()));
         let spawn = |number| {
             let background = Arc::clone(self);
             Thread::spawn(&format!("copy-{number}"), move || {
-                if let Some(work) = background.work.get() {
-                    background.work_on(work);
+                if let Some(task) = background.task.get() {
+                    background.run_worker(task);
                 }
             })
         };
         // Fewer will do when the system has no more.
         let workers: Vec<_> = (1..count).map_while(|number| spawn(number).ok()).collect();
-        self.work_on(work);
+        self.run_worker(task);
         drop(workers);
     }
 
     /// The life of a worker.
-    fn work_on(&self, work: &Work) {
-        while !self.stop.is_set() {
-            let next = lock(&work.wanted).pop_front();
+    fn run_worker(&self, task: &CopyTask) {
+        while !self.cancel_token.is_cancelled() {
+            let next = lock(&task.priority_files).pop_front();
             if let Some(ino) = next {
-                if self.bring(work, work.plan.names_of(ino)).is_break() {
+                if self.ensure_written(task, task.plan.names_of(ino)).is_break() {
                     return;
                 }
                 continue;
             }
             let batch = {
-                let mut next = lock(&work.next);
-                let batch = work.plan.batch(&work.index, *next);
+                let mut next = lock(&task.next_name);
+                let batch = task.plan.batch(&task.index, *next);
                 *next = batch.end;
                 batch
             };
-            if batch.is_empty() || self.bring_batch(work, batch).is_break() {
+            if batch.is_empty() || self.write_batch(task, batch).is_break() {
                 return;
             }
         }
     }
 
-    fn bring_batch(&self, work: &Work, batch: Range<usize>) -> ControlFlow<()> {
+    fn write_batch(&self, task: &CopyTask, batch: Range<usize>) -> ControlFlow<()> {
         let mut place = batch.start;
         while place < batch.end {
-            let names = work.plan.names_at(place);
-            self.bring(work, names)?;
+            let names = task.plan.names_at(place);
+            self.ensure_written(task, names)?;
             place += names.len().max(1);
         }
         ControlFlow::Continue(())
     }
 
     /// Sees to it that the entry of these `names` is there.
-    fn bring(&self, work: &Work, names: &[Name]) -> ControlFlow<()> {
+    fn ensure_written(&self, task: &CopyTask, names: &[Name]) -> ControlFlow<()> {
         let Some(first) = names.first() else {
             return ControlFlow::Continue(());
         };
-        if !work.taken.set(first.ino.0) {
+        if !task.claimed.insert(first.ino.0) {
             return ControlFlow::Continue(());
         }
-        let paths = names.iter().map(|name| work.plan.path(&work.index, name));
+        let paths = names.iter().map(|name| task.plan.path(&task.index, name));
         let paths: Vec<_> = paths.flatten().collect();
         let (Some(entry), Some(path), true) = (
-            work.index.entry(first.ino),
+            task.index.entry(first.ino),
             paths.first(),
             paths.len() == names.len(),
         ) else {
-            self.fail(Some(CONTRADICTION.to_owned()));
+            self.record_failure(Some(CORRUPT_INDEX.to_owned()));
             return ControlFlow::Continue(());
         };
-        if self.is_there(work, entry, path) {
-            work.count(entry);
-            return self.check(work);
+        if self.is_already_written(task, entry, path) {
+            task.count_complete(entry);
+            return self.check_stop(task);
         }
-        work.whole.clear(first.ino.0);
-        let mut pause = FIRST_PAUSE;
+        task.complete.remove(first.ino.0);
+        let mut delay = MIN_RETRY_DELAY;
         loop {
-            if self.stop.is_set() {
+            if self.cancel_token.is_cancelled() {
                 return ControlFlow::Break(());
             }
-            match self.make(work, entry, &paths) {
+            match self.create_entry(task, entry, &paths) {
                 Ok(()) => {
-                    work.count(entry);
-                    return self.check(work);
+                    task.count_complete(entry);
+                    return self.check_stop(task);
                 }
-                Err(Failure::Noted) => {
-                    self.fail(None);
-                    return self.check(work);
+                Err(Failure::Recorded) => {
+                    self.record_failure(None);
+                    return self.check_stop(task);
                 }
                 Err(Failure::Ledger(error)) => {
                     self.halt(&error);
                     return ControlFlow::Break(());
                 }
-                Err(Failure::Ended) => return ControlFlow::Break(()),
+                Err(Failure::Cancelled) => return ControlFlow::Break(()),
                 Err(Failure::Read(
                     ReadError::Unreachable(error)
                     | ReadError::TimedOut(error)
@@ -508,19 +508,19 @@ impl Background {
                     | ReadError::NotFound(error),
                 )) => {
                     let why = format!("the archive cannot be reached: {error}");
-                    self.tell(State::Retrying, Some(why));
-                    if self.stop.wait(pause) {
+                    self.set_state(CopyState::Retrying, Some(why));
+                    if self.cancel_token.wait_timeout(delay) {
                         return ControlFlow::Break(());
                     }
-                    self.tell(State::Writing, None);
-                    pause = LONGEST_PAUSE.min(pause * 2);
+                    self.set_state(CopyState::Writing, None);
+                    delay = MAX_RETRY_DELAY.min(delay * 2);
                 }
                 Err(Failure::Read(error @ ReadError::Changed(_))) => {
                     self.halt(&error);
                     return ControlFlow::Break(());
                 }
                 Err(Failure::Read(error)) => {
-                    self.fail(Some(format!("{path}: {error}")));
+                    self.record_failure(Some(format!("{path}: {error}")));
                     return ControlFlow::Continue(());
                 }
             }
@@ -528,39 +528,39 @@ impl Background {
     }
 
     /// Whether an entry is whole already, as an earlier mount left it.
-    fn is_there(&self, work: &Work, entry: Entry<'_>, path: &ArchivePath) -> bool {
-        let Ok(Some((found, record))) = self.find(work, entry, path) else {
+    fn is_already_written(&self, task: &CopyTask, entry: Entry<'_>, path: &ArchivePath) -> bool {
+        let Ok(Some((found, record))) = self.open_verified(task, entry, path) else {
             return false;
         };
-        if work.ledger.is_recent(&record) {
+        if task.ledger.is_recent(&record) {
             return true;
         }
         // Since the system was started anew only the content itself is good enough.
         let is_same = entry.kind() == Kind::File
             && member_of(entry).sparse.is_none()
             && self.hash(&found) == Some(record.hash);
-        let stat = fstat(&found).ok().filter(|stat| record.fits(stat));
+        let stat = fstat(&found).ok().filter(|stat| record.matches(stat));
         let Some(stat) = stat.filter(|_| is_same) else {
             return false;
         };
-        work.ledger.put(entry.ino().0, &stat, record.hash).is_ok()
+        task.ledger.put(entry.ino().0, &stat, record.hash).is_ok()
     }
 
     /// The entry in the directory, when it is what the ledger says.
     ///
     /// # Errors
     /// When this process or the system has no descriptor or memory left, which says nothing of it.
-    fn find(
+    fn open_verified(
         &self,
-        work: &Work,
+        task: &CopyTask,
         entry: Entry<'_>,
         path: &ArchivePath,
     ) -> Result<Option<(OwnedFd, Record)>, Errno> {
-        let Some(record) = work.ledger.get(entry.ino().0) else {
+        let Some(record) = task.ledger.get(entry.ino().0) else {
             return Ok(None);
         };
         let wants_file = entry.kind() == Kind::File;
-        let found = match self.place.open_entry(path, wants_file) {
+        let found = match self.directory.open_entry(path, wants_file) {
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
             Err(_) => return Ok(None),
             Ok(found) => found,
@@ -568,8 +568,8 @@ impl Background {
         let Ok(stat) = fstat(&found) else {
             return Ok(None);
         };
-        let is_it = record.fits(&stat) && is_file(&stat) == wants_file;
-        Ok(is_it.then_some((found, record)))
+        let is_unchanged = record.matches(&stat) && is_file(&stat) == wants_file;
+        Ok(is_unchanged.then_some((found, record)))
     }
 
     /// xxh3-64 of all that is in a file without holes; `None` when it cannot be read, or all is
@@ -577,9 +577,9 @@ impl Background {
     fn hash(&self, file: &OwnedFd) -> Option<u64> {
         let file = File::from(file.try_clone().ok()?);
         let mut hasher = Xxh3Default::new();
-        let mut buffer = vec![0; CHECK_BYTES];
+        let mut buffer = vec![0; HASH_BUFFER_BYTES];
         let mut offset = 0;
-        while !self.stop.is_set() {
+        while !self.cancel_token.is_cancelled() {
             let len = match file.read_at(&mut buffer, offset) {
                 Ok(0) => return Some(hasher.digest()),
                 Ok(len) => len,
@@ -593,13 +593,13 @@ impl Background {
     }
 
     /// Makes an entry under all its `paths`, and writes down that it is whole.
-    fn make(&self, work: &Work, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
-        let (path, more) = paths.split_first().ok_or(Failure::Noted)?;
+    fn create_entry(&self, task: &CopyTask, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
+        let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
         let (file, hash) = if entry.kind() == Kind::File {
-            let (file, hash) = self.write(work, entry, path)?;
+            let (file, hash) = self.write_file(task, entry, path)?;
             (Some(file), hash)
         } else {
-            work.place(member_of(entry), path)?;
+            task.create_node(member_of(entry), path)?;
             (None, 0)
         };
         for other in more {
@@ -609,32 +609,32 @@ impl Background {
                 xattrs: Vec::new(),
                 ..member_of(entry)
             };
-            work.place(link, other)?;
+            task.create_node(link, other)?;
         }
         let made = match file {
             Some(file) => Ok(file),
-            None => self.place.open_entry(path, false),
+            None => self.directory.open_entry(path, false),
         };
         // Who takes it away again so soon does so at his own risk.
-        let stat = made.and_then(fstat).map_err(|_| Failure::Noted)?;
+        let stat = made.and_then(fstat).map_err(|_| Failure::Recorded)?;
         let number = entry.ino().0;
-        work.ledger.put(number, &stat, hash).map_err(|error| {
-            let broken = self.place.broken("write down what is whole");
-            Failure::Ledger(broken(errno(&error)))
+        task.ledger.put(number, &stat, hash).map_err(|error| {
+            let ledger_error = self.directory.ledger_error("write down what is whole");
+            Failure::Ledger(ledger_error(errno(&error)))
         })?;
-        work.whole.set(number);
+        task.complete.insert(number);
         Ok(())
     }
 
     /// Writes a file with its attributes, under its first name; the file and the hash of what is
     /// stored in it. What is not whole in the end goes.
-    fn write(
+    fn write_file(
         &self,
-        work: &Work,
+        task: &CopyTask,
         entry: Entry<'_>,
         path: &ArchivePath,
     ) -> Result<(OwnedFd, u64), Failure> {
-        let directory = work.directory(path)?;
+        let directory = task.parent_directory(path)?;
         let job = Job {
             number: 0,
             directory: directory.clone(),
@@ -642,68 +642,68 @@ impl Background {
             name: None,
             member: Box::new(member_of(entry)),
         };
-        let file = OpenFile::create(job, &work.context, || ()).ok_or(Failure::Noted)?;
-        let mut unfinished = Unfinished {
+        let file = FileWriter::create(job, &task.context, || ()).ok_or(Failure::Recorded)?;
+        let mut unfinished = RemoveUnlessFinished {
             directory: &directory,
             path,
             is_finished: false,
         };
-        let written = self.fill(work, entry, file);
+        let written = self.write_contents(task, entry, file);
         unfinished.is_finished = written.is_ok();
         written
     }
 
-    fn fill(
+    fn write_contents(
         &self,
-        work: &Work,
+        task: &CopyTask,
         entry: Entry<'_>,
-        mut file: OpenFile,
+        mut file: FileWriter,
     ) -> Result<(OwnedFd, u64), Failure> {
         let mut hasher = Xxh3Default::new();
         for piece in entry.pieces(0, u64::MAX) {
             let mut done = 0;
             while done < piece.plain.len() {
-                if self.stop.is_set() {
-                    return Err(Failure::Ended);
+                if self.cancel_token.is_cancelled() {
+                    return Err(Failure::Cancelled);
                 }
-                let len = read_len(&work.index, &piece, done);
+                let len = read_len(&task.index, &piece, done);
                 let bytes =
-                    (work.read)(entry.ino(), piece.offset + done, len).map_err(Failure::Read)?;
+                    (task.read)(entry.ino(), piece.offset + done, len).map_err(Failure::Read)?;
                 if bytes.is_empty() {
                     return Err(Failure::Read(ReadError::Index));
                 }
                 hasher.update(&bytes);
                 done += bytes.len() as u64;
-                file = file.write(&bytes, &work.context).ok_or(Failure::Noted)?;
+                file = file.write(&bytes, &task.context).ok_or(Failure::Recorded)?;
             }
         }
-        let file = file.finish(false, &work.context).ok_or(Failure::Noted)?;
+        let file = file.finish(false, &task.context).ok_or(Failure::Recorded)?;
         Ok((file, hasher.digest()))
     }
 
     /// A file that was whole is not what it was.
-    fn lose(&self, work: &Work, entry: Entry<'_>, path: &ArchivePath) {
-        if work.counted.clear(entry.ino().0) {
-            work.files.fetch_sub(1, Ordering::Relaxed);
+    fn record_change(&self, task: &CopyTask, entry: Entry<'_>, path: &ArchivePath) {
+        if task.counted.remove(entry.ino().0) {
+            task.files.fetch_sub(1, Ordering::Relaxed);
             let bytes = entry.stored_bytes();
-            work.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            task.bytes.fetch_sub(bytes, Ordering::Relaxed);
             let what = format!("{path}: was changed in the copy, and is served from the archive");
-            self.fail(Some(what));
+            self.record_failure(Some(what));
             let mut report = lock(&self.report);
-            if report.state == State::Complete {
-                report.state = State::Incomplete;
+            if report.state == CopyState::Complete {
+                report.state = CopyState::Incomplete;
             }
         }
     }
 
     /// Whether to go on.
-    fn check(&self, work: &Work) -> ControlFlow<()> {
-        match work.context.problems.fatal() {
+    fn check_stop(&self, task: &CopyTask) -> ControlFlow<()> {
+        match task.context.problems.fatal() {
             Some(error) => {
                 self.halt(error);
                 ControlFlow::Break(())
             }
-            None if self.stop.is_set() => ControlFlow::Break(()),
+            None if self.cancel_token.is_cancelled() => ControlFlow::Break(()),
             None => ControlFlow::Continue(()),
         }
     }
@@ -711,49 +711,49 @@ impl Background {
     /// Nothing is written any more; said once.
     fn halt(&self, error: &dyn std::error::Error) {
         let mut report = lock(&self.report);
-        if report.state == State::Stopped {
+        if report.state == CopyState::Stopped {
             return;
         }
-        let why = chain(error);
-        let directory = self.place.directory.display();
+        let why = error_chain(error);
+        let directory = self.directory.path.display();
         tracing::error!(%directory, why, "nothing more is written there");
-        report.state = State::Stopped;
+        report.state = CopyState::Stopped;
         report.note = Some(why);
     }
 
-    fn fail(&self, what: Option<String>) {
+    fn record_failure(&self, what: Option<String>) {
         let mut report = lock(&self.report);
         report.failures += 1;
         if let Some(what) = what {
             tracing::warn!(what, "not in the copy");
             // Why nothing more is written stays the last word.
-            if report.state != State::Stopped {
+            if report.state != CopyState::Stopped {
                 report.note = Some(what);
             }
         }
     }
 
-    fn tell(&self, state: State, note: Option<String>) {
+    fn set_state(&self, state: CopyState, note: Option<String>) {
         let mut report = lock(&self.report);
-        if report.state != State::Stopped {
+        if report.state != CopyState::Stopped {
             report.state = state;
             report.note = note.or(report.note.take().filter(|_| report.failures > 0));
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCopy {
     /// Ends the writing; the thread is waited for.
     fn drop(&mut self) {
-        self.background.end();
+        self.background.cancel();
     }
 }
 
-impl Work {
+impl CopyTask {
     /// Notes that an entry is whole.
-    fn count(&self, entry: Entry<'_>) {
-        self.whole.set(entry.ino().0);
-        if self.counted.set(entry.ino().0) && entry.kind() == Kind::File {
+    fn count_complete(&self, entry: Entry<'_>) {
+        self.complete.insert(entry.ino().0);
+        if self.counted.insert(entry.ino().0) && entry.kind() == Kind::File {
             self.files.fetch_add(1, Ordering::Relaxed);
             self.bytes
                 .fetch_add(entry.stored_bytes(), Ordering::Relaxed);
@@ -761,37 +761,37 @@ impl Work {
     }
 
     /// The directory that `path` is in, made if need be.
-    fn directory(&self, path: &ArchivePath) -> Result<Directory, Failure> {
-        let mut placer = lock(&self.placer);
-        let placer = placer.as_mut().ok_or(Failure::Ended)?;
-        placer.directory_of(path).ok_or(Failure::Noted)
+    fn parent_directory(&self, path: &ArchivePath) -> Result<Directory, Failure> {
+        let mut materializer = lock(&self.materializer);
+        let materializer = materializer.as_mut().ok_or(Failure::Cancelled)?;
+        materializer.parent_directory_of(path).ok_or(Failure::Recorded)
     }
 
     /// Makes an entry that is not a regular file.
-    fn place(&self, member: tar::Member, path: &ArchivePath) -> Result<(), Failure> {
-        let mut placer = lock(&self.placer);
-        let placer = placer.as_mut().ok_or(Failure::Ended)?;
-        let context = Arc::clone(&placer.context);
+    fn create_node(&self, member: tar::Member, path: &ArchivePath) -> Result<(), Failure> {
+        let mut materializer = lock(&self.materializer);
+        let materializer = materializer.as_mut().ok_or(Failure::Cancelled)?;
+        let context = Arc::clone(&materializer.context);
         // Nobody else counts there meanwhile.
         let before = context.problems.count();
-        placer.begin(member, placed(path.clone()));
-        let is_fine = context.problems.count() == before && context.problems.fatal().is_none();
-        is_fine.then_some(()).ok_or(Failure::Noted)
+        materializer.begin_member(member, output_path(path.clone()));
+        let has_succeeded = context.problems.count() == before && context.problems.fatal().is_none();
+        has_succeeded.then_some(()).ok_or(Failure::Recorded)
     }
 }
 
 impl Materializer {
     /// The directory that `path` is in, made if need be; `None` when it cannot be had, which is
     /// noted.
-    fn directory_of(&mut self, path: &ArchivePath) -> Option<Directory> {
-        self.root.forget(path.as_bytes());
+    fn parent_directory_of(&mut self, path: &ArchivePath) -> Option<Directory> {
+        self.root.invalidate(path.as_bytes());
         let parent = self
             .root
-            .directory(parent_of(path), Missing::Make, &mut self.writers);
+            .resolve_directory(parent_of(path), IfMissing::Create, &mut self.writers);
         match parent {
             Ok(directory) => Some(directory),
             Err(error) => {
-                self.cannot_reach(path, &error, 0);
+                self.record_unreachable(path, &error, 0);
                 None
             }
         }
@@ -799,32 +799,32 @@ impl Materializer {
 
     /// Lets its owner into a directory that an earlier mount has closed already; it gets its
     /// mode at the end.
-    fn let_us_in(&mut self, path: &ArchivePath) {
-        const OURS: u32 = 0o700;
+    fn grant_owner_access(&mut self, path: &ArchivePath) {
+        const OWNER_RWX: u32 = 0o700;
         let parent = self
             .root
-            .directory(parent_of(path), Missing::Fail, &mut self.writers);
+            .resolve_directory(parent_of(path), IfMissing::Fail, &mut self.writers);
         let Ok(parent) = parent else {
             return;
         };
-        if let Ok(stat) = status(&parent, name_of(path))
-            && stat.st_mode & OURS != OURS
+        if let Ok(stat) = lstat_at(&parent, name_of(path))
+            && stat.st_mode & OWNER_RWX != OWNER_RWX
         {
-            let directory = Subject::Name(parent.as_fd(), name_of(path));
+            let directory = AttributeTarget::Name(parent.as_fd(), name_of(path));
             // Who may not will hear why when something is to be made in it.
-            directory.chmod(stat.st_mode & 0o7777 | OURS).ok();
+            directory.chmod(stat.st_mode & 0o7777 | OWNER_RWX).ok();
         }
     }
 }
 
 /// A new file, which goes again unless it is finished, whatever happens to who writes it.
-struct Unfinished<'a> {
+struct RemoveUnlessFinished<'a> {
     directory: &'a Directory,
     path: &'a ArchivePath,
     is_finished: bool,
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for RemoveUnlessFinished<'_> {
     fn drop(&mut self) {
         if self.is_finished {
             return;
@@ -840,20 +840,20 @@ impl Drop for Unfinished<'_> {
 #[derive(Debug)]
 enum Failure {
     /// For a reason that is among the problems.
-    Noted,
+    Recorded,
     /// The archive did not give its bytes.
     Read(ReadError),
     /// It is there, but nobody would believe it later.
     Ledger(Error),
     /// All is over.
-    Ended,
+    Cancelled,
 }
 
 /// Tells the log.
 #[derive(Debug)]
-struct Log;
+struct LogReporter;
 
-impl Reporter for Log {
+impl Reporter for LogReporter {
     fn problem(&self, problem: &Problem) {
         tracing::warn!(%problem, "not in the copy");
     }
@@ -871,12 +871,12 @@ fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
         .span_at(here)
         .and_then(|number| index.span_extent(number));
     let in_span = span.map_or(left, |span| span.end().0.saturating_sub(here.0));
-    u32::try_from(left.min(in_span).clamp(1, READ_BYTES)).unwrap_or(u32::MAX)
+    u32::try_from(left.min(in_span).clamp(1, MAX_READ_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// What tells the tree below `root` of this archive, with the attributes that `xattrs` selects, from any
 /// other.
-fn identity(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
+fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     let origin = index.origin();
     let mut hasher = Xxh3Default::new();
     hasher.update(&index::format::VERSION.to_le_bytes());
@@ -904,19 +904,19 @@ fn identity(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
 
 /// A number that is another one after each start of the system; where nobody tells, each process
 /// is a start.
-fn this_boot() -> u64 {
-    let boot = super::beside::boot();
-    if boot.is_empty() {
+fn this_boot_id() -> u64 {
+    let boot_id = super::sidecar::boot_id();
+    if boot_id.is_empty() {
         use std::hash::BuildHasher;
         return std::hash::RandomState::new().hash_one(std::process::id());
     }
-    xxh3_64(&boot)
+    xxh3_64(&boot_id)
 }
 
 /// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     match error.source() {
-        Some(cause) => format!("{error}: {}", chain(cause)),
+        Some(cause) => format!("{error}: {}", error_chain(cause)),
         None => error.to_string(),
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::plan::Climbs;
-use super::problem::{Cause, Error, Problems, Reporter};
+use super::selection::ParentComponent;
+use super::error::{Cause, Error, Problems, Reporter};
 use super::{Selection, Summary};
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
@@ -18,18 +18,18 @@ static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 /// Writes the contents of the selected regular files; holes as zeros, links and all else not at
 /// all, as GNU tar does.
 #[derive(Debug)]
-pub struct Contents<W> {
+pub struct ContentSink<W> {
     output: W,
     selection: Selection,
     problems: Problems,
-    current: Option<Reading>,
+    current: Option<CurrentFile>,
     entries: u64,
     bytes: u64,
 }
 
 /// A file whose content passes by.
 #[derive(Debug)]
-struct Reading {
+struct CurrentFile {
     path: ArchivePath,
     /// Bytes of the file as its reader sees it.
     size: u64,
@@ -43,7 +43,7 @@ struct Reading {
     offset: u64,
 }
 
-impl<W: Write> Contents<W> {
+impl<W: Write> ContentSink<W> {
     /// Writes to `output` what `selection` wants.
     pub fn new(output: W, selection: Selection, reporter: Option<Arc<dyn Reporter>>) -> Self {
         Self {
@@ -62,48 +62,48 @@ impl<W: Write> Contents<W> {
     /// When the output cannot be flushed.
     pub fn finish(mut self) -> Result<Summary, Error> {
         self.output.flush().map_err(output_error)?;
-        for path in self.selection.missing() {
+        for path in self.selection.unmatched_paths() {
             self.problems.add(path, Cause::NotFound);
         }
         Ok(Summary {
             entries: self.entries,
             bytes: self.bytes,
             errors: self.problems.count(),
-            problems: self.problems.take_kept(),
+            problems: self.problems.take_problems(),
         })
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.output.write_all(bytes).map_err(output_error)?;
         self.bytes += bytes.len() as u64;
         Ok(())
     }
 
-    fn put_zeros(&mut self, mut count: u64) -> Result<(), Error> {
+    fn write_zeros(&mut self, mut count: u64) -> Result<(), Error> {
         while count > 0 {
             let len = ZEROS
                 .len()
                 .min(usize::try_from(count).unwrap_or(usize::MAX));
-            self.put(ZEROS.get(..len).unwrap_or_default())?;
+            self.write(ZEROS.get(..len).unwrap_or_default())?;
             count -= len as u64;
         }
         Ok(())
     }
 
-    fn put_sparse(&mut self, reading: &mut Reading, mut bytes: &[u8]) -> Result<(), Error> {
+    fn write_sparse(&mut self, file: &mut CurrentFile, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
-            let Some(segment) = reading.next_segment() else {
+            let Some(segment) = file.next_segment() else {
                 break;
             };
-            self.put_zeros(segment.offset.saturating_sub(reading.offset))?;
+            self.write_zeros(segment.offset.saturating_sub(file.offset))?;
             let len = usize::try_from(segment.len)
                 .unwrap_or(usize::MAX)
                 .min(bytes.len());
             let (now, later) = bytes.split_at(len);
-            self.put(now)?;
-            reading.offset = segment.offset.saturating_add(len as u64);
-            reading.segment = Some(Segment {
-                offset: reading.offset,
+            self.write(now)?;
+            file.offset = segment.offset.saturating_add(len as u64);
+            file.segment = Some(Segment {
+                offset: file.offset,
                 len: segment.len - len as u64,
             });
             bytes = later;
@@ -112,7 +112,7 @@ impl<W: Write> Contents<W> {
     }
 }
 
-impl Reading {
+impl CurrentFile {
     fn next_segment(&mut self) -> Option<Segment> {
         match self.segment {
             Some(segment) if segment.len > 0 => Some(segment),
@@ -121,24 +121,24 @@ impl Reading {
     }
 }
 
-impl<W: Write> Sink for Contents<W> {
+impl<W: Write> Sink for ContentSink<W> {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        let placed = match self.selection.take(&mut member) {
-            Ok(Some(placed)) => placed,
+        let output_path = match self.selection.select_member(&mut member) {
+            Ok(Some(output_path)) => output_path,
             Ok(None) => return Ok(()),
-            Err(Climbs(path)) => {
-                self.problems.add(&path, Cause::Climbs);
+            Err(ParentComponent(path)) => {
+                self.problems.add(&path, Cause::ParentComponent);
                 return Ok(());
             }
         };
         if member.kind != Kind::File {
             return Ok(());
         }
-        self.problems.entry(&placed.path);
-        self.current = Some(Reading {
-            path: placed.path,
+        self.problems.entry(&output_path.path);
+        self.current = Some(CurrentFile {
+            path: output_path.path,
             size: member.size,
             sparse: member.sparse.is_some(),
             segments: member.sparse.unwrap_or_default().into_iter(),
@@ -149,27 +149,27 @@ impl<W: Write> Sink for Contents<W> {
     }
 
     fn payload(&mut self, bytes: Bytes) -> Result<(), Error> {
-        let Some(mut reading) = self.current.take() else {
+        let Some(mut file) = self.current.take() else {
             return Ok(());
         };
-        if reading.sparse {
-            self.put_sparse(&mut reading, &bytes)?;
+        if file.sparse {
+            self.write_sparse(&mut file, &bytes)?;
         } else {
-            self.put(&bytes)?;
+            self.write(&bytes)?;
         }
-        self.current = Some(reading);
+        self.current = Some(file);
         Ok(())
     }
 
     fn member_end(&mut self, cut: bool) -> Result<(), Error> {
-        let Some(reading) = self.current.take() else {
+        let Some(file) = self.current.take() else {
             return Ok(());
         };
         self.entries += 1;
         if cut {
-            self.problems.add(&reading.path, Cause::Cut);
-        } else if reading.sparse {
-            self.put_zeros(reading.size.saturating_sub(reading.offset))?;
+            self.problems.add(&file.path, Cause::Truncated);
+        } else if file.sparse {
+            self.write_zeros(file.size.saturating_sub(file.offset))?;
         }
         Ok(())
     }
@@ -186,18 +186,18 @@ fn output_error(error: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::materialize::testing::{feed, file, member};
+    use crate::materialize::test_support::{feed, file, member};
 
     fn contents(members: Vec<(Member, &[u8])>) -> Vec<u8> {
         let mut output = Vec::new();
-        let mut sink = Contents::new(&mut output, Selection::default(), None);
+        let mut sink = ContentSink::new(&mut output, Selection::default(), None);
         feed(&mut sink, members);
         sink.finish().expect("a vector takes everything");
         output
     }
 
     #[test]
-    fn files_come_one_behind_the_other_and_nothing_else_comes() {
+    fn to_stdout_concatenates_regular_files_only() {
         let members = vec![
             file(b"a", b"one"),
             (member(b"l", Kind::Symlink(b"a".to_vec())), &b""[..]),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_zeros() {
+    fn to_stdout_writes_holes_as_zeros() {
         let (mut sparse, payload) = file(b"s", b"abcd");
         sparse.size = 10;
         sparse.sparse = Some(vec![

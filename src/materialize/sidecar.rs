@@ -9,9 +9,9 @@ use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, fstat};
 use rustix::io::Errno;
 
 /// The longest name that Linux's file systems take.
-pub(super) const NAME_BYTES: usize = 255;
+pub(super) const MAX_NAME_BYTES: usize = 255;
 /// Who else may write to a file.
-const OTHERS_WRITE: u32 = 0o022;
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens the file at `path` for this process alone; makes it when `is_new`.
 ///
@@ -25,7 +25,7 @@ pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let stat = fstat(&file)?;
     let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
-        && stat.st_mode & OTHERS_WRITE == 0;
+        && stat.st_mode & WRITABLE_BY_OTHERS == 0;
     if !is_ours {
         return Err(Errno::ACCESS);
     }
@@ -33,15 +33,15 @@ pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     Ok(file.into())
 }
 
-/// `.NAME` and `mark`, where NAME is `directory`'s; `None` when it has no name.
-pub(super) fn path(directory: &Path, mark: &[u8]) -> Option<PathBuf> {
+/// `.NAME` and `suffix`, where NAME is `directory`'s; `None` when it has no name.
+pub(super) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     let name = directory.file_name()?.as_bytes();
-    let name = name.get(..NAME_BYTES - 1 - mark.len()).unwrap_or(name);
-    let name = [b".", name, mark].concat();
+    let name = name.get(..MAX_NAME_BYTES - 1 - suffix.len()).unwrap_or(name);
+    let name = [b".", name, suffix].concat();
     Some(directory.with_file_name(OsString::from_vec(name)))
 }
 
 /// Which start of the system this is.
-pub(super) fn boot() -> Vec<u8> {
+pub(super) fn boot_id() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -12,13 +12,13 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
-use super::attributes::Subject;
-use super::background::member_of;
-use super::directories::Pending;
+use super::attributes::AttributeTarget;
+use super::background_copy::member_of;
+use super::directories::PendingDirectory;
 use super::file::Job;
-use super::problem::{Cause, Error, Trouble, While};
-use super::root::{Directory, Identity};
-use super::{CLAIM, Current, Materializer, removal};
+use super::error::{Cause, Error, StepError, WithAction};
+use super::destination::{Directory, Identity};
+use super::{ADD_ENTRY, CurrentFile, Materializer, remove_tree};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
     Builder, Entry, Index, Ino, Kind, MergeError, MergedIndex, Options, Origin, LayerIno, Placement, MemberError,
@@ -26,26 +26,26 @@ use crate::index::{
 use crate::layers::{WhiteoutFormat, merge};
 use crate::tar::Member;
 
-const PLACE: &str = "move the file to its place";
-const LINK: &str = "create the hard link";
-const REMOVE: &str = "remove the directory of unplaced files";
-const RETURN: &str = "return to the parent directory";
+const MOVE_FILE: &str = "move the file to its place";
+const CREATE_LINK: &str = "create the hard link";
+const REMOVE_UNPLACED: &str = "remove the directory of unplaced files";
+const OPEN_PARENT: &str = "return to the parent directory";
 
 /// The directory in the destination for files of layers that are not in their places yet.
 pub const UNPLACED_FILES: &str = ".tarfs-layers";
 
 /// Numbers of entries whose files share a directory in [`UNPLACED_FILES`].
-const NUMBERS_PER_DIRECTORY: u32 = 256;
+const FILES_PER_DIRECTORY: u32 = 256;
 
 /// Directories in [`UNPLACED_FILES`] that are open at a time while files are moved out of them.
-const OPEN_DIRECTORIES: usize = 16;
+const MAX_OPEN_DIRECTORIES: usize = 16;
 
 /// Directories that are open at a time on the way from the root to where entries are made.
-const OPEN_ANCESTORS: usize = 16;
+const MAX_OPEN_ANCESTORS: usize = 16;
 
 /// Layers that are being written.
 #[derive(Debug)]
-pub(super) struct Laying {
+pub(super) struct LayerState {
     whiteouts: WhiteoutFormat,
     /// The index of the layer that goes by.
     builder: Option<Builder>,
@@ -54,14 +54,14 @@ pub(super) struct Laying {
     /// The directory of files that are not in their places yet.
     unplaced_top: Option<Directory>,
     /// The directory in it that the next files go to, and its name.
-    last: Option<(Vec<u8>, Directory)>,
+    current_directory: Option<(Vec<u8>, Directory)>,
 }
 
 /// A directory on the way to where entries are made.
 struct Ancestor {
     ino: Ino,
     /// The number of the name that comes next.
-    next: u32,
+    next_child: u32,
     identity: Identity,
     /// `None` of one that is far away.
     directory: Option<Directory>,
@@ -71,28 +71,28 @@ impl Materializer {
     /// What comes now are layers, from the bottom, that say by `whiteouts` what of those below is gone. The
     /// destination must be empty.
     pub fn begin_layers(&mut self, whiteouts: WhiteoutFormat) {
-        self.laying = Some(Laying {
+        self.layer_state = Some(LayerState {
             whiteouts,
             builder: None,
             indexes: Vec::new(),
             unplaced_top: None,
-            last: None,
+            current_directory: None,
         });
     }
 
     /// The next layer comes. To be [ended](Self::end_layer) when it is complete.
     pub fn begin_layer(&mut self) {
-        let most = self.context.claims.most_numbers();
-        if let Some(laying) = &mut self.laying {
+        let max_inodes = self.context.entry_quota.max_inodes();
+        if let Some(layer_state) = &mut self.layer_state {
             // The root and number 0 are there in each.
-            let used = laying.indexes.iter().map(|index| index.last_ino().0 - 1);
+            let used = layer_state.indexes.iter().map(|index| index.last_ino().0 - 1);
             let used = used.fold(0, u32::saturating_add);
             let builder = Builder::new(Options {
-                max_entries: most.saturating_sub(used),
-                whiteouts: Some(laying.whiteouts),
+                max_entries: max_inodes.saturating_sub(used),
+                whiteouts: Some(layer_state.whiteouts),
                 ..Options::default()
             });
-            laying.builder = Some(builder.with_memory_limit(&self.index_memory));
+            layer_state.builder = Some(builder.with_memory_limit(&self.index_memory));
         }
     }
 
@@ -101,27 +101,27 @@ impl Materializer {
     /// # Errors
     /// What stopped the run, if anything did.
     pub fn end_layer(&mut self) -> Result<(), Error> {
-        if let Some(laying) = &mut self.laying {
-            let builder = laying.builder.take();
+        if let Some(layer_state) = &mut self.layer_state {
+            let builder = layer_state.builder.take();
             let index = builder.map(|builder| builder.finish(Origin::default()));
-            laying.indexes.extend(index);
+            layer_state.indexes.extend(index);
         }
-        self.check()
+        self.check_fatal()
     }
 
     /// As [`Sink::member`](crate::archive::scan::Sink::member), of a layer.
-    pub(super) fn lay(&mut self, mut member: Member) {
-        let Some(laying) = &mut self.laying else {
+    pub(super) fn apply_layer_member(&mut self, mut member: Member) {
+        let Some(layer_state) = &mut self.layer_state else {
             return;
         };
-        let Some(builder) = &mut laying.builder else {
+        let Some(builder) = &mut layer_state.builder else {
             return;
         };
         let name = ArchivePath::sanitize(&member.name);
         // Layers belong to numbers: the names are those of the account files in the image.
         member.user.clear();
         member.group.clear();
-        let layer = laying.indexes.len();
+        let layer = layer_state.indexes.len();
         let placed = builder.add_member(&member);
         if let Err(error) = builder.check_memory() {
             return self.context.problems.stop(error.into());
@@ -132,16 +132,16 @@ impl Materializer {
         };
         match (placed, kind) {
             (Err(MemberError::TooManyEntries), _) => {
-                let limit = self.context.claims.most();
+                let limit = self.context.entry_quota.limit();
                 let path = name.path;
                 let too_many = Error::TooManyEntries { path, limit };
                 self.context.problems.stop(too_many);
             }
             (Ok(Placement::Entry(ino)), Some(Kind::File)) => {
-                self.tell_prefix(name.stripped);
+                self.report_stripped_prefix(name.stripped);
                 self.write_unplaced(ino, file_name(layer, ino), member, name.path);
             }
-            (Ok(_), _) => self.tell_prefix(name.stripped),
+            (Ok(_), _) => self.report_stripped_prefix(name.stripped),
             // It is among the problems of the index.
             (Err(_), _) => {}
         }
@@ -151,20 +151,20 @@ impl Materializer {
     fn write_unplaced(&mut self, ino: Ino, file: Vec<u8>, mut member: Member, path: ArchivePath) {
         let directory = match self.unplaced_directory(ino) {
             Ok(directory) => directory,
-            Err(trouble) => {
+            Err(error) => {
                 self.context.failed_files.add(&file);
                 let top = self.root.top();
                 let missing_bytes = member.payload.len();
-                return self.context.fail(&path, top, trouble, missing_bytes);
+                return self.context.record_failure(&path, top, error, missing_bytes);
             }
         };
-        if let Some(laying) = &self.laying {
-            let whiteouts = laying.whiteouts;
+        if let Some(layer_state) = &self.layer_state {
+            let whiteouts = layer_state.whiteouts;
             member
                 .xattrs
                 .retain(|(name, _)| !whiteouts.hides_xattr(name));
         }
-        self.current = Current::Waiting(Job {
+        self.current = CurrentFile::Waiting(Job {
             directory,
             path,
             name: Some(file),
@@ -174,19 +174,19 @@ impl Materializer {
     }
 
     /// The directory for the file of entry `ino` of the layer that goes by.
-    fn unplaced_directory(&mut self, ino: Ino) -> Result<Directory, Trouble> {
-        let Some(laying) = &mut self.laying else {
+    fn unplaced_directory(&mut self, ino: Ino) -> Result<Directory, StepError> {
+        let Some(layer_state) = &mut self.layer_state else {
             return Ok(self.root.top().clone());
         };
-        let name = directory_name(laying.indexes.len(), ino);
-        if let Some((_, directory)) = laying.last.as_ref().filter(|(last, _)| *last == name) {
+        let name = directory_name(layer_state.indexes.len(), ino);
+        if let Some((_, directory)) = layer_state.current_directory.as_ref().filter(|(last, _)| *last == name) {
             return Ok(directory.clone());
         }
-        let unplaced_top = laying.unplaced_top.clone();
+        let unplaced_top = layer_state.unplaced_top.clone();
         let unplaced_top = self.make_unplaced_top(unplaced_top, UNPLACED_FILES.as_bytes())?;
-        let directory = self.make_closed(&unplaced_top, &name)?;
-        if let Some(laying) = &mut self.laying {
-            laying.last = Some((name, directory.clone()));
+        let directory = self.make_private_directory(&unplaced_top, &name)?;
+        if let Some(layer_state) = &mut self.layer_state {
+            layer_state.current_directory = Some((name, directory.clone()));
         }
         Ok(directory)
     }
@@ -196,39 +196,39 @@ impl Materializer {
         &mut self,
         unplaced_top: Option<Directory>,
         name: &[u8],
-    ) -> Result<Directory, Trouble> {
+    ) -> Result<Directory, StepError> {
         if let Some(unplaced_top) = unplaced_top {
             return Ok(unplaced_top);
         }
         let top = self.root.top().clone();
-        let unplaced_top = self.make_closed(&top, name)?;
-        if let Some(laying) = &mut self.laying {
-            laying.unplaced_top = Some(unplaced_top.clone());
+        let unplaced_top = self.make_private_directory(&top, name)?;
+        if let Some(layer_state) = &mut self.layer_state {
+            layer_state.unplaced_top = Some(unplaced_top.clone());
         }
         Ok(unplaced_top)
     }
 
     /// Makes a directory that is for nobody else.
-    fn make_closed(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, Trouble> {
+    fn make_private_directory(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, StepError> {
         const ACTION: &str = "create a directory for unplaced files";
-        rustix::fs::mkdirat(parent, name, Mode::RWXU).while_trying_to(ACTION)?;
+        rustix::fs::mkdirat(parent, name, Mode::RWXU).with_action(ACTION)?;
         let made = self.root.open_new(parent, name, &mut self.writers);
-        made.while_trying_to(ACTION)
+        made.with_action(ACTION)
     }
 
     /// Makes the tree of the layers that came, and removes what is not in it. All files are written, and the
     /// root is to be [finished](Self::finish_root).
-    pub(super) fn place_layers(&mut self, laying: Laying) -> Option<MergedIndex> {
-        let mut indexes = laying.indexes;
+    pub(super) fn place_layers(&mut self, layer_state: LayerState) -> Option<MergedIndex> {
+        let mut indexes = layer_state.indexes;
         // One that ended badly.
-        let builder = laying.builder;
+        let builder = layer_state.builder;
         indexes.extend(builder.map(|builder| builder.finish(Origin::default())));
         let all: Vec<&Index> = indexes.iter().collect();
-        let merged = merge(&all, laying.whiteouts, &self.index_memory);
+        let merged = merge(&all, layer_state.whiteouts, &self.index_memory);
         let merged = merged.map_err(|error| match error {
             MergeError::TooMuchMemory(error) => error.into(),
             MergeError::TooLarge => {
-                let (path, limit) = (ArchivePath::root(), self.context.claims.most());
+                let (path, limit) = (ArchivePath::root(), self.context.entry_quota.limit());
                 Error::TooManyEntries { path, limit }
             }
         });
@@ -244,20 +244,20 @@ impl Materializer {
         let mut name = UNPLACED_FILES.as_bytes().to_vec();
         if let Some(merged) = &merged {
             self.report_left_out(&merged.index);
-            name = self.free_name(&merged.index, name, laying.unplaced_top.is_some());
-            let placing = Placing {
+            name = self.find_unused_name(&merged.index, name, layer_state.unplaced_top.is_some());
+            let placement = TreePlacement {
                 merged,
-                unplaced_top: laying.unplaced_top,
+                unplaced_top: layer_state.unplaced_top,
                 name: name.clone(),
                 open: HashMap::new(),
             };
-            self.place_all(placing);
+            self.place_entries(placement);
         }
         let top = self.root.top().clone();
-        if let Err(trouble) = removal::remove(&top, &name).while_trying_to(REMOVE) {
+        if let Err(error) = remove_tree::remove_tree(&top, &name).with_action(REMOVE_UNPLACED) {
             let mut path = ArchivePath::root();
             path.push(&name);
-            self.context.problems.add(&path, trouble);
+            self.context.problems.add(&path, error);
         }
         merged
     }
@@ -269,14 +269,14 @@ impl Materializer {
             let cause = Cause::LeftOut(problem.what.clone());
             self.context.problems.add(&path, cause);
         }
-        let told = index.problems().len() as u64;
-        let more = index.problem_count().saturating_sub(told);
-        self.context.problems.count_more(more);
+        let reported = index.problems().len() as u64;
+        let more = index.problem_count().saturating_sub(reported);
+        self.context.problems.add_count(more);
     }
 
     /// The name of the directory of unplaced files, which is `name` unless something of the tree is called so;
     /// it is renamed then, if it is there.
-    fn free_name(&self, index: &Index, name: Vec<u8>, is_there: bool) -> Vec<u8> {
+    fn find_unused_name(&self, index: &Index, name: Vec<u8>, is_there: bool) -> Vec<u8> {
         let is_taken = |name: &[u8]| index.lookup(Ino::ROOT, name).is_some();
         if !is_taken(&name) {
             return name;
@@ -289,17 +289,17 @@ impl Materializer {
             return free;
         }
         let top = self.root.top();
-        match rustix::fs::renameat(top, &*name, top, &*free).while_trying_to(PLACE) {
+        match rustix::fs::renameat(top, &*name, top, &*free).with_action(MOVE_FILE) {
             Ok(()) => free,
-            Err(trouble) => {
-                self.context.fail(&ArchivePath::root(), top, trouble, 0);
+            Err(error) => {
+                self.context.record_failure(&ArchivePath::root(), top, error, 0);
                 name
             }
         }
     }
 
     /// Makes every entry of the tree below the root.
-    fn place_all(&mut self, mut placing: Placing<'_>) {
+    fn place_entries(&mut self, mut placement: TreePlacement<'_>) {
         let top = self.root.top().clone();
         let mut path = ArchivePath::root();
         let mut ancestors = vec![Ancestor::new(Ino::ROOT, top)];
@@ -310,12 +310,12 @@ impl Materializer {
             let Some(directory) = here.directory.clone() else {
                 return;
             };
-            let index = &placing.merged.index;
-            let Some(child) = index.children(here.ino, here.next).next() else {
+            let index = &placement.merged.index;
+            let Some(child) = index.children(here.ino, here.next_child).next() else {
                 let entry = index.entry(here.ino);
                 ancestors.pop();
-                if let Err(trouble) = self.leave(&mut ancestors, entry, &directory, &path) {
-                    return self.context.fail(&path, &directory, trouble, 0);
+                if let Err(error) = self.leave_directory(&mut ancestors, entry, &directory, &path) {
+                    return self.context.record_failure(&path, &directory, error, 0);
                 }
                 path = path
                     .split_last()
@@ -323,15 +323,15 @@ impl Materializer {
                     .unwrap_or_default();
                 continue;
             };
-            here.next = child.number + 1;
+            here.next_child = child.number + 1;
             let Some(entry) = index.entry(child.ino) else {
                 continue;
             };
             let mut place = path.clone();
             place.push(child.name);
             self.context.problems.entry(&place);
-            if let Err(trouble) = self.context.claims.take().while_trying_to(CLAIM) {
-                return self.context.fail(&place, &directory, trouble, 0);
+            if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
+                return self.context.record_failure(&place, &directory, error, 0);
             }
             let job = Job {
                 directory,
@@ -341,7 +341,7 @@ impl Materializer {
                 number: 0,
             };
             if entry.kind() != Kind::Directory {
-                self.place_entry(&mut placing, job, entry);
+                self.place_entry(&mut placement, job, entry);
                 continue;
             }
             match self.try_make_directory(&job) {
@@ -349,35 +349,35 @@ impl Materializer {
                     self.context.stats.written_entries.increment();
                     path = job.path;
                     ancestors.push(Ancestor::new(child.ino, made));
-                    let far = ancestors.len().saturating_sub(OPEN_ANCESTORS);
+                    let far = ancestors.len().saturating_sub(MAX_OPEN_ANCESTORS);
                     // The root has no other way back to it.
                     if let Some(far) = ancestors.get_mut(far).filter(|_| far > 0) {
                         far.directory = None;
                     }
                 }
                 Ok(None) => {}
-                Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+                Err(error) => self.context.record_failure(&job.path, &job.directory, error, 0),
             }
         }
     }
 
     /// Goes back from `directory`, at `path`, to the last one of `ancestors`, and gives it its attributes.
-    fn leave(
+    fn leave_directory(
         &mut self,
         ancestors: &mut [Ancestor],
         entry: Option<Entry<'_>>,
         directory: &Directory,
         path: &ArchivePath,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StepError> {
         let Some(above) = ancestors.last_mut() else {
             return Ok(());
         };
         // First, as the directory's mode may keep us from it.
         if above.directory.is_none() {
             let parent = self.root.open_child(directory, b"..", &mut self.writers);
-            let parent = parent.while_trying_to(RETURN)?;
+            let parent = parent.with_action(OPEN_PARENT)?;
             if parent.identity() != above.identity {
-                return Err(Errno::STALE).while_trying_to(RETURN);
+                return Err(Errno::STALE).with_action(OPEN_PARENT);
             }
             above.directory = Some(parent);
         }
@@ -391,9 +391,9 @@ impl Materializer {
     fn finish_directory(&self, entry: Entry<'_>, directory: &Directory, path: &ArchivePath) {
         let (identity, member) = (directory.identity(), member_of(entry));
         let policy = &self.context.policy;
-        let pending = Pending::new(path.clone(), identity, true, member, policy);
-        if let Err(trouble) = pending.apply_to(directory, &self.context) {
-            self.context.problems.add(path, trouble);
+        let pending = PendingDirectory::new(path.clone(), identity, true, member, policy);
+        if let Err(error) = pending.apply_to(directory, &self.context) {
+            self.context.problems.add(path, error);
         }
     }
 
@@ -405,27 +405,27 @@ impl Materializer {
         };
         if entry.is_implied() {
             // It may be somebody else's.
-            let subject = Subject::Open(top.as_fd());
-            subject.set_mtime(entry.mtime()).ok();
+            let target = AttributeTarget::Open(top.as_fd());
+            target.set_mtime(entry.mtime()).ok();
         } else {
             self.finish_directory(entry, top, &ArchivePath::root());
         }
     }
 
     /// Makes one name of an entry that is no directory.
-    fn place_entry(&mut self, placing: &mut Placing<'_>, job: Job, entry: Entry<'_>) {
+    fn place_entry(&mut self, placement: &mut TreePlacement<'_>, job: Job, entry: Entry<'_>) {
         let is_file = entry.kind() == Kind::File;
         if !is_file && entry.link_count() < 2 {
             return self.make_entry(job);
         }
-        let Some(origin) = placing.merged.layer_ino(entry.ino()) else {
+        let Some(origin) = placement.merged.layer_ino(entry.ino()) else {
             return;
         };
         let name = file_name(origin.layer as usize, origin.ino);
-        match self.try_place_entry(placing, &job, entry, origin) {
-            Err(Trouble { errno, .. })
-                if errno == Errno::NOENT && self.context.failed_files.has(&name) => {}
-            Err(trouble) => self.context.fail(&job.path, &job.directory, trouble, 0),
+        match self.try_place_entry(placement, &job, entry, origin) {
+            Err(StepError { errno, .. })
+                if errno == Errno::NOENT && self.context.failed_files.contains(&name) => {}
+            Err(error) => self.context.record_failure(&job.path, &job.directory, error, 0),
             // The file was counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
             Ok(()) => self.context.stats.written_entries.increment(),
@@ -434,17 +434,17 @@ impl Materializer {
 
     fn try_place_entry(
         &mut self,
-        placing: &mut Placing<'_>,
+        placement: &mut TreePlacement<'_>,
         job: &Job,
         entry: Entry<'_>,
         origin: LayerIno,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), StepError> {
         let layer = origin.layer as usize;
         let name = file_name(layer, origin.ino);
-        let from = self.open_unplaced_directory(placing, &directory_name(layer, origin.ino))?;
+        let from = self.open_unplaced_directory(placement, &directory_name(layer, origin.ino))?;
         let (to, to_name) = (&job.directory, job.name());
         if entry.link_count() < 2 {
-            return rustix::fs::renameat(&from, &*name, to, to_name).while_trying_to(PLACE);
+            return rustix::fs::renameat(&from, &*name, to, to_name).with_action(MOVE_FILE);
         }
         let link = || rustix::fs::linkat(&from, &*name, to, to_name, AtFlags::empty());
         match link() {
@@ -456,33 +456,33 @@ impl Materializer {
                     member: job.member.clone(),
                     number: 0,
                 });
-                link().while_trying_to(LINK)
+                link().with_action(CREATE_LINK)
             }
-            linked => linked.while_trying_to(LINK),
+            linked => linked.with_action(CREATE_LINK),
         }
     }
 
     /// The directory `name` of unplaced files.
     fn open_unplaced_directory(
         &mut self,
-        placing: &mut Placing<'_>,
+        placement: &mut TreePlacement<'_>,
         name: &[u8],
-    ) -> Result<Directory, Trouble> {
-        if let Some(directory) = placing.open.get(name) {
+    ) -> Result<Directory, StepError> {
+        if let Some(directory) = placement.open.get(name) {
             return Ok(directory.clone());
         }
         // No layer may have had a file, and still an entry has several names.
-        let unplaced_top = self.make_unplaced_top(placing.unplaced_top.clone(), &placing.name)?;
+        let unplaced_top = self.make_unplaced_top(placement.unplaced_top.clone(), &placement.name)?;
         let opened = self.root.open_child(&unplaced_top, name, &mut self.writers);
         let directory = match opened {
-            Err(Errno::NOENT) => self.make_closed(&unplaced_top, name)?,
-            opened => opened.while_trying_to(PLACE)?,
+            Err(Errno::NOENT) => self.make_private_directory(&unplaced_top, name)?,
+            opened => opened.with_action(MOVE_FILE)?,
         };
-        placing.unplaced_top = Some(unplaced_top);
-        if placing.open.len() >= OPEN_DIRECTORIES {
-            placing.open.clear();
+        placement.unplaced_top = Some(unplaced_top);
+        if placement.open.len() >= MAX_OPEN_DIRECTORIES {
+            placement.open.clear();
         }
-        placing.open.insert(name.to_vec(), directory.clone());
+        placement.open.insert(name.to_vec(), directory.clone());
         Ok(directory)
     }
 }
@@ -491,7 +491,7 @@ impl Ancestor {
     fn new(ino: Ino, directory: Directory) -> Self {
         Self {
             ino,
-            next: 0,
+            next_child: 0,
             identity: directory.identity(),
             directory: Some(directory),
         }
@@ -499,7 +499,7 @@ impl Ancestor {
 }
 
 /// A tree whose entries are moved to their places.
-struct Placing<'a> {
+struct TreePlacement<'a> {
     merged: &'a MergedIndex,
     /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
@@ -511,7 +511,7 @@ struct Placing<'a> {
 
 /// The name of the directory of the file of entry `ino` of a layer.
 fn directory_name(layer: usize, ino: Ino) -> Vec<u8> {
-    format!("{layer}-{}", ino.0 / NUMBERS_PER_DIRECTORY).into_bytes()
+    format!("{layer}-{}", ino.0 / FILES_PER_DIRECTORY).into_bytes()
 }
 
 /// The name of the file of entry `ino` of a layer; no other layer has one of this name.
@@ -531,21 +531,21 @@ mod tests {
     use super::*;
     use crate::index::MemoryLimit;
     use crate::materialize::Summary;
-    use crate::materialize::testing::{feed, member};
+    use crate::materialize::test_support::{feed, member};
     use crate::tar::{self, Timestamp};
 
     /// Facts by path: the kind with its size or target, the time, the owner and group, the number of names.
-    type Shown = BTreeMap<String, (String, i64, (u32, u32), u64)>;
+    type TreeListing = BTreeMap<String, (String, i64, (u32, u32), u64)>;
 
-    fn in_index(index: &Index) -> Shown {
-        let mut shown = Shown::new();
+    fn list_index(index: &Index) -> TreeListing {
+        let mut listing = TreeListing::new();
         let root = index.entry(Ino::ROOT).expect("there");
         let owner = (
             rustix::process::getuid().as_raw(),
             rustix::process::getgid().as_raw(),
         );
         let time = root.mtime().seconds;
-        shown.insert(String::new(), ("d".to_owned(), time, owner, 0));
+        listing.insert(String::new(), ("d".to_owned(), time, owner, 0));
         let mut pending = vec![(String::new(), Ino::ROOT)];
         while let Some((path, ino)) = pending.pop() {
             for child in index.children(ino, 0) {
@@ -563,18 +563,18 @@ mod tests {
                     pending.push((path.clone(), child.ino));
                 }
                 let owner = (entry.uid(), entry.gid());
-                shown.insert(path, (what, entry.mtime().seconds, owner, links));
+                listing.insert(path, (what, entry.mtime().seconds, owner, links));
             }
         }
-        shown
+        listing
     }
 
-    /// As [`in_index`].
-    fn on_disk(root: &Path) -> Shown {
-        let mut shown = Shown::new();
+    /// As [`list_index`].
+    fn list_disk(root: &Path) -> TreeListing {
+        let mut listing = TreeListing::new();
         let stat = fs::metadata(root).expect("there");
         let owner = (stat.uid(), stat.gid());
-        shown.insert(String::new(), ("d".to_owned(), stat.mtime(), owner, 0));
+        listing.insert(String::new(), ("d".to_owned(), stat.mtime(), owner, 0));
         let mut pending = vec![(String::new(), root.to_owned())];
         while let Some((above, directory)) = pending.pop() {
             for entry in fs::read_dir(directory).expect("listed") {
@@ -595,13 +595,13 @@ mod tests {
                     (format!("f {}", stat.len()), stat.nlink())
                 };
                 let owner = (stat.uid(), stat.gid());
-                shown.insert(path, (what, stat.mtime(), owner, links));
+                listing.insert(path, (what, stat.mtime(), owner, links));
             }
         }
-        shown
+        listing
     }
 
-    fn indexed(layer: &[(Member, Vec<u8>)], whiteouts: WhiteoutFormat) -> Index {
+    fn build_index(layer: &[(Member, Vec<u8>)], whiteouts: WhiteoutFormat) -> Index {
         let mut builder = Builder::new(Options {
             whiteouts: Some(whiteouts),
             ..Options::default()
@@ -613,7 +613,7 @@ mod tests {
         builder.finish(Origin::default())
     }
 
-    fn written(layers: &[Vec<(Member, Vec<u8>)>], place: &Path, whiteouts: WhiteoutFormat) -> Summary {
+    fn write_layers(layers: &[Vec<(Member, Vec<u8>)>], place: &Path, whiteouts: WhiteoutFormat) -> Summary {
         let mut options = crate::materialize::Options::for_this_user();
         options.same_permissions = true;
         options.writers = Some(2);
@@ -750,18 +750,18 @@ mod tests {
     }
 
     /// Whether what is on disk is what the indexes say, and as much is left out.
-    fn check(steps: &[Vec<Step>], whiteouts: WhiteoutFormat) -> Result<(), TestCaseError> {
+    fn check_written_layers(steps: &[Vec<Step>], whiteouts: WhiteoutFormat) -> Result<(), TestCaseError> {
         let layers = members(steps);
         let indexes: Vec<_> = layers
             .iter()
-            .map(|layer| indexed(layer, whiteouts))
+            .map(|layer| build_index(layer, whiteouts))
             .collect();
         let indexes: Vec<_> = indexes.iter().collect();
         let merged = merge(&indexes, whiteouts, &MemoryLimit::none()).expect("few");
-        let expected = in_index(&merged.index);
+        let expected = list_index(&merged.index);
         let place = tempfile::tempdir().expect("a directory");
-        let summary = written(&layers, place.path(), whiteouts);
-        let found = on_disk(place.path());
+        let summary = write_layers(&layers, place.path(), whiteouts);
+        let found = list_disk(place.path());
         prop_assert_eq!(found, expected, "{:#?}", summary.problems);
         prop_assert_eq!(
             summary.errors,
@@ -773,7 +773,7 @@ mod tests {
     }
 
     /// Writes `a` and `b` as one layer, and calls `interfere` after each with the directory of unplaced files.
-    fn write_two_files(interfere: impl Fn(&Path, usize)) -> (Vec<String>, Shown) {
+    fn write_two_files(interfere: impl Fn(&Path, usize)) -> (Vec<String>, TreeListing) {
         let place = tempfile::tempdir().expect("a directory");
         let unplaced = place.path().join(UNPLACED_FILES);
         let mut options = crate::materialize::Options::for_this_user();
@@ -785,50 +785,50 @@ mod tests {
         for (count, name) in [b"a", b"b"].into_iter().enumerate() {
             feed(
                 &mut materializer,
-                [crate::materialize::testing::file(name, b"content")],
+                [crate::materialize::test_support::file(name, b"content")],
             );
-            materializer.writers.settle_all();
+            materializer.writers.wait_for_all();
             interfere(&unplaced, count);
         }
         materializer.end_layer().expect("nothing fatal");
         let summary = materializer.finish().expect("nothing fatal");
-        let told = summary.problems.iter().map(ToString::to_string);
-        (told.collect(), on_disk(place.path()))
+        let reported = summary.problems.iter().map(ToString::to_string);
+        (reported.collect(), list_disk(place.path()))
     }
 
     #[test]
     fn file_removed_before_it_is_placed_is_reported() {
-        let (told, shown) = write_two_files(|unplaced, count| {
+        let (reported, listing) = write_two_files(|unplaced, count| {
             if count == 1 {
                 fs::remove_file(unplaced.join("0-0/0-2")).expect("removed");
             }
         });
         assert_eq!(
-            told,
+            reported,
             ["a: cannot move the file to its place: No such file or directory (os error 2)"]
         );
-        assert_eq!(shown.keys().collect::<Vec<_>>(), ["", "/b"]);
+        assert_eq!(listing.keys().collect::<Vec<_>>(), ["", "/b"]);
     }
 
     #[test]
     fn file_that_cannot_be_created_is_reported_once() {
-        let (told, _) = write_two_files(|unplaced, count| {
+        let (reported, _) = write_two_files(|unplaced, count| {
             if count == 0 {
                 fs::remove_dir_all(unplaced.join("0-0")).expect("removed");
             }
         });
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].starts_with("b: cannot create the file"), "{told:?}");
-        assert!(told[1].starts_with("a: cannot move the file"), "{told:?}");
+        assert_eq!(reported.len(), 2, "{reported:?}");
+        assert!(reported[0].starts_with("b: cannot create the file"), "{reported:?}");
+        assert!(reported[1].starts_with("a: cannot move the file"), "{reported:?}");
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
         #[test]
-        fn what_is_written_is_what_the_indexes_make(steps in layers(), oci in any::<bool>()) {
+        fn written_layers_equal_the_merged_index(steps in layers(), oci in any::<bool>()) {
             let whiteouts = if oci { WhiteoutFormat::Oci } else { WhiteoutFormat::Overlay };
-            check(&steps, whiteouts)?;
+            check_written_layers(&steps, whiteouts)?;
         }
     }
 }

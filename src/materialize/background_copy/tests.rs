@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::*;
 use crate::base::extent::{Extent, Plain};
 use crate::index::{Builder, Origin};
-use crate::materialize::testing;
+use crate::materialize::test_support;
 use crate::tar::{Kind as TarKind, Member, Segment};
 
 /// An archive whose reads are counted.
@@ -47,7 +47,7 @@ impl Archive {
     }
 
     /// Reads of stored pieces, one after the other.
-    fn read(&self) -> Read {
+    fn read(&self) -> ReadFn {
         let (index, contents) = (Arc::clone(&self.index), Arc::clone(&self.contents));
         let reads = Arc::clone(&self.reads);
         Arc::new(move |ino, offset, len| {
@@ -62,10 +62,10 @@ impl Archive {
         })
     }
 
-    fn start(&self, place: &Place) -> (Arc<Background>, Running) {
-        let background = Background {
-            boot: place.boot,
-            ..Background::new(&place.copy()).expect("ours")
+    fn start(&self, dir: &TestDir) -> (Arc<BackgroundCopy>, RunningCopy) {
+        let background = BackgroundCopy {
+            boot_id: dir.boot_id,
+            ..BackgroundCopy::new(&dir.copy()).expect("ours")
         };
         let background = Arc::new(background);
         let running = background
@@ -75,10 +75,10 @@ impl Archive {
     }
 
     /// Writes all, and says what had to be read for it.
-    fn write(&self, place: &Place) -> (Progress, Vec<Ino>) {
+    fn write(&self, dir: &TestDir) -> (BackgroundCopyProgress, Vec<Ino>) {
         lock(&self.reads).clear();
-        let (background, running) = self.start(place);
-        let progress = settled(&background);
+        let (background, running) = self.start(dir);
+        let progress = wait_until_finished(&background);
         drop(running);
         let mut reads = lock(&self.reads).clone();
         reads.sort_unstable();
@@ -86,15 +86,15 @@ impl Archive {
     }
 }
 
-struct Place {
+struct TestDir {
     base: tempfile::TempDir,
-    boot: u64,
+    boot_id: u64,
 }
 
-impl Place {
+impl TestDir {
     fn new() -> Self {
         let base = tempfile::tempdir().expect("a directory");
-        Self { base, boot: 1 }
+        Self { base, boot_id: 1 }
     }
 
     fn copy(&self) -> PathBuf {
@@ -106,13 +106,13 @@ impl Place {
     }
 }
 
-fn settled(background: &Background) -> Progress {
+fn wait_until_finished(background: &BackgroundCopy) -> BackgroundCopyProgress {
     let start = Instant::now();
     loop {
         let progress = background.progress();
         let is_over = matches!(
             progress.state,
-            State::Complete | State::Incomplete | State::Stopped
+            CopyState::Complete | CopyState::Incomplete | CopyState::Stopped
         );
         if is_over || start.elapsed() > Duration::from_secs(20) {
             return progress;
@@ -122,20 +122,20 @@ fn settled(background: &Background) -> Progress {
 }
 
 fn sample() -> Archive {
-    let mut sparse = testing::file(b"d/sparse", b"AAAABBBB");
+    let mut sparse = test_support::file(b"d/sparse", b"AAAABBBB");
     sparse.0.size = 1 << 20;
     let segment = |offset| Segment { offset, len: 4 };
     sparse.0.sparse = Some(vec![segment(4096), segment(1 << 19)]);
     Archive::new(vec![
-        testing::file(b"d/one", b"first"),
+        test_support::file(b"d/one", b"first"),
         sparse,
         (
-            testing::member(b"l", TarKind::HardLink(b"d/one".to_vec())),
+            test_support::member(b"l", TarKind::HardLink(b"d/one".to_vec())),
             &[],
         ),
-        (testing::member(b"s", TarKind::Symlink(b"d".to_vec())), &[]),
-        testing::file(b"two", b"second"),
-        testing::file(b"empty", b""),
+        (test_support::member(b"s", TarKind::Symlink(b"d".to_vec())), &[]),
+        test_support::file(b"two", b"second"),
+        test_support::file(b"empty", b""),
     ])
 }
 
@@ -145,11 +145,11 @@ fn ino(archive: &Archive, path: &str) -> Ino {
 }
 
 #[test]
-fn a_copy_is_whole_and_a_second_run_reads_nothing() {
-    let (archive, place) = (sample(), Place::new());
-    let (progress, reads) = archive.write(&place);
-    let expected = Progress {
-        state: State::Complete,
+fn complete_copy_is_not_read_again_by_a_second_run() {
+    let (archive, dir) = (sample(), TestDir::new());
+    let (progress, reads) = archive.write(&dir);
+    let expected = BackgroundCopyProgress {
+        state: CopyState::Complete,
         files: 4,
         total_files: 4,
         bytes: 19,
@@ -164,92 +164,92 @@ fn a_copy_is_whole_and_a_second_run_reads_nothing() {
         ino(&archive, "two"),
     );
     assert_eq!(reads, [one, sparse, sparse, two]);
-    assert_eq!(fs::read(place.path("l")).expect("there"), b"first");
-    assert_eq!(fs::read(place.path("s/one")).expect("there"), b"first");
-    let status = fs::metadata(place.path("d/sparse")).expect("there");
+    assert_eq!(fs::read(dir.path("l")).expect("there"), b"first");
+    assert_eq!(fs::read(dir.path("s/one")).expect("there"), b"first");
+    let status = fs::metadata(dir.path("d/sparse")).expect("there");
     assert_eq!(status.size(), 1 << 20);
     assert!(status.blocks() * 512 < 1 << 19, "holes stay holes");
-    let links = fs::metadata(place.path("l")).expect("there").nlink();
+    let links = fs::metadata(dir.path("l")).expect("there").nlink();
     assert_eq!(links, 2);
-    let (progress, reads) = archive.write(&place);
+    let (progress, reads) = archive.write(&dir);
     assert_eq!((progress, reads), (expected, vec![]));
 }
 
 #[test]
-fn what_was_touched_since_is_written_again() {
-    let (archive, place) = (sample(), Place::new());
-    archive.write(&place);
-    fs::write(place.path("two"), "SECOND").expect("written");
-    fs::remove_file(place.path("s")).expect("there");
-    fs::write(place.path("s"), "no link").expect("written");
-    let (progress, reads) = archive.write(&place);
-    assert_eq!(progress.state, State::Complete);
+fn copy_rewrites_entries_changed_since_the_last_run() {
+    let (archive, dir) = (sample(), TestDir::new());
+    archive.write(&dir);
+    fs::write(dir.path("two"), "SECOND").expect("written");
+    fs::remove_file(dir.path("s")).expect("there");
+    fs::write(dir.path("s"), "no link").expect("written");
+    let (progress, reads) = archive.write(&dir);
+    assert_eq!(progress.state, CopyState::Complete);
     assert_eq!(reads, [ino(&archive, "two")]);
-    assert_eq!(fs::read(place.path("two")).expect("there"), b"second");
-    assert!(place.path("s").is_symlink());
+    assert_eq!(fs::read(dir.path("two")).expect("there"), b"second");
+    assert!(dir.path("s").is_symlink());
     // Another name changes no byte, but who can tell.
-    fs::hard_link(place.path("d/one"), place.base.path().join("mine")).expect("made");
-    let (_, reads) = archive.write(&place);
+    fs::hard_link(dir.path("d/one"), dir.base.path().join("mine")).expect("made");
+    let (_, reads) = archive.write(&dir);
     assert_eq!(reads, [ino(&archive, "d/one")]);
-    assert_eq!(fs::read(place.path("l")).expect("there"), b"first");
+    assert_eq!(fs::read(dir.path("l")).expect("there"), b"first");
 }
 
 #[test]
-fn after_a_start_of_the_system_only_contents_are_believed() {
-    let (archive, mut place) = (sample(), Place::new());
-    archive.write(&place);
-    let two = place.path("two");
+fn copy_verifies_contents_after_a_reboot() {
+    let (archive, mut dir) = (sample(), TestDir::new());
+    archive.write(&dir);
+    let two = dir.path("two");
     let before = fs::metadata(&two).expect("there");
-    place.boot = 2;
-    let (progress, reads) = archive.write(&place);
-    assert_eq!(progress.state, State::Complete);
+    dir.boot_id = 2;
+    let (progress, reads) = archive.write(&dir);
+    assert_eq!(progress.state, CopyState::Complete);
     let sparse = ino(&archive, "d/sparse");
     assert_eq!(reads, [sparse, sparse], "holes may hide what is lost");
-    let (_, reads) = archive.write(&place);
+    let (_, reads) = archive.write(&dir);
     assert_eq!(reads, [], "it is written down anew");
     // What lost power may do: all that can be seen of it is right but the content.
-    place.boot = 3;
+    dir.boot_id = 3;
     fs::write(&two, "SECOND").expect("written");
     let file = File::options().write(true).open(&two).expect("ours");
     file.set_modified(before.modified().expect("a time"))
         .expect("set");
-    let work = {
-        let background = Background {
-            boot: 2,
-            ..Background::new(&place.copy()).expect("ours")
+    let task = {
+        let background = BackgroundCopy {
+            boot_id: 2,
+            ..BackgroundCopy::new(&dir.copy()).expect("ours")
         };
         let stats = Arc::default();
-        let work = background.work(&archive.index, Ino::ROOT, archive.read(), &stats);
-        work.expect("ours")
+        let task = background.build_task(&archive.index, Ino::ROOT, archive.read(), &stats);
+        task.expect("ours")
     };
     let number = ino(&archive, "two").0;
-    let record = work.ledger.get(number).expect("written down");
+    let record = task.ledger.get(number).expect("written down");
     let stat = fstat(&file).expect("open");
-    work.ledger
+    task.ledger
         .put(number, &stat, record.hash)
         .expect("written");
-    drop(work);
-    let (progress, reads) = archive.write(&place);
-    assert_eq!(progress.state, State::Complete);
+    drop(task);
+    let (progress, reads) = archive.write(&dir);
+    assert_eq!(progress.state, CopyState::Complete);
     let expected = [sparse, sparse, ino(&archive, "two")];
     assert_eq!(reads, expected);
     assert_eq!(fs::read(two).expect("there"), b"second");
 }
 
 #[test]
-fn a_copy_is_opened_only_while_it_is_what_was_written() {
-    let (archive, place) = (sample(), Place::new());
-    let (background, running) = archive.start(&place);
-    assert_eq!(settled(&background).state, State::Complete);
+fn changed_file_of_a_copy_is_not_opened() {
+    let (archive, dir) = (sample(), TestDir::new());
+    let (background, running) = archive.start(&dir);
+    assert_eq!(wait_until_finished(&background).state, CopyState::Complete);
     let two = ino(&archive, "two");
-    assert!(background.has(two) && background.open_copy(two).is_some());
-    fs::write(place.path("two"), "SECOND").expect("written");
+    assert!(background.is_complete(two) && background.open_copy(two).is_some());
+    fs::write(dir.path("two"), "SECOND").expect("written");
     assert!(background.open_copy(two).is_none());
-    assert!(!background.has(two));
+    assert!(!background.is_complete(two));
     let progress = background.progress();
     assert_eq!(
         (progress.state, progress.files, progress.failures),
-        (State::Incomplete, 3, 1)
+        (CopyState::Incomplete, 3, 1)
     );
     assert!(progress.note.is_some_and(|note| note.starts_with("two: ")));
     assert!(background.open_copy(ino(&archive, "d/one")).is_some());
@@ -257,48 +257,48 @@ fn a_copy_is_opened_only_while_it_is_what_was_written() {
 }
 
 #[test]
-fn an_entry_that_cannot_be_made_leaves_the_others() {
-    let (archive, place) = (sample(), Place::new());
-    fs::create_dir(place.copy()).expect("made");
+fn entry_that_cannot_be_created_does_not_stop_the_copy() {
+    let (archive, dir) = (sample(), TestDir::new());
+    fs::create_dir(dir.copy()).expect("made");
     let (background, running) = {
-        let background = Arc::new(Background::new(&place.copy()).expect("ours"));
+        let background = Arc::new(BackgroundCopy::new(&dir.copy()).expect("ours"));
         // Comes between: a directory with something in it, which nothing replaces.
-        let taken = place.path("two");
+        let taken = dir.path("two");
         let read = archive.read();
-        let work = background.work(&archive.index, Ino::ROOT, read, &Arc::default());
-        drop(work.expect("empty"));
+        let task = background.build_task(&archive.index, Ino::ROOT, read, &Arc::default());
+        drop(task.expect("empty"));
         fs::create_dir_all(taken.join("mine")).expect("made");
         let read = archive.read();
         let running = background.start(&archive.index, Ino::ROOT, read, &Arc::default());
         (background, running.expect("ours"))
     };
-    let progress = settled(&background);
-    assert_eq!(progress.state, State::Incomplete);
+    let progress = wait_until_finished(&background);
+    assert_eq!(progress.state, CopyState::Incomplete);
     assert_eq!((progress.files, progress.failures), (3, 1));
-    assert!(place.path("two/mine").is_dir());
-    assert!(!background.has(ino(&archive, "two")));
+    assert!(dir.path("two/mine").is_dir());
+    assert!(!background.is_complete(ino(&archive, "two")));
     drop(running);
 }
 
 #[test]
-fn a_file_that_is_asked_for_comes_before_its_turn() {
+fn requested_file_is_copied_before_its_turn() {
     let names: Vec<_> = (0..2000).map(|number| format!("{number:04}")).collect();
     let members = names
         .iter()
-        .map(|name| testing::file(name.as_bytes(), b"x"));
-    let (archive, place) = (Archive::new(members.collect()), Place::new());
-    let background = Arc::new(Background::new(&place.copy()).expect("ours"));
-    let work = background.work(&archive.index, Ino::ROOT, archive.read(), &Arc::default());
-    assert!(background.work.set(work.expect("empty")).is_ok());
+        .map(|name| test_support::file(name.as_bytes(), b"x"));
+    let (archive, dir) = (Archive::new(members.collect()), TestDir::new());
+    let background = Arc::new(BackgroundCopy::new(&dir.copy()).expect("ours"));
+    let task = background.build_task(&archive.index, Ino::ROOT, archive.read(), &Arc::default());
+    assert!(background.task.set(task.expect("empty")).is_ok());
     let last = ino(&archive, "1999");
-    background.wanted(last);
-    background.wanted(last);
-    let work = background.work.get().expect("set");
-    background.run(work);
+    background.prioritize(last);
+    background.prioritize(last);
+    let task = background.task.get().expect("set");
+    background.run(task);
     let reads = lock(&archive.reads);
     assert_eq!(reads.len(), 2000);
-    let place = reads.iter().position(|&read| read == last);
-    assert!(place.is_some_and(|place| place < 1000), "{place:?}");
+    let position = reads.iter().position(|&read| read == last);
+    assert!(position.is_some_and(|position| position < 1000), "{position:?}");
 }
 
 #[test]
@@ -306,15 +306,15 @@ fn batches_cover_every_entry_once() {
     let names: Vec<_> = (0..1000).map(|number| format!("{number:04}")).collect();
     let files = names
         .iter()
-        .map(|name| testing::file(name.as_bytes(), b"x"));
+        .map(|name| test_support::file(name.as_bytes(), b"x"));
     let links = (0..300).map(|number| {
         let kind = TarKind::HardLink(b"0255".to_vec());
         let name = format!("l{number}");
-        let member = testing::member(name.as_bytes(), kind);
+        let member = test_support::member(name.as_bytes(), kind);
         (member, &b""[..])
     });
     let archive = Archive::new(files.chain(links).collect());
-    let plan = Plan::new(&archive.index, Ino::ROOT);
+    let plan = CopyPlan::new(&archive.index, Ino::ROOT);
     let mut next = 0;
     let mut seen = Vec::new();
     loop {
@@ -323,14 +323,14 @@ fn batches_cover_every_entry_once() {
             break;
         }
         assert_eq!(batch.start, next);
-        let mut place = batch.start;
-        while place < batch.end {
-            let names = plan.names_at(place);
+        let mut position = batch.start;
+        while position < batch.end {
+            let names = plan.names_at(position);
             seen.push(names[0].ino.0);
             assert_eq!(plan.names_of(names[0].ino), names);
-            place += names.len();
+            position += names.len();
         }
-        assert_eq!(place, batch.end, "all names of its last entry");
+        assert_eq!(position, batch.end, "all names of its last entry");
         next = batch.end;
     }
     assert!(seen.is_sorted_by(|one, other| one < other));

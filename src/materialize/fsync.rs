@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use super::problem::Error;
+use super::error::Error;
 use crate::base::stats::Stats;
 
 /// Returns when all that was written to the file system of `directory` is on its disk. What went
@@ -23,7 +23,7 @@ pub(super) fn sync_file_system(
 }
 
 /// Returns when the names in `directory` are on disk.
-pub(super) fn sync_names(directory: impl AsFd, path: &Path) -> Result<(), Error> {
+pub(super) fn sync_directory(directory: impl AsFd, path: &Path) -> Result<(), Error> {
     rustix::fs::fsync(directory).map_err(|errno| Error::Sync {
         path: path.to_owned(),
         errno,

@@ -13,7 +13,7 @@ use crate::base::resolve::PathError;
 use crate::index::TooMuchMemory;
 
 /// Problems kept for the summary; further ones are counted and told to the [`Reporter`] only.
-const KEPT_PROBLEMS: usize = 100;
+const MAX_KEPT_PROBLEMS: usize = 100;
 
 /// Hears of things as they happen, on any thread.
 pub trait Reporter: Send + Sync + fmt::Debug {
@@ -53,13 +53,13 @@ pub enum Cause {
     },
     /// The entry would lie outside the destination.
     #[error("refused: {0}")]
-    Refused(PathError),
+    Rejected(PathError),
     /// The member's name has a `..` component.
     #[error("refused: the name contains '..'")]
-    Climbs,
+    ParentComponent,
     /// The member is not a directory and its name leads to the destination itself.
     #[error("refused: the name is that of the destination itself")]
-    IsTheRoot,
+    IsRoot,
     /// A hard link whose target is not there, even at the end.
     #[error("cannot link to {target}: no such file")]
     NoTarget {
@@ -74,7 +74,7 @@ pub enum Cause {
     LeftOut(String),
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file, what is there was kept")]
-    Cut,
+    Truncated,
     /// A path that was asked for.
     #[error("not in the archive (`tarfs ls -R` shows what is; -C names a directory to write to)")]
     NotFound,
@@ -103,13 +103,13 @@ pub enum Error {
     },
     /// A tree is to appear whole where something is already.
     #[error("{}: is there already and not empty; a whole tree replaces nothing", path.display())]
-    Occupied {
+    NotEmpty {
         /// Where.
         path: PathBuf,
     },
     /// A tree is to appear whole where nothing can be renamed to.
     #[error("{}: {why}, so that no whole tree can be renamed to it", path.display())]
-    Unmovable {
+    CannotRename {
         /// Where.
         path: PathBuf,
         /// What it is.
@@ -117,7 +117,7 @@ pub enum Error {
     },
     /// The place where a tree is to appear whole cannot be used.
     #[error("{}: cannot {action}", path.display())]
-    Place {
+    Staging {
         /// Where.
         path: PathBuf,
         /// The step, as an infinitive.
@@ -137,13 +137,13 @@ pub enum Error {
     },
     /// A mount's copy is to be kept where something else is.
     #[error("{}: is not empty, and is no copy that a mount of this archive keeps", path.display())]
-    Foreign {
+    NotACopy {
         /// Where.
         path: PathBuf,
     },
     /// A mount's copy is kept there already.
     #[error("{}: another mount keeps its copy there", path.display())]
-    Taken {
+    InUse {
         /// Where.
         path: PathBuf,
     },
@@ -190,7 +190,7 @@ pub enum Error {
         "{path}: no space left: {available_bytes} bytes are free, this file alone needs \
          {missing_bytes} more; {written_bytes} bytes were written"
     )]
-    Full {
+    NoSpace {
         /// The entry that did not fit.
         path: ArchivePath,
         /// Bytes free for us on the destination.
@@ -231,7 +231,7 @@ pub enum Error {
     },
     /// The destination cannot be written to, or fails.
     #[error("{path}: the destination fails, cannot {action}")]
-    Failing {
+    DestinationFailed {
         /// The entry at hand.
         path: ArchivePath,
         /// The step, as an infinitive.
@@ -247,14 +247,14 @@ pub enum Error {
 
 impl Error {
     /// Whether it names the entry at which the destination failed, and not the destination.
-    pub fn is_of_an_entry(&self) -> bool {
+    pub fn is_for_entry(&self) -> bool {
         matches!(
             self,
-            Self::Full { .. }
+            Self::NoSpace { .. }
                 | Self::NoInodes { .. }
                 | Self::Quota { .. }
                 | Self::TooManyEntries { .. }
-                | Self::Failing { .. }
+                | Self::DestinationFailed { .. }
         )
     }
 
@@ -272,18 +272,18 @@ impl Error {
                 Some("if that is to be expected, allow it with a larger --max-entries")
             }
             Self::NoInodes { .. } => Some("remove files, or choose another destination"),
-            Self::Full { .. } | Self::Quota { .. } => {
+            Self::NoSpace { .. } | Self::Quota { .. } => {
                 Some("free space, or choose another destination")
             }
-            Self::Failing { .. } => Some("choose another destination"),
-            Self::Occupied { .. } => Some("remove it, or name a directory that is not there yet"),
-            Self::Unmovable { .. } => {
+            Self::DestinationFailed { .. } => Some("choose another destination"),
+            Self::NotEmpty { .. } => Some("remove it, or name a directory that is not there yet"),
+            Self::CannotRename { .. } => {
                 Some("name a directory in a directory with -C, or do without --atomic")
             }
-            Self::Place { .. } => Some("choose another place, or do without --atomic"),
+            Self::Staging { .. } => Some("choose another place, or do without --atomic"),
             Self::Leftover { .. } => Some("remove it by hand"),
-            Self::Foreign { .. } => Some("name an empty directory; what is there is left alone"),
-            Self::Taken { .. } => Some("name another directory, or unmount that one first"),
+            Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
+            Self::InUse { .. } => Some("name another directory, or unmount that one first"),
             Self::Ledger { .. } => Some("name a directory in a directory that is yours"),
             Self::Journal {
                 errno: Errno::WOULDBLOCK,
@@ -301,13 +301,13 @@ impl Error {
 
 /// A step that the operating system refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Trouble {
+pub(super) struct StepError {
     /// The step, as an infinitive.
     pub(super) action: &'static str,
     pub(super) errno: Errno,
 }
 
-impl Trouble {
+impl StepError {
     /// Whether the destination as a whole is at fault and the next entry would fail as well.
     pub(super) fn is_fatal(self) -> bool {
         matches!(
@@ -317,24 +317,24 @@ impl Trouble {
     }
 }
 
-impl From<Trouble> for Cause {
-    fn from(trouble: Trouble) -> Self {
+impl From<StepError> for Cause {
+    fn from(error: StepError) -> Self {
         Self::System {
-            action: trouble.action,
-            errno: trouble.errno,
+            action: error.action,
+            errno: error.errno,
         }
     }
 }
 
 /// Names the step that an error belongs to.
-pub(super) trait While<T> {
+pub(super) trait WithAction<T> {
     /// `action` is an infinitive: `create the file`.
-    fn while_trying_to(self, action: &'static str) -> Result<T, Trouble>;
+    fn with_action(self, action: &'static str) -> Result<T, StepError>;
 }
 
-impl<T> While<T> for rustix::io::Result<T> {
-    fn while_trying_to(self, action: &'static str) -> Result<T, Trouble> {
-        self.map_err(|errno| Trouble { action, errno })
+impl<T> WithAction<T> for rustix::io::Result<T> {
+    fn with_action(self, action: &'static str) -> Result<T, StepError> {
+        self.map_err(|errno| StepError { action, errno })
     }
 }
 
@@ -342,7 +342,7 @@ impl<T> While<T> for rustix::io::Result<T> {
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     reporter: Option<Arc<dyn Reporter>>,
-    kept: Mutex<Vec<Problem>>,
+    problems: Mutex<Vec<Problem>>,
     count: AtomicU64,
     /// Shared with whoever may end the run from outside.
     fatal: Arc<OnceLock<Error>>,
@@ -357,16 +357,16 @@ impl Problems {
     }
 
     /// As [`Self::new`]; what is set in `end` stops everything.
-    pub(super) fn until(end: Arc<OnceLock<Error>>, reporter: Option<Arc<dyn Reporter>>) -> Self {
+    pub(super) fn with_stop_error(stop_error: Arc<OnceLock<Error>>, reporter: Option<Arc<dyn Reporter>>) -> Self {
         Self {
-            fatal: end,
+            fatal: stop_error,
             ..Self::new(reporter)
         }
     }
 
     /// The same, counted apart.
-    pub(super) fn apart(&self) -> Self {
-        Self::until(Arc::clone(&self.fatal), self.reporter.clone())
+    pub(super) fn fork(&self) -> Self {
+        Self::with_stop_error(Arc::clone(&self.fatal), self.reporter.clone())
     }
 
     pub(super) fn add(&self, path: &ArchivePath, cause: impl Into<Cause>) {
@@ -382,14 +382,14 @@ impl Problems {
             reporter.problem(&problem);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < KEPT_PROBLEMS {
-            kept.push(problem);
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        if problems.len() < MAX_KEPT_PROBLEMS {
+            problems.push(problem);
         }
     }
 
     /// Counts problems that are told elsewhere.
-    pub(super) fn count_more(&self, count: u64) {
+    pub(super) fn add_count(&self, count: u64) {
         self.count.fetch_add(count, Ordering::Relaxed);
     }
 
@@ -434,7 +434,7 @@ impl Problems {
         self.count.load(Ordering::Relaxed)
     }
 
-    pub(super) fn take_kept(&self) -> Vec<Problem> {
-        std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn take_problems(&self) -> Vec<Problem> {
+        std::mem::take(&mut *self.problems.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

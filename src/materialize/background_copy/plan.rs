@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::plan::Placed;
+use super::super::selection::OutputPath;
 use crate::base::extent::{Extent, Plain};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -23,7 +23,7 @@ pub(super) struct Name {
 
 /// All that lies below one directory of an index.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct CopyPlan {
     root: Ino,
     /// Components of the root's own path.
     root_depth: usize,
@@ -36,7 +36,7 @@ pub(super) struct Plan {
     pub(super) bytes: u64,
 }
 
-impl Plan {
+impl CopyPlan {
     /// What lies below `root`.
     pub(super) fn new(index: &Index, root: Ino) -> Self {
         let mut plan = Self {
@@ -78,9 +78,9 @@ impl Plan {
         plan
     }
 
-    /// The names of the entry whose first one is at `place`.
-    pub(super) fn names_at(&self, place: usize) -> &[Name] {
-        let rest = self.names.get(place..).unwrap_or_default();
+    /// The names of the entry whose first one is at `position`.
+    pub(super) fn names_at(&self, position: usize) -> &[Name] {
+        let rest = self.names.get(position..).unwrap_or_default();
         let mut entries = rest.chunk_by(|one, other| one.ino == other.ino);
         entries.next().unwrap_or_default()
     }
@@ -94,10 +94,10 @@ impl Plan {
         }
     }
 
-    /// The names from `place` on that one worker should take: files that begin in one span, so
+    /// The names from `position` on that one worker should take: files that begin in one span, so
     /// that workers are busy with different ones.
-    pub(super) fn batch(&self, index: &Index, place: usize) -> Range<usize> {
-        let rest = self.names.get(place..).unwrap_or_default();
+    pub(super) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
+        let rest = self.names.get(position..).unwrap_or_default();
         let mut first = None;
         let len = rest
             .iter()
@@ -115,7 +115,7 @@ impl Plan {
             let rest = rest.get(len..).unwrap_or_default();
             rest.iter().take_while(|name| name.ino == last.ino).count()
         });
-        place..place + len + more
+        position..position + len + more
     }
 
     /// The path of `name` below the root; `None` when the index contradicts itself.
@@ -141,7 +141,7 @@ fn first_span(index: &Index, ino: Ino) -> Option<u32> {
 }
 
 /// The member that would have made `entry`.
-pub(in super::super) fn member(entry: Entry<'_>) -> Member {
+pub(in super::super) fn member_of(entry: Entry<'_>) -> Member {
     let kind = match entry.kind() {
         Kind::File => tar::Kind::File,
         Kind::Directory => tar::Kind::Directory,
@@ -162,7 +162,7 @@ pub(in super::super) fn member(entry: Entry<'_>) -> Member {
         group: entry.group().to_vec(),
         mtime: entry.mtime(),
         size: entry.size(),
-        sparse: holes(entry),
+        sparse: sparse_segments(entry),
         xattrs: entry
             .xattrs()
             .map(|(name, value)| (name.to_vec(), value.to_vec()))
@@ -171,7 +171,7 @@ pub(in super::super) fn member(entry: Entry<'_>) -> Member {
 }
 
 /// The stored pieces of a file with holes; `None` when it has none.
-fn holes(entry: Entry<'_>) -> Option<Vec<Segment>> {
+fn sparse_segments(entry: Entry<'_>) -> Option<Vec<Segment>> {
     let size = entry.size();
     let mut pieces = entry.pieces(0, size);
     let first = pieces.next();
@@ -197,8 +197,8 @@ pub(super) fn is_implied(entry: Entry<'_>) -> bool {
 }
 
 /// Where a path goes whose front nobody cut.
-pub(super) fn placed(path: ArchivePath) -> Placed {
-    Placed {
+pub(super) fn output_path(path: ArchivePath) -> OutputPath {
+    OutputPath {
         path,
         stripped: Vec::new(),
     }

@@ -14,17 +14,17 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-use super::problem::{Trouble, While};
-use super::writers::Writers;
+use super::error::{StepError, WithAction};
+use super::writer_pool::WriterPool;
 use crate::base::posix_acl;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
 
 /// Directories kept open for members to come, in each of the two generations of the cache. Trees
 /// come depth first, so the last few matter most; the rest of the descriptors is the queues'.
-const CACHED_DIRECTORIES: usize = 128;
+const MAX_CACHED_DIRECTORIES: usize = 128;
 /// Longer paths are walked each time rather than kept.
-const LONGEST_CACHED_PATH_BYTES: usize = 4096;
+const MAX_CACHED_PATH_BYTES: usize = 4096;
 
 /// An open directory; clones share the descriptor.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ struct Handle {
     /// New entries inherit an ACL, which changes modes.
     inherits_acl: bool,
     /// The way to it through directories alone, where it was asked for by one through links.
-    behind_links: OnceLock<ArchivePath>,
+    resolved_path: OnceLock<ArchivePath>,
     /// What a new file's owner was seen to be; see [`Directory::ownership`].
     ownership: AtomicU8,
     /// All open directories of this root.
@@ -83,9 +83,9 @@ pub(super) enum Ownership {
     /// No file has been made yet.
     Unknown,
     /// The process' user and group.
-    Ours,
+    ProcessOwner,
     /// Someone else.
-    Other,
+    OtherOwner,
 }
 
 impl Directory {
@@ -99,25 +99,25 @@ impl Directory {
 
     /// Where `name` in it lies, if links led here, which may lead elsewhere soon; `None` where it lies by
     /// the path that it was asked for.
-    pub(super) fn place_of(&self, name: &[u8]) -> Option<ArchivePath> {
-        let mut place = self.0.behind_links.get()?.clone();
+    pub(super) fn resolved_path_of(&self, name: &[u8]) -> Option<ArchivePath> {
+        let mut place = self.0.resolved_path.get()?.clone();
         place.push(name);
         Some(place)
     }
 
     pub(super) fn ownership(&self) -> Ownership {
         match self.0.ownership.load(Ordering::Relaxed) {
-            1 => Ownership::Ours,
-            2 => Ownership::Other,
+            1 => Ownership::ProcessOwner,
+            2 => Ownership::OtherOwner,
             _ => Ownership::Unknown,
         }
     }
 
-    pub(super) fn learn_ownership(&self, ownership: Ownership) {
+    pub(super) fn set_ownership(&self, ownership: Ownership) {
         let number = match ownership {
             Ownership::Unknown => 0,
-            Ownership::Ours => 1,
-            Ownership::Other => 2,
+            Ownership::ProcessOwner => 1,
+            Ownership::OtherOwner => 2,
         };
         self.0.ownership.store(number, Ordering::Relaxed);
     }
@@ -142,24 +142,24 @@ const MAX_IMPLIED_BYTES: usize = 64 << 20;
 
 /// The destination directory and those below it that are open.
 #[derive(Debug)]
-pub(super) struct Root {
+pub(super) struct DestinationRoot {
     top: Directory,
-    cache: Cache,
+    cache: DirectoryCache,
     /// The directory that was asked for last.
     last: Option<(Vec<u8>, Directory)>,
     open: Arc<AtomicUsize>,
     /// Open directories at which the queues are emptied before another one is opened.
-    open_limit: usize,
+    max_open_directories: usize,
     /// How many links and directories had been replaced when the cache was last true.
     seen_replacements: usize,
     /// Whether a path has led through links.
-    has_followed: bool,
+    has_followed_links: bool,
     /// Those that were made since somebody asked.
     implied: Vec<Implied>,
     implied_bytes: usize,
 }
 
-impl Root {
+impl DestinationRoot {
     /// Opens the destination; links in its own path are followed, it is the user's.
     ///
     /// # Errors
@@ -181,16 +181,16 @@ impl Root {
         Ok(Self {
             top: {
                 let inherits_acl = has_default_acl(&fd);
-                directory(fd, inherits_acl, &open)?
+                new_directory(fd, inherits_acl, &open)?
             },
-            cache: Cache::default(),
+            cache: DirectoryCache::default(),
             last: None,
             open,
-            open_limit: usize::try_from(files / 2)
+            max_open_directories: usize::try_from(files / 2)
                 .unwrap_or(usize::MAX)
                 .clamp(32, 4096),
             seen_replacements: 0,
-            has_followed: false,
+            has_followed_links: false,
             implied: Vec::new(),
             implied_bytes: 0,
         })
@@ -205,16 +205,16 @@ impl Root {
     ///
     /// # Errors
     /// When the path leads outside or through something else than directories, or a step fails.
-    pub(super) fn directory(
+    pub(super) fn resolve_directory(
         &mut self,
         path: &[u8],
-        missing: Missing,
-        writers: &mut Writers,
-    ) -> Result<Directory, ResolveError<Trouble>> {
+        missing: IfMissing,
+        writers: &mut WriterPool,
+    ) -> Result<Directory, ResolveError<StepError>> {
         if path.is_empty() {
             return Ok(self.top.clone());
         }
-        self.forget_replaced(writers);
+        self.invalidate_replaced(writers);
         if let Some((last, directory)) = &self.last
             && last == path
         {
@@ -229,37 +229,37 @@ impl Root {
     }
 
     /// Keeps a directory that was just made or found at `path`.
-    pub(super) fn remember(&mut self, path: &[u8], directory: Directory) {
+    pub(super) fn cache_directory(&mut self, path: &[u8], directory: Directory) {
         self.cache.insert(path, directory);
     }
 
     /// Says that `path` is about to become something else than a directory.
-    pub(super) fn forget(&mut self, path: &[u8]) {
-        if self.cache.forget(path) {
+    pub(super) fn invalidate(&mut self, path: &[u8]) {
+        if self.cache.invalidate(path) {
             self.last = None;
         }
     }
 
-    /// As [`Root::forget`], where a writer will do that later: also forgets other paths that lead
+    /// As [`DestinationRoot::invalidate`], where a writer will do that later: also forgets other paths that lead
     /// through what has this name in `parent` now.
-    pub(super) fn forget_ways(&mut self, parent: &Directory, path: &[u8]) {
-        if self.has_followed && may_lead_on(parent, path) {
-            self.clear();
+    pub(super) fn invalidate_aliases(&mut self, parent: &Directory, path: &[u8]) {
+        if self.has_followed_links && may_be_directory(parent, path) {
+            self.clear_cache();
         }
-        self.forget(path);
+        self.invalidate(path);
     }
 
-    fn forget_replaced(&mut self, writers: &Writers) {
+    fn invalidate_replaced(&mut self, writers: &WriterPool) {
         let replacements = writers.replacements();
         if self.seen_replacements != replacements {
             self.seen_replacements = replacements;
-            self.clear();
+            self.clear_cache();
         }
     }
 
     /// Forgets which directories are open.
-    pub(super) fn clear(&mut self) {
-        self.cache = Cache::default();
+    pub(super) fn clear_cache(&mut self) {
+        self.cache = DirectoryCache::default();
         self.last = None;
     }
 
@@ -281,21 +281,21 @@ impl Root {
     fn walk(
         &mut self,
         path: &[u8],
-        missing: Missing,
-        writers: &mut Writers,
-    ) -> Result<Directory, ResolveError<Trouble>> {
-        let (mut here, mut depth) = self.deepest(path);
+        missing: IfMissing,
+        writers: &mut WriterPool,
+    ) -> Result<Directory, ResolveError<StepError>> {
+        let (mut here, mut depth) = self.deepest_cached(path);
         while depth < path.len() {
             let rest = path.get(depth..).unwrap_or_default();
             let name = rest.split(|&byte| byte == b'/').next().unwrap_or_default();
             let step = self
-                .way(missing, writers)
+                .resolver(missing, writers)
                 .step(&here, name)
                 .map_err(ResolveError::Tree)?;
             here = match step {
                 Step::Directory(directory) => directory,
                 Step::Missing => {
-                    let made = self.way(missing, writers).imply(&here, name);
+                    let made = self.resolver(missing, writers).imply(&here, name);
                     let made = made.map_err(ResolveError::Tree)?;
                     let above = path.get(..depth + name.len()).unwrap_or_default();
                     self.note_implied(ArchivePath::sanitize(above).path, made.identity());
@@ -304,7 +304,7 @@ impl Root {
                 Step::Other => {
                     return Err(ResolveError::Path(resolve::PathError::NotADirectory));
                 }
-                Step::Link(_) => return self.walk_links(path, missing, writers),
+                Step::Link(_) => return self.walk_following_links(path, missing, writers),
             };
             depth += name.len();
             self.cache
@@ -314,17 +314,17 @@ impl Root {
         Ok(here)
     }
 
-    fn walk_links(
+    fn walk_following_links(
         &mut self,
         path: &[u8],
-        missing: Missing,
-        writers: &mut Writers,
-    ) -> Result<Directory, ResolveError<Trouble>> {
-        self.has_followed = true;
+        missing: IfMissing,
+        writers: &mut WriterPool,
+    ) -> Result<Directory, ResolveError<StepError>> {
+        self.has_followed_links = true;
         let components = path.split(|&byte| byte == b'/');
-        let mut way = self.way(missing, writers);
-        let found = resolve::directory_with_path(&mut way, components);
-        let made = std::mem::take(&mut way.made);
+        let mut resolver = self.resolver(missing, writers);
+        let found = resolve::directory_with_path(&mut resolver, components);
+        let made = std::mem::take(&mut resolver.made);
         let (directory, place) = found?;
         let mut above = place.clone();
         // Behind the first one that was made everything was, so they are the last ones of the way.
@@ -336,15 +336,15 @@ impl Root {
         }
         // It was just opened for this, unless it is the destination itself.
         if !place.is_root() {
-            drop(directory.0.behind_links.set(place));
+            drop(directory.0.resolved_path.set(place));
         }
         self.cache.insert(path, directory.clone());
         Ok(directory)
     }
 
     /// The deepest open directory on the way to `path`, and where the rest of the path begins.
-    fn deepest(&mut self, path: &[u8]) -> (Directory, usize) {
-        let mut end = path.len().min(LONGEST_CACHED_PATH_BYTES);
+    fn deepest_cached(&mut self, path: &[u8]) -> (Directory, usize) {
+        let mut end = path.len().min(MAX_CACHED_PATH_BYTES);
         while let Some(slash) = path.iter().take(end).rposition(|&byte| byte == b'/') {
             if let Some(directory) = self.cache.get(path.get(..slash).unwrap_or_default()) {
                 return (directory, slash + 1);
@@ -354,8 +354,8 @@ impl Root {
         (self.top.clone(), 0)
     }
 
-    fn way<'a>(&'a mut self, missing: Missing, writers: &'a mut Writers) -> Way<'a> {
-        Way {
+    fn resolver<'a>(&'a mut self, missing: IfMissing, writers: &'a mut WriterPool) -> Resolver<'a> {
+        Resolver {
             root: self,
             missing,
             writers,
@@ -368,12 +368,12 @@ impl Root {
         &mut self,
         parent: &Directory,
         name: &[u8],
-        writers: &mut Writers,
+        writers: &mut WriterPool,
     ) -> Result<Directory, Errno> {
-        self.make_room(writers);
+        self.limit_open_directories(writers);
         let fd = open_directory(parent, name)?;
         let inherits_acl = has_default_acl(&fd);
-        self.child(parent, name, fd, inherits_acl)
+        self.child_directory(parent, name, fd, inherits_acl)
     }
 
     /// Opens the directory `name` that was just made in `parent`: it has a default ACL if its
@@ -382,60 +382,60 @@ impl Root {
         &mut self,
         parent: &Directory,
         name: &[u8],
-        writers: &mut Writers,
+        writers: &mut WriterPool,
     ) -> Result<Directory, Errno> {
-        self.make_room(writers);
+        self.limit_open_directories(writers);
         let fd = open_directory(parent, name)?;
-        self.child(parent, name, fd, parent.inherits_acl())
+        self.child_directory(parent, name, fd, parent.inherits_acl())
     }
 
     /// `fd` is the directory `name` in `parent`.
-    fn child(
+    fn child_directory(
         &self,
         parent: &Directory,
         name: &[u8],
         fd: OwnedFd,
         inherits_acl: bool,
     ) -> Result<Directory, Errno> {
-        let child = directory(fd, inherits_acl, &self.open)?;
-        if let Some(place) = parent.place_of(name) {
-            drop(child.0.behind_links.set(place));
+        let child = new_directory(fd, inherits_acl, &self.open)?;
+        if let Some(place) = parent.resolved_path_of(name) {
+            drop(child.0.resolved_path.set(place));
         }
         Ok(child)
     }
 
     /// Closes directories when too many are open.
-    fn make_room(&mut self, writers: &mut Writers) {
-        if self.open.load(Ordering::Relaxed) >= self.open_limit {
-            self.clear();
-            writers.settle_all();
+    fn limit_open_directories(&mut self, writers: &mut WriterPool) {
+        if self.open.load(Ordering::Relaxed) >= self.max_open_directories {
+            self.clear_cache();
+            writers.wait_for_all();
         }
     }
 }
 
 /// What to do about directories that a path names and that are not there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Missing {
+pub(super) enum IfMissing {
     /// Make them.
-    Make,
+    Create,
     /// Fail.
     Fail,
 }
 
 /// The real directories as the resolver sees them.
-struct Way<'a> {
-    root: &'a mut Root,
-    missing: Missing,
-    writers: &'a mut Writers,
+struct Resolver<'a> {
+    root: &'a mut DestinationRoot,
+    missing: IfMissing,
+    writers: &'a mut WriterPool,
     /// The directories that were made.
     made: Vec<Identity>,
 }
 
-impl Way<'_> {
+impl Resolver<'_> {
     /// What `name` is in `parent`, where nothing is.
-    fn missing(&self, parent: &Directory, name: &[u8]) -> Step<Directory> {
+    fn missing_step(&self, parent: &Directory, name: &[u8]) -> Step<Directory> {
         // What such a link will be is not known yet, and targets can wait.
-        if self.missing == Missing::Make && self.writers.promises().has(parent, name) {
+        if self.missing == IfMissing::Create && self.writers.reserved_names().contains(parent, name) {
             Step::Other
         } else {
             Step::Missing
@@ -443,40 +443,40 @@ impl Way<'_> {
     }
 }
 
-impl Tree for Way<'_> {
+impl Tree for Resolver<'_> {
     type Directory = Directory;
-    type Error = Trouble;
+    type Error = StepError;
 
     fn root(&self) -> Directory {
         self.root.top.clone()
     }
 
-    fn step(&mut self, parent: &Directory, name: &[u8]) -> Result<Step<Directory>, Trouble> {
-        self.writers.settle(parent.identity(), name);
+    fn step(&mut self, parent: &Directory, name: &[u8]) -> Result<Step<Directory>, StepError> {
+        self.writers.wait_for_name(parent.identity(), name);
         match self.root.open_child(parent, name, self.writers) {
             Ok(directory) => return Ok(Step::Directory(directory)),
-            Err(Errno::NOENT) => return Ok(self.missing(parent, name)),
+            Err(Errno::NOENT) => return Ok(self.missing_step(parent, name)),
             Err(Errno::NOTDIR | Errno::LOOP) => {}
-            Err(errno) => return Err(errno).while_trying_to("open a directory on the way"),
+            Err(errno) => return Err(errno).with_action("open a directory on the way"),
         }
         match rustix::fs::readlinkat(parent, name, Vec::new()) {
             Ok(target) => Ok(Step::Link(target.into_bytes())),
             Err(Errno::INVAL) => Ok(Step::Other),
             Err(Errno::NOENT) => Ok(Step::Missing),
-            Err(errno) => Err(errno).while_trying_to("read a link on the way"),
+            Err(errno) => Err(errno).with_action("read a link on the way"),
         }
     }
 
-    fn imply(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, Trouble> {
+    fn imply(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, StepError> {
         const ACTION: &str = "create a parent directory";
-        if self.missing == Missing::Fail {
-            return Err(Errno::NOENT).while_trying_to("open a directory on the way");
+        if self.missing == IfMissing::Fail {
+            return Err(Errno::NOENT).with_action("open a directory on the way");
         }
-        self.writers.claims().take().while_trying_to(ACTION)?;
+        self.writers.entry_quota().acquire().with_action(ACTION)?;
         let permissions = Mode::from_raw_mode(0o777);
-        rustix::fs::mkdirat(parent, name, permissions).while_trying_to(ACTION)?;
+        rustix::fs::mkdirat(parent, name, permissions).with_action(ACTION)?;
         let made = self.root.open_new(parent, name, self.writers);
-        let made = made.while_trying_to("open a parent directory")?;
+        let made = made.with_action("open a parent directory")?;
         self.made.push(made.identity());
         Ok(made)
     }
@@ -496,41 +496,41 @@ fn has_default_acl(fd: &OwnedFd) -> bool {
     rustix::fs::fgetxattr_query(fd, posix_acl::Kind::Default.attribute()).is_ok()
 }
 
-fn directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {
+fn new_directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {
     let identity = Identity::of(&rustix::fs::fstat(&fd)?);
     open.fetch_add(1, Ordering::Relaxed);
     Ok(Directory(Arc::new(Handle {
         fd,
         identity,
         inherits_acl,
-        behind_links: OnceLock::new(),
+        resolved_path: OnceLock::new(),
         ownership: AtomicU8::new(0),
         open: Arc::clone(open),
     })))
 }
 
 /// What is at `name` itself, without following it.
-pub(super) fn status(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
+pub(super) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
 /// Whether what lies at `path`, the last component of which is in `parent`, is a directory or leads to
 /// one.
-fn may_lead_on(parent: &Directory, path: &[u8]) -> bool {
+fn may_be_directory(parent: &Directory, path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next();
-    status(parent, name.unwrap_or_default())
+    lstat_at(parent, name.unwrap_or_default())
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile)
 }
 
 /// Open directories by path. When the young are many they become the old, and the old are closed:
 /// what was used lately stays, without a list to keep in order.
 #[derive(Debug, Default)]
-struct Cache {
+struct DirectoryCache {
     young: HashMap<Vec<u8>, Directory>,
     old: HashMap<Vec<u8>, Directory>,
 }
 
-impl Cache {
+impl DirectoryCache {
     fn get(&mut self, path: &[u8]) -> Option<Directory> {
         if let Some(directory) = self.young.get(path) {
             return Some(directory.clone());
@@ -541,17 +541,17 @@ impl Cache {
     }
 
     fn insert(&mut self, path: &[u8], directory: Directory) {
-        if path.len() > LONGEST_CACHED_PATH_BYTES {
+        if path.len() > MAX_CACHED_PATH_BYTES {
             return;
         }
-        if self.young.len() >= CACHED_DIRECTORIES {
+        if self.young.len() >= MAX_CACHED_DIRECTORIES {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(path.to_vec(), directory);
     }
 
     /// Forgets `path` and what lies below it; whether there was anything.
-    fn forget(&mut self, path: &[u8]) -> bool {
+    fn invalidate(&mut self, path: &[u8]) -> bool {
         if !self.young.contains_key(path) && !self.old.contains_key(path) {
             return false;
         }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A bit for each number from 0 to the last.
 #[derive(Debug)]
-pub(super) struct Bits(Vec<AtomicU64>);
+pub(super) struct BitSet(Vec<AtomicU64>);
 
-impl Bits {
+impl BitSet {
     /// The empty set of numbers up to `last`.
     pub(super) fn new(last: u32) -> Self {
         let words = last as usize / 64 + 1;
@@ -14,19 +14,19 @@ impl Bits {
     }
 
     /// Whether it holds `number`.
-    pub(super) fn get(&self, number: u32) -> bool {
+    pub(super) fn contains(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.load(Ordering::Acquire) & bit(number) != 0)
     }
 
     /// Adds `number`; whether it was not there.
-    pub(super) fn set(&self, number: u32) -> bool {
+    pub(super) fn insert(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.fetch_or(bit(number), Ordering::AcqRel) & bit(number) == 0)
     }
 
     /// Removes `number`; whether it was there.
-    pub(super) fn clear(&self, number: u32) -> bool {
+    pub(super) fn remove(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.fetch_and(!bit(number), Ordering::AcqRel) & bit(number) != 0)
     }
@@ -45,11 +45,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_and_go_and_none_is_past_the_last() {
-        let bits = Bits::new(64);
-        assert!(bits.set(64) && !bits.set(64) && bits.set(0));
-        assert!(bits.get(64) && bits.get(0) && !bits.get(63));
-        assert!(bits.clear(64) && !bits.clear(64) && !bits.get(64));
-        assert!(!bits.set(128) && !bits.get(128) && !bits.clear(128));
+    fn bit_set_inserts_and_removes_only_numbers_in_range() {
+        let bits = BitSet::new(64);
+        assert!(bits.insert(64) && !bits.insert(64) && bits.insert(0));
+        assert!(bits.contains(64) && bits.contains(0) && !bits.contains(63));
+        assert!(bits.remove(64) && !bits.remove(64) && !bits.contains(64));
+        assert!(!bits.insert(128) && !bits.contains(128) && !bits.remove(128));
     }
 }

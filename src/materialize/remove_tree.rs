@@ -5,45 +5,45 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::attributes::Subject;
-use super::root::Identity;
+use super::attributes::AttributeTarget;
+use super::destination::Identity;
 
 /// What its owner needs to empty a directory.
-const ALL_FOR_THE_OWNER: u32 = 0o700;
+const OWNER_RWX: u32 = 0o700;
 
 /// Removes the directory `name` in `parent` and all that is in it; what is gone already is fine.
 ///
 /// # Errors
 /// When something cannot be removed; what was removed until then is gone. "Not empty" and "busy"
 /// may pass: someone still writes there.
-pub(super) fn remove(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
-    let Some(mut here) = enter(&parent, name)? else {
+pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
+    let Some(mut here) = open_for_removal(&parent, name)? else {
         return Ok(());
     };
     // The directories above `here`, and the name of the next one in each.
     let mut above: Vec<(Identity, Vec<u8>)> = Vec::new();
     loop {
-        if let Some(full) = clear(&here)? {
-            let below = enter(&here, &full)?;
+        if let Some(full) = remove_files(&here)? {
+            let below = open_for_removal(&here, &full)?;
             if let Some(below) = below {
                 above.push((identity(&here)?, full));
                 here = below;
             }
         } else if let Some((upper, emptied)) = above.pop() {
-            here = rustix::fs::openat(&here, "..", flags(), Mode::empty())?;
+            here = rustix::fs::openat(&here, "..", open_flags(), Mode::empty())?;
             if identity(&here)? != upper {
                 // Someone moved what we were in; there is no telling what `here` is now.
                 return Err(Errno::STALE);
             }
-            gone(rustix::fs::unlinkat(&here, &*emptied, AtFlags::REMOVEDIR))?;
+            ignore_not_found(rustix::fs::unlinkat(&here, &*emptied, AtFlags::REMOVEDIR))?;
         } else {
-            return gone(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR));
+            return ignore_not_found(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR));
         }
     }
 }
 
 /// Removes files and empty directories; the name of the first directory with something in it.
-fn clear(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
+fn remove_files(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -52,10 +52,10 @@ fn clear(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
         }
         let mut removed = Err(Errno::ISDIR);
         if entry.file_type() != FileType::Directory {
-            removed = gone(rustix::fs::unlinkat(directory, name, AtFlags::empty()));
+            removed = ignore_not_found(rustix::fs::unlinkat(directory, name, AtFlags::empty()));
         }
         if removed == Err(Errno::ISDIR) {
-            removed = gone(rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR));
+            removed = ignore_not_found(rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR));
         }
         match removed {
             Ok(()) => {}
@@ -67,13 +67,13 @@ fn clear(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
 }
 
 /// Opens a directory that is to be emptied, whatever its mode; `None` when it is gone.
-fn enter(parent: impl AsFd, name: &[u8]) -> Result<Option<OwnedFd>, Errno> {
-    let open = || rustix::fs::openat(&parent, name, flags(), Mode::empty());
+fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<Option<OwnedFd>, Errno> {
+    let open = || rustix::fs::openat(&parent, name, open_flags(), Mode::empty());
     let opened = match open() {
         Err(Errno::ACCESS) => {
-            let directory = Subject::Name(parent.as_fd(), name);
-            let allowed = directory.chmod(ALL_FOR_THE_OWNER);
-            allowed.map_err(|trouble| trouble.errno)?;
+            let directory = AttributeTarget::Name(parent.as_fd(), name);
+            let allowed = directory.chmod(OWNER_RWX);
+            allowed.map_err(|error| error.errno)?;
             open()
         }
         opened => opened,
@@ -83,15 +83,15 @@ fn enter(parent: impl AsFd, name: &[u8]) -> Result<Option<OwnedFd>, Errno> {
         opened => opened?,
     };
     let mode = rustix::fs::fstat(&directory)?.st_mode;
-    if mode & ALL_FOR_THE_OWNER != ALL_FOR_THE_OWNER {
+    if mode & OWNER_RWX != OWNER_RWX {
         // Root needs no permission, and who may not change the mode will hear why soon.
-        let directory = Subject::Open(directory.as_fd());
-        directory.chmod(ALL_FOR_THE_OWNER).ok();
+        let directory = AttributeTarget::Open(directory.as_fd());
+        directory.chmod(OWNER_RWX).ok();
     }
     Ok(Some(directory))
 }
 
-fn flags() -> OFlags {
+fn open_flags() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
 
@@ -99,7 +99,7 @@ fn identity(directory: &OwnedFd) -> Result<Identity, Errno> {
     Ok(Identity::of(&rustix::fs::fstat(directory)?))
 }
 
-fn gone(removed: Result<(), Errno>) -> Result<(), Errno> {
+fn ignore_not_found(removed: Result<(), Errno>) -> Result<(), Errno> {
     match removed {
         Err(Errno::NOENT) => Ok(()),
         removed => removed,
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_goes_whatever_its_modes_and_nothing_behind_its_links() {
+    fn remove_tree_with_closed_modes_leaves_link_targets() {
         let place = tempfile::tempdir().expect("a directory");
         let outside = place.path().join("outside");
         fs::create_dir(&outside).expect("made");
@@ -132,23 +132,23 @@ mod tests {
             fs::set_permissions(tree.join(directory), none).expect("ours");
         }
         let parent = File::open(place.path()).expect("a directory");
-        assert_eq!(remove(&parent, b"tree"), Ok(()));
+        assert_eq!(remove_tree(&parent, b"tree"), Ok(()));
         assert!(!tree.exists());
         assert!(outside.join("kept").exists());
-        assert_eq!(remove(&parent, b"tree"), Ok(()), "gone already");
+        assert_eq!(remove_tree(&parent, b"tree"), Ok(()), "gone already");
     }
 
     #[test]
-    fn a_tree_of_any_depth_goes() {
+    fn remove_tree_works_at_any_depth() {
         let place = tempfile::tempdir().expect("a directory");
         let parent = File::open(place.path()).expect("a directory");
         let mut here = OwnedFd::from(parent.try_clone().expect("a descriptor"));
         for _ in 0..3000 {
             rustix::fs::mkdirat(&here, "d", Mode::RWXU).expect("made");
-            here = rustix::fs::openat(&here, "d", flags(), Mode::empty()).expect("there");
+            here = rustix::fs::openat(&here, "d", open_flags(), Mode::empty()).expect("there");
         }
         drop(here);
-        assert_eq!(remove(&parent, b"d"), Ok(()));
+        assert_eq!(remove_tree(&parent, b"d"), Ok(()));
         assert!(!place.path().join("d").exists());
     }
 }

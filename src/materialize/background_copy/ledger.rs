@@ -15,9 +15,9 @@ use rustix::fs::Stat;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Bytes of a slot.
-const SLOT: usize = 64;
+const SLOT_BYTES: usize = 64;
 /// What its last bytes are: a checksum of all others.
-const SUM: usize = 8;
+const CHECKSUM_BYTES: usize = 8;
 /// Slots read at once.
 const BATCH_SLOTS: u32 = 8192;
 
@@ -35,7 +35,7 @@ pub(super) struct Record {
     /// xxh3-64 of its stored bytes.
     pub(super) hash: u64,
     /// When it was written: which start of the system.
-    boot: u64,
+    boot_id: u64,
 }
 
 /// The open ledger of one tree.
@@ -44,12 +44,12 @@ pub(super) struct Ledger {
     file: File,
     /// Makes the records of one tree worthless to another.
     seed: u64,
-    boot: u64,
+    boot_id: u64,
 }
 
 /// Whose tree it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Owner {
+pub(super) struct TreeId {
     /// What is written there.
     pub(super) content: u128,
     /// The inode of the directory.
@@ -57,20 +57,20 @@ pub(super) struct Owner {
 }
 
 impl Ledger {
-    /// The ledger in `file`, if it is that of `owner`; `boot` tells one start of the system from
+    /// The ledger in `file`, if it is that of `tree_id`; `boot_id` tells one start of the system from
     /// another.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub(super) fn open(file: File, owner: Owner, boot: u64) -> io::Result<Result<Self, File>> {
-        let mut slot = [0; SLOT];
-        let is_whole = match file.read_exact_at(&mut slot, 0) {
+    pub(super) fn open(file: File, tree_id: TreeId, boot_id: u64) -> io::Result<Result<Self, File>> {
+        let mut slot = [0; SLOT_BYTES];
+        let is_full_slot = match file.read_exact_at(&mut slot, 0) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
             Err(error) => return Err(error),
         };
-        Ok(if is_whole && slot == header(owner) {
-            Ok(Self::new(file, owner, boot))
+        Ok(if is_full_slot && slot == header(tree_id) {
+            Ok(Self::new(file, tree_id, boot_id))
         } else {
             Err(file)
         })
@@ -80,22 +80,22 @@ impl Ledger {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(super) fn create(file: File, owner: Owner, boot: u64) -> io::Result<Self> {
+    pub(super) fn create(file: File, tree_id: TreeId, boot_id: u64) -> io::Result<Self> {
         file.set_len(0)?;
-        file.write_all_at(&header(owner), 0)?;
-        Ok(Self::new(file, owner, boot))
+        file.write_all_at(&header(tree_id), 0)?;
+        Ok(Self::new(file, tree_id, boot_id))
     }
 
-    fn new(file: File, owner: Owner, boot: u64) -> Self {
-        let seed = fold(owner.content) ^ owner.directory.rotate_left(32);
-        Self { file, seed, boot }
+    fn new(file: File, tree_id: TreeId, boot_id: u64) -> Self {
+        let seed = fold(tree_id.content) ^ tree_id.directory.rotate_left(32);
+        Self { file, seed, boot_id }
     }
 
     /// What is known of entry `number`.
     pub(super) fn get(&self, number: u32) -> Option<Record> {
-        let mut slot = [0; SLOT];
-        let place = place(number);
-        self.file.read_exact_at(&mut slot, place).ok()?;
+        let mut slot = [0; SLOT_BYTES];
+        let offset = slot_offset(number);
+        self.file.read_exact_at(&mut slot, offset).ok()?;
         self.parse(number, &slot)
     }
 
@@ -103,21 +103,21 @@ impl Ledger {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub(super) fn recent(&self, last: u32, mut found: impl FnMut(u32)) -> io::Result<()> {
+    pub(super) fn for_each_recent(&self, last: u32, mut found: impl FnMut(u32)) -> io::Result<()> {
         let mut first = 1;
         while first <= last {
             let count = (last - first).saturating_add(1).min(BATCH_SLOTS);
-            let mut slots = vec![0; count as usize * SLOT];
-            let len = read_up_to(&self.file, &mut slots, place(first))?;
+            let mut slots = vec![0; count as usize * SLOT_BYTES];
+            let len = read_up_to(&self.file, &mut slots, slot_offset(first))?;
             let (slots, _) = slots.split_at(len);
-            for (number, slot) in (first..).zip(slots.chunks_exact(SLOT)) {
+            for (number, slot) in (first..).zip(slots.chunks_exact(SLOT_BYTES)) {
                 let record = slot.try_into().ok();
                 let record = record.and_then(|slot| self.parse(number, slot));
-                if record.is_some_and(|record| record.boot == self.boot) {
+                if record.is_some_and(|record| record.boot_id == self.boot_id) {
                     found(number);
                 }
             }
-            if len < count as usize * SLOT {
+            if len < count as usize * SLOT_BYTES {
                 return Ok(());
             }
             first += count;
@@ -127,7 +127,7 @@ impl Ledger {
 
     /// Whether `record` was written since the system was started.
     pub(super) fn is_recent(&self, record: &Record) -> bool {
-        record.boot == self.boot
+        record.boot_id == self.boot_id
     }
 
     /// Writes down that entry `number` is whole, with stored bytes of this `hash`.
@@ -137,14 +137,14 @@ impl Ledger {
     pub(super) fn put(&self, number: u32, stat: &Stat, hash: u64) -> io::Result<()> {
         let record = Record {
             hash,
-            boot: self.boot,
+            boot_id: self.boot_id,
             ..Record::of(stat)
         };
         self.file
-            .write_all_at(&self.slot(number, &record), place(number))
+            .write_all_at(&self.slot(number, &record), slot_offset(number))
     }
 
-    fn slot(&self, number: u32, record: &Record) -> [u8; SLOT] {
+    fn slot(&self, number: u32, record: &Record) -> [u8; SLOT_BYTES] {
         let nanoseconds = u64::from(record.mtime.1) | u64::from(record.ctime.1) << 32;
         let mut slot = slot([
             record.inode,
@@ -153,15 +153,15 @@ impl Ledger {
             record.ctime.0.cast_unsigned(),
             nanoseconds,
             record.hash,
-            record.boot,
+            record.boot_id,
         ]);
-        seal(&mut slot, self.seed ^ u64::from(number));
+        write_checksum(&mut slot, self.seed ^ u64::from(number));
         slot
     }
 
-    fn parse(&self, number: u32, slot: &[u8; SLOT]) -> Option<Record> {
+    fn parse(&self, number: u32, slot: &[u8; SLOT_BYTES]) -> Option<Record> {
         let mut sealed = *slot;
-        seal(&mut sealed, self.seed ^ u64::from(number));
+        write_checksum(&mut sealed, self.seed ^ u64::from(number));
         if sealed != *slot {
             return None;
         }
@@ -178,7 +178,7 @@ impl Ledger {
             mtime: (mtime, half(nanoseconds)?),
             ctime: (ctime, half(nanoseconds >> 32)?),
             hash: words.next()?,
-            boot: words.next()?,
+            boot_id: words.next()?,
         })
     }
 }
@@ -192,52 +192,52 @@ impl Record {
             mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
             ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
             hash: 0,
-            boot: 0,
+            boot_id: 0,
         }
     }
 
     /// Whether what `stat` tells of has not been touched since.
-    pub(super) fn fits(&self, stat: &Stat) -> bool {
+    pub(super) fn matches(&self, stat: &Stat) -> bool {
         let found = Self {
             hash: self.hash,
-            boot: self.boot,
+            boot_id: self.boot_id,
             ..Self::of(stat)
         };
         *self == found
     }
 }
 
-fn place(number: u32) -> u64 {
-    u64::from(number) * SLOT as u64
+fn slot_offset(number: u32) -> u64 {
+    u64::from(number) * SLOT_BYTES as u64
 }
 
-fn header(owner: Owner) -> [u8; SLOT] {
-    let (low, high) = halves(owner.content);
+fn header(tree_id: TreeId) -> [u8; SLOT_BYTES] {
+    let (low, high) = halves(tree_id.content);
     let mut header = slot([
         u64::from_le_bytes(MAGIC),
         VERSION,
         low,
         high,
-        owner.directory,
+        tree_id.directory,
         0,
         0,
     ]);
-    seal(&mut header, 0);
+    write_checksum(&mut header, 0);
     header
 }
 
-fn slot(words: [u64; 7]) -> [u8; SLOT] {
-    let mut slot = [0; SLOT];
-    for (place, word) in slot.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-        *place = word.to_le_bytes();
+fn slot(words: [u64; 7]) -> [u8; SLOT_BYTES] {
+    let mut slot = [0; SLOT_BYTES];
+    for (offset, word) in slot.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *offset = word.to_le_bytes();
     }
     slot
 }
 
 /// Writes the checksum behind what it is of. Seeds are all different, so a slot is worthless
 /// anywhere else; one that was never written is full of zeros, which is no checksum of zeros.
-fn seal(slot: &mut [u8; SLOT], seed: u64) {
-    if let Some((content, sum)) = slot.split_last_chunk_mut::<SUM>() {
+fn write_checksum(slot: &mut [u8; SLOT_BYTES], seed: u64) {
+    if let Some((content, sum)) = slot.split_last_chunk_mut::<CHECKSUM_BYTES>() {
         *sum = xxh3_64_with_seed(content, seed).to_le_bytes();
     }
 }
@@ -270,13 +270,13 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> 
 mod tests {
     use super::*;
 
-    const OWNER: Owner = Owner {
+    const TREE_ID: TreeId = TreeId {
         content: 7 << 70 | 3,
         directory: 12,
     };
 
-    fn ledger(file: &File, boot: u64) -> Ledger {
-        Ledger::new(file.try_clone().expect("a descriptor"), OWNER, boot)
+    fn ledger(file: &File, boot_id: u64) -> Ledger {
+        Ledger::new(file.try_clone().expect("a descriptor"), TREE_ID, boot_id)
     }
 
     fn stat() -> Stat {
@@ -286,13 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_found_under_its_number_and_fits_what_it_is_of() {
+    fn ledger_record_matches_only_the_unchanged_file() {
         let file = tempfile::tempfile().expect("a file");
         let (ledger, stat) = (ledger(&file, 1), stat());
         ledger.put(20_000, &stat, 99).expect("written");
         let record = ledger.get(20_000).expect("there");
         assert_eq!(record.hash, 99);
-        assert!(record.fits(&stat) && ledger.is_recent(&record));
+        assert!(record.matches(&stat) && ledger.is_recent(&record));
         for touch in [
             |stat: &mut Stat| stat.st_size += 1,
             |stat: &mut Stat| stat.st_ino += 1,
@@ -302,14 +302,14 @@ mod tests {
         ] {
             let mut touched = stat;
             touch(&mut touched);
-            assert!(!record.fits(&touched));
+            assert!(!record.matches(&touched));
         }
         assert_eq!(ledger.get(19_999), None);
         assert_eq!(ledger.get(20_001), None);
     }
 
     #[test]
-    fn only_records_since_the_system_was_started_are_recent() {
+    fn only_ledger_records_of_this_boot_are_recent() {
         let file = tempfile::tempfile().expect("a file");
         let stat = stat();
         ledger(&file, 1).put(3, &stat, 0).expect("written");
@@ -317,40 +317,40 @@ mod tests {
         now.put(9000, &stat, 0).expect("written");
         now.put(5, &stat, 0).expect("written");
         let mut recent = Vec::new();
-        now.recent(9000, |number| recent.push(number))
+        now.for_each_recent(9000, |number| recent.push(number))
             .expect("read");
         assert_eq!(recent, [5, 9000]);
         recent.clear();
-        now.recent(8999, |number| recent.push(number))
+        now.for_each_recent(8999, |number| recent.push(number))
             .expect("read");
         assert_eq!(recent, [5]);
         assert!(!now.is_recent(&now.get(3).expect("there")));
     }
 
     #[test]
-    fn a_damaged_moved_or_foreign_record_is_none() {
+    fn damaged_moved_or_foreign_ledger_record_is_ignored() {
         let file = tempfile::tempfile().expect("a file");
         let (ledger, stat) = (ledger(&file, 1), stat());
         ledger.put(3, &stat, 1).expect("written");
-        let mut good = [0; SLOT];
-        file.read_exact_at(&mut good, place(3)).expect("there");
-        for at in 0..SLOT {
+        let mut good = [0; SLOT_BYTES];
+        file.read_exact_at(&mut good, slot_offset(3)).expect("there");
+        for at in 0..SLOT_BYTES {
             let mut bad = good;
             bad[at] ^= 1;
             assert_eq!(ledger.parse(3, &bad), None, "byte {at}");
         }
         assert_eq!(ledger.parse(4, &good), None);
-        assert_eq!(ledger.parse(3, &[0; SLOT]), None);
-        let other = Owner {
-            content: OWNER.content + 1,
-            ..OWNER
+        assert_eq!(ledger.parse(3, &[0; SLOT_BYTES]), None);
+        let other = TreeId {
+            content: TREE_ID.content + 1,
+            ..TREE_ID
         };
         let other = Ledger::new(file, other, 1);
         assert_eq!(other.get(3), None);
     }
 
     #[test]
-    fn a_ledger_is_its_owners_alone() {
+    fn ledger_of_another_tree_is_not_opened() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("ledger");
         let open = || {
@@ -358,22 +358,22 @@ mod tests {
             options.read(true).write(true).create(true).truncate(false);
             options.open(&path).expect("ours")
         };
-        let theirs = |owner| Ledger::open(open(), owner, 1).expect("readable").is_ok();
-        assert!(!theirs(OWNER), "it is empty");
+        let theirs = |tree_id| Ledger::open(open(), tree_id, 1).expect("readable").is_ok();
+        assert!(!theirs(TREE_ID), "it is empty");
         let stat = stat();
-        let ledger = Ledger::create(open(), OWNER, 1).expect("written");
+        let ledger = Ledger::create(open(), TREE_ID, 1).expect("written");
         ledger.put(1, &stat, 0).expect("written");
-        assert!(theirs(OWNER));
-        let moved = Owner {
+        assert!(theirs(TREE_ID));
+        let moved = TreeId {
             directory: 13,
-            ..OWNER
+            ..TREE_ID
         };
-        let other = Owner {
+        let other = TreeId {
             content: 8,
-            ..OWNER
+            ..TREE_ID
         };
         assert!(!theirs(moved) && !theirs(other));
-        let fresh = Ledger::create(open(), OWNER, 1).expect("written");
+        let fresh = Ledger::create(open(), TREE_ID, 1).expect("written");
         assert_eq!(fresh.get(1), None);
     }
 }

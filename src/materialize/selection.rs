@@ -15,19 +15,19 @@ pub struct Selection {
     /// When not empty, only members that one of these matches are taken.
     pub include: Vec<Glob>,
     /// When not empty, only these members and those below them are taken.
-    pub paths: Vec<Wanted>,
+    pub paths: Vec<SelectedPath>,
 }
 
 /// A path that was asked for by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct SelectedPath {
     /// As it lies in the archive, before components are stripped.
     pub path: ArchivePath,
     /// Whether a member was it, or was below it.
     found: bool,
 }
 
-impl Wanted {
+impl SelectedPath {
     /// A path as the user wrote it; a leading `./` or `/` and a trailing slash mean nothing.
     pub fn new(path: &[u8]) -> Self {
         Self {
@@ -39,7 +39,7 @@ impl Wanted {
 
 /// Where a member goes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Placed {
+pub(super) struct OutputPath {
     /// From the destination.
     pub(super) path: ArchivePath,
     /// What was cut from the front of its name to keep it inside.
@@ -48,25 +48,25 @@ pub(super) struct Placed {
 
 /// A wanted member that is refused because its name has a `..` component.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Climbs(pub(super) ArchivePath);
+pub(super) struct ParentComponent(pub(super) ArchivePath);
 
 impl Selection {
     /// Whether the member at `path` is wanted; notes which [`Self::paths`] were found.
-    pub fn admits(&mut self, path: &ArchivePath) -> bool {
-        let mut asked = self.paths.is_empty();
-        for wanted in &mut self.paths {
-            if path.starts_with(&wanted.path) {
-                wanted.found = true;
-                asked = true;
+    pub fn selects(&mut self, path: &ArchivePath) -> bool {
+        let mut is_listed = self.paths.is_empty();
+        for selected in &mut self.paths {
+            if path.starts_with(&selected.path) {
+                selected.found = true;
+                is_listed = true;
             }
         }
         let matched = |globs: &[Glob]| globs.iter().any(|glob| glob.matches(path.as_bytes()));
-        asked && !matched(&self.exclude) && (self.include.is_empty() || matched(&self.include))
+        is_listed && !matched(&self.exclude) && (self.include.is_empty() || matched(&self.include))
     }
 
     /// Where a member or a hard link's target lies once components are stripped; `None` when
     /// nothing is left of it.
-    pub fn place(&self, path: ArchivePath) -> Option<ArchivePath> {
+    pub fn strip_path(&self, path: ArchivePath) -> Option<ArchivePath> {
         if self.strip_components == 0 {
             return Some(path);
         }
@@ -77,43 +77,43 @@ impl Selection {
     /// A file whose name ends in a slash becomes the directory that it says it is.
     ///
     /// # Errors
-    /// [`Climbs`] when it is wanted and must not be made.
-    pub(super) fn take(&mut self, member: &mut Member) -> Result<Option<Placed>, Climbs> {
+    /// [`ParentComponent`] when it is wanted and must not be made.
+    pub(super) fn select_member(&mut self, member: &mut Member) -> Result<Option<OutputPath>, ParentComponent> {
         let name = ArchivePath::sanitize(&member.name);
-        if !self.admits(&name.path) {
+        if !self.selects(&name.path) {
             return Ok(None);
         }
         if name.has_parent_component {
-            return Err(Climbs(name.path));
+            return Err(ParentComponent(name.path));
         }
         if name.has_trailing_slash && member.kind == Kind::File {
             member.kind = Kind::Directory;
         }
-        Ok(self.place(name.path).map(|path| Placed {
+        Ok(self.strip_path(name.path).map(|path| OutputPath {
             path,
             stripped: name.stripped,
         }))
     }
 
-    /// Which paths were found, for [`Selection::set_found`].
-    pub(super) fn found(&self) -> Vec<u8> {
-        let found = self.paths.iter().map(|wanted| wanted.found.into());
+    /// Which paths were found, for [`Selection::merge_found_flags`].
+    pub(super) fn found_flags(&self) -> Vec<u8> {
+        let found = self.paths.iter().map(|selected| selected.found.into());
         found.collect()
     }
 
     /// Notes which paths an earlier run has found.
-    pub(super) fn set_found(&mut self, found: &[u8]) {
-        for (wanted, found) in self.paths.iter_mut().zip(found) {
-            wanted.found |= *found != 0;
+    pub(super) fn merge_found_flags(&mut self, found: &[u8]) {
+        for (selected, found) in self.paths.iter_mut().zip(found) {
+            selected.found |= *found != 0;
         }
     }
 
     /// The paths that were asked for and never met.
-    pub fn missing(&self) -> impl Iterator<Item = &ArchivePath> {
+    pub fn unmatched_paths(&self) -> impl Iterator<Item = &ArchivePath> {
         self.paths
             .iter()
-            .filter(|wanted| !wanted.found)
-            .map(|wanted| &wanted.path)
+            .filter(|selected| !selected.found)
+            .map(|selected| &selected.path)
     }
 }
 
@@ -126,43 +126,43 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_wanted_unless_told_otherwise() {
-        assert!(Selection::default().admits(&path("a/b")));
-        assert!(Selection::default().admits(&path("./")));
+    fn default_selection_selects_everything() {
+        assert!(Selection::default().selects(&path("a/b")));
+        assert!(Selection::default().selects(&path("./")));
     }
 
     #[test]
-    fn a_path_takes_what_is_below_it() {
+    fn selected_path_includes_its_descendants() {
         let mut selection = Selection {
-            paths: vec![Wanted::new(b"./a/b/"), Wanted::new(b"nowhere")],
+            paths: vec![SelectedPath::new(b"./a/b/"), SelectedPath::new(b"nowhere")],
             ..Selection::default()
         };
-        assert!(selection.admits(&path("a/b")));
-        assert!(selection.admits(&path("a/b/c")));
-        assert!(!selection.admits(&path("a/bc")));
-        assert!(!selection.admits(&path("a")));
-        assert_eq!(selection.missing().collect::<Vec<_>>(), [&path("nowhere")]);
+        assert!(selection.selects(&path("a/b")));
+        assert!(selection.selects(&path("a/b/c")));
+        assert!(!selection.selects(&path("a/bc")));
+        assert!(!selection.selects(&path("a")));
+        assert_eq!(selection.unmatched_paths().collect::<Vec<_>>(), [&path("nowhere")]);
     }
 
     #[test]
-    fn exclusion_beats_inclusion() {
+    fn exclude_overrides_include() {
         let mut selection = Selection {
             exclude: vec![Glob::new(b"*.o")],
             include: vec![Glob::new(b"src")],
             ..Selection::default()
         };
-        assert!(selection.admits(&path("x/src/a.c")));
-        assert!(!selection.admits(&path("x/src/a.o")));
-        assert!(!selection.admits(&path("x/doc")));
+        assert!(selection.selects(&path("x/src/a.c")));
+        assert!(!selection.selects(&path("x/src/a.o")));
+        assert!(!selection.selects(&path("x/doc")));
     }
 
     #[test]
-    fn members_too_short_to_strip_are_left_out() {
+    fn strip_components_drops_short_paths() {
         let selection = Selection {
             strip_components: 1,
             ..Selection::default()
         };
-        assert_eq!(selection.place(path("top/")), None);
-        assert_eq!(selection.place(path("top/a/b")), Some(path("a/b")));
+        assert_eq!(selection.strip_path(path("top/")), None);
+        assert_eq!(selection.strip_path(path("top/a/b")), Some(path("a/b")));
     }
 }
