@@ -117,8 +117,8 @@ const FENCED: &[&str] = &[
     "src/codec/gzip/sys.rs",
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",
-    "src/cli/allocator.rs",
-    "src/cli/descriptors.rs",
+    "src/cli/malloc.rs",
+    "src/cli/inherited_fds.rs",
 ];
 
 struct Source {

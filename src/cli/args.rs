@@ -8,7 +8,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::headers::HeaderArg;
-use super::settings;
+use super::environment;
 use crate::archive::scan::MIN_MEMORY;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
@@ -44,7 +44,7 @@ pub(super) struct SourceArgs {
 
     /// Requests in flight at once, at the most; as many are used as bring something
     #[arg(long, value_name = "N", default_value_t = crate::fetch::DEFAULT_CONNECTIONS,
-          value_parser = count::<usize>(1..=256), help_heading = "Network")]
+          value_parser = count_parser::<usize>(1..=256), help_heading = "Network")]
     pub connections: usize,
 
     /// Bytes of one request, at the most
@@ -52,7 +52,7 @@ pub(super) struct SourceArgs {
         long,
         value_name = "SIZE",
         default_value = "8MiB",
-        value_parser = chunk_size,
+        value_parser = parse_chunk_size,
         help_heading = "Network"
     )]
     pub chunk_size: Size,
@@ -71,7 +71,7 @@ pub(super) struct SourceArgs {
         long,
         value_name = "SECONDS",
         default_value_t = 5,
-        value_parser = seconds(0..=86_400),
+        value_parser = seconds_parser(0..=86_400),
         help_heading = "Network"
     )]
     pub min_speed_wait: u64,
@@ -82,19 +82,19 @@ pub(super) struct SourceArgs {
         long,
         value_name = "SECONDS",
         default_value_t = crate::source::DEFAULT_TIMEOUT.as_secs(),
-        value_parser = seconds(1..=86_400),
+        value_parser = seconds_parser(1..=86_400),
         help_heading = "Network"
     )]
     pub timeout: u64,
 
     /// How often a request that failed is sent again [default: 4, and as long as --timeout allows
     /// when the server of an archive that was opened cannot be reached or says it is busy]
-    #[arg(long, value_name = "N", value_parser = count::<u32>(0..=1_000_000),
+    #[arg(long, value_name = "N", value_parser = count_parser::<u32>(0..=1_000_000),
           help_heading = "Network")]
     pub retries: Option<u32>,
 
     /// Memory for buffers, decoders and cached data together; the index comes on top
-    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_memory)]
     pub memory: Size,
 
     /// Memory for the index of the archive, or of all layers together, on top of --memory
@@ -125,7 +125,7 @@ pub(super) struct SourceArgs {
     pub allow_truncated: bool,
 
     /// Refuse an archive with more entries than this
-    #[arg(long, value_name = "N", value_parser = count::<u64>(0..=u64::MAX))]
+    #[arg(long, value_name = "N", value_parser = count_parser::<u64>(0..=u64::MAX))]
     pub max_entries: Option<u64>,
 }
 
@@ -135,7 +135,7 @@ pub(super) struct CacheDirArgs {
     #[arg(
         long,
         value_name = "DIR",
-        env = settings::CACHE_DIR,
+        env = environment::CACHE_DIR,
         help = "Where indexes and decoded data are kept [default: $XDG_CACHE_HOME/tarfs, \
                 ~/.cache/tarfs, or for the system /var/cache/tarfs]",
         help_heading = "Cache"
@@ -151,16 +151,16 @@ impl CacheDirArgs {
     pub(super) fn directory(&self) -> anyhow::Result<PathBuf> {
         match &self.cache_dir {
             Some(directory) => Ok(directory.clone()),
-            None => settings::cache_dir(),
+            None => environment::cache_dir(),
         }
     }
 }
 
 /// Where saved indexes are found.
 #[derive(Args, Clone, Debug)]
-pub(super) struct SavedArgs {
+pub(super) struct SavedIndexArgs {
     #[command(flatten)]
-    pub place: CacheDirArgs,
+    pub cache_dir: CacheDirArgs,
 
     /// Use this index file instead of looking in the cache
     #[arg(long, value_name = "FILE", help_heading = "Cache")]
@@ -171,14 +171,14 @@ pub(super) struct SavedArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
     #[command(flatten)]
-    pub saved: SavedArgs,
+    pub saved: SavedIndexArgs,
 
     /// Disk that decoded data of all archives may take; what was used longest ago makes room
     /// [default: all but a tenth of the disk]
     #[arg(
         long,
         value_name = "SIZE",
-        env = settings::CACHE_SIZE,
+        env = environment::CACHE_SIZE,
         help_heading = "Cache"
     )]
     pub cache_size: Option<Size>,
@@ -197,12 +197,12 @@ impl FromStr for Size {
 
     /// `K`, `M`, `G`, `T`, alone or as `KiB`, are powers of 1024; `KB` and so on of 1000.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not a size like 4096, 64K, 8MiB or 1.5GB");
+        let invalid = || format!("'{text}' is not a size like 4096, 64K, 8MiB or 1.5GB");
         let end = text
             .find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))
             .unwrap_or(text.len());
         let (number, unit) = text.split_at(end);
-        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let number: f64 = number.parse().map_err(|_| invalid())?;
         let unit = unit.trim().to_ascii_lowercase();
         let (exponent, base) = match unit.as_str() {
             "" | "b" => (0, 1024_f64),
@@ -214,11 +214,11 @@ impl FromStr for Size {
             "mb" => (2, 1000.0),
             "gb" => (3, 1000.0),
             "tb" => (4, 1000.0),
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         };
         let bytes = number * base.powi(exponent);
         if !(0.0..=9e18).contains(&bytes) {
-            return Err(wrong());
+            return Err(invalid());
         }
         #[expect(
             clippy::cast_possible_truncation,
@@ -230,54 +230,54 @@ impl FromStr for Size {
 }
 
 /// The memory for buffers, decoders and cached data.
-fn memory(text: &str) -> Result<Size, String> {
-    size_from(MIN_MEMORY, text)
+fn parse_memory(text: &str) -> Result<Size, String> {
+    parse_size_at_least(MIN_MEMORY, text)
 }
 
 /// The bytes of one request.
-fn chunk_size(text: &str) -> Result<Size, String> {
-    size_from(MIN_CHUNK_LEN, text)
+fn parse_chunk_size(text: &str) -> Result<Size, String> {
+    parse_size_at_least(MIN_CHUNK_LEN, text)
 }
 
 /// The shortest request that --chunk-size may ask for, in bytes.
 const MIN_CHUNK_LEN: u64 = 4096;
 
-fn size_from(least: u64, text: &str) -> Result<Size, String> {
+fn parse_size_at_least(min: u64, text: &str) -> Result<Size, String> {
     let size: Size = text.parse()?;
-    if size.0 < least {
-        let (least, unit) = match least {
+    if size.0 < min {
+        let (min, unit) = match min {
             bytes if bytes.is_multiple_of(1 << 20) => (bytes >> 20, "MiB"),
             bytes => (bytes >> 10, "KiB"),
         };
-        return Err(format!("the smallest valid value is {least}{unit}"));
+        return Err(format!("the smallest valid value is {min}{unit}"));
     }
     Ok(size)
 }
 
 /// A parser of whole seconds.
-pub(super) fn seconds(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
-    move |text| whole_number(text, &range, " of seconds")
+pub(super) fn seconds_parser(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| parse_whole_number(text, &range, " of seconds")
 }
 
 /// A parser of counts.
-pub(super) fn count<T: TryFrom<u64>>(
+pub(super) fn count_parser<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
-        let count = whole_number(text, &range, "")?;
+        let count = parse_whole_number(text, &range, "")?;
         T::try_from(count).map_err(|_| format!("{count} is too large"))
     }
 }
 
-fn whole_number(text: &str, range: &RangeInclusive<u64>, what: &str) -> Result<u64, String> {
+fn parse_whole_number(text: &str, range: &RangeInclusive<u64>, unit: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     let (start, end) = (range.start(), range.end());
     number.ok_or_else(|| match *end {
         u64::MAX => format!(
-            "expected a whole number{what}, for example {}",
+            "expected a whole number{unit}, for example {}",
             start.max(&1)
         ),
-        end => format!("expected a whole number{what} from {start} to {end}"),
+        end => format!("expected a whole number{unit} from {start} to {end}"),
     })
 }
 
@@ -288,46 +288,46 @@ pub(super) mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct TestCommand {
         #[command(flatten)]
         source: SourceArgs,
     }
 
     /// What a command line with these words behind the program's name says of its SOURCE.
-    pub(in super::super) fn source(words: &[&str]) -> SourceArgs {
-        Line::parse_from([&["tarfs"], words].concat()).source
+    pub(in super::super) fn parse_source(words: &[&str]) -> SourceArgs {
+        TestCommand::parse_from([&["tarfs"], words].concat()).source
     }
 
     #[test]
-    fn sizes_below_the_least_are_refused_with_it() {
-        assert_eq!(memory("32MiB"), Ok(Size(32 << 20)));
-        let refused = memory("31MiB").expect_err("too little");
+    fn size_below_minimum_is_rejected_with_the_minimum() {
+        assert_eq!(parse_memory("32MiB"), Ok(Size(32 << 20)));
+        let refused = parse_memory("31MiB").expect_err("too little");
         assert_eq!(refused, "the smallest valid value is 32MiB");
-        let refused = chunk_size("0").expect_err("nothing");
+        let refused = parse_chunk_size("0").expect_err("nothing");
         assert_eq!(refused, "the smallest valid value is 4KiB");
     }
 
     #[test]
-    fn numbers_out_of_range_are_refused_by_a_sentence() {
-        assert_eq!(seconds(1..=60)("60"), Ok(60));
-        for wrong in ["abc", "0", "61", "-1", "1.5", "", "99999999999999999999"] {
-            let refused = seconds(1..=60)(wrong).expect_err("out of range");
+    fn number_out_of_range_is_rejected_with_the_range() {
+        assert_eq!(seconds_parser(1..=60)("60"), Ok(60));
+        for invalid in ["abc", "0", "61", "-1", "1.5", "", "99999999999999999999"] {
+            let refused = seconds_parser(1..=60)(invalid).expect_err("out of range");
             assert_eq!(refused, "expected a whole number of seconds from 1 to 60");
         }
-        let refused = count::<u64>(0..=u64::MAX)("many").expect_err("no number");
+        let refused = count_parser::<u64>(0..=u64::MAX)("many").expect_err("no number");
         assert_eq!(refused, "expected a whole number, for example 1");
-        assert!(count::<u8>(0..=1000)("300").is_err());
+        assert!(count_parser::<u8>(0..=1000)("300").is_err());
     }
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn size_with_unit_is_parsed() {
         let size = |text: &str| text.parse::<Size>().ok().map(|size| size.0);
         assert_eq!(size("4096"), Some(4096));
         assert_eq!(size("64K"), Some(65536));
         assert_eq!(size("8MiB"), Some(8 << 20));
         assert_eq!(size("1.5GB"), Some(1_500_000_000));
-        for wrong in ["", "x", "1X", "-1", "1e99T", "99999999999999T"] {
-            assert_eq!(size(wrong), None, "{wrong}");
+        for invalid in ["", "x", "1X", "-1", "1e99T", "99999999999999T"] {
+            assert_eq!(size(invalid), None, "{invalid}");
         }
     }
 }

@@ -22,8 +22,8 @@ use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::args::{CacheDirArgs, SourceArgs};
 use super::materialize::{self, MaterializeArgs};
-use super::undo::Undo;
-use super::{given, open, output};
+use super::cleanup_on_signal::CleanupOnSignal;
+use super::{resolve, open_archive, output};
 use crate::base::regular_file;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
@@ -37,7 +37,7 @@ const ROOTFS: &str = "rootfs";
 const MAX_PROFILE_LEN: u64 = 1 << 20;
 
 /// The longest passwd(5) or group(5) that is read, in bytes.
-const MAX_ACCOUNTS_LEN: u64 = 4 << 20;
+const MAX_PASSWD_LEN: u64 = 4 << 20;
 
 /// Arguments of `tarfs bundle`.
 #[derive(clap::Args, Debug)]
@@ -46,7 +46,7 @@ pub(super) struct BundleArgs {
     source: SourceArgs,
 
     #[command(flatten)]
-    place: CacheDirArgs,
+    cache_dir: CacheDirArgs,
 
     /// The bundle's directory, made if it is missing
     #[arg(value_name = "DIR")]
@@ -65,16 +65,16 @@ pub(super) struct BundleArgs {
     terminal: bool,
 
     /// Grant these capabilities, separated by commas, besides the default ones; or ALL
-    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = parse_capability)]
     cap_add: Vec<String>,
 
     /// Do not grant these capabilities, separated by commas; or ALL
-    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = parse_capability)]
     cap_drop: Vec<String>,
 
     /// Filter system calls by a profile in Docker's format (seccomp=FILE), or not at all
     /// (seccomp=unconfined)
-    #[arg(long, value_name = "OPTION", value_parser = seccomp)]
+    #[arg(long, value_name = "OPTION", value_parser = parse_seccomp)]
     security_opt: Option<Seccomp>,
 
     /// Show no progress
@@ -86,25 +86,25 @@ pub(super) struct BundleArgs {
 #[derive(Clone, Debug)]
 enum Seccomp {
     None,
-    ByFile(PathBuf),
+    ProfileFile(PathBuf),
 }
 
-fn seccomp(option: &str) -> Result<Seccomp, String> {
+fn parse_seccomp(option: &str) -> Result<Seccomp, String> {
     match option.strip_prefix("seccomp=") {
         Some("unconfined") => Ok(Seccomp::None),
-        Some(file) if !file.is_empty() => Ok(Seccomp::ByFile(file.into())),
+        Some(file) if !file.is_empty() => Ok(Seccomp::ProfileFile(file.into())),
         _ => Err("write seccomp=FILE or seccomp=unconfined".to_owned()),
     }
 }
 
 /// All capabilities together.
-const ALL: &str = "ALL";
+const ALL_CAPABILITIES: &str = "ALL";
 
-/// The name that runtimes know of a capability, or [`ALL`].
-fn capability(name: &str) -> Result<String, String> {
+/// The name that runtimes know of a capability, or [`ALL_CAPABILITIES`].
+fn parse_capability(name: &str) -> Result<String, String> {
     let upper = name.to_ascii_uppercase();
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
-    if upper == ALL {
+    if upper == ALL_CAPABILITIES {
         return Ok(upper);
     }
     match CapabilitySet::from_name(short) {
@@ -115,11 +115,11 @@ fn capability(name: &str) -> Result<String, String> {
 
 impl BundleArgs {
     /// What the image does not say of the bundle, with root as its user and without volumes.
-    fn runtime(&self) -> anyhow::Result<image::BundleOptions> {
+    fn bundle_options(&self) -> anyhow::Result<image::BundleOptions> {
         let name = self.directory.file_name().unwrap_or_default();
         let (uid, gid) = (geteuid(), getegid());
         Ok(image::BundleOptions {
-            user: root(),
+            user: root_user(),
             args: self.args.clone(),
             name: name.to_string_lossy().into_owned(),
             terminal: self.terminal,
@@ -131,7 +131,7 @@ impl BundleArgs {
     }
 
     fn capabilities(&self) -> Vec<String> {
-        let has_all = |names: &[String]| names.iter().any(|name| name == ALL);
+        let has_all = |names: &[String]| names.iter().any(|name| name == ALL_CAPABILITIES);
         let mut granted: BTreeSet<String> = if has_all(&self.cap_add) {
             all_capabilities()
         } else if has_all(&self.cap_drop) {
@@ -140,7 +140,7 @@ impl BundleArgs {
             image::DEFAULT_CAPABILITIES.map(str::to_owned).into()
         };
         granted.extend(self.cap_add.iter().cloned());
-        granted.retain(|name| name != ALL && !self.cap_drop.contains(name));
+        granted.retain(|name| name != ALL_CAPABILITIES && !self.cap_drop.contains(name));
         granted.into_iter().collect()
     }
 
@@ -148,7 +148,7 @@ impl BundleArgs {
         match &self.security_opt {
             None => Ok(Some(SeccompProfile::built_in()?)),
             Some(Seccomp::None) => Ok(None),
-            Some(Seccomp::ByFile(file)) => {
+            Some(Seccomp::ProfileFile(file)) => {
                 let profile = read_profile(file);
                 profile
                     .map(Some)
@@ -161,14 +161,14 @@ impl BundleArgs {
 /// The capabilities that a container started by this user can have.
 fn all_capabilities() -> BTreeSet<String> {
     // In a new user namespace there are all that the kernel has.
-    let can_have = |capability| match capability_is_in_bounding_set(capability) {
+    let is_available = |capability| match capability_is_in_bounding_set(capability) {
         Ok(is_bounded) => is_bounded || !geteuid().is_root(),
         Err(_) => false,
     };
     let all = CapabilitySet::all();
     let all = all
         .iter_names()
-        .filter(|&(_, capability)| can_have(capability));
+        .filter(|&(_, capability)| is_available(capability));
     all.map(|(name, _)| format!("CAP_{name}")).collect()
 }
 
@@ -194,7 +194,7 @@ fn kernel_version() -> (u32, u32) {
 }
 
 pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
-    let reference = given::reference(&args.source).context(
+    let reference = resolve::image_reference(&args.source).context(
         "SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)",
     )?;
     ensure!(
@@ -202,19 +202,19 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         "--allow-truncated cannot be used with a bundle, which is whole or not there"
     );
     let directory = &args.directory;
-    let runtime = args.runtime()?;
+    let options = args.bundle_options()?;
     // Before anything is fetched for nothing.
     if !args.force {
-        ensure_free(directory)?;
+        ensure_no_bundle(directory)?;
     }
     let image = {
-        let network = open::network()?;
+        let network = open_archive::start_network_runtime()?;
         let stats = Arc::new(Stats::default());
-        let outer = given::Outer::new(&args.place, args.quiet);
-        given::image(&reference, &args.source, &outer, &network, &stats)?
+        let outer = resolve::OuterArchiveOptions::new(&args.cache_dir, args.quiet);
+        resolve::open_image(&reference, &args.source, &outer, &network, &stats)?
     };
     // Fails now if the configuration cannot be made, before anything is written.
-    image::runtime_spec(&image.config, &runtime)?;
+    image::runtime_spec(&image.config, &options)?;
     let made = make_directory(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
     let pinned = SourceArgs {
@@ -222,43 +222,43 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         ..args.source.clone()
     };
     // Beside what is there, which stays until all that can fail is done.
-    let new = Arc::new(New::in_directory(directory));
-    let undone = Arc::clone(&new);
-    let undo = Undo::on_signals(move || undone.remove())?;
+    let new = Arc::new(BundleInProgress::in_directory(directory));
+    let to_remove = Arc::clone(&new);
+    let cleanup = CleanupOnSignal::install(move || to_remove.remove())?;
     new.make_rootfs()
         .with_context(|| format!("cannot write to {}", directory.display()))?;
-    let writing = MaterializeArgs::whole(
+    let materialize_args = MaterializeArgs::for_bundle(
         pinned,
-        args.place.clone(),
+        args.cache_dir.clone(),
         new.rootfs.clone(),
         directory.join(ROOTFS),
         args.quiet,
     );
-    let code = materialize::run_with(&writing, Some(&undo)).map_err(without_flags)?;
+    let code = materialize::run_with(&materialize_args, Some(&cleanup)).map_err(without_flag_hints)?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
     // All of it or nothing.
-    let _held = undo.hold();
-    let user = user(&new.rootfs, &image.config)?;
+    let _blocked = cleanup.block();
+    let user = resolve_user(&new.rootfs, &image.config)?;
     let volumes = usable_volumes(&new.rootfs, &image.config.execution.volumes);
     let moved = new.move_volumes(&volumes);
     moved.with_context(|| format!("cannot write to {}", directory.display()))?;
-    let runtime = image::BundleOptions {
+    let options = image::BundleOptions {
         user,
         volumes,
-        ..runtime
+        ..options
     };
-    let text = image::runtime_spec(&image.config, &runtime)?;
+    let text = image::runtime_spec(&image.config, &options)?;
     let written = new.write_config(&text);
     written.with_context(|| format!("cannot write {}", new.config.display()))?;
-    let put = new.put(args.force);
-    put.with_context(|| format!("cannot put a bundle to {}", directory.display()))?;
+    let committed = new.commit(args.force);
+    committed.with_context(|| format!("cannot put a bundle to {}", directory.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Refuses a directory in which there is a bundle, or something in the way of one.
-fn ensure_free(directory: &Path) -> anyhow::Result<()> {
+fn ensure_no_bundle(directory: &Path) -> anyhow::Result<()> {
     let name = directory.display();
     if fs::symlink_metadata(directory.join(CONFIG)).is_ok() {
         bail!("{name}: there is a bundle already (replace it with --force)");
@@ -283,19 +283,19 @@ fn make_directory(directory: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => warn_of_open(directory),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => warn_if_accessible_to_others(directory),
         made => made,
     }
 }
 
-fn warn_of_open(directory: &Path) -> io::Result<()> {
+fn warn_if_accessible_to_others(directory: &Path) -> io::Result<()> {
     let status = fs::metadata(directory)?;
     if !status.is_dir() {
         return Err(ErrorKind::NotADirectory.into());
     }
     if status.permissions().mode() & 0o011 != 0 {
         let name = directory.display();
-        output::complain(format_args!(
+        output::print_error(format_args!(
             "other users can reach {name}, and run set-user-ID programs of the image in it on this \
              system: close it with `chmod 700 {name}`"
         ));
@@ -305,7 +305,7 @@ fn warn_of_open(directory: &Path) -> io::Result<()> {
 
 /// A bundle in the making, under names at random beside those that it is to have: also what a process
 /// leaves that is killed is in nobody's way. What has not got its name is removed with this.
-struct New {
+struct BundleInProgress {
     directory: PathBuf,
     rootfs: PathBuf,
     /// Not there for an image without volumes.
@@ -313,15 +313,15 @@ struct New {
     config: PathBuf,
 }
 
-impl New {
+impl BundleInProgress {
     fn in_directory(directory: &Path) -> Self {
         let number = RandomState::new().hash_one(std::process::id());
-        let beside = |name: &str| directory.join(format!(".{name}-{number:016x}"));
+        let temporary_path = |name: &str| directory.join(format!(".{name}-{number:016x}"));
         Self {
             directory: directory.to_owned(),
-            rootfs: beside(ROOTFS),
-            volumes: beside(VOLUMES_DIR),
-            config: beside(CONFIG),
+            rootfs: temporary_path(ROOTFS),
+            volumes: temporary_path(VOLUMES_DIR),
+            config: temporary_path(CONFIG),
         }
     }
 
@@ -343,7 +343,7 @@ impl New {
         for (number, path) in volumes.iter().enumerate().rev() {
             let source = self.rootfs.join(path.trim_start_matches('/'));
             let volume = self.volumes.join(number.to_string());
-            if is_there(fs::symlink_metadata(&source))? {
+            if exists(fs::symlink_metadata(&source))? {
                 move_directory(&source, &volume)?;
             } else {
                 fs::create_dir(&volume)?;
@@ -364,11 +364,11 @@ impl New {
 
     /// Gives the parts their names, the tree first: what has a configuration is whole. With `force` they
     /// take the place of what is there, which comes back if they cannot.
-    fn put(&self, force: bool) -> io::Result<()> {
+    fn commit(&self, force: bool) -> io::Result<()> {
         let config = self.directory.join(CONFIG);
         let old_config = self.config.with_added_extension("old");
-        let has_old = force && is_there(fs::rename(&config, &old_config))?;
-        if let Err(error) = self.put_parts(&config, force) {
+        let has_old = force && exists(fs::rename(&config, &old_config))?;
+        if let Err(error) = self.rename_parts(&config, force) {
             if has_old {
                 fs::rename(&old_config, &config)?;
             }
@@ -384,21 +384,21 @@ impl New {
         Ok(())
     }
 
-    fn put_parts(&self, config: &Path, force: bool) -> io::Result<()> {
+    fn rename_parts(&self, config: &Path, force: bool) -> io::Result<()> {
         let rootfs = self.directory.join(ROOTFS);
         let volumes = self.directory.join(VOLUMES_DIR);
         let swap = |new: &Path, place: &Path| {
             if force {
                 exchange(new, place)
             } else {
-                rename_if_there(new, place)
+                rename_if_exists(new, place)
             }
         };
         let swap_back = |new: &Path, place: &Path| {
             drop(if force {
                 exchange(new, place)
             } else {
-                rename_if_there(place, new)
+                rename_if_exists(place, new)
             });
         };
         swap(&self.volumes, &volumes)?;
@@ -427,30 +427,30 @@ impl New {
         drop(fs::remove_file(&self.config));
         for tree in [&self.rootfs, &self.volumes] {
             if let Err(error) = self.remove_tree(tree) {
-                output::complain(format_args!("cannot remove {}: {error}", tree.display()));
+                output::print_error(format_args!("cannot remove {}: {error}", tree.display()));
             }
         }
     }
 }
 
-impl Drop for New {
+impl Drop for BundleInProgress {
     fn drop(&mut self) {
         self.remove();
     }
 }
 
 /// What is wrong with the place of a new tree, without what would help if the user had asked for one.
-fn without_flags(error: anyhow::Error) -> anyhow::Error {
+fn without_flag_hints(error: anyhow::Error) -> anyhow::Error {
     use crate::materialize::Error;
     match error.downcast_ref::<Error>() {
-        Some(Error::Staging { .. } | Error::CannotRename { .. }) => anyhow!(output::chain(&error)),
+        Some(Error::Staging { .. } | Error::CannotRename { .. }) => anyhow!(output::format_chain(&error)),
         _ => error,
     }
 }
 
 /// Renames `from` to `to`, if there is a `from`.
-fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
-    is_there(fs::rename(from, to)).map(drop)
+fn rename_if_exists(from: &Path, to: &Path) -> io::Result<()> {
+    exists(fs::rename(from, to)).map(drop)
 }
 
 /// Moves the directory `from` to `to` and leaves an empty one. An ordinary user needs permission to write to
@@ -476,10 +476,10 @@ fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Gives each the other's name, at once where the file system can. Either may be missing.
 fn exchange(one: &Path, other: &Path) -> io::Result<()> {
-    if !is_there(fs::symlink_metadata(other))? {
-        return rename_if_there(one, other);
+    if !exists(fs::symlink_metadata(other))? {
+        return rename_if_exists(one, other);
     }
-    if !is_there(fs::symlink_metadata(one))? {
+    if !exists(fs::symlink_metadata(one))? {
         return fs::rename(other, one);
     }
     match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
@@ -493,16 +493,16 @@ fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether what was `done` met anything.
-fn is_there<T>(done: io::Result<T>) -> io::Result<bool> {
-    match done {
+/// Whether the file that `result` is about exists.
+fn exists<T>(result: io::Result<T>) -> io::Result<bool> {
+    match result {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-fn root() -> User {
+fn root_user() -> User {
     User {
         uid: 0,
         gid: 0,
@@ -526,7 +526,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
             }
             None => "leads to no directory",
         };
-        output::complain(format_args!(
+        output::print_error(format_args!(
             "the image's volume '{}' is left out, because it {reason}",
             volume.escape_default()
         ));
@@ -537,7 +537,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
 /// The path without links, from the root of the tree at `rootfs`, of the directory `volume` in it; `None` if
 /// there cannot be one. What is missing is taken for a directory, because runtimes make it.
 fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
-    let mut place = PathBuf::new();
+    let mut resolved = PathBuf::new();
     // The next component is the last one.
     let mut pending: Vec<OsString> = reversed_components(volume.as_bytes());
     let mut links = 0;
@@ -545,12 +545,12 @@ fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
         match name.as_bytes() {
             b"" | b"." => continue,
             b".." => {
-                place.pop();
+                resolved.pop();
                 continue;
             }
             _ => {}
         }
-        let next = place.join(&name);
+        let next = resolved.join(&name);
         match fs::symlink_metadata(rootfs.join(&next)) {
             Ok(status) if status.is_symlink() => {
                 links += 1;
@@ -559,16 +559,16 @@ fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
                 }
                 let target = fs::read_link(rootfs.join(&next)).ok()?;
                 if target.is_absolute() {
-                    place = PathBuf::new();
+                    resolved = PathBuf::new();
                 }
                 pending.extend(reversed_components(target.as_os_str().as_bytes()));
             }
-            Ok(status) if status.is_dir() => place = next,
-            Err(error) if error.kind() == ErrorKind::NotFound => place = next,
+            Ok(status) if status.is_dir() => resolved = next,
+            Err(error) if error.kind() == ErrorKind::NotFound => resolved = next,
             _ => return None,
         }
     }
-    place.to_str().map(|place| format!("/{place}"))
+    resolved.to_str().map(|path| format!("/{path}"))
 }
 
 fn reversed_components(path: &[u8]) -> Vec<OsString> {
@@ -579,9 +579,9 @@ fn reversed_components(path: &[u8]) -> Vec<OsString> {
 }
 
 /// As whom the image runs, by its own accounts.
-fn user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
+fn resolve_user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
     let accounts = |name: &str| {
-        let read = accounts(rootfs, name);
+        let read = read_account_file(rootfs, name);
         read.with_context(|| format!("cannot read {}/etc/{name}", rootfs.display()))
     };
     let user = User::find(
@@ -590,14 +590,14 @@ fn user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
         &accounts("group")?,
     )?;
     if (user.uid, user.gid) != (0, 0) && !geteuid().is_root() {
-        output::complain(format_args!(
+        output::print_error(format_args!(
             "it runs as root of a namespace of its own instead of as '{}', because there is only \
              this user's own number to give away",
             config.execution.user.escape_debug()
         ));
         return Ok(User {
             home: user.home,
-            ..root()
+            ..root_user()
         });
     }
     Ok(user)
@@ -605,7 +605,7 @@ fn user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
 
 /// What is in `etc/NAME` of the tree, links followed as they would be in it; nothing if that is not
 /// there.
-fn accounts(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
+fn read_account_file(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
     let directory = openat(CWD, rootfs, flags, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -616,8 +616,8 @@ fn accounts(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
         Err(error) => return Err(error.into()),
     };
     let mut text = Vec::new();
-    file.take(MAX_ACCOUNTS_LEN + 1).read_to_end(&mut text)?;
-    ensure!(text.len() as u64 <= MAX_ACCOUNTS_LEN, "it is too long");
+    file.take(MAX_PASSWD_LEN + 1).read_to_end(&mut text)?;
+    ensure!(text.len() as u64 <= MAX_PASSWD_LEN, "it is too long");
     Ok(text)
 }
 

@@ -34,7 +34,7 @@ enum CacheVerb {
 #[derive(Debug, Args)]
 struct ListArgs {
     #[command(flatten)]
-    place: CacheDirArgs,
+    cache_dir: CacheDirArgs,
 
     /// One JSON object a line for each file
     #[arg(long)]
@@ -44,14 +44,14 @@ struct ListArgs {
 #[derive(Debug, Args)]
 struct PruneArgs {
     #[command(flatten)]
-    place: CacheDirArgs,
+    cache_dir: CacheDirArgs,
 
     /// Remove what was used longest ago until the rest takes no more than SIZE of disk
     #[arg(long, value_name = "SIZE")]
     max_size: Option<Size>,
 
     /// Remove what was not used for so many days [default: 90, unless --max-size is given]
-    #[arg(long, value_name = "DAYS", value_parser = args::count::<u32>(0..=u32::MAX.into()))]
+    #[arg(long, value_name = "DAYS", value_parser = args::count_parser::<u32>(0..=u32::MAX.into()))]
     older_than: Option<u32>,
 
     /// Only show what would be removed
@@ -62,7 +62,7 @@ struct PruneArgs {
 #[derive(Debug, Args)]
 struct ClearArgs {
     #[command(flatten)]
-    place: CacheDirArgs,
+    cache_dir: CacheDirArgs,
 
     /// Only show what would be removed
     #[arg(short = 'n', long)]
@@ -76,10 +76,10 @@ struct ClearArgs {
 pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     match &args.verb {
         CacheVerb::List(args) => {
-            let directory = args.place.directory()?;
+            let directory = args.cache_dir.directory()?;
             let all = cache_inventory::list(&directory)?;
             let text = if args.json {
-                in_json(&directory, &all)?
+                to_json_lines(&directory, &all)?
             } else {
                 table(&all, SystemTime::now())
             };
@@ -87,7 +87,7 @@ pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         CacheVerb::Prune(args) => {
-            let all = cache_inventory::list(&args.place.directory()?)?;
+            let all = cache_inventory::list(&args.cache_dir.directory()?)?;
             let max_bytes = args.max_size.map(|size| size.0);
             let days = |days: u32| Duration::from_hours(24 * u64::from(days));
             let max_age = args.older_than.map(days);
@@ -95,38 +95,38 @@ pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
             remove(&all, &surplus, args.dry_run)
         }
         CacheVerb::Clear(args) => {
-            let all = cache_inventory::list(&args.place.directory()?)?;
-            let unused: Vec<_> = all.iter().filter(|kept| !kept.in_use).collect();
+            let all = cache_inventory::list(&args.cache_dir.directory()?)?;
+            let unused: Vec<_> = all.iter().filter(|entry| !entry.in_use).collect();
             remove(&all, &unused, args.dry_run)
         }
     }
 }
 
-/// Removes `those` of `all` and says what came of it.
-fn remove(all: &[CacheEntry], those: &[&CacheEntry], dry_run: bool) -> anyhow::Result<ExitCode> {
+/// Removes `entries` of `all` and says what came of it.
+fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow::Result<ExitCode> {
     if dry_run {
-        let those: Vec<_> = those.iter().map(|&kept| kept.clone()).collect();
-        print(&table(&those, SystemTime::now()))?;
+        let entries: Vec<_> = entries.iter().map(|&entry| entry.clone()).collect();
+        print(&table(&entries, SystemTime::now()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut removed = Sum::default();
+    let mut removed = Totals::default();
     let mut code = ExitCode::SUCCESS;
-    for kept in those {
-        match kept.remove() {
-            Ok(true) => removed.add(kept),
+    for entry in entries {
+        match entry.remove() {
+            Ok(true) => removed.add(entry),
             // Somebody has begun to use it.
             Ok(false) => {}
             Err(error) => {
                 let error = anyhow::Error::new(error);
-                let error = error.context(format!("cannot remove {}", kept.path.display()));
-                code = output::fail(&error);
+                let error = error.context(format!("cannot remove {}", entry.path.display()));
+                code = output::print_failure(&error);
             }
         }
     }
-    let mut left = Sum::of(all);
-    left.files = left.files.saturating_sub(removed.files);
-    left.bytes = left.bytes.saturating_sub(removed.bytes);
-    print(&format!("removed {removed}, kept {left}\n"))?;
+    let mut remaining = Totals::of(all);
+    remaining.files = remaining.files.saturating_sub(removed.files);
+    remaining.bytes = remaining.bytes.saturating_sub(removed.bytes);
+    print(&format!("removed {removed}, kept {remaining}\n"))?;
     Ok(code)
 }
 
@@ -140,34 +140,34 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 /// Files and the disk they take.
 #[derive(Clone, Copy, Default, Debug)]
-struct Sum {
+struct Totals {
     files: u64,
     bytes: u64,
 }
 
-impl Sum {
+impl Totals {
     fn of(all: &[CacheEntry]) -> Self {
         let mut sum = Self::default();
-        for kept in all {
-            sum.add(kept);
+        for entry in all {
+            sum.add(entry);
         }
         sum
     }
 
     fn add(&mut self, kept: &CacheEntry) {
         self.files += 1;
-        self.bytes = self.bytes.saturating_add(kept.held_bytes);
+        self.bytes = self.bytes.saturating_add(entry.held_bytes);
     }
 }
 
-impl std::fmt::Display for Sum {
+impl std::fmt::Display for Totals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = if self.files == 1 { "file" } else { "files" };
-        write!(f, "{} {files}, {}", self.files, status::bytes(self.bytes))
+        write!(f, "{} {files}, {}", self.files, status::format_bytes(self.bytes))
     }
 }
 
-fn word(kind: Kind) -> &'static str {
+fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Index => "index",
         Kind::DiskCache => "disk-cache",
@@ -183,7 +183,7 @@ fn table(all: &[CacheEntry], now: SystemTime) -> String {
     let head = ["KIND", "SIZE", "USED", "STATE", "SOURCE"].map(str::to_owned);
     let rows: Vec<_> = [head]
         .into_iter()
-        .chain(all.iter().map(|kept| row(kept, now)))
+        .chain(all.iter().map(|entry| row(entry, now)))
         .collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
@@ -197,23 +197,23 @@ fn table(all: &[CacheEntry], now: SystemTime) -> String {
         text.push_str(line.trim_end());
         text.push('\n');
     }
-    let sum = Sum::of(all).to_string();
+    let sum = Totals::of(all).to_string();
     text.push_str(&sum);
     text.push('\n');
     text
 }
 
-fn row(kept: &CacheEntry, now: SystemTime) -> [String; 5] {
-    let shown = |text: &Option<String>| text.as_ref().map(|text| escape(text.as_bytes()));
-    let source = match (shown(&kept.source), shown(&kept.version)) {
+fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
+    let escaped = |text: &Option<String>| text.as_ref().map(|text| escape(text.as_bytes()));
+    let source = match (escaped(&entry.source), escaped(&entry.version)) {
         (Some(source), Some(version)) => format!("{source} ({version})"),
         _ => "-".to_owned(),
     };
-    let state = if kept.in_use { "in use" } else { "-" };
+    let state = if entry.in_use { "in use" } else { "-" };
     [
-        word(kept.kind).to_owned(),
-        status::bytes(kept.held_bytes),
-        status::ago(unix_seconds(kept.used), now),
+        kind_name(entry.kind).to_owned(),
+        status::format_bytes(entry.held_bytes),
+        status::format_age(unix_seconds(entry.used), now),
         state.to_owned(),
         source,
     ]
@@ -221,7 +221,7 @@ fn row(kept: &CacheEntry, now: SystemTime) -> [String; 5] {
 
 /// As [`CacheEntry`], for programs.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JsonLine<'a> {
     kind: &'static str,
     path: String,
     source: Option<&'a str>,
@@ -231,17 +231,17 @@ struct Line<'a> {
     in_use: bool,
 }
 
-fn in_json(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String> {
+fn to_json_lines(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String> {
     let mut text = String::new();
-    for kept in all {
-        let line = Line {
-            kind: word(kept.kind),
-            path: directory.join(&kept.path).to_string_lossy().into_owned(),
-            source: kept.source.as_deref(),
-            version: kept.version.as_deref(),
-            disk_bytes: kept.held_bytes,
-            used_unix_seconds: unix_seconds(kept.used),
-            in_use: kept.in_use,
+    for entry in all {
+        let line = JsonLine {
+            kind: kind_name(entry.kind),
+            path: directory.join(&entry.path).to_string_lossy().into_owned(),
+            source: entry.source.as_deref(),
+            version: entry.version.as_deref(),
+            disk_bytes: entry.held_bytes,
+            used_unix_seconds: unix_seconds(entry.used),
+            in_use: entry.in_use,
         };
         text.push_str(&serde_json::to_string(&line)?);
         text.push('\n');

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use anyhow::ensure;
 use bytes::Bytes;
 
-use super::control::CopyProgress;
-use super::mount::Opened;
+use super::control_socket::CopyProgress;
+use super::mount::OpenedArchive;
 use crate::archive::{Archive, ReadError};
 use crate::base::xattr_filter::XattrFilter;
 use crate::fuse::{self, BackingFiles, Mount};
@@ -17,14 +17,14 @@ use crate::index::{Index, Ino};
 use crate::materialize::{BackgroundCopy, ReadFn, RunningCopy, CopyState};
 
 /// What a copy is made from.
-pub(super) struct Original {
+pub(super) struct CopySource {
     index: Box<dyn Fn() -> Option<Arc<Index>>>,
     read: ReadFn,
 }
 
-impl Original {
+impl CopySource {
     /// The tree of `archive` once all of it is known, and its bytes.
-    pub(super) fn of(archive: &Arc<Archive>) -> Self {
+    pub(super) fn from_archive(archive: &Arc<Archive>) -> Self {
         let (read, index) = (Arc::clone(archive), Arc::clone(archive));
         Self::new(
             move || index.complete_index(),
@@ -46,13 +46,13 @@ impl Original {
 
 /// The copy of one mount.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct MountCopy {
     background: Arc<BackgroundCopy>,
     /// Once the index is complete.
     running: OnceLock<RunningCopy>,
 }
 
-impl Copy {
+impl MountCopy {
     /// Takes `directory` for the copy of what is to be mounted on `mountpoint`, with the attributes that
     /// `xattrs` selects.
     ///
@@ -64,7 +64,7 @@ impl Copy {
         xattrs: XattrFilter,
     ) -> anyhow::Result<Self> {
         let mountpoint = fuse::canonical_mountpoint(mountpoint)?;
-        let copy = destined(directory).unwrap_or_else(|_| directory.to_owned());
+        let copy = resolve_destination(directory).unwrap_or_else(|_| directory.to_owned());
         ensure!(
             !copy.starts_with(&mountpoint) && !mountpoint.starts_with(&copy),
             "{}: a copy there and the mount on {} would hide each other (name a directory beside it)",
@@ -79,8 +79,8 @@ impl Copy {
     }
 
     /// The copies of files, for the mount.
-    pub(super) fn copies(&self) -> Arc<dyn BackingFiles> {
-        Arc::new(Files(Arc::clone(&self.background)))
+    pub(super) fn backing_files(&self) -> Arc<dyn BackingFiles> {
+        Arc::new(CopyBackingFiles(Arc::clone(&self.background)))
     }
 
     /// Begins to write what lies below `root`, once, if the index is complete; until this is
@@ -88,8 +88,8 @@ impl Copy {
     ///
     /// # Errors
     /// When something else is in the directory, or the system says no.
-    pub(super) fn start(&self, opened: &Opened, root: Ino) -> anyhow::Result<()> {
-        let Original { index, read } = &opened.original;
+    pub(super) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
+        let CopySource { index, read } = &opened.copy_source;
         let Some(index) = index() else {
             return Ok(());
         };
@@ -104,7 +104,7 @@ impl Copy {
     }
 
     /// Says that nothing more is to be written.
-    pub(super) fn end(&self) {
+    pub(super) fn stop(&self) {
         self.background.cancel();
     }
 
@@ -113,7 +113,7 @@ impl Copy {
         let progress = self.background.progress();
         CopyProgress {
             directory: self.background.directory().to_string_lossy().into_owned(),
-            state: word(progress.state).to_owned(),
+            state: state_name(progress.state).to_owned(),
             files: progress.files,
             total_files: progress.total_files,
             bytes: progress.bytes,
@@ -133,7 +133,7 @@ impl Copy {
 }
 
 /// Where `directory` is or will be, without symbolic links.
-fn destined(directory: &Path) -> io::Result<PathBuf> {
+fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
     match std::fs::canonicalize(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let directory = std::path::absolute(directory)?;
@@ -145,7 +145,7 @@ fn destined(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-fn word(state: CopyState) -> &'static str {
+fn state_name(state: CopyState) -> &'static str {
     match state {
         CopyState::Waiting => "waiting",
         CopyState::Writing => "writing",
@@ -158,9 +158,9 @@ fn word(state: CopyState) -> &'static str {
 
 /// The copy as the mount sees it.
 #[derive(Debug)]
-struct Files(Arc<BackgroundCopy>);
+struct CopyBackingFiles(Arc<BackgroundCopy>);
 
-impl BackingFiles for Files {
+impl BackingFiles for CopyBackingFiles {
     fn may_have(&self, ino: Ino) -> bool {
         self.0.is_complete(ino)
     }

@@ -5,17 +5,17 @@ use std::{mem, process, thread};
 
 use crate::base::thread::Thread;
 
-/// Ends the process successfully when it has not ended after `deadline`, whatever its threads do. What
+/// Ends the process successfully when it has not ended after `timeout`, whatever its threads do. What
 /// they write can be cut off at any time, as when the process is killed.
 #[expect(
     clippy::exit,
     reason = "threads that do not end cannot be ended by returning"
 )]
-pub(super) fn at_the_latest_in(deadline: Duration) {
+pub(super) fn force_exit_after(timeout: Duration) {
     let thread = Thread::spawn("exit-deadline", move || {
-        thread::sleep(deadline);
+        thread::sleep(timeout);
         tracing::warn!(
-            ?deadline,
+            ?timeout,
             "some threads have not ended; the process exits without them"
         );
         process::exit(0);

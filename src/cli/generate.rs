@@ -17,7 +17,7 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 #[derive(Clone, Debug, Args)]
 pub(super) struct GenerateArgs {
     /// What to write
-    pub what: What,
+    pub what: Artifact,
     /// Where to; it is made if it is missing
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
@@ -25,7 +25,7 @@ pub(super) struct GenerateArgs {
 
 /// What can be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum What {
+pub(super) enum Artifact {
     /// A man page for the program and each verb
     Man,
     /// Completions for bash, zsh and fish
@@ -41,8 +41,8 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot write to {}", directory.display());
     fs::create_dir_all(directory).with_context(failed)?;
     match args.what {
-        What::Man => clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?,
-        What::Completions => {
+        Artifact::Man => clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?,
+        Artifact::Completions => {
             for shell in SHELLS {
                 let command = &mut Cli::command();
                 clap_complete::generate_to(shell, command, "tarfs", directory)

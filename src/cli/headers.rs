@@ -12,16 +12,16 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail};
 
-use super::settings;
+use super::environment;
 
 /// Longest text with headers that is read, in bytes: servers take less.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_HEADERS_BYTES: u64 = 1 << 20;
 
 /// What one `--header` says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum HeaderArg {
     /// A header.
-    One(Header),
+    Inline(Header),
     /// The headers in a file.
     File(PathBuf),
 }
@@ -33,7 +33,7 @@ impl FromStr for HeaderArg {
         match text.strip_prefix('@') {
             Some("") => Err("no file is named behind the @".to_owned()),
             Some(path) => Ok(Self::File(path.into())),
-            None => Ok(Self::One(text.parse()?)),
+            None => Ok(Self::Inline(text.parse()?)),
         }
     }
 }
@@ -74,24 +74,24 @@ impl fmt::Debug for Header {
 }
 
 /// The flag for headers.
-const FLAG: &str = "--header";
+const HEADER_FLAG: &str = "--header";
 /// What is shown instead of a secret.
-const HIDDEN: &str = "…";
+const REDACTED: &str = "…";
 
 /// The arguments `words` without secrets: without headers, and without what may be secret of URLs.
-pub(super) fn shown(words: &[OsString]) -> Vec<OsString> {
+pub(super) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
     let mut is_header = false;
     let show = |word: &OsString| {
         let text = word.to_string_lossy();
         let value = text
-            .strip_prefix(FLAG)
+            .strip_prefix(HEADER_FLAG)
             .and_then(|rest| rest.strip_prefix('='));
         let shown = match value {
-            Some(value) if !value.starts_with('@') => format!("{FLAG}={HIDDEN}"),
-            _ if is_header && !text.starts_with('@') => HIDDEN.to_owned(),
+            Some(value) if !value.starts_with('@') => format!("{HEADER_FLAG}={REDACTED}"),
+            _ if is_header && !text.starts_with('@') => REDACTED.to_owned(),
             _ => crate::source::redact(&text),
         };
-        is_header = text == FLAG;
+        is_header = text == HEADER_FLAG;
         shown.into()
     };
     words.iter().map(show).collect()
@@ -102,41 +102,41 @@ pub(super) fn shown(words: &[OsString]) -> Vec<OsString> {
 ///
 /// # Errors
 /// When a file cannot be read, or a line of it is no header.
-pub(super) fn all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
+pub(super) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
     let mut headers = Vec::new();
-    add(&mut headers, args)?;
-    let variable = settings::HEADERS;
-    let Some(text) = settings::headers() else {
+    append(&mut headers, args)?;
+    let variable = environment::HEADERS;
+    let Some(text) = environment::headers() else {
         return Ok(headers);
     };
     let text = text
         .into_string()
         .map_err(|_| anyhow::anyhow!("{variable} is not UTF-8"))?;
-    for (number, line) in lines(&text) {
+    for (number, line) in numbered_lines(&text) {
         let arg = line
             .parse()
             .map_err(|error: String| anyhow::anyhow!("{variable}, line {number}: {error}"))?;
-        add(&mut headers, &[arg])?;
+        append(&mut headers, &[arg])?;
     }
     Ok(headers)
 }
 
-fn add(headers: &mut Vec<Header>, args: &[HeaderArg]) -> anyhow::Result<()> {
+fn append(headers: &mut Vec<Header>, args: &[HeaderArg]) -> anyhow::Result<()> {
     for arg in args {
         match arg {
-            HeaderArg::One(header) => headers.push(header.clone()),
-            HeaderArg::File(path) => headers.extend(file(path)?),
+            HeaderArg::Inline(header) => headers.push(header.clone()),
+            HeaderArg::File(path) => headers.extend(read_file(path)?),
         }
     }
     Ok(())
 }
 
 /// The headers in the file at `path`, one a line, as curl reads them.
-fn file(path: &Path) -> anyhow::Result<Vec<Header>> {
+fn read_file(path: &Path) -> anyhow::Result<Vec<Header>> {
     let name = path.display();
-    let text = text(path).with_context(|| format!("cannot read the headers in {name}"))?;
+    let text = read_text(path).with_context(|| format!("cannot read the headers in {name}"))?;
     let mut headers = Vec::new();
-    for (number, line) in lines(&text) {
+    for (number, line) in numbered_lines(&text) {
         match line.parse() {
             Ok(header) => headers.push(header),
             Err(error) => bail!("{name}, line {number}: {error}"),
@@ -145,21 +145,21 @@ fn file(path: &Path) -> anyhow::Result<Vec<Header>> {
     Ok(headers)
 }
 
-fn text(path: &Path) -> io::Result<String> {
+fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?
-        .take(MAX_BYTES + 1)
+        .take(MAX_HEADERS_BYTES + 1)
         .read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_BYTES {
+    if bytes.len() as u64 > MAX_HEADERS_BYTES {
         return Err(io::Error::other(format!(
-            "it is longer than {MAX_BYTES} bytes"
+            "it is longer than {MAX_HEADERS_BYTES} bytes"
         )));
     }
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
 }
 
 /// The lines of `text` that say something, by their number from 1.
-fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = (1..).zip(text.lines().map(str::trim));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_have_a_name_and_a_value() {
+    fn header_is_parsed_into_name_and_value() {
         let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
         assert_eq!(pairs(&[header]), [("Authorization", "Bearer a:b")]);
         for wrong in ["no colon", ": x", "a b: x", "@"] {
@@ -189,13 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_from_files_too_in_the_order_of_the_arguments() {
+    fn headers_of_files_keep_the_argument_order() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("headers");
         let text = "# who asks\r\n\r\nAuthorization: Bearer x\r\n\n  B: 2  \n";
         std::fs::write(&path, text).expect("written");
         let args = [arg("A: 1"), HeaderArg::File(path), arg("C:3")];
-        let headers = all(&args).expect("well-formed");
+        let headers = load_all(&args).expect("well-formed");
         let expected = [
             ("A", "1"),
             ("Authorization", "Bearer x"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_shown_without_headers_and_secrets_of_urls() {
+    fn arguments_are_redacted_of_headers_and_url_secrets() {
         let words = [
             "mount",
             "--header=A: hunter2",
@@ -220,7 +220,7 @@ mod tests {
             "https://host/a.tar",
             "/mnt",
         ];
-        let shown = shown(&words.map(OsString::from));
+        let shown = redact_arguments(&words.map(OsString::from));
         let expected = [
             "mount",
             "--header=…",
@@ -239,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_headers_value_is_never_shown() {
+    fn header_value_is_never_printed() {
         let header = arg("Authorization: secret");
         assert!(!format!("{header:?}").contains("secret"));
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("headers");
         for (text, line) in [("A: 1\nsecret\n", 2), ("\nmy secret: 1\n", 2)] {
             std::fs::write(&path, text).expect("written");
-            let error = all(&[HeaderArg::File(path.clone())]).expect_err("malformed");
+            let error = load_all(&[HeaderArg::File(path.clone())]).expect_err("malformed");
             let told = format!("{error:#}");
             assert!(told.contains(&format!("line {line}: ")), "{told}");
             assert!(!told.contains("secret"), "{told}");
@@ -254,8 +254,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_list_of_headers_is_refused_and_not_read_for_ever() {
-        let refusal = |path: &str| format!("{:#}", all(&[arg(path)]).expect_err("refused"));
+    fn invalid_header_file_is_rejected_after_bounded_read() {
+        let refusal = |path: &str| format!("{:#}", load_all(&[arg(path)]).expect_err("refused"));
         assert!(refusal("@/nowhere").contains("/nowhere"));
         assert!(refusal("@/dev/zero").contains("longer than"));
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::args::{CacheDirArgs, SourceArgs};
-use super::{given, open};
+use super::{resolve, open_archive};
 use crate::base::stats::Stats;
 use crate::image::{Image, Layer};
 
@@ -21,7 +21,7 @@ pub(super) struct ImageArgs {
     source: SourceArgs,
 
     #[command(flatten)]
-    place: CacheDirArgs,
+    cache_dir: CacheDirArgs,
 
     /// One JSON object, the image's configuration in it, instead of lines
     #[arg(long)]
@@ -55,17 +55,17 @@ struct LayerReport<'a> {
 }
 
 pub(super) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
-    let reference = given::reference(&args.source).context(
+    let reference = resolve::image_reference(&args.source).context(
         "SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)",
     )?;
-    let network = open::network()?;
+    let network = open_archive::start_network_runtime()?;
     let stats = Arc::new(Stats::default());
-    let outer = given::Outer::new(&args.place, !stderr().is_terminal());
-    let image = given::image(&reference, &args.source, &outer, &network, &stats)?;
+    let outer = resolve::OuterArchiveOptions::new(&args.cache_dir, !stderr().is_terminal());
+    let image = resolve::open_image(&reference, &args.source, &outer, &network, &stats)?;
     let mut text = if args.json {
         serde_json::to_string(&report(&image)?)?
     } else {
-        in_words(&image)
+        to_text(&image)
     };
     text.push('\n');
     let written = stdout().write_all(text.as_bytes());
@@ -79,7 +79,7 @@ fn report(image: &Image) -> anyhow::Result<Report<'_>> {
         size_bytes: layer.size,
         media_type: layer.media_type.as_deref(),
     });
-    let config = on_one_line(image.config.document.get());
+    let config = compact_json(image.config.document.get());
     Ok(Report {
         source: &image.location,
         names: &image.names,
@@ -92,7 +92,7 @@ fn report(image: &Image) -> anyhow::Result<Report<'_>> {
 }
 
 /// The JSON in `text` without what stands between its words.
-fn on_one_line(text: &str) -> String {
+fn compact_json(text: &str) -> String {
     let (mut is_text, mut is_escaped) = (false, false);
     let is_kept = |letter: &char| {
         let is_blank = !is_text && letter.is_ascii_whitespace();
@@ -109,7 +109,7 @@ fn digest(layer: &Layer) -> Option<String> {
     layer.digest.map(|digest| format!("sha256:{digest}"))
 }
 
-fn in_words(image: &Image) -> String {
+fn to_text(image: &Image) -> String {
     let execution = &image.config.execution;
     let bytes = image.layers.iter().map(|layer| layer.size);
     let bytes = bytes.fold(0, u64::saturating_add);
@@ -132,8 +132,8 @@ fn in_words(image: &Image) -> String {
         let digest = digest(layer).unwrap_or_else(|| "without a digest".to_owned());
         line("", format!("{digest} {}", HumanBytes(layer.size)));
     }
-    line("entry point", words(&execution.entrypoint));
-    line("command", words(&execution.cmd));
+    line("entry point", shell_quote(&execution.entrypoint));
+    line("command", shell_quote(&execution.cmd));
     for variable in &execution.env {
         line("environment", variable.clone());
     }
@@ -148,13 +148,13 @@ fn in_words(image: &Image) -> String {
     }
     let lines = lines.iter().map(|(name, value)| {
         // The image's words, and no orders to the terminal.
-        format!("{name:13} {}", harmless(value))
+        format!("{name:13} {}", escape_control_characters(value))
     });
     lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The text without control characters.
-fn harmless(text: &str) -> String {
+fn escape_control_characters(text: &str) -> String {
     let letters = text.chars().map(|letter| match letter {
         letter if letter.is_control() => letter.escape_unicode().to_string(),
         letter => letter.to_string(),
@@ -163,7 +163,7 @@ fn harmless(text: &str) -> String {
 }
 
 /// Words such that one sees where each ends.
-fn words(words: &[String]) -> String {
+fn shell_quote(words: &[String]) -> String {
     let quoted = words.iter().map(|word| {
         let is_plain = |letter: char| letter.is_ascii_graphic() && !"'\"\\".contains(letter);
         if !word.is_empty() && word.chars().all(is_plain) {
@@ -200,7 +200,7 @@ mod tests {
 
     /// Programs read these. One may be added; none may change or go.
     #[test]
-    fn the_names_of_what_is_told_of_an_image_stay() {
+    fn image_json_field_names_are_stable() {
         let image = image(
             r#" { "os":"linux",
             "architecture" : "a\"\\ b" } "#,
@@ -215,19 +215,19 @@ mod tests {
     }
 
     #[test]
-    fn an_image_gives_no_orders_to_the_terminal() {
+    fn control_characters_of_an_image_are_escaped() {
         let config = r#"{"config":{"Cmd":["a b","c'd","","\u001b[2J"],"Env":["A=\u0007"],
             "Volumes":{"/v\u001b":{}},"Labels":{"l\u001b":"\u001b"}}}"#;
-        let told = in_words(&image(config));
+        let text = to_text(&image(config));
         assert!(
-            told.contains(r"command       'a b' 'c'\''d' '' '\u{1b}[2J'"),
-            "{told}"
+            text.contains(r"command       'a b' 'c'\''d' '' '\u{1b}[2J'"),
+            "{text}"
         );
         assert!(
-            !told
+            !text
                 .chars()
                 .any(|letter| letter.is_control() && letter != '\n'),
-            "{told:?}"
+            "{text:?}"
         );
     }
 }

@@ -8,8 +8,8 @@ use anyhow::{Context, ensure};
 
 use super::args::{CacheArgs, SourceArgs};
 use super::layers::LayerArgs;
-use super::open::{self, Opening, Tree};
-use super::{given, output};
+use super::open_archive::{self, OpenRequest, OpenedTree};
+use super::{resolve, output};
 use crate::archive::DiskCacheMode;
 use crate::index::store;
 
@@ -32,8 +32,8 @@ pub(super) struct IndexArgs {
 }
 
 pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
-    let network = open::network()?;
-    let opening = Opening {
+    let network = open_archive::start_network_runtime()?;
+    let request = OpenRequest {
         source: &args.source,
         layers: &LayerArgs::default(),
         cache: &args.cache,
@@ -44,13 +44,13 @@ pub(super) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         quiet: args.quiet,
     };
     ensure!(
-        args.output.is_none() || given::reference(&args.source).is_none(),
+        args.output.is_none() || resolve::image_reference(&args.source).is_none(),
         "each layer of an image has an index of its own (leave out --output)"
     );
-    let tree = opening.open(&network, &Arc::default())?;
-    if let Tree::Archive(archive) = &tree {
+    let tree = request.open(&network, &Arc::default())?;
+    if let OpenedTree::Archive(archive) = &tree {
         for note in archive.notes() {
-            output::complain(&note);
+            output::print_error(&note);
         }
     }
     let index = tree.index();

@@ -10,13 +10,13 @@ use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
 use super::args::SourceArgs;
-use super::copy::Original;
-use super::given::{self, Outer};
+use super::copy::CopySource;
+use super::resolve::{self, OuterArchiveOptions};
 use super::headers::Header;
-use super::mount::{MountArgs, Opened};
-use super::open::{self, Opening};
+use super::mount::{MountArgs, OpenedArchive};
+use super::open_archive::{self, OpenRequest};
 use super::prefetch;
-use super::telling::OfStack;
+use super::status_source::LayeredStatus;
 use crate::archive::scan::Digest;
 use crate::base::stats::Stats;
 use crate::source::{self, MemorySource};
@@ -54,7 +54,7 @@ pub(super) enum WhiteoutFormat {
 
 impl LayerArgs {
     /// Whether SOURCE is a layer at all.
-    pub(super) fn are_given(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         !self.layers.is_empty() || self.whiteouts.is_some()
     }
 
@@ -63,24 +63,24 @@ impl LayerArgs {
     ///
     /// # Errors
     /// When what is asked with it is of a single archive, as the `index` that is to be used.
-    pub(super) fn make_a_stack(
+    pub(super) fn is_layered(
         &self,
         source: &SourceArgs,
         index: Option<&Path>,
     ) -> anyhow::Result<bool> {
-        given::refuse_flags_of_one_archive(source, index)?;
-        Ok(self.are_given() || given::reference(source).is_some())
+        resolve::reject_single_archive_flags(source, index)?;
+        Ok(self.is_set() || resolve::image_reference(source).is_some())
     }
 
     /// How many archives there are around `source` and what is laid over it.
-    pub(super) fn outer_count(&self, source: &SourceArgs) -> u64 {
+    pub(super) fn outer_archive_count(&self, source: &SourceArgs) -> u64 {
         let names = std::iter::once(&source.source).chain(&self.layers);
-        names.map(|name| given::outer_count(name)).sum()
+        names.map(|name| resolve::outer_archive_count(name)).sum()
     }
 
     /// Memory for `source` and what is laid over it, without what archives around them take.
-    pub(super) fn memory(&self, source: &SourceArgs) -> u64 {
-        given::memory(source.memory.0, self.outer_count(source))
+    pub(super) fn memory_budget(&self, source: &SourceArgs) -> u64 {
+        resolve::memory_without_outer(source.memory.0, self.outer_archive_count(source))
     }
 
     /// How the layers are to be read.
@@ -98,11 +98,11 @@ impl LayerArgs {
 ///
 /// # Errors
 /// When one cannot be reached, or is none.
-pub(super) fn sources(
+pub(super) fn open_sources(
     args: &SourceArgs,
     layers: &LayerArgs,
     headers: &[Header],
-    outer: &Outer,
+    outer: &OuterArchiveOptions,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Vec<Layer>> {
@@ -111,8 +111,8 @@ pub(super) fn sources(
         names().filter(|name| *name == "-").count() < 2,
         "standard input can only be one of the layers"
     );
-    let outer = &Outer {
-        count: layers.outer_count(args),
+    let outer = &OuterArchiveOptions {
+        count: layers.outer_archive_count(args),
         ..outer.clone()
     };
     let mut opened = Vec::new();
@@ -125,8 +125,8 @@ pub(super) fn sources(
         };
         let headers = if is_ours { headers } else { &[] };
         // What is expected of an image is expected of its manifest, which speaks for its layers.
-        let digest = open::scan_options(&args).sha256;
-        let sources = given::layers(headers, &args, outer, network, stats)?;
+        let digest = open_archive::scan_options(&args).sha256;
+        let sources = resolve::open_layers(headers, &args, outer, network, stats)?;
         opened.extend(sources.into_iter().map(|source| Layer { source, digest }));
     }
     ensure!(
@@ -145,7 +145,7 @@ pub(super) fn sources(
 
 /// Whether what may be told to the host of `source` may be told to that of `other`.
 fn is_same_host(source: &OsString, other: &OsString) -> bool {
-    match (given::place(source), given::place(other)) {
+    match (resolve::outermost_location(source), resolve::outermost_location(other)) {
         (Some(source), Some(other)) => source::is_same_origin(&source, &other),
         _ => false,
     }
@@ -155,19 +155,19 @@ fn is_same_host(source: &OsString, other: &OsString) -> bool {
 ///
 /// # Errors
 /// When one of them cannot be opened, or they make no tree.
-pub(super) fn stack(
+pub(super) fn open_layered(
     layers: &[Layer],
-    opening: &Opening<'_>,
+    request: &OpenRequest<'_>,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<LayeredArchive> {
     let lens = layers.iter().map(|layer| layer.source.fingerprint().len);
-    let _progress = open::indexing(lens.sum(), stats, opening.quiet);
-    let mut options = opening.options();
-    options.scan.memory = opening.layers.memory(opening.source);
+    let _progress = open_archive::start_indexing_progress(lens.sum(), stats, request.quiet);
+    let mut options = request.options();
+    options.scan.memory = request.layers.memory_budget(request.source);
     // What one layer lacks can be an entry of another one.
     options.should_log_problems = false;
-    let whiteouts = opening.layers.whiteouts();
+    let whiteouts = request.layers.whiteouts();
     let stack = LayeredArchive::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)
 }
@@ -176,30 +176,30 @@ pub(super) fn stack(
 ///
 /// # Errors
 /// When one of them cannot be opened, or they make no tree.
-pub(super) fn for_mount(
+pub(super) fn open_for_mount(
     args: &MountArgs,
     layers: &[Layer],
-    opening: &Opening<'_>,
+    request: &OpenRequest<'_>,
     network: Runtime,
     stats: Arc<Stats>,
-) -> anyhow::Result<Opened> {
+) -> anyhow::Result<OpenedArchive> {
     // Which layer's files, and by which names, the profile cannot tell.
     ensure!(
         args.prefetch.record.is_none() && args.prefetch.replay.is_none(),
         "--record and --replay are for a single archive"
     );
-    let stack = stack(layers, opening, &network, &stats)?;
+    let stack = open_layered(layers, request, &network, &stats)?;
     for layer in stack.layers() {
-        prefetch::start_layer(&args.prefetch, layer, layers.len())?;
+        prefetch::start_for_layer(&args.prefetch, layer, layers.len())?;
     }
     let stack = Arc::new(stack);
     let locations = locations(layers);
     let read = Arc::clone(&stack);
     let index = Arc::clone(stack.index());
     let versions = layers.iter().map(|layer| layer.source.fingerprint());
-    Ok(Opened {
-        name: open::name(opening.source),
-        location: called(&locations),
+    Ok(OpenedArchive {
+        name: open_archive::mount_source_name(request.source),
+        location: display_name(&locations),
         layers: locations,
         version: versions
             .clone()
@@ -207,14 +207,14 @@ pub(super) fn for_mount(
             .collect::<Vec<_>>()
             .join(", "),
         is_strong: versions.clone().all(source::Fingerprint::is_strong),
-        original: Original::new(
+        copy_source: CopySource::new(
             move || Some(Arc::clone(&index)),
             move |ino, offset, len| read.read_blocking(ino, offset, len),
         ),
         content: Arc::<LayeredArchive>::clone(&stack),
-        telling: Box::new(OfStack {
+        status_source: Box::new(LayeredStatus {
             stack,
-            is_spooled: !args.cache.no_disk_cache,
+            has_disk_cache: !args.cache.no_disk_cache,
         }),
         recording: None,
         stats,
@@ -231,7 +231,7 @@ pub(super) fn locations(layers: &[Layer]) -> Vec<String> {
 }
 
 /// What the whole is called.
-fn called(locations: &[String]) -> String {
+fn display_name(locations: &[String]) -> String {
     match locations {
         [] => String::new(),
         [only] => only.clone(),
@@ -241,27 +241,27 @@ fn called(locations: &[String]) -> String {
 }
 
 /// SOURCE wherever the process goes, and what is laid over it.
-pub(super) fn absolute(layers: &LayerArgs) -> LayerArgs {
+pub(super) fn with_absolute_paths(layers: &LayerArgs) -> LayerArgs {
     LayerArgs {
-        layers: layers.layers.iter().map(open::absolute_path).collect(),
+        layers: layers.layers.iter().map(open_archive::absolute_source).collect(),
         ..layers.clone()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::source;
+    use super::super::args::tests::parse_source;
     use super::*;
 
     #[test]
-    fn archives_around_others_share_one_part_of_the_memory() {
+    fn outer_archives_share_one_fraction_of_the_memory() {
         let memory = |name: &str, layers: &[&str]| {
-            let source = source(&["--memory", "64MiB", name]);
+            let source = parse_source(&["--memory", "64MiB", name]);
             let layers = LayerArgs {
                 layers: layers.iter().map(OsString::from).collect(),
                 whiteouts: None,
             };
-            (layers.memory(&source) >> 20, layers.outer_count(&source))
+            (layers.memory_budget(&source) >> 20, layers.outer_archive_count(&source))
         };
         assert_eq!(memory("a.tar", &[]), (64, 0));
         assert_eq!(memory("oci:a", &["b.tar"]), (64, 0));

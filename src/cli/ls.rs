@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use super::args::{CacheArgs, SourceArgs};
 use super::layers::LayerArgs;
-use super::open::{self, Opening};
+use super::open_archive::{self, OpenRequest};
 use super::output;
 use crate::archive::DiskCacheMode;
 use crate::base::archive_path::ArchivePath;
@@ -52,8 +52,8 @@ pub(super) struct LsArgs {
 }
 
 pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let network = open::network()?;
-    let opening = Opening {
+    let network = open_archive::start_network_runtime()?;
+    let request = OpenRequest {
         source: &args.source,
         layers: &args.layers,
         cache: &args.cache,
@@ -63,7 +63,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         should_log_problems: false,
         quiet: !io::stderr().is_terminal(),
     };
-    let tree = opening.open(&network, &Arc::default())?;
+    let tree = request.open(&network, &Arc::default())?;
     list(args, &tree.index())
 }
 

@@ -13,13 +13,13 @@ use anyhow::{Context, anyhow, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use super::args::{self, CacheDirArgs, SavedArgs, Size, SourceArgs};
-use super::given::Outer;
+use super::args::{self, CacheDirArgs, SavedIndexArgs, Size, SourceArgs};
+use super::resolve::OuterArchiveOptions;
 use super::layers::{self, LayerArgs};
-use super::output::{self, Progress, Task};
-use super::undo::Undo;
+use super::output::{self, Progress, ProgressOptions};
+use super::cleanup_on_signal::CleanupOnSignal;
 use super::xattrs::XattrArgs;
-use super::{headers, open, privileges};
+use super::{headers, open_archive, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
 use crate::archive::{Error, OpenOptions, SavedIndex, DiskCacheMode};
 use crate::base::extent::Plain;
@@ -37,7 +37,7 @@ use crate::layers::{Layer, WhiteoutFormat};
 use crate::tar::Member;
 
 /// What is laid over SOURCE, which goes with nothing that takes or leaves a part of it.
-const LAYERS: [&str; 2] = ["layers", "whiteouts"];
+const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
 
 /// Arguments of `tarfs materialize`.
 #[derive(clap::Args, Debug)]
@@ -50,27 +50,27 @@ pub(super) struct MaterializeArgs {
     layers: LayerArgs,
 
     #[command(flatten)]
-    saved: SavedArgs,
+    saved: SavedIndexArgs,
 
     /// Write below this directory, which must exist, but for --atomic [default: .]
     #[arg(short = 'C', long, value_name = "DIR")]
     directory: Option<PathBuf>,
 
     /// Take only these members, and what lies below them
-    #[arg(value_name = "PATH", conflicts_with_all = LAYERS)]
+    #[arg(value_name = "PATH", conflicts_with_all = LAYER_FLAGS)]
     paths: Vec<OsString>,
 
     /// Drop this many leading components of each name
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYERS,
-          value_parser = args::count::<usize>(0..=u64::MAX))]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYER_FLAGS,
+          value_parser = args::count_parser::<usize>(0..=u64::MAX))]
     strip_components: usize,
 
     /// Leave out members that match this pattern, as GNU tar's
-    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYERS)]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYER_FLAGS)]
     exclude: Vec<OsString>,
 
     /// Take only members that match this pattern
-    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYERS)]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYER_FLAGS)]
     include: Vec<OsString>,
 
     /// Leave existing files alone, and count each as an error
@@ -78,7 +78,7 @@ pub(super) struct MaterializeArgs {
     keep_old_files: bool,
 
     /// Leave existing files alone, silently
-    #[arg(long, conflicts_with_all = LAYERS)]
+    #[arg(long, conflicts_with_all = LAYER_FLAGS)]
     skip_old_files: bool,
 
     /// Look at the numbers of owners, not at their names
@@ -105,7 +105,7 @@ pub(super) struct MaterializeArgs {
     xattrs: XattrArgs,
 
     /// Threads that write files [default: 2 to 4 by processors, 16 where each file is a round trip: NFS, FUSE, ...]
-    #[arg(long, value_name = "N", value_parser = args::count::<usize>(1..=64))]
+    #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64))]
     writers: Option<usize>,
 
     /// Make DIR, which must be missing or empty, appear whole or not at all
@@ -127,7 +127,7 @@ pub(super) struct MaterializeArgs {
     resume: bool,
 
     /// Write the contents of files to standard output, and nothing to disk
-    #[arg(short = 'O', long, conflicts_with_all = LAYERS)]
+    #[arg(short = 'O', long, conflicts_with_all = LAYER_FLAGS)]
     to_stdout: bool,
 
     /// Say what would be written, and write nothing
@@ -159,32 +159,32 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     run_with(args, None)
 }
 
-/// As [`run`], of a part of something that `undo` takes back.
-pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::Result<ExitCode> {
-    let network = open::network()?;
+/// As [`run`], of a part of something that `cleanup` takes back.
+pub(super) fn run_with(args: &MaterializeArgs, cleanup: Option<&CleanupOnSignal>) -> anyhow::Result<ExitCode> {
+    let network = open_archive::start_network_runtime()?;
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
     let staging = args
         .atomic
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
         .transpose()?;
-    args.ensure_path_is_no_destination()?;
+    args.ensure_path_is_not_destination()?;
     if !(args.atomic || args.to_stdout || args.dry_run) {
         materialize::check_empty_destination(args.directory())?;
     }
     let index = args.saved.index.as_deref();
-    let is_stack = args.layers.make_a_stack(&args.source, index)?;
-    let whiteouts = is_stack.then(|| args.layers.whiteouts());
-    if is_stack {
+    let is_layered = args.layers.is_layered(&args.source, index)?;
+    let whiteouts = is_layered.then(|| args.layers.whiteouts());
+    if is_layered {
         args.ensure_whole()?;
         if staging.is_none() {
             ensure_empty(args.directory())?;
         }
     }
-    privileges::guard(&args.source, &args.layers);
-    let headers = headers::all(&args.source.headers)?;
-    let outer = Outer::new(&args.saved.place, args.quiet);
-    let layers = layers::sources(
+    privileges::disable_core_dumps(&args.source, &args.layers);
+    let headers = headers::load_all(&args.source.headers)?;
+    let outer = OuterArchiveOptions::new(&args.saved.cache_dir, args.quiet);
+    let layers = layers::open_sources(
         &args.source,
         &args.layers,
         &headers,
@@ -193,14 +193,14 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
         &stats,
     )?;
     let source = &layers.first().context("there is always SOURCE")?.source;
-    let mut opening = open::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
-    opening.scan.memory = args.layers.memory(&args.source);
-    opening.layer = whiteouts;
-    opening.scan.tar.accepts_empty = is_stack;
+    let mut open_options = open_archive::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
+    open_options.scan.memory = args.layers.memory_budget(&args.source);
+    open_options.layer = whiteouts;
+    open_options.scan.tar.accepts_empty = is_layered;
     if let Some(size) = args.max_unpacked_size {
-        opening.scan.tar.limits.size = size.0;
+        open_options.scan.tar.limits.size = size.0;
     }
-    let saved = SavedIndex::find(&**source, &opening)?;
+    let saved = SavedIndex::find(&**source, &open_options)?;
     let wanted = args.selection().paths;
     let wanted: Vec<_> = wanted.into_iter().map(|wanted| wanted.path).collect();
     if !wanted.is_empty() {
@@ -208,52 +208,52 @@ pub(super) fn run_with(args: &MaterializeArgs, undo: Option<&Undo>) -> anyhow::R
             Some(false) => {
                 for path in wanted {
                     let cause = Cause::NotFound;
-                    output::complain(Problem { path, cause });
+                    output::print_error(Problem { path, cause });
                 }
-                return Ok(ExitCode::from(output::FAILURE));
+                return Ok(ExitCode::from(output::EXIT_FAILURE));
             }
-            None if source.is_remote() => args.ensure_path_has_form_of_member()?,
+            None if source.is_remote() => args.ensure_path_looks_like_member()?,
             Some(true) | None => {}
         }
     }
     let run = Run {
         args,
-        since: Instant::now(),
+        start_time: Instant::now(),
         scan_options: scan::Options {
             saved_index: saved,
-            ..opening.scan.clone()
+            ..open_options.scan.clone()
         },
-        opening: &opening,
+        open_options: &open_options,
         network: &network,
         stats: &stats,
         source,
         layers: &layers,
         whiteouts,
-        reporter: Arc::new(Terminal {
-            entries: args.verbose || args.dry_run,
-            escapes: stdout().is_terminal(),
-            cuts: args.source.allow_truncated,
+        reporter: Arc::new(TerminalReporter {
+            prints_entries: args.verbose || args.dry_run,
+            escapes_names: stdout().is_terminal(),
+            reports_truncation: args.source.allow_truncated,
         }),
     };
     let outcome = if args.to_stdout {
         run.to_stdout()
     } else if args.dry_run {
-        Ok(run.rehearse())
+        Ok(run.dry_run())
     } else if let Some(staging) = staging {
-        run.to_new_tree(&Arc::new(staging), undo)
+        run.to_disk_atomically(&Arc::new(staging), cleanup)
     } else if args.resume {
         run.resume()
     } else {
         run.to_disk()
     };
     if args.stats {
-        output::show_counters(&stats);
+        output::print_counters(&stats);
     }
     outcome
 }
 
 /// Whether users write the path of a directory on this machine like `path`, and hardly one of a member.
-fn has_form_of_destination(path: &Path) -> bool {
+fn looks_like_destination(path: &Path) -> bool {
     match path.components().next() {
         Some(Component::RootDir) => path != Path::new("/"),
         Some(first) => first == Component::ParentDir || first.as_os_str() == "~",
@@ -262,7 +262,7 @@ fn has_form_of_destination(path: &Path) -> bool {
 }
 
 /// The error for a PATH that was probably meant as the destination, for this reason.
-fn not_a_member(path: &Path, reason: &str) -> anyhow::Error {
+fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
     let name = path.display();
     anyhow!(
         "{name}: {reason}, but a PATH is a member of the archive (to write into it use -C {name}; to \
@@ -274,9 +274,9 @@ impl MaterializeArgs {
     /// All of `source`, an image for a bundle, written to `directory`, from where the caller moves it to
     /// `destination`. Names of owners do not count, because they are those of another system. Modes are
     /// exact also for an ordinary user.
-    pub(super) fn whole(
+    pub(super) fn for_bundle(
         source: SourceArgs,
-        place: CacheDirArgs,
+        cache_dir: CacheDirArgs,
         directory: PathBuf,
         destination: PathBuf,
         quiet: bool,
@@ -284,7 +284,7 @@ impl MaterializeArgs {
         Self {
             source,
             layers: LayerArgs::default(),
-            saved: SavedArgs { place, index: None },
+            saved: SavedIndexArgs { cache_dir, index: None },
             directory: Some(directory),
             paths: Vec::new(),
             strip_components: 0,
@@ -323,10 +323,10 @@ impl MaterializeArgs {
     ///
     /// # Errors
     /// When it is one.
-    fn ensure_path_is_no_destination(&self) -> anyhow::Result<()> {
+    fn ensure_path_is_not_destination(&self) -> anyhow::Result<()> {
         match self.possible_destination() {
             Some(path) if materialize::is_empty_directory(path) => {
-                Err(not_a_member(path, "is an empty directory here"))
+                Err(not_a_member_error(path, "is an empty directory here"))
             }
             _ => Ok(()),
         }
@@ -336,9 +336,9 @@ impl MaterializeArgs {
     ///
     /// # Errors
     /// When it has this form.
-    fn ensure_path_has_form_of_member(&self) -> anyhow::Result<()> {
+    fn ensure_path_looks_like_member(&self) -> anyhow::Result<()> {
         match self.possible_destination() {
-            Some(path) if has_form_of_destination(path) => Err(not_a_member(
+            Some(path) if looks_like_destination(path) => Err(not_a_member_error(
                 path,
                 "has the form of a directory on this machine",
             )),
@@ -359,7 +359,7 @@ impl MaterializeArgs {
     /// # Errors
     /// When it is asked for.
     fn ensure_whole(&self) -> anyhow::Result<()> {
-        let asked = [
+        let requested = [
             ("PATH", !self.paths.is_empty()),
             ("--strip-components", self.strip_components > 0),
             ("--exclude", !self.exclude.is_empty()),
@@ -370,7 +370,7 @@ impl MaterializeArgs {
             ("--to-stdout", self.to_stdout),
             ("--dry-run", self.dry_run),
         ];
-        match asked.iter().find(|(_, is_asked)| *is_asked) {
+        match requested.iter().find(|(_, is_requested)| *is_requested) {
             Some((flag, _)) => bail!("{flag} cannot be used with an image (leave it out)"),
             None => Ok(()),
         }
@@ -422,7 +422,7 @@ impl MaterializeArgs {
 /// One run, whatever it writes to.
 struct Run<'a> {
     /// When writing began.
-    since: Instant,
+    start_time: Instant,
     args: &'a MaterializeArgs,
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
@@ -431,7 +431,7 @@ struct Run<'a> {
     layers: &'a [Layer],
     /// How layers are read, if they are layers.
     whiteouts: Option<WhiteoutFormat>,
-    opening: &'a OpenOptions,
+    open_options: &'a OpenOptions,
     scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
 }
@@ -446,17 +446,17 @@ impl Run<'_> {
         let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
         let stats = Arc::clone(self.stats);
         let place = self.args.directory().display().to_string();
-        let layers_in = self.whiteouts.map(|_| self.args.directory().to_owned());
-        let _undo = Undo::on_signals(move || {
-            if let Some(directory) = layers_in {
+        let layers_directory = self.whiteouts.map(|_| self.args.directory().to_owned());
+        let _cleanup = CleanupOnSignal::install(move || {
+            if let Some(directory) = layers_directory {
                 // The process ends in any case.
                 drop(remove_unplaced(&directory));
             }
-            tell_interrupted(&stats, &place, HOW_TO_RESUME);
+            report_interrupted(&stats, &place, NOT_RESUMABLE_HINT);
         })?;
         let (complete, finished) = self.write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);
-        self.tell_written(&summary);
+        self.report_summary(&summary);
         Ok(exit_code(complete, &summary))
     }
 
@@ -476,9 +476,9 @@ impl Run<'_> {
         })
     }
 
-    fn tell_written(&self, summary: &Summary) {
+    fn report_summary(&self, summary: &Summary) {
         if !self.args.quiet {
-            output::report_written(summary.entries, summary.bytes, self.since.elapsed());
+            output::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
         }
     }
 
@@ -495,7 +495,7 @@ impl Run<'_> {
         let scanned = self.scan(&mut sink);
         // Directories get their attributes even if the archive ended badly.
         let finished = sink.finish();
-        (Ok(self.report(scanned)), finished)
+        (Ok(self.report_scan(scanned)), finished)
     }
 
     /// Writes the layers one over the other; whether nothing went wrong with them.
@@ -503,9 +503,9 @@ impl Run<'_> {
         let mut left_bytes = self.args.max_unpacked_size.map(|size| size.0);
         sink.begin_layers(whiteouts);
         for layer in self.layers {
-            let mut options = self.opening.scan.clone();
+            let mut options = self.open_options.scan.clone();
             options.sha256 = layer.digest;
-            options.saved_index = SavedIndex::find(&*layer.source, self.opening)?;
+            options.saved_index = SavedIndex::find(&*layer.source, self.open_options)?;
             sink.begin_layer();
             if !self.write_layer(sink, &layer.source, &options, &mut left_bytes) {
                 return Ok(false);
@@ -526,25 +526,25 @@ impl Run<'_> {
         if let Some(left) = *left_bytes {
             options.tar.limits.size = left;
         }
-        let mut counting = Counting {
+        let mut counting_sink = CountingSink {
             sink,
             file_bytes: 0,
         };
-        let scanned = self.scan_source(source, &options, &mut counting);
-        let file_bytes = counting.file_bytes;
+        let scanned = self.scan_source(source, &options, &mut counting_sink);
+        let file_bytes = counting_sink.file_bytes;
         let plain_bytes = scanned.as_ref().map_or(0, |summary| summary.plain_len);
         if let Some(left) = left_bytes {
             *left = left.saturating_sub(file_bytes.max(plain_bytes));
         }
         // What stops the run is told by its end.
-        report_of(source, scanned) && sink.end_layer().is_ok()
+        report_scan_error(source, scanned) && sink.end_layer().is_ok()
     }
 
     /// As [`Run::to_disk`], but goes on where an earlier run was interrupted, and lets a later one do so.
     fn resume(mut self) -> anyhow::Result<ExitCode> {
         let is_pinned = self.source.fingerprint().is_strong();
         if !is_pinned || self.source.access() == Access::Stream {
-            output::complain(format_args!(
+            output::print_error(format_args!(
                 "{}: nothing tells whether it is the same later, or it comes only once: an \
                  interrupted run begins at the front",
                 self.source.location()
@@ -552,18 +552,18 @@ impl Run<'_> {
             return self.to_disk();
         }
         let options = self.options();
-        let owner = self.owner(&options);
+        let resume_key = self.resume_key(&options);
         let stats = Arc::clone(self.stats);
         let directory = self.args.directory();
-        let (mut sink, bookmark) = Materializer::with_journal(directory, options, stats, &owner)?;
+        let (mut sink, resume_point) = Materializer::with_journal(directory, options, stats, &resume_key)?;
         let place = directory.display().to_string();
         let counted = Arc::clone(self.stats);
-        let _undo = Undo::on_signals(move || tell_interrupted(&counted, &place, RESUMES))?;
+        let _cleanup = CleanupOnSignal::install(move || report_interrupted(&counted, &place, RESUMABLE_HINT))?;
         self.scan_options.resume_points = true;
-        let has_checksums = bookmark
+        let has_checksums = resume_point
             .as_ref()
-            .is_some_and(|place| place.compression != Compression::None && place.member > Plain(0));
-        self.scan_options.resume = bookmark;
+            .is_some_and(|point| point.compression != Compression::None && point.member > Plain(0));
+        self.scan_options.resume = resume_point;
         let scanned = self.scan(&mut sink);
         let is_interrupted = match &scanned {
             Ok(_) => false,
@@ -577,20 +577,20 @@ impl Run<'_> {
         } else {
             sink.finish()
         };
-        let complete = self.report(scanned);
+        let complete = self.report_scan(scanned);
         let code = self.with_destination(finished).map(|summary| {
             if !is_interrupted {
-                self.tell_written(&summary);
+                self.report_summary(&summary);
             }
             exit_code(complete, &summary)
         });
         if is_interrupted || code.is_err() {
-            output::complain(format_args!(
+            output::print_error(format_args!(
                 "{}: the same run goes on from here with --resume",
                 directory.display()
             ));
         } else if has_checksums {
-            output::complain(format_args!(
+            output::print_error(format_args!(
                 "{}: checksums over bytes from before and after an interruption were not verified",
                 self.source.location()
             ));
@@ -599,7 +599,7 @@ impl Run<'_> {
     }
 
     /// What must be the same for one run to go on with another's work.
-    fn owner(&self, options: &Options) -> String {
+    fn resume_key(&self, options: &Options) -> String {
         let source = self.source;
         let scan = &self.scan_options;
         format!(
@@ -619,33 +619,33 @@ impl Run<'_> {
     }
 
     /// As [`Run::to_disk`], but what is not whole goes again, also when a signal ends it all.
-    fn to_new_tree(
+    fn to_disk_atomically(
         &self,
         staging: &Arc<Staging>,
-        whole: Option<&Undo>,
+        bundle_cleanup: Option<&CleanupOnSignal>,
     ) -> anyhow::Result<ExitCode> {
-        let undone = Arc::clone(staging);
-        let undo = move || tell_leftover(undone.interrupt());
-        let _own = match whole {
-            Some(whole) => {
-                whole.first(undo);
+        let to_interrupt = Arc::clone(staging);
+        let cleanup = move || report_leftover(to_interrupt.interrupt());
+        let _own = match bundle_cleanup {
+            Some(bundle_cleanup) => {
+                bundle_cleanup.run_first(cleanup);
                 None
             }
-            None => Some(Undo::on_signals(undo)?),
+            None => Some(CleanupOnSignal::install(cleanup)?),
         };
-        let outcome = self.build(staging);
-        tell_leftover(staging.discard());
+        let outcome = self.write_and_commit(staging);
+        report_leftover(staging.discard());
         outcome
     }
 
-    fn build(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
+    fn write_and_commit(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
         let options = self.options();
         let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
         let (complete, finished) = self.write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);
         if complete && summary.errors == 0 {
             staging.commit(self.args.sync)?;
-            self.tell_written(&summary);
+            self.report_summary(&summary);
             self.report_device_placeholders();
             return Ok(ExitCode::SUCCESS);
         }
@@ -657,7 +657,7 @@ impl Run<'_> {
                 " (without --atomic the rest is kept)",
             ),
         };
-        output::complain(format_args!(
+        output::print_error(format_args!(
             "{}: nothing was put there, because the tree is not whole{hint}",
             place.display()
         ));
@@ -668,7 +668,7 @@ impl Run<'_> {
         let count = self.stats.written_device_placeholders.get();
         if count > 0 {
             let place = self.args.destination.as_deref();
-            output::complain(format_args!(
+            output::print_error(format_args!(
                 "{}: device nodes written as empty files, because this user may not create device nodes: \
                  {count}",
                 place.unwrap_or(self.args.directory()).display()
@@ -681,15 +681,15 @@ impl Run<'_> {
         let mut sink = ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
         let finished = sink.finish();
-        let complete = self.report(scanned);
+        let complete = self.report_scan(scanned);
         Ok(exit_code(complete, &finished?))
     }
 
-    fn rehearse(&self) -> ExitCode {
+    fn dry_run(&self) -> ExitCode {
         let selection = self.args.selection();
         let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
-        let complete = self.report(scanned);
+        let complete = self.report_scan(scanned);
         exit_code(complete, &sink.finish())
     }
 
@@ -704,7 +704,7 @@ impl Run<'_> {
         sink: &mut S,
     ) -> Result<scan::Summary, ScanError<S::Error>> {
         let lens = self.layers.iter().map(|layer| &layer.source);
-        let task = Task {
+        let task = ProgressOptions {
             verb: "materializing",
             total_bytes: lens.map(|source| source.fingerprint().len).sum(),
             stats: Arc::clone(self.stats),
@@ -714,13 +714,13 @@ impl Run<'_> {
     }
 
     /// Tells why a scan ended early; whether it did not. What stopped a sink it tells itself.
-    fn report<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
-        report_of(self.source, scanned)
+    fn report_scan<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
+        report_scan_error(self.source, scanned)
     }
 }
 
-/// As [`Run::report`], of the scan of `source`.
-fn report_of<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
+/// As [`Run::report_scan`], of the scan of `source`.
+fn report_scan_error<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
     match scanned {
         Ok(summary) => summary.damages == 0,
         Err(ScanError::Sink(_)) => false,
@@ -730,7 +730,7 @@ fn report_of<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanErr
                 Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
                 None => location.to_owned(),
             };
-            output::complain(output::with_hint(&anyhow::Error::new(error).context(place)));
+            output::print_error(output::format_with_hint(&anyhow::Error::new(error).context(place)));
             false
         }
     }
@@ -755,12 +755,12 @@ fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// A sink, and the sizes of the files that have gone into it.
-struct Counting<'a> {
+struct CountingSink<'a> {
     sink: &'a mut Materializer,
     file_bytes: u64,
 }
 
-impl Sink for Counting<'_> {
+impl Sink for CountingSink<'_> {
     type Error = materialize::Error;
 
     fn member(&mut self, member: Member) -> Result<(), Self::Error> {
@@ -786,23 +786,23 @@ impl Sink for Counting<'_> {
 }
 
 /// How to go on with a run that keeps no journal.
-const HOW_TO_RESUME: &str = "run it again; with --resume a run can go on after an interruption";
+const NOT_RESUMABLE_HINT: &str = "run it again; with --resume a run can go on after an interruption";
 
 /// How to go on with a run that keeps one.
-const RESUMES: &str = "the same command goes on from there";
+const RESUMABLE_HINT: &str = "the same command goes on from there";
 
 /// Says what an interrupted run has written to `place`.
-fn tell_interrupted(stats: &Stats, place: &str, how_to_go_on: &str) {
-    output::complain(format_args!(
-        "{place}: interrupted, {} entries and {} bytes were written ({how_to_go_on})",
+fn report_interrupted(stats: &Stats, place: &str, hint: &str) {
+    output::print_error(format_args!(
+        "{place}: interrupted, {} entries and {} bytes were written ({hint})",
         stats.written_entries.get(),
         stats.written_bytes.get(),
     ));
 }
 
-fn tell_leftover(removed: Result<(), materialize::Error>) {
+fn report_leftover(removed: Result<(), materialize::Error>) {
     if let Err(error) = removed {
-        output::complain(output::with_hint(&error.into()));
+        output::print_error(output::format_with_hint(&error.into()));
     }
 }
 
@@ -812,28 +812,28 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
     }
     // One problem has just been told.
     if summary.errors > 1 {
-        output::complain(format_args!(
+        output::print_error(format_args!(
             "{} entries are missing or incomplete, for the reasons above",
             summary.errors
         ));
     }
-    ExitCode::from(output::FAILURE)
+    ExitCode::from(output::EXIT_FAILURE)
 }
 
 /// Tells the user at once.
 #[derive(Debug)]
-struct Terminal {
-    entries: bool,
+struct TerminalReporter {
+    prints_entries: bool,
     /// Whether names that could control a terminal must be escaped, as `ls` does.
-    escapes: bool,
+    escapes_names: bool,
     /// Whether to tell of members that are cut; otherwise the error that cut them names them.
-    cuts: bool,
+    reports_truncation: bool,
 }
 
-impl Reporter for Terminal {
+impl Reporter for TerminalReporter {
     fn entry(&self, path: &ArchivePath) {
-        if self.entries {
-            let mut line = if self.escapes {
+        if self.prints_entries {
+            let mut line = if self.escapes_names {
                 escape(path.as_bytes()).into_bytes()
             } else {
                 path.as_bytes().to_vec()
@@ -845,12 +845,12 @@ impl Reporter for Terminal {
     }
 
     fn problem(&self, problem: &Problem) {
-        if self.cuts || !matches!(problem.cause, Cause::Truncated) {
-            output::complain(output::chain_of(problem));
+        if self.reports_truncation || !matches!(problem.cause, Cause::Truncated) {
+            output::print_error(output::format_error_chain(problem));
         }
     }
 
     fn warning(&self, text: &str) {
-        output::complain(text);
+        output::print_error(text);
     }
 }

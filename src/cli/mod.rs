@@ -1,43 +1,43 @@
 //! The command line: one file per verb, each with its arguments and its run.
 
-mod allocator;
+mod malloc;
 mod args;
-mod background;
+mod daemonize;
 mod bundle;
 mod cache;
-mod control;
+mod control_socket;
 mod copy;
-mod descriptors;
+mod inherited_fds;
 mod exit;
-mod exposition;
+mod prometheus;
 mod generate;
-mod given;
+mod resolve;
 mod headers;
-mod helper;
+mod mount_helper;
 mod image;
 mod index;
-mod keeper;
+mod supervisor;
 mod layers;
 mod ls;
 mod materialize;
-mod metrics;
+mod metrics_server;
 mod mount;
-mod notify;
-mod open;
+mod sd_notify;
+mod open_archive;
 mod output;
-mod panics;
-mod part;
+mod panic_hook;
+mod nested;
 mod prefetch;
 mod privileges;
-mod profile;
-mod settings;
+mod access_profile;
+mod environment;
 mod status;
-mod telemetry;
-mod telling;
+mod logging;
+mod status_source;
 mod umount;
-mod undo;
+mod cleanup_on_signal;
 mod verify;
-mod writable;
+mod overlay_dirs;
 mod xattrs;
 
 use std::process::ExitCode;
@@ -85,26 +85,26 @@ enum Verb {
 /// all went well, 2 when something did not, 64 when the command line makes no sense; those of mount(8)
 /// when that has started it.
 pub fn run() -> ExitCode {
-    panics::tell();
+    panic_hook::install();
     let words: Vec<_> = std::env::args_os().collect();
-    if settings::role().is_none()
-        && let Some(words) = helper::called(&words)
+    if environment::role().is_none()
+        && let Some(words) = mount_helper::helper_arguments(&words)
     {
-        return helper::run(&words);
+        return mount_helper::run(&words);
     }
-    let cli = match Cli::try_parse_from(settings::arguments()) {
+    let cli = match Cli::try_parse_from(environment::arguments()) {
         Ok(cli) => cli,
-        Err(error) => return explain(error),
+        Err(error) => return print_usage_error(error),
     };
     let level = match cli.verb {
         // A log of a mount tells when it began and ended.
         Verb::Mount(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
-    telemetry::start(settings::log_level().unwrap_or(level));
-    descriptors::allow_all();
+    logging::init(environment::log_level().unwrap_or(level));
+    inherited_fds::raise_open_file_limit();
     let result = match cli.verb {
-        Verb::Mount(args) => mount::run(&args, open::for_mount),
+        Verb::Mount(args) => mount::run(&args, open_archive::open_for_mount),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
@@ -116,17 +116,17 @@ pub fn run() -> ExitCode {
         Verb::Cache(args) => cache::run(&args),
         Verb::Generate(args) => generate::run(&args),
     };
-    result.unwrap_or_else(|error| output::fail(&error))
+    result.unwrap_or_else(|error| output::print_failure(&error))
 }
 
 /// Shows help where help was asked for, and what is wrong with the command line elsewhere.
-fn explain(error: clap::Error) -> ExitCode {
+fn print_usage_error(error: clap::Error) -> ExitCode {
     let error = without_secret(error);
     // A closed terminal is not worth dying for.
     drop(error.print());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(output::USAGE),
+        _ => ExitCode::from(output::EXIT_USAGE),
     }
 }
 
@@ -145,16 +145,16 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_definition_is_valid() {
         super::Cli::command().debug_assert();
     }
 
     #[test]
-    fn what_is_written_to_waits_for_the_whole_index() {
+    fn writable_mount_waits_for_the_whole_index() {
         let waits = |flags: &[&str]| {
             let words = [&["tarfs", "mount", "a.tar", "mnt"], flags].concat();
             match super::Cli::try_parse_from(words).expect("sound").verb {
-                super::Verb::Mount(args) => args.waits(),
+                super::Verb::Mount(args) => args.waits_for_index(),
                 verb => panic!("{verb:?}"),
             }
         };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_is_none_is_not_repeated() {
+    fn invalid_header_is_not_printed() {
         let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];
         let error = super::Cli::try_parse_from(words).expect_err("no header");
         assert!(error.to_string().contains("secret"), "clap would tell");

@@ -20,20 +20,20 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use super::args::{self, CacheArgs, SourceArgs};
-use super::background::{self, Environment, Log};
-use super::control::{Answer, Control, FailedRead, Phase, Question, Status};
-use super::copy::{Copy, Original};
-use super::descriptors::Inherited;
-use super::keeper::{self, Inheritance, Keeper};
+use super::daemonize::{self, DirectoryScope, LogTarget};
+use super::control_socket::{Response, ControlSocket, FailedRead, Phase, Request, Status};
+use super::copy::{MountCopy, CopySource};
+use super::inherited_fds::InheritedFds;
+use super::supervisor::{self, TakeoverState, SupervisorLink};
 use super::layers::LayerArgs;
-use super::metrics::Metrics;
-use super::notify::{self, Manager};
+use super::metrics_server::MetricsListener;
+use super::sd_notify::{self, ServiceManager};
 use super::prefetch::{PrefetchArgs, Recording};
-use super::settings::{self, Role};
-use super::telling::Telling;
-use super::writable::{self, Writable};
+use super::environment::{self, Role};
+use super::status_source::StatusSource;
+use super::overlay_dirs::{self, OverlayDirs};
 use super::xattrs::XattrArgs;
-use super::{control, exit, output, panics, privileges, status as words, telemetry, undo};
+use super::{control_socket, exit, output, panic_hook, privileges, status as status_text, logging, cleanup_on_signal};
 use crate::archive::{WaitFor, Callback};
 use crate::base::archive_path::ArchivePath;
 use crate::base::trusted_dir::TrustedDir;
@@ -47,10 +47,10 @@ use crate::index::Ino;
 
 /// How much longer than a read of the source someone may wait in vain for an answer: a read that is
 /// over says why.
-const SLACK: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// How long the threads of a mount may take to end once it is unmounted.
-const END_DEADLINE: Duration = Duration::from_millis(2500);
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
@@ -80,7 +80,7 @@ pub(super) struct MountArgs {
     /// With --restart, how long reading the archive's index may take when another process goes on; then the
     /// mount is taken out. Time in which the source cannot be reached does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
-          value_parser = args::seconds(1..=86_400))]
+          value_parser = args::seconds_parser(1..=86_400))]
     pub restart_timeout: u64,
     /// The version that this process must show, if it goes on with the mount of another one.
     #[arg(skip)]
@@ -98,7 +98,7 @@ pub(super) struct MountArgs {
     #[arg(
         short = 'o',
         value_name = "OPTIONS",
-        value_parser = known_options,
+        value_parser = parse_mount_options,
         help = "Mount options: allow_other, default_permissions, uid=N, gid=N, umask=OCTAL, suid, dev, \
                 noexec, nosymfollow, ro, fsname=NAME; separated by commas, or \
                 repeated"
@@ -108,7 +108,7 @@ pub(super) struct MountArgs {
     #[arg(long, value_name = "PATH")]
     pub root: Option<String>,
     /// Descend this many levels first, each through the only directory there is.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::count::<usize>(0..=u64::MAX))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::count_parser::<usize>(0..=u64::MAX))]
     pub strip_components: usize,
     /// Write messages here once the mount answers, instead of to the journal or syslog, or in the
     /// foreground to the terminal.
@@ -130,7 +130,7 @@ pub(super) struct MountArgs {
 }
 
 /// Lets clap say at once what is wrong with `-o`.
-fn known_options(argument: &str) -> Result<String, crate::fuse::OptionError> {
+fn parse_mount_options(argument: &str) -> Result<String, crate::fuse::OptionError> {
     MountOptions::default().apply(argument)?;
     Ok(argument.to_owned())
 }
@@ -155,7 +155,7 @@ impl MountArgs {
     }
 
     /// What makes no sense about it as a whole, if anything.
-    fn contradiction(&self) -> Option<&'static str> {
+    fn find_conflict(&self) -> Option<&'static str> {
         let wants_writing = self.mount_options().ok()?.read_only == Some(false);
         if wants_writing && !self.writable {
             return Some(
@@ -192,13 +192,13 @@ impl MountArgs {
     }
 
     /// Whether all of the archive must be known before anything is mounted.
-    pub(super) fn waits(&self) -> bool {
+    pub(super) fn waits_for_index(&self) -> bool {
         // An overlay wants that what lies below it stays as it is.
         self.writable
             || self.wait_index
             || self.root.is_some()
             || self.strip_components > 0
-            || self.layers.are_given()
+            || self.layers.is_set()
     }
 
     fn view(&self, content: &dyn Content) -> anyhow::Result<Subtree> {
@@ -209,7 +209,7 @@ impl MountArgs {
 }
 
 /// An archive that is open, and what there is to tell about it.
-pub(super) struct Opened {
+pub(super) struct OpenedArchive {
     /// Its tree and bytes.
     pub content: Arc<dyn Content>,
     /// SOURCE, wherever the process goes and without secrets: what the kernel lists, and mount(8)
@@ -226,18 +226,18 @@ pub(super) struct Opened {
     /// What has been done so far.
     pub stats: Arc<Stats>,
     /// What there is to tell about it.
-    pub telling: Box<dyn Telling>,
+    pub status_source: Box<dyn StatusSource>,
     /// Writes what is read to a file, if that is wanted; ends with the mount.
     pub recording: Option<Recording>,
     /// What a copy of it is made from.
-    pub original: Original,
+    pub copy_source: CopySource,
     /// The threads that its reads need; last, because they must outlive it.
     pub network: Runtime,
 }
 
-impl fmt::Debug for Opened {
+impl fmt::Debug for OpenedArchive {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened")
+        f.debug_struct("OpenedArchive")
             .field("location", &self.location)
             .field("version", &self.version)
             .finish_non_exhaustive()
@@ -251,41 +251,41 @@ impl fmt::Debug for Opened {
 /// When the archive cannot be opened or mounted; then nothing is mounted.
 pub(super) fn run(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<Opened>,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
 ) -> anyhow::Result<ExitCode> {
-    if let Some(error) = args.contradiction() {
-        output::complain(error);
-        return Ok(ExitCode::from(output::USAGE));
+    if let Some(error) = args.find_conflict() {
+        output::print_error(error);
+        return Ok(ExitCode::from(output::EXIT_USAGE));
     }
-    let inherited = Inherited::look();
-    let role = settings::role();
-    let leads = role.is_none() && args.foreground && args.restart;
+    let inherited = InheritedFds::collect();
+    let role = environment::role();
+    let is_supervisor = role.is_none() && args.foreground && args.restart;
     // Who is led is who the user started, but for its parent.
-    if role.is_some() || args.foreground && !leads {
-        inherited.keep();
+    if role.is_some() || args.foreground && !is_supervisor {
+        inherited.set_cloexec();
     }
-    privileges::guard(&args.source, &args.layers);
-    let log = || Log::open(args.log_file.as_deref());
+    privileges::disable_core_dumps(&args.source, &args.layers);
+    let log = || LogTarget::open(args.log_file.as_deref());
     match role {
-        Some(Role::Keeper) => keeper::run(args, inherited),
+        Some(Role::Supervisor) => supervisor::run(args, inherited),
         Some(Role::Successor) => {
-            let log = log().or_else(|_| Log::open(None))?;
-            let stays = if args.foreground {
-                keeper::follow()?;
-                Stays::InFront(log, Keeper::manager())
+            let log = log().or_else(|_| LogTarget::open(None))?;
+            let mode = if args.foreground {
+                supervisor::follow_supervisor()?;
+                ProcessMode::Foreground(log, SupervisorLink::service_manager())
             } else {
                 // Nobody stands at a terminal to be told.
-                background::detach(log, inherited)?;
-                Stays::AsItIs
+                daemonize::detach(log, inherited)?;
+                ProcessMode::Detached
             };
-            let inheritance = Keeper::inherit()?;
+            let takeover = SupervisorLink::receive_takeover()?;
             // What the kernel was told must be known before it asks.
             let args = MountArgs {
                 wait_index: true,
-                shown_version: Some(inheritance.version().to_owned()),
+                shown_version: Some(takeover.version().to_owned()),
                 ..args.clone()
             };
-            let served = serve(&args, open_archive, Some(inheritance), stays);
+            let served = serve(&args, open_archive, Some(takeover), mode);
             if let (Err(error), false) = (&served, args.foreground) {
                 // In the foreground it is told as any error is.
                 tracing::error!("{error:#}");
@@ -293,77 +293,77 @@ pub(super) fn run(
             served
         }
         Some(Role::Background) => {
-            let stays = Stays::Behind(log()?, inherited);
-            serve(args, open_archive, None, stays)
+            let mode = ProcessMode::Background(log()?, inherited);
+            serve(args, open_archive, None, mode)
         }
-        Some(Role::Led) => {
-            keeper::follow()?;
-            let stays = Stays::InFront(log()?, Keeper::manager());
-            serve(args, open_archive, None, stays)
+        Some(Role::SupervisedWorker) => {
+            supervisor::follow_supervisor()?;
+            let mode = ProcessMode::Foreground(log()?, SupervisorLink::service_manager());
+            serve(args, open_archive, None, mode)
         }
-        None if leads => keeper::lead(args, inherited),
+        None if is_supervisor => supervisor::run_foreground(args, inherited),
         None if args.foreground => {
-            let stays = Stays::InFront(log()?, Manager::find());
-            serve(args, open_archive, None, stays)
+            let mode = ProcessMode::Foreground(log()?, ServiceManager::from_environment());
+            serve(args, open_archive, None, mode)
         }
         None => {
             let words: Vec<_> = std::env::args_os().skip(1).collect();
-            background::launch(&words, Environment::User)
+            daemonize::spawn_daemon(&words, DirectoryScope::User)
         }
     }
 }
 
 /// Where a process stays that serves a mount, once that answers.
-enum Stays {
+enum ProcessMode {
     /// In the foreground, with a file for its log if there is one, under a service manager that waits
     /// for word if there is one.
-    InFront(Log, Option<Manager>),
+    Foreground(LogTarget, Option<ServiceManager>),
     /// In the background, behind who started it and waits.
-    Behind(Log, Inherited),
+    Background(LogTarget, InheritedFds),
     /// In the background already.
-    AsItIs,
+    Detached,
 }
 
-impl Stays {
+impl ProcessMode {
     /// Tells the terminal what of the archive is damaged, or that listings wait for the index.
     /// Returns whether damage was reported.
-    fn announce(&self, opened: &Opened) -> bool {
+    fn report_to_terminal(&self, opened: &OpenedArchive) -> bool {
         match self {
-            Self::AsItIs => return false,
-            Self::InFront(..) => {}
-            Self::Behind(log, _) => {
-                log.write_as_well();
+            Self::Detached => return false,
+            Self::Foreground(..) => {}
+            Self::Background(log, _) => {
+                log.start_copying();
                 wait_for_scan(opened);
             }
         }
-        let index = opened.telling.index();
+        let index = opened.status_source.index();
         if index.phase == Phase::Scanning && stderr().is_terminal() {
-            output::complain(format_args!(
+            output::print_error(format_args!(
                 "mounted; files can be opened by name now, but directory listings (`ls`) wait until the \
                  archive has been read ({}); `tarfs status` shows the progress",
-                words::index(&index)
+                status_text::format_index(&index)
             ));
         }
         let is_over = index.phase != Phase::Scanning;
         if is_over {
-            report_end(opened);
+            report_scan_end(opened);
         }
         is_over
     }
 
     /// Goes there, and tells who waits that the mount answers.
-    fn settle(self) -> anyhow::Result<Option<Manager>> {
+    fn enter(self) -> anyhow::Result<Option<ServiceManager>> {
         match self {
-            Self::AsItIs => Ok(None),
-            Self::Behind(log, inherited) => {
-                background::leave(log, inherited).context("cannot stay in the background")?;
+            Self::Detached => Ok(None),
+            Self::Background(log, inherited) => {
+                daemonize::detach_and_report_ready(log, inherited).context("cannot stay in the background")?;
                 Ok(None)
             }
-            Self::InFront(log, manager) => {
-                log.write_to_file();
-                telemetry::serve();
+            Self::Foreground(log, manager) => {
+                log.redirect();
+                logging::never_block();
                 if let Some(manager) = &manager {
-                    manager.ready();
+                    manager.notify_ready();
                 }
                 Ok(manager)
             }
@@ -373,34 +373,34 @@ impl Stays {
 
 /// How long a process waits for the scan before it leaves the terminal, so that the user sees there what
 /// of a small archive is damaged.
-const SCAN_WAIT: Duration = Duration::from_millis(250);
+const SCAN_WAIT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The first part of [`SCAN_WAIT`]. After it a scan of a large archive that is not a fifth done is not waited for.
-const SCAN_LOOK: Duration = Duration::from_millis(50);
+/// The first part of [`SCAN_WAIT_TIMEOUT`]. After it a scan of a large archive that is not a fifth done is not waited for.
+const SCAN_CHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Packed bytes above which an archive is large in this sense.
-const LARGE_BYTES: u64 = 64 << 20;
+const LARGE_ARCHIVE_BYTES: u64 = 64 << 20;
 
-/// Waits until the scan is over, for [`SCAN_WAIT`] at most.
-fn wait_for_scan(opened: &Opened) {
+/// Waits until the scan is over, for [`SCAN_WAIT_TIMEOUT`] at most.
+fn wait_for_scan(opened: &OpenedArchive) {
     let (sender, scanned) = mpsc::channel::<()>();
     let then = Callback::new(move || drop(sender));
     opened.content.on_available(WaitFor::End, then);
     // Nothing is ever sent.
     let is_over = |wait| scanned.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
-    if is_over(SCAN_LOOK) {
+    if is_over(SCAN_CHECK_DELAY) {
         return;
     }
-    let index = opened.telling.index();
-    let takes_longer = |all: u64| all > LARGE_BYTES && index.scanned_bytes < all / 5;
+    let index = opened.status_source.index();
+    let takes_longer = |all: u64| all > LARGE_ARCHIVE_BYTES && index.scanned_bytes < all / 5;
     if !index.of_bytes.is_some_and(takes_longer) {
-        is_over(SCAN_WAIT.saturating_sub(SCAN_LOOK));
+        is_over(SCAN_WAIT_TIMEOUT.saturating_sub(SCAN_CHECK_DELAY));
     }
 }
 
 /// Logs what was wrong with the archive, now that the scan is over.
-fn report_end(opened: &Opened) {
-    if let Some(failure) = opened.telling.index().failure {
+fn report_scan_end(opened: &OpenedArchive) {
+    if let Some(failure) = opened.status_source.index().failure {
         tracing::error!(failure, "what is not known by now cannot be found");
     }
     report_damage(opened);
@@ -408,8 +408,8 @@ fn report_end(opened: &Opened) {
 
 /// Logs how many members are damaged or not in the tree. Names the first ones if no scan of this process
 /// has named them.
-fn report_damage(opened: &Opened) {
-    let damage = opened.telling.damage();
+fn report_damage(opened: &OpenedArchive) {
+    let damage = opened.status_source.damage();
     if damage.members == 0 {
         return;
     }
@@ -419,40 +419,40 @@ fn report_damage(opened: &Opened) {
             tracing::warn!("{member}");
         }
     }
-    let count = output::damaged_members(damage.members);
+    let count = output::format_damaged_members(damage.members);
     tracing::warn!("{count}; `tarfs status` names the first ones");
 }
 
 /// Takes an answer to who asked.
-type Reply = Box<dyn FnOnce(Answer) + Send>;
+type ResponseFn = Box<dyn FnOnce(Response) + Send>;
 
 /// Something the serving process has to react to.
 enum Event {
     /// The user, or the system, wants it to end.
     Signal,
     /// The scan is over, if there was one.
-    Scanned,
+    ScanEnded,
     /// Another process asks.
-    Question(Question, Reply),
+    Request(Request, ResponseFn),
     /// Nothing is mounted any more.
-    Ended,
+    MountEnded,
 }
 
 fn serve(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<Opened>,
-    inheritance: Option<Inheritance>,
-    stays: Stays,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
+    takeover: Option<TakeoverState>,
+    mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
-    super::allocator::settle();
+    super::malloc::set_mmap_threshold();
     let options = args.mount_options()?;
     let namespace = args.namespace.as_deref();
     let namespace = namespace.map(OpenNamespace::open).transpose()?;
     if let Some(namespace) = &namespace {
         Mount::check_in_namespace(namespace, &args.mountpoint)?;
-    } else if inheritance
+    } else if takeover
         .as_ref()
-        .is_none_or(|found| found.orphan.is_none())
+        .is_none_or(|found| found.session.is_none())
     {
         Mount::check(&args.mountpoint)?;
         if let Some(hidden) = Mount::describe_hidden(&args.mountpoint) {
@@ -461,32 +461,32 @@ fn serve(
         }
     }
     // Like the mountpoint, before there is long work to do.
-    let metrics = args.metrics.map(Metrics::bind).transpose()?;
+    let metrics = args.metrics.map(MetricsListener::bind).transpose()?;
     let copy = args.copy_to.as_deref();
     let copy = copy
-        .map(|directory| Copy::open(directory, &args.mountpoint, args.xattrs.filter()))
+        .map(|directory| MountCopy::open(directory, &args.mountpoint, args.xattrs.filter()))
         .transpose()?;
-    let writable = writable::claim(args, inheritance.as_ref())?;
-    make_directories(args);
-    privileges::give_up(args);
-    if let Stays::InFront(_, Some(manager)) = &stays {
-        manager.status("reading the archive");
+    let writable = overlay_dirs::open_overlay_dirs(args, takeover.as_ref())?;
+    create_directories(args);
+    privileges::drop_capabilities(args);
+    if let ProcessMode::Foreground(_, Some(manager)) = &mode {
+        manager.notify_status("reading the archive");
     }
-    let opened = open_watched(args, open_archive, inheritance.as_ref())?;
-    let result = serve_opened(
+    let opened = open_reporting_outages(args, open_archive, takeover.as_ref())?;
+    let result = mount_and_serve(
         args,
         &opened,
         (&options, namespace, writable),
-        inheritance,
+        takeover,
         metrics,
         copy.as_ref(),
-        stays,
+        mode,
     );
     if let Some(copy) = &copy {
-        copy.end();
+        copy.stop();
     }
     if result.is_ok() {
-        exit::at_the_latest_in(END_DEADLINE);
+        exit::force_exit_after(THREAD_EXIT_TIMEOUT);
     }
     // Brings what was read to disk.
     drop(opened.recording);
@@ -497,114 +497,114 @@ fn serve(
     result
 }
 
-/// What `open_archive` opens. A keeper for which this goes on with a mount hears how long the source cannot be
+/// What `open_archive` opens. A supervisor for which this goes on with a mount hears how long the source cannot be
 /// reached.
-fn open_watched(
+fn open_reporting_outages(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<Opened>,
-    inheritance: Option<&Inheritance>,
-) -> anyhow::Result<Opened> {
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
+    takeover: Option<&TakeoverState>,
+) -> anyhow::Result<OpenedArchive> {
     let stats = Arc::new(Stats::default());
-    let keeper = inheritance.map(|inheritance| &inheritance.keeper);
-    let _watch = keeper
-        .map(|keeper| keeper.watch_reach(&stats))
+    let supervisor = takeover.map(|takeover| &takeover.supervisor);
+    let _watch = supervisor
+        .map(|supervisor| supervisor.watch_reachability(&stats))
         .transpose()?;
     let opened = open_archive(args, stats);
-    if let (Err(error), Some(keeper)) = (&opened, keeper)
+    if let (Err(error), Some(supervisor)) = (&opened, supervisor)
         && output::is_outage(error)
     {
-        keeper.never_reached();
+        supervisor.report_unreachable();
     }
     opened
 }
 
 /// Makes what may lie in another user's directory, where root can make it now and not later. Who
 /// needs it says what is wrong with it.
-fn make_directories(args: &MountArgs) {
-    if let Ok(cache_dir) = args.cache.saved.place.directory() {
+fn create_directories(args: &MountArgs) {
+    if let Ok(cache_dir) = args.cache.saved.cache_dir.directory() {
         drop(TrustedDir::create(&cache_dir));
     }
-    drop(control::make_private(&settings::runtime_dir()));
+    drop(control_socket::create_private_dir(&environment::runtime_dir()));
 }
 
-fn serve_opened(
+fn mount_and_serve(
     args: &MountArgs,
-    opened: &Opened,
-    (options, namespace, writable): (&MountOptions, Option<OpenNamespace>, Option<Writable>),
-    inheritance: Option<Inheritance>,
-    metrics: Option<Metrics>,
-    copy: Option<&Copy>,
-    stays: Stays,
+    opened: &OpenedArchive,
+    (options, namespace, writable): (&MountOptions, Option<OpenNamespace>, Option<OverlayDirs>),
+    takeover: Option<TakeoverState>,
+    metrics: Option<MetricsListener>,
+    copy: Option<&MountCopy>,
+    mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
     // Until here a signal ends the process, as there is nothing to clear up.
     let _signals = SignalWatch::start(events.clone())?;
-    let metrics_url = metrics.as_ref().map(Metrics::url);
+    let metrics_url = metrics.as_ref().map(MetricsListener::url);
     let asking = events.clone();
     let _metrics = metrics
-        .map(|metrics| metrics.serve(opened.network.handle(), move || ask_later(&asking)))
+        .map(|metrics| metrics.serve(opened.network.handle(), move || request_status(&asking)))
         .transpose()?;
     let root = view.root();
     // What is mounted, and what is seen of it where something lies over it.
-    let seen_as = options;
+    let overlay_options = options;
     let options = &match writable {
-        Some(_) => writable::lower_options(options),
+        Some(_) => overlay_dirs::lower_options(options),
         None => options.clone(),
     };
-    let tree = tree(args, opened, view, options, copy)?;
+    let tree = build_filesystem(args, opened, view, options, copy)?;
     let scanned = events.clone();
-    let then = Callback::new(move || tell(&scanned, Event::Scanned));
+    let then = Callback::new(move || send_event(&scanned, Event::ScanEnded));
     opened.content.on_available(WaitFor::End, then);
     let ended = events.clone();
-    let ended = move || tell(&ended, Event::Ended);
-    let is_heir = inheritance.is_some();
-    let (keeper, orphan) = kept(opened, inheritance)?;
-    let mount = match (&orphan, namespace, &writable) {
+    let ended = move || send_event(&ended, Event::MountEnded);
+    let is_successor = takeover.is_some();
+    let (supervisor, session) = connect_supervisor(opened, takeover)?;
+    let mount = match (&session, namespace, &writable) {
         (None, Some(namespace), _) => {
-            let keeper = keeper.as_ref();
-            mount_in(&namespace, args, opened, tree, options, keeper, ended)?
+            let supervisor = supervisor.as_ref();
+            mount_in_namespace(&namespace, args, opened, tree, options, supervisor, ended)?
         }
-        (Some(orphan), _, writable) => {
-            let mount = Mount::take_over(tree, orphan, ended)?;
+        (Some(session), _, writable) => {
+            let mount = Mount::take_over(tree, session, ended)?;
             if let Some(writable) = writable {
-                writable.adopted();
+                writable.mark_adopted();
             }
             mount
         }
         (None, None, writable) => {
-            let writable = writable.as_ref().map(|writable| (writable, seen_as));
-            put_in_place(
+            let writable = writable.as_ref().map(|writable| (writable, overlay_options));
+            mount_here(
                 args,
                 opened,
                 tree,
                 options,
                 writable,
-                keeper.as_ref(),
+                supervisor.as_ref(),
                 ended,
             )?
         }
     };
     // The session has its own.
-    drop(orphan);
-    if let Some(keeper) = &keeper {
-        keeper.ready(mount.capabilities(), &opened.version, opened.is_strong);
+    drop(session);
+    if let Some(supervisor) = &supervisor {
+        supervisor.report_ready(mount.capabilities(), &opened.version, opened.is_strong);
     }
-    if is_heir {
+    if is_successor {
         // Until now paths could be relative.
         std::env::set_current_dir("/").context("cannot leave the directory")?;
     }
     if let Some(copy) = copy {
         copy.start(opened, root)?;
     }
-    let control = Control::serve(&settings::runtime_dir(), move |question| {
-        ask(&events, question)
+    let control = ControlSocket::serve(&environment::runtime_dir(), move |request| {
+        send_and_wait(&events, request)
     });
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    let is_reported = stays.announce(opened);
-    let manager = match stays.settle() {
+    let is_reported = mode.report_to_terminal(opened);
+    let manager = match mode.enter() {
         Ok(manager) => manager,
         Err(error) => {
             // Or who asks just now would wait for an answer, and the control socket's end for them.
@@ -617,7 +617,7 @@ fn serve_opened(
         mountpoint = %mount.mountpoint().display(),
         "mounted"
     );
-    let seen = Seen {
+    let state = ServeState {
         mount: &mount,
         opened,
         copy,
@@ -628,29 +628,29 @@ fn serve_opened(
         is_reported,
         unmapped_acl_entries: OnceCell::new(),
     };
-    let has_ended = react(inbox, &seen);
+    let has_ended = event_loop(inbox, &state);
     if let (true, Some(writable)) = (has_ended, &writable) {
-        writable.ended();
+        writable.mark_lower_ended();
     }
     // Who still reads has its error now, and not only when the connection is cut.
     opened.content.close();
     if let Some(manager) = &manager {
-        manager.stopping();
+        manager.notify_stopping();
     }
     tracing::info!("unmounted");
     Ok(ExitCode::SUCCESS)
 }
 
 /// What the kernel asks.
-fn tree(
+fn build_filesystem(
     args: &MountArgs,
-    opened: &Opened,
+    opened: &OpenedArchive,
     view: Subtree,
     options: &MountOptions,
-    copy: Option<&Copy>,
+    copy: Option<&MountCopy>,
 ) -> anyhow::Result<TarFilesystem> {
     let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
-    let timeout = Duration::from_secs(args.source.timeout) + SLACK;
+    let timeout = Duration::from_secs(args.source.timeout) + REPLY_TIMEOUT_MARGIN;
     let mut tree = TarFilesystem::new(content, view, options, stats)
         .with_timeout(timeout)
         .with_xattrs(args.xattrs.filter());
@@ -659,25 +659,25 @@ fn tree(
     }
     match copy {
         Some(copy) => tree
-            .with_backing_files(copy.copies())
+            .with_backing_files(copy.backing_files())
             .context("cannot start a thread"),
         None => Ok(tree),
     }
 }
 
 /// Mounts `tree` in another mount namespace.
-fn mount_in(
+fn mount_in_namespace(
     namespace: &OpenNamespace,
     args: &MountArgs,
-    opened: &Opened,
+    opened: &OpenedArchive,
     tree: TarFilesystem,
     options: &MountOptions,
-    keeper: Option<&Keeper>,
+    supervisor: Option<&SupervisorLink>,
     ended: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<Mount> {
     let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
-        if let Some(keeper) = keeper {
-            keeper.mounted(site, device);
+        if let Some(supervisor) = supervisor {
+            supervisor.report_mounted(site, device);
         }
     };
     let at = (namespace, args.mountpoint.as_path());
@@ -686,62 +686,62 @@ fn mount_in(
 }
 
 /// Mounts `tree`; below an overlay, which is seen as its options say, if it is `writable`.
-fn put_in_place(
+fn mount_here(
     args: &MountArgs,
-    opened: &Opened,
+    opened: &OpenedArchive,
     tree: TarFilesystem,
     options: &MountOptions,
-    writable: Option<(&Writable, &MountOptions)>,
-    keeper: Option<&Keeper>,
+    writable: Option<(&OverlayDirs, &MountOptions)>,
+    supervisor: Option<&SupervisorLink>,
     ended: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<Mount> {
     let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
-        if let Some(keeper) = keeper {
-            keeper.mounted(site, device);
+        if let Some(supervisor) = supervisor {
+            supervisor.report_mounted(site, device);
         }
     };
     let (at, source) = (&args.mountpoint, &opened.name);
-    let Some((writable, seen_as)) = writable else {
+    let Some((writable, overlay_options)) = writable else {
         return Ok(Mount::start_with_callback(
             tree, source, at, options, mounted, ended,
         )?);
     };
-    writable::refuse_restart(args, opened.is_strong)?;
-    let lower = writable.make_lower(keeper)?;
+    overlay_dirs::ensure_restart_possible(args, opened.is_strong)?;
+    let lower = writable.create_lower_dir(supervisor)?;
     let mut mount = Mount::start_with_callback(tree, source, &lower, options, mounted, ended)?;
-    writable::refuse_restart(args, supports_takeover(mount.capabilities()))?;
-    writable.cover(&mut mount, source, at, seen_as, keeper)?;
+    overlay_dirs::ensure_restart_possible(args, supports_takeover(mount.capabilities()))?;
+    writable.mount_overlay(&mut mount, source, at, overlay_options, supervisor)?;
     Ok(mount)
 }
 
 /// Who clears up after this process, and what it goes on with, if that is what was opened.
-fn kept(
-    opened: &Opened,
-    inheritance: Option<Inheritance>,
-) -> anyhow::Result<(Option<Keeper>, Option<InheritedSession>)> {
-    let Some(inheritance) = inheritance else {
-        let keeper = match settings::role() {
-            Some(Role::Led) => Keeper::that_leads(),
-            _ => Keeper::start(),
+fn connect_supervisor(
+    opened: &OpenedArchive,
+    takeover: Option<TakeoverState>,
+) -> anyhow::Result<(Option<SupervisorLink>, Option<InheritedSession>)> {
+    let Some(takeover) = takeover else {
+        let supervisor = match environment::role() {
+            Some(Role::SupervisedWorker) => SupervisorLink::from_stdin(),
+            _ => SupervisorLink::spawn(),
         };
-        let keeper = keeper.inspect_err(
+        let supervisor = supervisor.inspect_err(
             |error| tracing::warn!(%error, "nobody clears up if this process is killed"),
         );
-        return Ok((keeper.ok(), None));
+        return Ok((supervisor.ok(), None));
     };
-    inheritance.ensure_version(&opened.version)?;
-    Ok((Some(inheritance.keeper), inheritance.orphan))
+    takeover.ensure_version(&opened.version)?;
+    Ok((Some(takeover.supervisor), takeover.session))
 }
 
 /// What a status tells of.
-struct Seen<'a> {
+struct ServeState<'a> {
     mount: &'a Mount,
-    opened: &'a Opened,
-    copy: Option<&'a Copy>,
-    writable: Option<&'a Writable>,
+    opened: &'a OpenedArchive,
+    copy: Option<&'a MountCopy>,
+    writable: Option<&'a OverlayDirs>,
     root: Ino,
     metrics_url: Option<&'a str>,
-    manager: Option<&'a Manager>,
+    manager: Option<&'a ServiceManager>,
     /// Whether damaged members were reported before the process left the terminal.
     is_reported: bool,
     /// Entries of ACLs that are left out, once the index is complete.
@@ -751,41 +751,41 @@ struct Seen<'a> {
 /// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
 /// it did not come to are refused. Returns whether the mount's connection has ended.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
-fn react(inbox: Receiver<Event>, seen: &Seen<'_>) -> bool {
-    let mount = seen.mount;
-    let mut insists = Force::No;
-    while let Some(event) = next(&inbox, seen) {
+fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
+    let mount = state.mount;
+    let mut signal_force = Force::No;
+    while let Some(event) = next_event(&inbox, state) {
         match event {
-            Event::Ended => return true,
-            Event::Scanned => {
-                if !seen.is_reported {
-                    report_end(seen.opened);
+            Event::MountEnded => return true,
+            Event::ScanEnded => {
+                if !state.is_reported {
+                    report_scan_end(state.opened);
                 }
-                if let Some(copy) = seen.copy
-                    && copy.start(seen.opened, seen.root).is_err()
+                if let Some(copy) = state.copy
+                    && copy.start(state.opened, state.root).is_err()
                 {
                     tracing::debug!("without a copy, as its status says");
                 }
             }
-            Event::Question(Question::Status, answer) => {
-                let status = status(seen);
-                answer(Answer::Status(Box::new(status)));
+            Event::Request(Request::Status, answer) => {
+                let status = build_status(state);
+                answer(Response::Status(Box::new(status)));
             }
-            Event::Question(Question::Umount { force }, answer) => {
+            Event::Request(Request::Umount { force }, answer) => {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
-                answer(outcome(mount, &result, force));
+                answer(umount_response(mount, &result, force));
                 if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
                     return false;
                 }
             }
-            Event::Signal => match mount.unmount(insists) {
+            Event::Signal => match mount.unmount(signal_force) {
                 // Its end arrives as an event; by force it might go on for its last user.
-                Ok(()) if insists == Force::No => {}
+                Ok(()) if signal_force == Force::No => {}
                 Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
-                Err(error) if insists == Force::No => {
+                Err(error) if signal_force == Force::No => {
                     tracing::warn!(%error, "a second signal unmounts all the same");
-                    insists = Force::Yes;
+                    signal_force = Force::Yes;
                 }
                 Err(error) => {
                     // The mount ends with its connection; whoever keeps watch takes out what is left.
@@ -800,18 +800,18 @@ fn react(inbox: Receiver<Event>, seen: &Seen<'_>) -> bool {
 
 /// The next event, or none when nobody is left to make any. Meanwhile a service manager hears how far
 /// the scan is.
-fn next(inbox: &Receiver<Event>, seen: &Seen<'_>) -> Option<Event> {
-    let Some(manager) = seen.manager else {
+fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> {
+    let Some(manager) = state.manager else {
         return inbox.recv().ok();
     };
     loop {
-        let index = seen.opened.telling.index();
-        let location = &seen.opened.location;
-        let is_told = manager.status(&format!("{location}: {}", words::index(&index)));
-        if is_told && index.phase != Phase::Scanning {
+        let index = state.opened.status_source.index();
+        let location = &state.opened.location;
+        let is_sent = manager.notify_status(&format!("{location}: {}", status_text::format_index(&index)));
+        if is_sent && index.phase != Phase::Scanning {
             return inbox.recv().ok();
         }
-        match inbox.recv_timeout(notify::PERIOD) {
+        match inbox.recv_timeout(sd_notify::STATUS_INTERVAL) {
             Ok(event) => return Some(event),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return None,
@@ -819,21 +819,21 @@ fn next(inbox: &Receiver<Event>, seen: &Seen<'_>) -> Option<Event> {
     }
 }
 
-fn outcome(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> Answer {
+fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> Response {
     match result {
-        Ok(()) => Answer::Unmounted {
+        Ok(()) => Response::Unmounted {
             unmounted: mount.mountpoint().to_string_lossy().into_owned(),
             elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
         },
-        Err(error) => Answer::Refused {
+        Err(error) => Response::Error {
             hint: error.hint().map(str::to_owned),
-            error: output::chain_of(error),
+            error: output::format_error_chain(error),
         },
     }
 }
 
-fn status(seen: &Seen<'_>) -> Status {
-    let &Seen {
+fn build_status(state: &ServeState<'_>) -> Status {
+    let &ServeState {
         mount,
         opened,
         copy,
@@ -841,10 +841,10 @@ fn status(seen: &Seen<'_>) -> Status {
         metrics_url,
         ref unmapped_acl_entries,
         ..
-    } = seen;
+    } = state;
     // First: what it says to be so is explained by notes that come after.
-    let progress = copy.map(Copy::progress);
-    let mut notes = opened.telling.notes();
+    let progress = copy.map(MountCopy::progress);
+    let mut notes = opened.status_source.notes();
     if let Some(copy) = copy {
         notes.extend(copy.notes(mount));
     }
@@ -874,24 +874,24 @@ fn status(seen: &Seen<'_>) -> Status {
     // Released before it is asked for again below: to hold it twice while the scan waits to change it
     // would be a deadlock.
     let entries = opened.content.index().entry_count();
-    let damage = opened.telling.damage();
-    opened.stats.panics.record_max(panics::count());
+    let damage = opened.status_source.damage();
+    opened.stats.panics.record_max(panic_hook::count());
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
         mountpoint: mountpoint.to_string_lossy().into_owned(),
-        device: Some(control::device_word(mount.device())),
+        device: Some(control_socket::format_device(mount.device())),
         mount_id,
         detached,
         pid: std::process::id(),
         since_unix_seconds: unix_seconds(mount.mounted_at()),
         version: opened.version.clone(),
         entries,
-        index: opened.telling.index(),
+        index: opened.status_source.index(),
         resident_bytes: resident_bytes().unwrap_or(0),
-        memory: opened.telling.memory(),
-        disk_cache: opened.telling.spool(),
-        prefetch: opened.telling.prefetch(),
+        memory: opened.status_source.memory(),
+        disk_cache: opened.status_source.disk_cache(),
+        prefetch: opened.status_source.prefetch(),
         metrics: metrics_url.map(str::to_owned),
         counters: opened
             .stats
@@ -932,39 +932,39 @@ fn resident_bytes() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Hands `question` to the serving thread and waits for its answer.
-fn ask(events: &Sender<Event>, question: Question) -> Answer {
+/// Hands `request` to the serving thread and waits for its answer.
+fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     let (sender, answer) = mpsc::sync_channel(1);
-    let taken = Box::new(move |text| reply(&sender, text));
-    tell(events, Event::Question(question, taken));
-    answer.recv().unwrap_or_else(|_| Answer::Refused {
+    let taken = Box::new(move |response| send_response(&sender, response));
+    send_event(events, Event::Request(request, taken));
+    answer.recv().unwrap_or_else(|_| Response::Error {
         error: "it is being unmounted already".to_owned(),
         hint: None,
     })
 }
 
-/// As [`ask`], for a status and who does not wait on a thread; closes when there is none.
-fn ask_later(events: &Sender<Event>) -> oneshot::Receiver<Status> {
+/// As [`send_and_wait`], for a status and who does not wait on a thread; closes when there is none.
+fn request_status(events: &Sender<Event>) -> oneshot::Receiver<Status> {
     let (sender, status) = oneshot::channel();
     let taken = Box::new(move |answer| {
-        if let Answer::Status(status) = answer
+        if let Response::Status(status) = answer
             && sender.send(*status).is_err()
         {
             tracing::debug!("who asked is gone");
         }
     });
-    tell(events, Event::Question(Question::Status, taken));
+    send_event(events, Event::Request(Request::Status, taken));
     status
 }
 
-fn tell(events: &Sender<Event>, event: Event) {
+fn send_event(events: &Sender<Event>, event: Event) {
     if events.send(event).is_err() {
         tracing::debug!("the serving thread has ended already");
     }
 }
 
-fn reply(answer: &SyncSender<Answer>, text: Answer) {
-    if answer.send(text).is_err() {
+fn send_response(answer: &SyncSender<Response>, response: Response) {
+    if answer.send(response).is_err() {
         tracing::debug!("who asked is gone");
     }
 }
@@ -977,12 +977,12 @@ struct SignalWatch {
 
 impl SignalWatch {
     fn start(events: Sender<Event>) -> anyhow::Result<Self> {
-        let signals = Signals::new(undo::ending_signals());
+        let signals = Signals::new(cleanup_on_signal::termination_signals());
         let mut signals = signals.context("cannot watch for signals")?;
         let handle = signals.handle();
         let thread = Thread::spawn("signals", move || {
             for _ in signals.forever() {
-                tell(&events, Event::Signal);
+                send_event(&events, Event::Signal);
             }
         })
         .context("cannot watch for signals")?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::telemetry;
+use super::logging;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::fuse::{MountError, UnmountError};
@@ -19,42 +19,42 @@ use crate::layers::LayeredArchiveError;
 use crate::{archive, image, materialize, source};
 
 /// The exit code of a run in which something went wrong, as tar's.
-pub(super) const FAILURE: u8 = 2;
+pub(super) const EXIT_FAILURE: u8 = 2;
 
 /// The exit code of a command line that makes no sense: `EX_USAGE` of sysexits(3).
-pub(super) const USAGE: u8 = 64;
+pub(super) const EXIT_USAGE: u8 = 64;
 
 /// How often a progress bar is drawn anew.
-const DRAW_EVERY: Duration = Duration::from_millis(100);
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often a line of progress is printed where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(10);
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Prints a line to standard error; a closed standard error is not worth dying for.
-pub(super) fn complain(text: impl std::fmt::Display) {
-    drop(telemetry::above_progress(|| {
+pub(super) fn print_error(text: impl std::fmt::Display) {
+    drop(logging::suspend_progress_bar(|| {
         writeln!(stderr(), "tarfs: {text}")
     }));
 }
 
-/// Prints an error, its causes and what to do on one line, and returns [`FAILURE`].
-pub(super) fn fail(error: &anyhow::Error) -> ExitCode {
-    let mark = telemetry::mark(tracing::Level::ERROR);
-    drop(writeln!(stderr(), "{mark}tarfs: {}", with_hint(error)));
-    ExitCode::from(FAILURE)
+/// Prints an error, its causes and what to do on one line, and returns [`EXIT_FAILURE`].
+pub(super) fn print_failure(error: &anyhow::Error) -> ExitCode {
+    let prefix = logging::journal_prefix(tracing::Level::ERROR);
+    drop(writeln!(stderr(), "{prefix}tarfs: {}", format_with_hint(error)));
+    ExitCode::from(EXIT_FAILURE)
 }
 
 /// An error and its causes on one line, each told once, and what to do about it.
-pub(super) fn with_hint(error: &anyhow::Error) -> String {
-    let told = chain(error);
-    match error.chain().find_map(hint) {
+pub(super) fn format_with_hint(error: &anyhow::Error) -> String {
+    let told = format_chain(error);
+    match error.chain().find_map(find_hint) {
         Some(hint) => format!("{told} ({hint})"),
         None => told,
     }
 }
 
 /// What to do about an error, if it is of a kind that knows.
-fn hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
+fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
         return error.cause.hint();
     }
@@ -102,16 +102,16 @@ pub(super) fn is_outage(error: &anyhow::Error) -> bool {
 }
 
 /// An error and its causes on one line, each told once.
-pub(super) fn chain(error: &anyhow::Error) -> String {
-    chain_of(&**error)
+pub(super) fn format_chain(error: &anyhow::Error) -> String {
+    format_error_chain(&**error)
 }
 
-/// As [`chain`], for any error.
-pub(super) fn chain_of(error: &dyn Error) -> String {
-    let mut text = without_number(error.to_string());
+/// As [`format_chain`], for any error.
+pub(super) fn format_error_chain(error: &dyn Error) -> String {
+    let mut text = strip_errno(error.to_string());
     let mut cause = error.source();
     while let Some(error) = cause {
-        let next = without_number(error.to_string());
+        let next = strip_errno(error.to_string());
         // Libraries that print their cause and also expose it would say it twice.
         if !text.ends_with(&next) {
             text.push_str(": ");
@@ -123,7 +123,7 @@ pub(super) fn chain_of(error: &dyn Error) -> String {
 }
 
 /// An error's text without the number that the standard library puts behind the system's words.
-fn without_number(mut text: String) -> String {
+fn strip_errno(mut text: String) -> String {
     const MARK: &str = " (os error ";
     if let Some(at) = text.rfind(MARK)
         && let Some(tail) = text.get(at + MARK.len()..)
@@ -144,17 +144,17 @@ pub(super) fn report_problems(index: &Index) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let problems = index.problems();
-    problems.iter().for_each(complain);
+    problems.iter().for_each(print_error);
     let more = count.saturating_sub(problems.len() as u64);
     if more > 0 && !problems.is_empty() {
-        complain(format_args!("{more} more are not shown"));
+        print_error(format_args!("{more} more are not shown"));
     }
-    complain(damaged_members(count));
-    ExitCode::from(FAILURE)
+    print_error(format_damaged_members(count));
+    ExitCode::from(EXIT_FAILURE)
 }
 
 /// How many members are damaged or not in the tree, in words.
-pub(super) fn damaged_members(count: u64) -> String {
+pub(super) fn format_damaged_members(count: u64) -> String {
     match count {
         1 => "1 member is damaged or not in the tree".to_owned(),
         _ => format!("{count} members are damaged or not in the tree"),
@@ -162,10 +162,10 @@ pub(super) fn damaged_members(count: u64) -> String {
 }
 
 /// Prints every counter that counted something, a line each.
-pub(super) fn show_counters(stats: &Stats) {
+pub(super) fn print_counters(stats: &Stats) {
     for (name, value) in stats.snapshot() {
         if value > 0 {
-            complain(format_args!("{name}: {value}"));
+            print_error(format_args!("{name}: {value}"));
         }
     }
 }
@@ -180,7 +180,7 @@ pub(super) struct Progress {
 
 /// What to show progress of.
 #[derive(Clone, Debug)]
-pub(super) struct Task {
+pub(super) struct ProgressOptions {
     /// The word in front.
     pub verb: &'static str,
     /// Bytes of the source, if known.
@@ -190,12 +190,12 @@ pub(super) struct Task {
 }
 
 impl Progress {
-    /// Shows progress of `task`, or with `quiet` nothing.
-    pub(super) fn start(task: Task, quiet: bool) -> Self {
+    /// Shows progress of `options`, or with `quiet` nothing.
+    pub(super) fn start(options: ProgressOptions, quiet: bool) -> Self {
         let (stop, stopped) = channel();
         let show = move || {
-            let view = View::new(task);
-            while stopped.recv_timeout(view.every) == Err(RecvTimeoutError::Timeout) {
+            let view = ProgressView::new(options);
+            while stopped.recv_timeout(view.interval) == Err(RecvTimeoutError::Timeout) {
                 view.draw();
             }
             view.clear();
@@ -210,51 +210,51 @@ impl Progress {
     }
 }
 
-struct View {
-    task: Task,
+struct ProgressView {
+    options: ProgressOptions,
     bar: Option<ProgressBar>,
-    every: Duration,
-    since: Instant,
+    interval: Duration,
+    start_time: Instant,
 }
 
-impl View {
-    fn new(task: Task) -> Self {
+impl ProgressView {
+    fn new(options: ProgressOptions) -> Self {
         let terminal = stderr().is_terminal();
         let bar = terminal.then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             let style = ProgressStyle::with_template("{wide_msg}");
             bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        telemetry::set_progress_bar(bar.clone());
+        logging::set_progress_bar(bar.clone());
         Self {
-            every: if terminal { DRAW_EVERY } else { LINE_EVERY },
-            task,
+            interval: if terminal { DRAW_INTERVAL } else { LINE_INTERVAL },
+            options,
             bar,
-            since: Instant::now(),
+            start_time: Instant::now(),
         }
     }
 
     fn draw(&self) {
-        let state = State {
-            read_bytes: self.task.stats.scanned_packed_bytes.get(),
-            total_bytes: self.task.total_bytes,
-            entries: self.task.stats.scanned_members.get(),
-            elapsed: self.since.elapsed(),
+        let state = ProgressState {
+            read_bytes: self.options.stats.scanned_packed_bytes.get(),
+            total_bytes: self.options.total_bytes,
+            entries: self.options.stats.scanned_members.get(),
+            elapsed: self.start_time.elapsed(),
         };
         if let Some(bar) = &self.bar {
-            bar.set_message(state.line(self.task.verb, terminal_columns()));
+            bar.set_message(state.line(self.options.verb, terminal_columns()));
             bar.tick();
             return;
         }
         let (read, entries) = (state.read_bytes, HumanCount(state.entries));
-        let of = match self.task.total_bytes {
+        let of = match self.options.total_bytes {
             Some(total) => format!(" of {}", HumanBytes(total)),
             None => String::new(),
         };
         let seconds = state.elapsed.as_secs().max(1);
-        complain(format_args!(
+        print_error(format_args!(
             "{}: {}{of}, {entries} entries, {}/s",
-            self.task.verb,
+            self.options.verb,
             HumanBytes(read),
             HumanBytes(read / seconds),
         ));
@@ -262,7 +262,7 @@ impl View {
 
     fn clear(&self) {
         if let Some(bar) = &self.bar {
-            telemetry::set_progress_bar(None);
+            logging::set_progress_bar(None);
             bar.finish_and_clear();
         }
     }
@@ -270,14 +270,14 @@ impl View {
 
 /// How far a scan is.
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct ProgressState {
     read_bytes: u64,
     total_bytes: Option<u64>,
     entries: u64,
     elapsed: Duration,
 }
 
-impl State {
+impl ProgressState {
     /// The line of progress on a terminal: as much as fits into `columns`, the rate dropped first.
     fn line(&self, verb: &str, columns: usize) -> String {
         let read = HumanBytes(self.read_bytes);
@@ -292,11 +292,11 @@ impl State {
             }
             None => format!("{verb} {read}"),
         }];
-        parts.extend(self.left().map(|left| format!("{} left", seconds(left))));
+        parts.extend(self.time_left().map(|left| format!("{} left", format_duration(left))));
         parts.push(format!("{} entries", HumanCount(self.entries)));
         parts.push(format!(
             "{}/s",
-            HumanBytes(per_second(self.read_bytes, self.elapsed))
+            HumanBytes(bytes_per_second(self.read_bytes, self.elapsed))
         ));
         let mut line = String::new();
         for part in parts {
@@ -316,7 +316,7 @@ impl State {
     }
 
     /// How long the rest takes at the speed so far; `None` until there is a speed to go by.
-    fn left(&self) -> Option<Duration> {
+    fn time_left(&self) -> Option<Duration> {
         let rest = self.total_bytes?.checked_sub(self.read_bytes)?;
         if self.elapsed < Duration::from_secs(1) || self.read_bytes == 0 {
             return None;
@@ -328,13 +328,13 @@ impl State {
     }
 }
 
-fn per_second(bytes: u64, elapsed: Duration) -> u64 {
+fn bytes_per_second(bytes: u64, elapsed: Duration) -> u64 {
     let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
     bytes.saturating_mul(1000) / millis.max(1)
 }
 
 /// A duration in its two largest units.
-fn seconds(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..60 => format!("{seconds}s"),
         seconds @ 60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
@@ -352,12 +352,12 @@ fn terminal_columns() -> usize {
 /// Says on a terminal how many entries and bytes were written, and in which time.
 pub(super) fn report_written(entries: u64, bytes: u64, elapsed: Duration) {
     if stderr().is_terminal() {
-        complain(format_args!(
+        print_error(format_args!(
             "{} entries, {} in {:.1} s ({}/s)",
             HumanCount(entries),
             HumanBytes(bytes),
             elapsed.as_secs_f64(),
-            HumanBytes(per_second(bytes, elapsed)),
+            HumanBytes(bytes_per_second(bytes, elapsed)),
         ));
     }
 }
@@ -366,8 +366,8 @@ pub(super) fn report_written(entries: u64, bytes: u64, elapsed: Duration) {
 mod tests {
     use super::*;
 
-    fn state(read_mib: u64, total_mib: Option<u64>, millis: u64) -> State {
-        State {
+    fn state(read_mib: u64, total_mib: Option<u64>, millis: u64) -> ProgressState {
+        ProgressState {
             read_bytes: read_mib << 20,
             total_bytes: total_mib.map(|total| total << 20),
             entries: 12_345_678,
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_line_predicts_nothing_at_the_beginning() {
+    fn progress_line_at_the_start_has_no_estimate() {
         for state in [
             state(0, Some(10), 5000),
             state(1, Some(10), 10),
@@ -407,14 +407,14 @@ mod tests {
         ] {
             assert!(!state.line("indexing", 80).contains("left"));
         }
-        assert_eq!(seconds(Duration::from_secs(3725)), "1h 2m");
+        assert_eq!(format_duration(Duration::from_secs(3725)), "1h 2m");
     }
 
     #[test]
-    fn a_chain_tells_each_cause_once() {
+    fn error_chain_prints_each_cause_once() {
         let error = anyhow::anyhow!("refused")
             .context("cannot connect: refused")
             .context("http://host/x");
-        assert_eq!(chain(&error), "http://host/x: cannot connect: refused");
+        assert_eq!(format_chain(&error), "http://host/x: cannot connect: refused");
     }
 }

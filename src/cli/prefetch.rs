@@ -13,11 +13,11 @@ use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
 use super::args::{Size, SourceArgs};
-use super::given;
+use super::resolve;
 use super::headers::Header;
-use super::open;
-use super::profile;
-use super::settings::{self, Role};
+use super::open_archive;
+use super::access_profile;
+use super::environment::{self, Role};
 use crate::archive::{PrefetchMode, Archive, PrefetchOptions, Profile, AccessedRange};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
@@ -30,7 +30,7 @@ use crate::source;
 const MAX_PROFILE_BYTES: usize = 64 << 20;
 
 /// How often a recording is brought to disk, if anything was read.
-const PERIOD: Duration = Duration::from_secs(3);
+const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 
 /// What is fetched in the background.
 #[derive(Clone, Debug, Args)]
@@ -68,7 +68,7 @@ pub(super) enum Mode {
 }
 
 /// What the user should know, asked for each status.
-pub(super) type Notes = Box<dyn Fn() -> Vec<String>>;
+pub(super) type NotesFn = Box<dyn Fn() -> Vec<String>>;
 
 /// Starts what `args` ask for: a recording, if there is one, and what of it is not to be had. The
 /// headers go along to the source's own host.
@@ -80,14 +80,14 @@ pub(super) fn start(
     source: (&SourceArgs, &[Header]),
     archive: &Arc<Archive>,
     network: &Runtime,
-) -> anyhow::Result<(Option<Recording>, Notes)> {
+) -> anyhow::Result<(Option<Recording>, NotesFn)> {
     let notes = Arc::<Mutex<Vec<String>>>::default();
     let replay = args.replay.as_deref().and_then(|location| {
         // It is a hint; what it cannot tell is found out by reading.
-        match profile(location, source, network) {
-            Ok(text) => Some(replay(source::redact(location), text, Arc::clone(&notes))),
+        match fetch_profile(location, source, network) {
+            Ok(text) => Some(resolve_replay(source::redact(location), text, Arc::clone(&notes))),
             Err(error) => {
-                note(&notes, format!("nothing is replayed: {error:#}"));
+                add_note(&notes, format!("nothing is replayed: {error:#}"));
                 None
             }
         }
@@ -95,7 +95,7 @@ pub(super) fn start(
     let prefetch = PrefetchOptions {
         replay,
         record: args.record.is_some(),
-        ..ahead(args)
+        ..prefetch_options(args)
     };
     archive
         .start_prefetch(prefetch)
@@ -104,12 +104,12 @@ pub(super) fn start(
     let recording = record
         .map(|path| Recording::start(path, Arc::clone(archive)))
         .transpose()?;
-    let said = move || notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    Ok((recording, Box::new(said)))
+    let read_notes = move || notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok((recording, Box::new(read_notes)))
 }
 
 /// What `args` ask for, but for replaying and recording.
-fn ahead(args: &PrefetchArgs) -> PrefetchOptions {
+fn prefetch_options(args: &PrefetchArgs) -> PrefetchOptions {
     PrefetchOptions {
         mode: match args.prefetch {
             Mode::None => PrefetchMode::Off,
@@ -125,54 +125,54 @@ fn ahead(args: &PrefetchArgs) -> PrefetchOptions {
 ///
 /// # Errors
 /// When the system has no thread left to give.
-pub(super) fn start_layer(
+pub(super) fn start_for_layer(
     args: &PrefetchArgs,
     layer: &Archive,
     count: usize,
 ) -> anyhow::Result<()> {
-    let whole = ahead(args);
+    let options = prefetch_options(args);
     // They fetch at the same time.
-    let rate = whole.bytes_per_second;
+    let rate = options.bytes_per_second;
     let prefetch = PrefetchOptions {
         bytes_per_second: rate.map(|rate| rate.div_ceil(count.max(1) as u64)),
-        ..whole
+        ..options
     };
     layer
         .start_prefetch(prefetch)
         .context("cannot start a thread")
 }
 
-fn note(notes: &Mutex<Vec<String>>, text: String) {
+fn add_note(notes: &Mutex<Vec<String>>, text: String) {
     tracing::warn!("{text}");
     let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
     notes.push(text);
 }
 
 /// Finds the files of the profile `text` in an index.
-fn replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
-    Box::new(move |index| match profile::find(&text, index) {
+fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
+    Box::new(move |index| match access_profile::resolve_profile(&text, index) {
         Ok(found) => {
-            if found.unknown > 0 {
-                let unknown = found.unknown;
+            if found.missing_ranges > 0 {
+                let unknown = found.missing_ranges;
                 let text = format!("{unknown} ranges of {location} are of files that are not here");
-                note(&notes, text);
+                add_note(&notes, text);
             }
             found.ranges
         }
         Err(error) => {
-            note(&notes, format!("nothing is replayed: {location}: {error}"));
+            add_note(&notes, format!("nothing is replayed: {location}: {error}"));
             Vec::new()
         }
     })
 }
 
 /// The text at `location`.
-fn profile(
+fn fetch_profile(
     location: &str,
     (args, mut headers): (&SourceArgs, &[Header]),
     network: &Runtime,
 ) -> anyhow::Result<String> {
-    let archive = given::place(&args.source).unwrap_or_default();
+    let archive = resolve::outermost_location(&args.source).unwrap_or_default();
     if !source::is_same_origin(&archive, location) {
         // They are for the archive's host alone.
         headers = &[];
@@ -180,7 +180,7 @@ fn profile(
     let mut args = args.clone();
     args.source = location.into();
     let stats = Arc::new(Stats::default());
-    let profile = open::source_with(headers, &args, None, network, &stats)?;
+    let profile = open_archive::open_source_with(headers, &args, None, network, &stats)?;
     let config = fetch::Config {
         chunk_len: fetch::DEFAULT_CHUNK_LEN.min(1 << 20),
         connections: 1,
@@ -217,19 +217,19 @@ impl Recording {
         // Wherever the process goes.
         let path = std::path::absolute(path)?;
         // What the kernel has by now nobody asks for again.
-        let before = match settings::role() {
-            Some(Role::Successor) => recorded_before(&path, &archive),
+        let earlier = match environment::role() {
+            Some(Role::Successor) => read_earlier_recording(&path, &archive),
             _ => Vec::new(),
         };
-        write(&path, &archive, &before)
+        write_profile(&path, &archive, &earlier)
             .with_context(|| format!("cannot write {}", path.display()))?;
         let (end, ended) = channel();
         let thread = Thread::spawn("tarfs-record", move || {
             let mut reads = 0;
             loop {
-                let is_over = ended.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout);
+                let is_over = ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
                 if let Some((ranges, now)) = archive.accesses_since(reads) {
-                    match write(&path, &archive, &[&before[..], &ranges].concat()) {
+                    match write_profile(&path, &archive, &[&earlier[..], &ranges].concat()) {
                         Ok(()) => reads = now,
                         Err(error) => tracing::warn!(%error, "the recording cannot be written"),
                     }
@@ -255,13 +255,13 @@ impl Drop for Recording {
 }
 
 /// What the process that died has recorded; nothing where that cannot be read.
-fn recorded_before(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
+fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| {
         let most = MAX_PROFILE_BYTES as u64;
         file.take(most).read_to_string(&mut text)
     });
-    let found = read.ok().map(|_| profile::find(&text, &archive.index()));
+    let found = read.ok().map(|_| access_profile::resolve_profile(&text, &archive.index()));
     found
         .and_then(Result::ok)
         .map_or_else(Vec::new, |found| found.ranges)
@@ -269,11 +269,11 @@ fn recorded_before(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
 
 /// Puts a profile of `ranges` at `path`, for this user only, as it tells what is in the archive: what
 /// is there before or after a crash is whole.
-fn write(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
+fn write_profile(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
-    let text = profile::text(&archive.index(), ranges);
+    let text = access_profile::format_profile(&archive.index(), ranges);
     // Not what somebody has put there under the name that it will have.
     drop(fs::remove_file(&temporary));
     let written = OpenOptions::new()

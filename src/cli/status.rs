@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::control::{self, IndexState, Phase, Status};
-use super::{output, settings};
+use super::control_socket::{self, IndexState, Phase, Status};
+use super::{output, environment};
 use crate::fuse;
 
 /// Tells how a mount is, or all mounts of this user.
@@ -29,21 +29,21 @@ pub(super) struct StatusArgs {
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mut statuses: Vec<Status> = Vec::new();
     let mut code = ExitCode::SUCCESS;
-    for directory in settings::runtime_dirs() {
-        match control::statuses(&directory) {
+    for directory in environment::runtime_dirs() {
+        match control_socket::list_statuses(&directory) {
             Ok(found) => statuses.extend(found),
             // Mounts elsewhere are known all the same.
             Err(error) => {
                 let name = directory.display();
-                output::complain(format_args!("cannot look for mounts in {name}: {error}"));
-                code = ExitCode::from(output::FAILURE);
+                output::print_error(format_args!("cannot look for mounts in {name}: {error}"));
+                code = ExitCode::from(output::EXIT_FAILURE);
             }
         }
     }
     if let Some(path) = &args.mountpoint {
         let mountpoint =
             fuse::canonical_mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
-        statuses.retain(|status| status.is_of(&mountpoint));
+        statuses.retain(|status| status.is_mounted_on(&mountpoint));
         if statuses.is_empty() {
             bail!("no process of this user serves {}", mountpoint.display());
         }
@@ -53,62 +53,62 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         let text = if args.json {
             serde_json::to_string(status)? + "\n"
         } else {
-            in_words(status, SystemTime::now())
+            to_text(status, SystemTime::now())
         };
         stdout.write_all(text.as_bytes())?;
     }
     Ok(code)
 }
 
-fn in_words(status: &Status, now: SystemTime) -> String {
+fn to_text(status: &Status, now: SystemTime) -> String {
     let detached = if status.detached {
         " (detached, still in use)"
     } else {
         ""
     };
     let mut text = format!("{}{detached}\n", status.mountpoint);
-    line(&mut text, "source", &status.source);
-    line(&mut text, "version", &status.version);
-    line(&mut text, "process", &status.pid.to_string());
-    line(&mut text, "mounted", &ago(status.since_unix_seconds, now));
+    add_line(&mut text, "source", &status.source);
+    add_line(&mut text, "version", &status.version);
+    add_line(&mut text, "process", &status.pid.to_string());
+    add_line(&mut text, "mounted", &format_age(status.since_unix_seconds, now));
     for layer in &status.layers {
-        line(&mut text, "layer", layer);
+        add_line(&mut text, "layer", layer);
     }
     if let Some(url) = &status.metrics {
-        line(&mut text, "metrics", url);
+        add_line(&mut text, "metrics", url);
     }
-    line(&mut text, "entries", &status.entries.to_string());
-    line(&mut text, "index", &index(&status.index));
-    line(&mut text, "memory, resident", &bytes(status.resident_bytes));
+    add_line(&mut text, "entries", &status.entries.to_string());
+    add_line(&mut text, "index", &format_index(&status.index));
+    add_line(&mut text, "memory, resident", &format_bytes(status.resident_bytes));
     let memory = &status.memory;
-    line(&mut text, "memory, budget", &bytes(memory.budget_bytes));
-    line(&mut text, "memory, blocks", &bytes(memory.spans_bytes));
-    line(&mut text, "memory, reads", &bytes(memory.reads_bytes));
-    line(&mut text, "memory, decoders", &bytes(memory.decoders_bytes));
-    line(&mut text, "memory, index", &bytes(memory.index_bytes));
+    add_line(&mut text, "memory, budget", &format_bytes(memory.budget_bytes));
+    add_line(&mut text, "memory, blocks", &format_bytes(memory.spans_bytes));
+    add_line(&mut text, "memory, reads", &format_bytes(memory.reads_bytes));
+    add_line(&mut text, "memory, decoders", &format_bytes(memory.decoders_bytes));
+    add_line(&mut text, "memory, index", &format_bytes(memory.index_bytes));
     if let Some(disk_cache) = &status.disk_cache {
-        line(
+        add_line(
             &mut text,
             "disk cache, archive",
-            &bytes(disk_cache.held_bytes),
+            &format_bytes(disk_cache.held_bytes),
         );
-        line(&mut text, "disk cache, all", &bytes(disk_cache.all_bytes));
-        line(
+        add_line(&mut text, "disk cache, all", &format_bytes(disk_cache.all_bytes));
+        add_line(
             &mut text,
             "disk cache, limit",
-            &bytes(disk_cache.limit_bytes),
+            &format_bytes(disk_cache.limit_bytes),
         );
     }
     let prefetch = &status.prefetch;
-    line(&mut text, "prefetch", &prefetch.what);
+    add_line(&mut text, "prefetch", &prefetch.what);
     if prefetch.state != "off" {
         let (done, total) = (prefetch.done_spans, prefetch.total_spans);
         let state = format!("{}, {done} of {total} blocks", prefetch.state);
-        line(&mut text, "prefetch, all", &state);
+        add_line(&mut text, "prefetch, all", &state);
     }
     if prefetch.replay_spans > 0 {
         let (done, total) = (prefetch.replayed_spans, prefetch.replay_spans);
-        line(
+        add_line(
             &mut text,
             "prefetch, replay",
             &format!("{done} of {total} blocks"),
@@ -120,11 +120,11 @@ fn in_words(status: &Status, now: SystemTime) -> String {
             copy.state,
             copy.files,
             copy.total_files,
-            bytes(copy.bytes),
-            bytes(copy.total_bytes),
+            format_bytes(copy.bytes),
+            format_bytes(copy.total_bytes),
             copy.directory
         );
-        line(&mut text, "copy", &far);
+        add_line(&mut text, "copy", &far);
     }
     if let Some(writable) = &status.writable {
         let until = if writable.is_temporary {
@@ -133,41 +133,41 @@ fn in_words(status: &Status, now: SystemTime) -> String {
             ""
         };
         let what = format!("by {}, to {}{until}", writable.by, writable.upper);
-        line(&mut text, "writable", &what);
+        add_line(&mut text, "writable", &what);
     }
     for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
-        line(&mut text, name, &value.to_string());
+        add_line(&mut text, name, &value.to_string());
     }
     if status.damaged_members > 0 {
         let count = status.damaged_members.to_string();
-        line(&mut text, "damaged members", &count);
+        add_line(&mut text, "damaged members", &count);
     }
     for member in &status.damaged {
-        line(&mut text, "damaged", member);
+        add_line(&mut text, "damaged", member);
     }
     for note in &status.notes {
-        line(&mut text, "note", note);
+        add_line(&mut text, "note", note);
     }
     for error in &status.errors {
-        let when = ago(error.last_unix_seconds, now);
+        let when = format_age(error.last_unix_seconds, now);
         let what = format!(
             "{}: {} ({}, {} times)",
             error.path, error.reason, when, error.count
         );
-        line(&mut text, "error", &what);
+        add_line(&mut text, "error", &what);
     }
     text
 }
 
 /// How far an index has come.
-pub(super) fn index(state: &IndexState) -> String {
+pub(super) fn format_index(state: &IndexState) -> String {
     match (state.phase, state.of_bytes) {
         (Phase::Complete, _) => "complete".to_owned(),
         (Phase::Scanning, Some(of)) => {
-            let scanned = bytes(state.scanned_bytes);
-            format!("scanning, {scanned} of {} so far", bytes(of))
+            let scanned = format_bytes(state.scanned_bytes);
+            format!("scanning, {scanned} of {} so far", format_bytes(of))
         }
-        (Phase::Scanning, None) => format!("scanning, {} so far", bytes(state.scanned_bytes)),
+        (Phase::Scanning, None) => format!("scanning, {} so far", format_bytes(state.scanned_bytes)),
         (Phase::Failed, _) => {
             let why = state.failure.as_deref().unwrap_or("nobody knows why");
             format!("incomplete for ever: {why}")
@@ -175,13 +175,13 @@ pub(super) fn index(state: &IndexState) -> String {
     }
 }
 
-fn line(text: &mut String, name: &str, value: &str) {
+fn add_line(text: &mut String, name: &str, value: &str) {
     let line = format!("  {name:<20} {value}\n");
     text.push_str(&line);
 }
 
 /// How long before `now` the Unix time `seconds` was.
-pub(super) fn ago(seconds: u64, now: SystemTime) -> String {
+pub(super) fn format_age(seconds: u64, now: SystemTime) -> String {
     let then = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     let seconds = then
         .and_then(|then| now.duration_since(then).ok())
@@ -195,7 +195,7 @@ pub(super) fn ago(seconds: u64, now: SystemTime) -> String {
 }
 
 /// A number of bytes, rounded.
-pub(super) fn bytes(count: u64) -> String {
+pub(super) fn format_bytes(count: u64) -> String {
     match count {
         0..10_240 => format!("{count} B"),
         10_240..10_485_760 => format!("{} KiB", count >> 10),
@@ -206,16 +206,16 @@ pub(super) fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::control::{CopyProgress, WritableUse};
+    use crate::cli::control_socket::{CopyProgress, OverlayStatus};
 
     #[test]
-    fn a_status_reads_as_a_list() {
+    fn status_is_printed_as_a_list() {
         let status = Status {
             pid: 7,
             ..Status::example()
         };
         let now = UNIX_EPOCH + Duration::from_secs(1300);
-        let text = in_words(&status, now);
+        let text = to_text(&status, now);
         let expected = "/mnt
   source               http://host/a.tar
   version              3 bytes
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_told_in_a_line() {
+    fn copy_progress_is_printed_in_one_line() {
         let status = Status {
             copy: Some(CopyProgress {
                 directory: "/copy".into(),
@@ -259,15 +259,15 @@ mod tests {
             }),
             ..Status::example()
         };
-        let text = in_words(&status, UNIX_EPOCH);
+        let text = to_text(&status, UNIX_EPOCH);
         let line = "\n  copy                 writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
     }
 
     #[test]
-    fn where_changes_go_is_told() {
+    fn upper_directory_is_printed() {
         let told = |is_temporary| {
-            let writable = Some(WritableUse {
+            let writable = Some(OverlayStatus {
                 upper: "/v/upper".into(),
                 is_temporary,
                 by: "overlayfs".into(),
@@ -276,7 +276,7 @@ mod tests {
                 writable,
                 ..Status::example()
             };
-            in_words(&status, UNIX_EPOCH)
+            to_text(&status, UNIX_EPOCH)
         };
         let line = "\n  writable             by overlayfs, to /v/upper\n";
         assert!(told(false).contains(line), "{}", told(false));
@@ -284,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn an_index_tells_how_far_it_has_come() {
+    fn index_progress_is_printed() {
         let state = |phase, of_bytes| IndexState {
             phase,
             scanned_bytes: 20 << 20,
             of_bytes,
             failure: Some("cut off".into()),
         };
-        let told = |phase, of_bytes| index(&state(phase, of_bytes));
+        let told = |phase, of_bytes| format_index(&state(phase, of_bytes));
         let scanning = "scanning, 20 MiB of 80 MiB so far";
         assert_eq!(told(Phase::Scanning, Some(80 << 20)), scanning);
         assert_eq!(told(Phase::Scanning, None), "scanning, 20 MiB so far");
@@ -299,8 +299,8 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_went_back_does_no_harm() {
-        assert_eq!(ago(u64::MAX, UNIX_EPOCH), "0 s ago");
-        assert_eq!(ago(5, UNIX_EPOCH), "0 s ago");
+    fn age_is_zero_after_the_clock_went_back() {
+        assert_eq!(format_age(u64::MAX, UNIX_EPOCH), "0 s ago");
+        assert_eq!(format_age(5, UNIX_EPOCH), "0 s ago");
     }
 }

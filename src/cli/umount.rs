@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 
-use super::control::{self, Outcome};
-use super::settings;
+use super::control_socket::{self, UmountOutcome};
+use super::environment;
 use crate::fuse::{self, Force};
 
 /// Unmounts an archive and waits until its process has ended.
@@ -37,25 +37,25 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let force = if args.lazy { Force::Yes } else { Force::No };
     // What is below it is not meant.
     let top = fuse::top_mount(&mountpoint).unwrap_or_default();
-    for directory in settings::runtime_dirs() {
-        match control::umount(&directory, &mountpoint, args.lazy) {
-            Ok(Some(Outcome::Refused { error, hint })) => return Err(refusal(error, hint)),
-            Ok(Some(Outcome::Ended)) => return Ok(ExitCode::SUCCESS),
-            Ok(Some(Outcome::Lingers { pid })) => {
+    for directory in environment::runtime_dirs() {
+        match control_socket::request_umount(&directory, &mountpoint, args.lazy) {
+            Ok(Some(UmountOutcome::Failed { error, hint })) => return Err(umount_error(error, hint)),
+            Ok(Some(UmountOutcome::ProcessEnded)) => return Ok(ExitCode::SUCCESS),
+            Ok(Some(UmountOutcome::ProcessRemains { pid })) => {
                 bail!("unmounted, but its process {pid} has not ended yet");
             }
-            Ok(Some(Outcome::ServesOn { pid })) => {
+            Ok(Some(UmountOutcome::InUseElsewhere { pid })) => {
                 warn_of_use(pid);
                 return Ok(ExitCode::SUCCESS);
             }
-            Ok(Some(Outcome::Copy { pid, process })) if let Some(copy) = &top => {
+            Ok(Some(UmountOutcome::OtherMount { pid, process })) if let Some(copy) = &top => {
                 fuse::unmount_bind_mount(&mountpoint, copy, force)?;
                 if !fuse::is_mounted(copy.device) && !has_ended(process.as_ref())? {
                     warn_of_use(pid);
                 }
                 return Ok(ExitCode::SUCCESS);
             }
-            Ok(Some(Outcome::Copy { .. }) | None) => {}
+            Ok(Some(UmountOutcome::OtherMount { .. }) | None) => {}
             Err(error) => tracing::debug!(%error, "the mount's process does not answer"),
         }
     }
@@ -65,7 +65,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
 
 /// Whether a process whose last mount is gone has ended.
 fn has_ended(process: Option<&OwnedFd>) -> anyhow::Result<bool> {
-    let ends = |process| control::ends_within(process, LAST_MOUNT_TIMEOUT);
+    let ends = |process| control_socket::wait_for_exit(process, LAST_MOUNT_TIMEOUT);
     Ok(process.map_or(Ok(true), ends)?)
 }
 
@@ -77,7 +77,7 @@ fn warn_of_use(pid: u32) {
     );
 }
 
-fn refusal(error: String, hint: Option<String>) -> anyhow::Error {
+fn umount_error(error: String, hint: Option<String>) -> anyhow::Error {
     match hint {
         Some(hint) => anyhow!("{error} ({hint})"),
         None => anyhow!(error),

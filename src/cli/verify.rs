@@ -12,10 +12,10 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheDirArgs, SourceArgs};
-use super::given::{self, Outer};
+use super::resolve::{self, OuterArchiveOptions};
 use super::layers::{self, LayerArgs};
-use super::output::{self, Progress, Task};
-use super::{headers, open, privileges};
+use super::output::{self, Progress, ProgressOptions};
+use super::{headers, open_archive, privileges};
 use crate::archive::scan::{self, Digest, ScanError, Sink};
 use crate::archive::{VerifySink, Error};
 use crate::base::sha256::Sha256;
@@ -33,7 +33,7 @@ pub(super) struct VerifyArgs {
     source: SourceArgs,
 
     #[command(flatten)]
-    place: CacheDirArgs,
+    cache_dir: CacheDirArgs,
 
     /// Hold this index against the archive too
     #[arg(long, value_name = "FILE")]
@@ -69,21 +69,21 @@ struct Report {
 }
 
 pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let network = open::network()?;
+    let network = open_archive::start_network_runtime()?;
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
     let index = args.index.as_deref();
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let index = index.map(|path| store::read(path, &limit));
     let mut index = index.transpose()?;
-    given::refuse_flags_of_one_archive(&args.source, args.index.as_deref())?;
-    let outer = Outer::new(&args.place, args.quiet);
-    let none = LayerArgs::default();
-    privileges::guard(&args.source, &none);
-    let headers = headers::all(&args.source.headers)?;
-    let layers = layers::sources(&args.source, &none, &headers, &outer, &network, &stats)?;
-    let is_image = given::reference(&args.source).is_some();
-    let mut tree = is_image.then(|| Layers {
+    resolve::reject_single_archive_flags(&args.source, args.index.as_deref())?;
+    let outer = OuterArchiveOptions::new(&args.cache_dir, args.quiet);
+    let no_layers = LayerArgs::default();
+    privileges::disable_core_dumps(&args.source, &no_layers);
+    let headers = headers::load_all(&args.source.headers)?;
+    let layers = layers::open_sources(&args.source, &no_layers, &headers, &outer, &network, &stats)?;
+    let is_image = resolve::image_reference(&args.source).is_some();
+    let mut tree = is_image.then(|| VerifiedLayers {
         indexes: Vec::new(),
         limit,
     });
@@ -105,25 +105,25 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     }
     for report in &mut reports {
         report.is_good = report.problems.is_empty();
-        tell(report, args.json)?;
+        print_report(report, args.json)?;
     }
     Ok(if reports.iter().all(|report| report.is_good) {
         ExitCode::SUCCESS
     } else {
-        ExitCode::from(output::FAILURE)
+        ExitCode::from(output::EXIT_FAILURE)
     })
 }
 
 /// The layers of an image, which are verified one after the other.
 #[derive(Debug)]
-struct Layers {
+struct VerifiedLayers {
     /// Those that were read to their ends, from the bottom.
     indexes: Vec<Index>,
     /// The memory that all indexes together may take.
     limit: MemoryLimit,
 }
 
-impl Layers {
+impl VerifiedLayers {
     /// The index of the next layer.
     fn builder(&self) -> Builder {
         let builder = Builder::new(index::Options {
@@ -161,12 +161,12 @@ impl Layers {
 
 /// A check of an archive that indexes it if it is a layer.
 #[derive(Debug)]
-struct Checked {
+struct VerifyAndIndexSink {
     check: VerifySink,
     layer: Option<Builder>,
 }
 
-impl Sink for Checked {
+impl Sink for VerifyAndIndexSink {
     type Error = TooMuchMemory;
 
     fn begin(&mut self, compression: Compression) {
@@ -212,7 +212,7 @@ fn verify(
     args: &VerifyArgs,
     source: &Arc<dyn Source>,
     index: Option<Index>,
-    layers: Option<&mut Layers>,
+    layers: Option<&mut VerifiedLayers>,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> Report {
@@ -221,24 +221,24 @@ fn verify(
         sha256: Digest::Compute,
         plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Compute),
         spans: index.is_some(),
-        ..open::scan_options(&args.source)
+        ..open_archive::scan_options(&args.source)
     };
     options.tar.accepts_empty = layers.is_some();
     let check = index.map_or_else(VerifySink::new, |index| VerifySink::with_index(Arc::new(index)));
-    let mut checked = Checked {
+    let mut sink = VerifyAndIndexSink {
         check,
         layer: layers.as_ref().map(|layers| layers.builder()),
     };
     let scanned = {
-        let task = Task {
+        let task = ProgressOptions {
             verb: "verifying",
             total_bytes: source.fingerprint().len,
             stats: Arc::clone(stats),
         };
         let _progress = Progress::start(task, args.quiet);
-        scan::scan(source, &options, network.handle(), stats, &mut checked)
+        scan::scan(source, &options, network.handle(), stats, &mut sink)
     };
-    let Checked { check, layer } = checked;
+    let VerifyAndIndexSink { check, layer } = sink;
     let mut report = Report {
         source: source.location().to_owned(),
         is_good: false,
@@ -274,7 +274,7 @@ fn verify(
             if let Some(name) = member {
                 error = error.context(format!("in member '{}'", name.escape_ascii()));
             }
-            report.problems.push(output::with_hint(&error));
+            report.problems.push(output::format_with_hint(&error));
             if sha256.is_some() {
                 report.packed_bytes = Some(stats.scanned_packed_bytes.get());
             }
@@ -289,11 +289,11 @@ fn verify(
         layers.indexes.push(builder.finish(Origin::default()));
     }
     // What is expected of an image is expected of its manifest, and that of its layer.
-    let asked = match open::scan_options(&args.source).sha256 {
+    let requested = match open_archive::scan_options(&args.source).sha256 {
         Digest::Expect(digest) => Some(digest),
         Digest::Compute | Digest::Ignore => None,
     };
-    let expected = source.fingerprint().sha256().or(asked);
+    let expected = source.fingerprint().sha256().or(requested);
     let problem = expected.and_then(|expected| digest_problem(expected, sha256));
     report.problems.extend(problem);
     report.sha256 = sha256.map(|digest| digest.to_string());
@@ -321,27 +321,27 @@ fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Opti
     (found != Some(expected)).then(|| error.to_string())
 }
 
-fn tell(report: &Report, json: bool) -> anyhow::Result<()> {
+fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
     let mut text = if json {
         serde_json::to_string(report)?
     } else {
-        in_words(report)
+        to_text(report)
     };
     text.push('\n');
     let written = stdout().write_all(text.as_bytes());
     written.context("cannot write what was found")?;
     if !json {
         for problem in &report.problems {
-            output::complain(format_args!("{}: {problem}", report.source));
+            output::print_error(format_args!("{}: {problem}", report.source));
         }
         for warning in &report.warnings {
-            output::complain(format_args!("{}: warning: {warning}", report.source));
+            output::print_error(format_args!("{}: warning: {warning}", report.source));
         }
     }
     Ok(())
 }
 
-fn in_words(report: &Report) -> String {
+fn to_text(report: &Report) -> String {
     let number = |known: Option<u64>| known.map(|number| number.to_string());
     let unknown = || "unknown".to_owned();
     let lines = [
@@ -366,7 +366,7 @@ mod tests {
 
     /// Programs read these. One may be added; none may change or go.
     #[test]
-    fn the_names_of_a_report_stay() {
+    fn verify_json_field_names_are_stable() {
         let report = Report {
             source: "a.tar".to_owned(),
             is_good: true,
@@ -383,7 +383,7 @@ mod tests {
             r#"{"source":"a.tar","is_good":true,"format":"gzip","packed_bytes":1,"#.to_owned()
                 + r#""plain_bytes":null,"members":3,"sha256":null,"problems":[],"warnings":[]}"#
         );
-        let words = in_words(&report);
+        let words = to_text(&report);
         assert!(
             words.starts_with("a.tar: good\nformat        gzip\n"),
             "{words}"

@@ -238,7 +238,7 @@ pub(crate) fn packets() -> Vec<Vec<u8>> {
     [
         r#"{"mounted":{"mountpoint":[47,109,255],"device":[0,45]}}"#,
         r#"{"ready":{"capabilities":18446744073709551615,"version":"etag"}}"#,
-        r#"{"succeed":[{"mountpoint":[47],"device":[0,1]},{"capabilities":0,"version":""}]}"#,
+        r#"{"take_over":[{"mountpoint":[47],"device":[0,1]},{"capabilities":0,"version":""}]}"#,
     ]
     .map(|text| text.as_bytes().to_vec())
     .into()

@@ -7,7 +7,7 @@ use tarfs::index::{Builder, Index, Options, Origin};
 use tarfs::source::{Cause, Fingerprint, Validator};
 use tarfs::tar::{Kind, Member};
 
-#[path = "../../../src/cli/profile.rs"]
+#[path = "../../../src/cli/access_profile.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,
@@ -15,7 +15,7 @@ use tarfs::tar::{Kind, Member};
 )]
 mod profile_file;
 
-#[path = "../../../src/cli/keeper/wire.rs"]
+#[path = "../../../src/cli/supervisor/protocol.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,
@@ -47,17 +47,17 @@ pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"]
 pub(super) fn profile(bytes: &[u8]) {
     static INDEX: LazyLock<Index> = LazyLock::new(index);
     let text = String::from_utf8_lossy(bytes);
-    let Ok(found) = profile_file::find(&text, &INDEX) else {
+    let Ok(found) = profile_file::resolve_profile(&text, &INDEX) else {
         return;
     };
-    assert!(found.ranges.len() + found.unknown <= bytes.len());
+    assert!(found.ranges.len() + found.missing_ranges <= bytes.len());
     for range in &found.ranges {
         let size = INDEX.entry(range.ino).expect("of the archive").size();
         assert!(range.len <= size.saturating_sub(range.offset));
     }
-    let again = profile_file::text(&INDEX, &found.ranges);
-    let again = profile_file::find(&again, &INDEX).expect("just written");
-    assert_eq!((again.unknown, again.ranges), (0, found.ranges));
+    let again = profile_file::format_profile(&INDEX, &found.ranges);
+    let again = profile_file::resolve_profile(&again, &INDEX).expect("just written");
+    assert_eq!((again.missing_ranges, again.ranges), (0, found.ranges));
 }
 
 fn index() -> Index {

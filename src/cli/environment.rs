@@ -19,23 +19,23 @@ pub(super) enum Role {
     /// To serve it, in the background of the one that the user started.
     Background,
     /// To watch over who serves it.
-    Keeper,
+    Supervisor,
     /// To serve it after the one before has died.
     Successor,
-    /// To serve it first, for the keeper that the user started in the foreground.
-    Led,
+    /// To serve it first, for the supervisor that the user started in the foreground.
+    SupervisedWorker,
 }
 
 impl Role {
-    const ALL: [Self; 4] = [Self::Background, Self::Keeper, Self::Successor, Self::Led];
+    const ALL: [Self; 4] = [Self::Background, Self::Supervisor, Self::Successor, Self::SupervisedWorker];
 
     /// As it stands in the environment.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
-            Self::Keeper => "keeper",
+            Self::Supervisor => "keeper",
             Self::Successor => "successor",
-            Self::Led => "led",
+            Self::SupervisedWorker => "led",
         }
     }
 }
@@ -63,7 +63,7 @@ pub(super) const HEADERS: &str = "TARFS_HEADERS";
     clippy::disallowed_methods,
     reason = "the one place that reads the environment"
 )]
-fn word(name: &str) -> Option<PathBuf> {
+fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from)
@@ -71,7 +71,7 @@ fn word(name: &str) -> Option<PathBuf> {
 
 /// Beginning of the names of variables that hold arguments which may be secrets. The number of the argument
 /// follows. Other users can read the arguments of a process, and not its environment.
-const ARGUMENT: &str = "TARFS_ARGUMENT_";
+const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
 
 /// The command line of this process, with the secrets that [`pass_arguments`] has hidden.
 pub(super) fn arguments() -> Vec<OsString> {
@@ -79,7 +79,7 @@ pub(super) fn arguments() -> Vec<OsString> {
     if role().is_none() {
         return shown.collect();
     }
-    let full = |number: usize| word(&format!("{ARGUMENT}{number}"));
+    let full = |number: usize| variable(&format!("{ARGUMENT_PREFIX}{number}"));
     let arguments = shown.enumerate();
     arguments
         .map(|(number, shown)| full(number).map_or(shown, PathBuf::into_os_string))
@@ -93,7 +93,7 @@ pub(super) fn pass_arguments<'a>(
     shown: &[OsString],
 ) -> &'a mut Command {
     for (number, (word, shown)) in (1..).zip(words.iter().zip(shown)) {
-        let name = format!("{ARGUMENT}{number}");
+        let name = format!("{ARGUMENT_PREFIX}{number}");
         if word == shown {
             command.env_remove(name);
         } else {
@@ -106,7 +106,7 @@ pub(super) fn pass_arguments<'a>(
 
 /// What this process was started for by another of its mount; `None` when the user started it.
 pub(super) fn role() -> Option<Role> {
-    let word = word(ROLE)?;
+    let word = variable(ROLE)?;
     Role::ALL
         .into_iter()
         .find(|role| word == Path::new(role.name()))
@@ -114,7 +114,7 @@ pub(super) fn role() -> Option<Role> {
 
 /// Has `command`, this program once more, listed by the name that this process was called by: who ends a
 /// system spares those with an `@` in front.
-pub(super) fn named_alike(command: &mut Command) -> &mut Command {
+pub(super) fn copy_argv0(command: &mut Command) -> &mut Command {
     match env::args_os().next() {
         Some(name) => command.arg0(name),
         None => command,
@@ -123,37 +123,37 @@ pub(super) fn named_alike(command: &mut Command) -> &mut Command {
 
 /// The text of [`HEADERS`], if there is one.
 pub(super) fn headers() -> Option<OsString> {
-    word(HEADERS).map(PathBuf::into_os_string)
+    variable(HEADERS).map(PathBuf::into_os_string)
 }
 
 /// The socket of a service manager that wants to hear how this process is, as `sd_notify(3)` has it.
 pub(super) fn notify_socket() -> Option<OsString> {
-    word("NOTIFY_SOCKET").map(PathBuf::into_os_string)
+    variable("NOTIFY_SOCKET").map(PathBuf::into_os_string)
 }
 
 /// Device and inode of the stream that leads to the journal, as systemd.exec(5) has it.
 pub(super) fn journal_stream() -> Option<(u64, u64)> {
-    let stream = word("JOURNAL_STREAM")?;
+    let stream = variable("JOURNAL_STREAM")?;
     let (device, inode) = stream.to_str()?.split_once(':')?;
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
 
 /// What the log is to tell, if `TARFS_LOG` names a level: `error`, `warn`, `info`, `debug`, `trace`.
 pub(super) fn log_level() -> Option<Level> {
-    word("TARFS_LOG")?.to_str()?.parse().ok()
+    variable("TARFS_LOG")?.to_str()?.parse().ok()
 }
 
 /// Where the sockets of this user's mounts are.
 pub(super) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
-        word(RUNTIME_DIR).filter(|path| is_own(path)).as_deref(),
+        variable(RUNTIME_DIR).filter(|path| is_owned_by_user(path)).as_deref(),
         rustix::process::geteuid().as_raw(),
     )
 }
 
 /// Whether `path` belongs to this user, as the specification wants it of a runtime directory: after
 /// `su` or `sudo -E` it can be another user's. What is missing counts as own.
-fn is_own(path: &Path) -> bool {
+fn is_owned_by_user(path: &Path) -> bool {
     let found = std::fs::metadata(path);
     found.map_or(true, |found| {
         found.uid() == rustix::process::geteuid().as_raw()
@@ -190,7 +190,7 @@ fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
 
 /// Where what goes with a mount may lie, best first: on a disk rather than in memory.
 pub(super) fn scratch_dirs() -> Vec<PathBuf> {
-    scratch_dirs_from(word("TMPDIR"), runtime_dir().parent())
+    scratch_dirs_from(variable("TMPDIR"), runtime_dir().parent())
 }
 
 fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBuf> {
@@ -209,7 +209,7 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
 /// # Errors
 /// When the environment names no directory at all.
 pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
-    cache_dir_from(word(CACHE_DIR), word("XDG_CACHE_HOME"), word("HOME"))
+    cache_dir_from(variable(CACHE_DIR), variable("XDG_CACHE_HOME"), variable("HOME"))
         // As the system starts it.
         .or_else(|| is_root().then(|| PathBuf::from(SYSTEM_CACHE_DIR)))
         .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
@@ -217,7 +217,7 @@ pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
 
 /// Where what the system mounts keeps its indexes and decoded data, unless a flag says otherwise.
 pub(super) fn system_cache_dir() -> PathBuf {
-    word(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
+    variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }
 
 /// Processors that this process may use, at least one.
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_lie_where_the_session_says() {
+    fn runtime_dir_is_that_of_the_session() {
         let xdg = Path::new("/run/user/7");
         assert_eq!(
             runtime_dir_from(Some(xdg), 7),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_with_a_mount_lies_where_the_user_says() {
+    fn scratch_dir_prefers_tmpdir() {
         let own = Some(PathBuf::from("/big"));
         assert_eq!(scratch_dirs_from(own, None), [Path::new("/big")]);
         let run = Path::new("/run");
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_lies_where_the_nearest_word_says() {
+    fn cache_dir_follows_the_most_specific_variable() {
         let path = |text: &str| Some(PathBuf::from(text));
         assert_eq!(
             cache_dir_from(path("/a"), path("/b"), path("/c")),

@@ -24,54 +24,54 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::Timespec;
 
-use super::control::WritableUse;
-use super::keeper::{Inheritance, Keeper};
+use super::control_socket::OverlayStatus;
+use super::supervisor::{TakeoverState, SupervisorLink};
 use super::mount::MountArgs;
-use super::settings;
+use super::environment;
 use crate::fuse::{LOWER_DIR_NAME, Mount, MountOptions, SCRATCH_PREFIX, MountTarget, SuperblockWatch, UpperDirs};
 use crate::materialize;
 use crate::layers::WhiteoutFormat;
 
 /// Bytes of chance in a scratch directory's name.
-const NAME_BYTES: usize = 8;
+const SCRATCH_NAME_BYTES: usize = 8;
 
 /// How long a process that died may keep its directory.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The file systems that overlayfs takes no changes on (`OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC`,
 /// `NFS_SUPER_MAGIC`).
-const UNFIT: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
+const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 
 /// The directories of one writable mount.
 #[derive(Debug)]
-pub(super) struct Writable {
+pub(super) struct OverlayDirs {
     /// Where `upper` and `work` are to be, and its lock; where nothing is named they go with the
     /// scratch directory.
-    named: Option<(PathBuf, Option<File>)>,
+    persistent: Option<(PathBuf, Option<File>)>,
     /// Removed at the end, with all that is in it; once it is made.
-    scratch: OnceLock<Scratch>,
+    scratch: OnceLock<ScratchDir>,
 }
 
 /// The scratch directory of one mount, removed with it.
 #[derive(Debug)]
-struct Scratch {
+struct ScratchDir {
     path: PathBuf,
     /// Whether it goes with this process. One that was inherited is in use by a mount that may have to
     /// be left to somebody else.
-    is_ours: AtomicBool,
+    is_owned: AtomicBool,
     /// Whether an overlay writes to it.
-    is_covered: AtomicBool,
+    has_overlay: AtomicBool,
     /// Whether the mount below the overlay has ended.
-    has_ended: AtomicBool,
+    has_lower_ended: AtomicBool,
     /// Reports the end of the overlay.
     overlay: OnceLock<SuperblockWatch>,
     /// What cleans up by age leaves it alone that long.
     _lock: Option<File>,
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
-        if self.is_ours.load(Ordering::Relaxed) && self.is_unused() {
+        if self.is_owned.load(Ordering::Relaxed) && self.is_unused() {
             remove_scratch(&self.path);
         }
     }
@@ -82,38 +82,38 @@ impl Drop for Scratch {
 ///
 /// # Errors
 /// When nothing can be made writable here, or another mount has the directory.
-pub(super) fn claim(
+pub(super) fn open_overlay_dirs(
     args: &MountArgs,
-    inheritance: Option<&Inheritance>,
-) -> anyhow::Result<Option<Writable>> {
+    takeover: Option<&TakeoverState>,
+) -> anyhow::Result<Option<OverlayDirs>> {
     if !args.writable {
         return Ok(None);
     }
     let scratch = OnceLock::new();
-    let inherited = inheritance.and_then(|inheritance| inheritance.scratch.clone());
-    let is_heir = inherited.is_some();
-    let named = match &args.upper {
+    let inherited = takeover.and_then(|takeover| takeover.scratch.clone());
+    let is_successor = inherited.is_some();
+    let persistent = match &args.upper {
         None => None,
         // The directory that the mount has is relative to it as well.
-        Some(named) if is_heir => Some(reopen_named(named)),
-        Some(named) => Some(open_named(named, &args.mountpoint)?),
+        Some(named) if is_successor => Some(reopen_persistent_dir(named)),
+        Some(named) => Some(open_persistent_dir(named, &args.mountpoint)?),
     };
     if let Some(inherited) = inherited {
         // It is set once.
-        drop(scratch.set(Scratch::at(inherited, false)));
+        drop(scratch.set(ScratchDir::at(inherited, false)));
     } else {
         Mount::check_writable()?;
     }
-    Ok(Some(Writable { named, scratch }))
+    Ok(Some(OverlayDirs { persistent, scratch }))
 }
 
-/// Refuses `--restart` where nobody `can` go on with the mount.
+/// Refuses `--restart` where nobody can (`is_possible`) go on with the mount.
 ///
 /// # Errors
 /// When it is wanted.
-pub(super) fn refuse_restart(args: &MountArgs, can: bool) -> anyhow::Result<()> {
+pub(super) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> anyhow::Result<()> {
     ensure!(
-        can || !args.restart,
+        is_possible || !args.restart,
         "--restart with --writable needs Linux 6.9 or later and a source that tells its versions \
          apart for certain"
     );
@@ -131,8 +131,8 @@ pub(super) fn lower_options(options: &MountOptions) -> MountOptions {
     }
 }
 
-impl Scratch {
-    fn at(path: PathBuf, is_ours: bool) -> Self {
+impl ScratchDir {
+    fn at(path: PathBuf, is_owned: bool) -> Self {
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
             // Nobody else locks it, so it cannot be refused.
@@ -140,17 +140,17 @@ impl Scratch {
         }
         Self {
             path,
-            is_ours: AtomicBool::new(is_ours),
-            is_covered: AtomicBool::new(!is_ours),
-            has_ended: AtomicBool::new(false),
+            is_owned: AtomicBool::new(is_owned),
+            has_overlay: AtomicBool::new(!is_owned),
+            has_lower_ended: AtomicBool::new(false),
             overlay: OnceLock::new(),
             _lock: lock,
         }
     }
 
     /// An overlay writes to it from now on, which is seen at `site`. Returns a watch for its end.
-    fn covered(&self, site: &MountTarget) -> Option<&SuperblockWatch> {
-        self.is_covered.store(true, Ordering::Relaxed);
+    fn watch_overlay(&self, site: &MountTarget) -> Option<&SuperblockWatch> {
+        self.has_overlay.store(true, Ordering::Relaxed);
         match SuperblockWatch::on(&site.mountpoint) {
             Ok(watch) => Some(self.overlay.get_or_init(|| watch)),
             Err(error) => {
@@ -163,51 +163,51 @@ impl Scratch {
     /// Whether no process uses the overlay, which would see empty directories. Otherwise the process that
     /// watches over this one removes the directory later.
     fn is_unused(&self) -> bool {
-        let has_ended = || self.has_ended.load(Ordering::Relaxed);
+        let has_ended = || self.has_lower_ended.load(Ordering::Relaxed);
         let ended = self
             .overlay
             .get()
             .map_or_else(has_ended, SuperblockWatch::has_ended);
-        ended || !self.is_covered.load(Ordering::Relaxed)
+        ended || !self.has_overlay.load(Ordering::Relaxed)
     }
 }
 
-impl Writable {
+impl OverlayDirs {
     /// Makes a place for the read-only mount to lie until it is covered.
     ///
     /// # Errors
     /// When there is none.
-    pub(super) fn make_lower(&self, keeper: Option<&Keeper>) -> anyhow::Result<PathBuf> {
-        let path = make_scratch(self.named.is_none())?;
-        let scratch = self.scratch.get_or_init(|| Scratch::at(path, true));
-        if let Some(keeper) = keeper {
-            keeper.scratch(&scratch.path);
+    pub(super) fn create_lower_dir(&self, supervisor: Option<&SupervisorLink>) -> anyhow::Result<PathBuf> {
+        let path = create_scratch_dir(self.persistent.is_none())?;
+        let scratch = self.scratch.get_or_init(|| ScratchDir::at(path, true));
+        if let Some(supervisor) = supervisor {
+            supervisor.report_scratch_dir(&scratch.path);
         }
         Ok(scratch.path.join(LOWER_DIR_NAME))
     }
 
     /// This process goes on with the mount that it was inherited with.
-    pub(super) fn adopted(&self) {
+    pub(super) fn mark_adopted(&self) {
         if let Some(scratch) = self.scratch.get() {
-            scratch.is_ours.store(true, Ordering::Relaxed);
+            scratch.is_owned.store(true, Ordering::Relaxed);
         }
     }
 
     /// The mount below the overlay has ended, and with it the overlay.
-    pub(super) fn ended(&self) {
+    pub(super) fn mark_lower_ended(&self) {
         if let Some(scratch) = self.scratch.get() {
-            scratch.has_ended.store(true, Ordering::Relaxed);
+            scratch.has_lower_ended.store(true, Ordering::Relaxed);
         }
     }
 
     fn upper(&self) -> UpperDirs {
-        let named = self.named.as_ref().map(|(home, _)| home);
+        let persistent = self.persistent.as_ref().map(|(home, _)| home);
         let scratch = self.scratch.get().map(|scratch| &scratch.path);
-        let home = named.or(scratch).cloned().unwrap_or_default();
+        let home = persistent.or(scratch).cloned().unwrap_or_default();
         UpperDirs {
             upper: home.join("upper"),
             work: home.join("work"),
-            is_temporary: self.named.is_none(),
+            is_temporary: self.persistent.is_none(),
         }
     }
 
@@ -215,23 +215,23 @@ impl Writable {
     ///
     /// # Errors
     /// When that cannot be done; then `mount` is as it was.
-    pub(super) fn cover(
+    pub(super) fn mount_overlay(
         &self,
         mount: &mut Mount,
         source: &str,
         mountpoint: &Path,
         options: &MountOptions,
-        keeper: Option<&Keeper>,
+        supervisor: Option<&SupervisorLink>,
     ) -> anyhow::Result<()> {
         let upper = self.upper();
         let lower = mount.mountpoint().to_owned();
-        make_upper(&lower, &upper)
+        create_upper(&lower, &upper)
             .with_context(|| format!("cannot make {}", upper.upper.display()))?;
         mount.add_overlay(&upper, source, mountpoint, options, |site| {
             let scratch = self.scratch.get().filter(|_| upper.is_temporary);
-            let watch = scratch.and_then(|scratch| scratch.covered(site));
-            if let Some(keeper) = keeper {
-                keeper.covered(site, watch);
+            let watch = scratch.and_then(|scratch| scratch.watch_overlay(site));
+            if let Some(supervisor) = supervisor {
+                supervisor.report_overlay(site, watch);
             }
         })?;
         // They go at the end at the latest.
@@ -243,9 +243,9 @@ impl Writable {
     }
 
     /// What a status tells of it.
-    pub(super) fn status(&self, mount: &Mount) -> WritableUse {
+    pub(super) fn status(&self, mount: &Mount) -> OverlayStatus {
         let upper = self.upper();
-        WritableUse {
+        OverlayStatus {
             upper: upper.upper.to_string_lossy().into_owned(),
             is_temporary: upper.is_temporary,
             by: mount
@@ -272,7 +272,7 @@ pub(super) fn remove_scratch(scratch: &Path) {
 }
 
 /// The directory that is named, made for this user alone if it is missing, and locked.
-fn open_named(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
+fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
     let name = || named.display().to_string();
     match DirBuilder::new().mode(0o700).create(named) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -297,11 +297,11 @@ fn open_named(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Optio
     Ok((home, Some(lock)))
 }
 
-/// As [`open_named`], for who goes on with a mount that has it. The one who died may not be quite gone,
+/// As [`open_persistent_dir`], for who goes on with a mount that has it. The one who died may not be quite gone,
 /// and the mount has it whatever comes of the lock.
-fn reopen_named(named: &Path) -> (PathBuf, Option<File>) {
+fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
     let home = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
-    let deadline = Instant::now() + LAST_BREATH;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     let lock = File::open(&home).ok();
     let lock = lock.filter(|lock| {
         loop {
@@ -317,19 +317,19 @@ fn reopen_named(named: &Path) -> (PathBuf, Option<File>) {
 }
 
 /// A directory with a place to mount on, in the first place that will do; for changes, too, if it
-/// `holds` them.
-fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
-    let places = settings::scratch_dirs();
-    let fit = places.iter().find(|place| !holds || is_fit(place));
+/// `holds_upper` them.
+fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
+    let places = environment::scratch_dirs();
+    let fit = places.iter().find(|place| !holds_upper || supports_upper(place));
     let Some(place) = fit.or(places.first()) else {
         bail!("there is no place for temporary directories");
     };
-    let mut chance = [0; NAME_BYTES];
-    if getrandom(&mut chance, GetRandomFlags::empty())? < NAME_BYTES {
+    let mut random = [0; SCRATCH_NAME_BYTES];
+    if getrandom(&mut random, GetRandomFlags::empty())? < SCRATCH_NAME_BYTES {
         return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
     }
     let mut name = String::from(SCRATCH_PREFIX);
-    for byte in chance {
+    for byte in random {
         write!(name, "{byte:02x}")?;
     }
     let made = fs::canonicalize(place).and_then(|place| {
@@ -345,30 +345,30 @@ fn make_scratch(holds: bool) -> anyhow::Result<PathBuf> {
 }
 
 /// Whether overlayfs takes changes in `directory`, as far as is known.
-fn is_fit(directory: &Path) -> bool {
-    statfs(directory).is_ok_and(|found| is_fit_type(found.f_type.into()))
+fn supports_upper(directory: &Path) -> bool {
+    statfs(directory).is_ok_and(|found| is_supported_fs_type(found.f_type.into()))
 }
 
 /// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
-fn is_fit_type(f_type: i128) -> bool {
-    !UNFIT.contains(&(f_type & 0xFFFF_FFFF))
+fn is_supported_fs_type(f_type: i128) -> bool {
+    !UNSUPPORTED_FS_TYPES.contains(&(f_type & 0xFFFF_FFFF))
 }
 
 /// Makes what is missing of `upper`. A new one has the root's attributes of what is mounted on `lower`:
 /// those of the upper root are the ones that are seen.
-fn make_upper(lower: &Path, upper: &UpperDirs) -> io::Result<()> {
-    make_directory(&upper.work)?;
+fn create_upper(lower: &Path, upper: &UpperDirs) -> io::Result<()> {
+    create_directory(&upper.work)?;
     if upper.upper.is_dir() {
         return Ok(());
     }
     // Under another name until it has all its attributes.
     let new = upper.upper.with_extension("new");
-    make_directory(&new)?;
+    create_directory(&new)?;
     copy_attributes(lower, &new)?;
     fs::rename(new, &upper.upper)
 }
 
-fn make_directory(path: &Path) -> io::Result<()> {
+fn create_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
@@ -388,7 +388,7 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
         }
     }
     fs::set_permissions(to, Permissions::from_mode(found.mode() & 0o7777))?;
-    for name in names(from)? {
+    for name in list_xattrs(from)? {
         // Those of overlayfs itself must not be handed on.
         if WhiteoutFormat::Overlay.hides_xattr(&name) {
             continue;
@@ -421,7 +421,7 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// The names of the extended attributes of `path`.
-fn names(path: &Path) -> io::Result<Vec<Vec<u8>>> {
+fn list_xattrs(path: &Path) -> io::Result<Vec<Vec<u8>>> {
     let mut list = vec![0; 1 << 16];
     let len = match llistxattr(path, &mut list) {
         Ok(len) => len,
@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_upper_has_the_attributes_of_the_root_and_an_old_one_keeps_its_own() {
+    fn new_upper_copies_root_attributes_and_existing_keeps_its_own() {
         let place = tempfile::tempdir().expect("a directory");
         let lower = place.path().join("lower");
         fs::create_dir(&lower).expect("made");
@@ -462,7 +462,7 @@ mod tests {
             work: place.path().join("work"),
             is_temporary: false,
         };
-        make_upper(&lower, &upper).expect("made");
+        create_upper(&lower, &upper).expect("made");
         let found = fs::metadata(&upper.upper).expect("there");
         assert_eq!(found.mode() & 0o7777, 0o1751);
         assert_eq!((found.mtime(), found.mtime_nsec()), (7, 8));
@@ -470,19 +470,19 @@ mod tests {
         assert_eq!(lgetxattr(&upper.upper, "user.colour", &mut value), Ok(3));
 
         fs::set_permissions(&upper.upper, Permissions::from_mode(0o700)).expect("set");
-        make_upper(&lower, &upper).expect("there");
+        create_upper(&lower, &upper).expect("there");
         let found = fs::metadata(&upper.upper).expect("there");
         assert_eq!(found.mode() & 0o7777, 0o700);
     }
 
     #[test]
-    fn what_overlayfs_takes_no_changes_on_is_passed_over() {
+    fn unsupported_upper_filesystem_is_skipped() {
         // ext4, and an overlay.
-        assert!(is_fit_type(0xef53) && !is_fit_type(0x794c_7630));
+        assert!(is_supported_fs_type(0xef53) && !is_supported_fs_type(0x794c_7630));
     }
 
     #[test]
-    fn nothing_but_a_scratch_directory_is_removed() {
+    fn only_a_scratch_directory_is_removed() {
         let place = tempfile::tempdir().expect("a directory");
         let kept = place.path().join("kept");
         let scratch = place.path().join(format!("{SCRATCH_PREFIX}1"));

@@ -15,44 +15,44 @@ use crate::base::thread::Thread;
 /// While it lives, a signal that ends the process has something undone first. A second signal
 /// ends it at once.
 #[derive(Debug)]
-pub(super) struct Undo {
+pub(super) struct CleanupOnSignal {
     handle: Handle,
-    impatient: Arc<AtomicBool>,
-    first: Arc<Mutex<First>>,
+    ends_at_once: Arc<AtomicBool>,
+    first: Arc<Mutex<PriorCleanup>>,
     _thread: Thread<()>,
 }
 
 /// What is undone before anything else, if there is more.
 #[derive(Default)]
-pub(super) struct First(Option<Box<dyn FnOnce() + Send>>);
+pub(super) struct PriorCleanup(Option<Box<dyn FnOnce() + Send>>);
 
-impl fmt::Debug for First {
+impl fmt::Debug for PriorCleanup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("First").field(&self.0.is_some()).finish()
+        f.debug_tuple("PriorCleanup").field(&self.0.is_some()).finish()
     }
 }
 
-impl Undo {
-    /// Calls `undo` on another thread when SIGINT, SIGTERM or SIGHUP comes, and then lets the
+impl CleanupOnSignal {
+    /// Calls `cleanup` on another thread when SIGINT, SIGTERM or SIGHUP comes, and then lets the
     /// signal do what it does without this.
     ///
     /// # Errors
     /// When signals cannot be watched for.
-    pub(super) fn on_signals(undo: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
+    pub(super) fn install(cleanup: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
         const FAILED: &str = "cannot watch for signals";
         // What nohup(1) and a shell's background jobs are deaf to stays unheard.
-        let heard = [SIGINT, SIGTERM, SIGHUP]
+        let handled = [SIGINT, SIGTERM, SIGHUP]
             .into_iter()
             .filter(|&signal| !is_ignored(signal));
-        let impatient = Arc::new(AtomicBool::new(false));
-        for signal in heard.clone() {
+        let ends_at_once = Arc::new(AtomicBool::new(false));
+        for signal in handled.clone() {
             // In this order: the first signal finds the flag not set yet.
-            flag::register_conditional_default(signal, Arc::clone(&impatient)).context(FAILED)?;
-            flag::register(signal, Arc::clone(&impatient)).context(FAILED)?;
+            flag::register_conditional_default(signal, Arc::clone(&ends_at_once)).context(FAILED)?;
+            flag::register(signal, Arc::clone(&ends_at_once)).context(FAILED)?;
         }
-        let mut signals = Signals::new(heard).context(FAILED)?;
+        let mut signals = Signals::new(handled).context(FAILED)?;
         let handle = signals.handle();
-        let first = Arc::<Mutex<First>>::default();
+        let first = Arc::<Mutex<PriorCleanup>>::default();
         let held = Arc::clone(&first);
         let thread = Thread::spawn("signals", move || {
             if let Some(signal) = signals.forever().next() {
@@ -61,7 +61,7 @@ impl Undo {
                 if let Some(first) = first.0.take() {
                     first();
                 }
-                undo();
+                cleanup();
                 if let Err(error) = emulate_default_handler(signal) {
                     tracing::error!(%error, "cannot end by the signal");
                 }
@@ -70,31 +70,31 @@ impl Undo {
         .context(FAILED)?;
         Ok(Self {
             handle,
-            impatient,
+            ends_at_once,
             first,
             _thread: thread,
         })
     }
 
-    /// Has `undo` done before what is undone anyway.
-    pub(super) fn first(&self, undo: impl FnOnce() + Send + 'static) {
-        lock(&self.first).0 = Some(Box::new(undo));
+    /// Has `cleanup` done before what is undone anyway.
+    pub(super) fn run_first(&self, cleanup: impl FnOnce() + Send + 'static) {
+        lock(&self.first).0 = Some(Box::new(cleanup));
     }
 
     /// Nothing is undone until what this returns is dropped: a signal waits, or has ended everything.
-    pub(super) fn hold(&self) -> MutexGuard<'_, First> {
+    pub(super) fn block(&self) -> MutexGuard<'_, PriorCleanup> {
         lock(&self.first)
     }
 }
 
-fn lock(first: &Mutex<First>) -> MutexGuard<'_, First> {
+fn lock(first: &Mutex<PriorCleanup>) -> MutexGuard<'_, PriorCleanup> {
     first.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Undo {
+impl Drop for CleanupOnSignal {
     fn drop(&mut self) {
         // From now on a signal has its usual effect again.
-        self.impatient.store(true, Ordering::SeqCst);
+        self.ends_at_once.store(true, Ordering::SeqCst);
         // If one came already the thread ends the process, for which our thread waits.
         self.handle.close();
     }
@@ -102,7 +102,7 @@ impl Drop for Undo {
 
 /// The signals that end a mount. nohup(1) wants SIGHUP to be ignored; a shell has its background jobs
 /// ignore SIGINT, but who sends that to a mount means it.
-pub(super) fn ending_signals() -> impl Iterator<Item = i32> {
+pub(super) fn termination_signals() -> impl Iterator<Item = i32> {
     let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
     [SIGINT, SIGTERM].into_iter().chain(hangup)
 }

@@ -12,7 +12,7 @@ use crate::index::Index;
 use crate::list::escape;
 
 /// The first line.
-const FIRST: &str = "# tarfs profile 1";
+const HEADER_LINE: &str = "# tarfs profile 1";
 
 /// Ranges that are taken from a profile.
 const MAX_RANGES: usize = 1 << 20;
@@ -21,25 +21,25 @@ const MAX_RANGES: usize = 1 << 20;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum ProfileError {
     /// Something else.
-    #[error("not a profile: its first line is not `{FIRST}`")]
-    Foreign,
+    #[error("not a profile: its first line is not `{HEADER_LINE}`")]
+    NotAProfile,
     /// A line that makes no sense.
     #[error("line {0} of the profile is not an offset, a length and a path")]
-    Line(usize),
+    InvalidLine(usize),
 }
 
 /// A profile's ranges as an archive has them.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Found {
+pub(super) struct ResolvedProfile {
     /// In the profile's order.
     pub ranges: Vec<AccessedRange>,
     /// How many name a file that the archive does not have.
-    pub unknown: usize,
+    pub missing_ranges: usize,
 }
 
 /// `ranges` as a profile.
-pub(super) fn text(index: &Index, ranges: &[AccessedRange]) -> String {
-    let mut text = format!("{FIRST}\n");
+pub(super) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String {
+    let mut text = format!("{HEADER_LINE}\n");
     for range in ranges {
         let Some(path) = index.path(range.ino) else {
             continue;
@@ -55,23 +55,23 @@ pub(super) fn text(index: &Index, ranges: &[AccessedRange]) -> String {
 ///
 /// # Errors
 /// When it is none.
-pub(super) fn find(profile: &str, index: &Index) -> Result<Found, ProfileError> {
+pub(super) fn resolve_profile(profile: &str, index: &Index) -> Result<ResolvedProfile, ProfileError> {
     let mut lines = profile.lines().enumerate();
     if lines
         .next()
-        .is_none_or(|(_, first)| first.trim_end() != FIRST)
+        .is_none_or(|(_, first)| first.trim_end() != HEADER_LINE)
     {
-        return Err(ProfileError::Foreign);
+        return Err(ProfileError::NotAProfile);
     }
-    let mut found = Found {
+    let mut found = ResolvedProfile {
         ranges: Vec::new(),
-        unknown: 0,
+        missing_ranges: 0,
     };
     for (number, line) in lines {
         if line.starts_with('#') || line.is_empty() {
             continue;
         }
-        let (offset, len, path) = range(line).ok_or(ProfileError::Line(number + 1))?;
+        let (offset, len, path) = parse_range(line).ok_or(ProfileError::InvalidLine(number + 1))?;
         let path = ArchivePath::sanitize(&path).path;
         match index.find(&path) {
             Some(entry) if found.ranges.len() < MAX_RANGES => found.ranges.push(AccessedRange {
@@ -80,13 +80,13 @@ pub(super) fn find(profile: &str, index: &Index) -> Result<Found, ProfileError> 
                 len: len.min(entry.size().saturating_sub(offset)),
             }),
             Some(_) => break,
-            None => found.unknown += 1,
+            None => found.missing_ranges += 1,
         }
     }
     Ok(found)
 }
 
-fn range(line: &str) -> Option<(u64, u64, Vec<u8>)> {
+fn parse_range(line: &str) -> Option<(u64, u64, Vec<u8>)> {
     let mut words = line.splitn(3, ' ');
     let offset = words.next()?.parse().ok()?;
     let len = words.next()?.parse().ok()?;
@@ -154,19 +154,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_found_in_another_archive_by_path() {
+    fn profile_is_resolved_in_another_archive_by_path() {
         let here = index(&[b"a", b"dir/b c", b"gr\xfcn\n"]);
         let ranges = [
             touched(&here, b"gr\xfcn\n", 10, 20),
             touched(&here, b"dir/b c", 0, 100),
             touched(&here, b"a", 0, 5),
         ];
-        let text = text(&here, &ranges);
+        let text = format_profile(&here, &ranges);
         let expected = "# tarfs profile 1\n10 20 gr\\374n\\n\n0 100 dir/b\\ c\n0 5 a\n";
         assert_eq!(text, expected);
         let there = index(&[b"other", b"a", b"gr\xfcn\n"]);
-        let found = find(&text, &there).expect("a profile");
-        assert_eq!(found.unknown, 1);
+        let found = resolve_profile(&text, &there).expect("a profile");
+        assert_eq!(found.missing_ranges, 1);
         let expected = [
             touched(&there, b"gr\xfcn\n", 10, 20),
             touched(&there, b"a", 0, 5),
@@ -175,10 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn ranges_end_where_the_file_does_and_remarks_are_no_ranges() {
+    fn ranges_are_clamped_and_comments_skipped() {
         let index = index(&[b"a"]);
         let text = "# tarfs profile 1\n# a remark\n\n90 500 a\n700 5 a\n";
-        let found = find(text, &index).expect("a profile");
+        let found = resolve_profile(text, &index).expect("a profile");
         assert_eq!(
             found.ranges,
             [touched(&index, b"a", 90, 10), touched(&index, b"a", 700, 0)]
@@ -186,30 +186,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_profile_is_told_by_its_line() {
+    fn invalid_profile_is_rejected_with_its_line() {
         let index = index(&[b"a"]);
-        assert_eq!(find("", &index), Err(ProfileError::Foreign));
-        assert_eq!(find("0 1 a\n", &index), Err(ProfileError::Foreign));
+        assert_eq!(resolve_profile("", &index), Err(ProfileError::NotAProfile));
+        assert_eq!(resolve_profile("0 1 a\n", &index), Err(ProfileError::NotAProfile));
         for line in ["0 1", "x 1 a", "0 -1 a", "0 1 a\\", "0 1 \\777", "0 1 \\12"] {
             let text = format!("# tarfs profile 1\n0 1 a\n{line}\n");
-            assert_eq!(find(&text, &index), Err(ProfileError::Line(3)), "{line}");
+            assert_eq!(resolve_profile(&text, &index), Err(ProfileError::InvalidLine(3)), "{line}");
         }
     }
 
     #[test]
-    fn a_file_that_went_is_not_written() {
+    fn missing_file_is_left_out_of_the_profile() {
         let index = index(&[b"a"]);
         let gone = AccessedRange {
             ino: Ino(77),
             offset: 0,
             len: 1,
         };
-        assert_eq!(text(&index, &[gone]), "# tarfs profile 1\n");
+        assert_eq!(format_profile(&index, &[gone]), "# tarfs profile 1\n");
     }
 
     proptest! {
         #[test]
-        fn every_name_comes_back(name in prop::collection::vec(any::<u8>(), 0..30)) {
+        fn escaped_name_is_unescaped(name in prop::collection::vec(any::<u8>(), 0..30)) {
             prop_assert_eq!(unescape(&escape(&name)), Some(name));
         }
     }

@@ -13,16 +13,16 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 /// A process in the background lives on when whoever started it is done, and would keep their files
 /// open, with their locks and pipes.
 #[derive(Debug)]
-pub(super) struct Inherited(Vec<RawFd>);
+pub(super) struct InheritedFds(Vec<RawFd>);
 
-impl Inherited {
+impl InheritedFds {
     /// Looks what there is. To be called first, before anything is opened.
-    pub(super) fn look() -> Self {
-        Self(numbers().unwrap_or_default())
+    pub(super) fn collect() -> Self {
+        Self(list_open_fds().unwrap_or_default())
     }
 
     /// Keeps them from programs that this process starts, which may live as long as it does.
-    pub(super) fn keep(&self) {
+    pub(super) fn set_cloexec(&self) {
         for &number in &self.0 {
             // SAFETY: it was open before anything here was opened, and nobody here closes it before
             // `close` takes this value.
@@ -47,7 +47,7 @@ impl Inherited {
 
 /// Lets this process have as many descriptors as it may: 1,024, which is usual, are few for an image of
 /// many layers, or for a copy of which many files are open.
-pub(super) fn allow_all() {
+pub(super) fn raise_open_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
@@ -56,7 +56,7 @@ pub(super) fn allow_all() {
 }
 
 /// Without /proc nothing is found, and everything stays open.
-fn numbers() -> rustix::io::Result<Vec<RawFd>> {
+fn list_open_fds() -> rustix::io::Result<Vec<RawFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat(CWD, "/proc/self/fd", flags, Mode::empty())?;
     // Which is closed at the end, so that its number may soon be another's.
@@ -79,32 +79,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_open_is_seen_and_what_looks_is_not() {
+    fn open_fds_are_listed_without_the_listing_fd() {
         let file = File::open("/dev/null").expect("there");
-        let seen = numbers().expect("there is /proc");
+        let seen = list_open_fds().expect("there is /proc");
         assert!(seen.contains(&file.as_raw_fd()));
         assert!(!seen.contains(&0) && !seen.contains(&1) && !seen.contains(&2));
     }
 
     #[test]
-    fn what_is_started_gets_nothing_that_is_kept() {
+    fn inherited_fds_are_not_passed_to_children() {
         let file = File::open("/dev/null").expect("there");
         fcntl_setfd(&file, FdFlags::empty()).expect("set");
-        let inherited = Inherited(vec![file.as_raw_fd()]);
-        inherited.keep();
+        let inherited = InheritedFds(vec![file.as_raw_fd()]);
+        inherited.set_cloexec();
         let flags = rustix::io::fcntl_getfd(&file).expect("open");
         assert!(flags.contains(FdFlags::CLOEXEC));
     }
 
     #[test]
-    fn what_nobody_owns_is_closed() {
+    fn inherited_fd_is_closed() {
         let number = File::open("/dev/null").expect("there").into_raw_fd();
         let path = format!("/proc/self/fd/{number}");
         assert_eq!(
             std::fs::read_link(&path).expect("open"),
             std::path::Path::new("/dev/null")
         );
-        Inherited(vec![number]).close();
+        InheritedFds(vec![number]).close();
         // The number may be another thread's by now.
         let link = std::fs::read_link(&path).ok();
         assert_ne!(link.as_deref(), Some(std::path::Path::new("/dev/null")));

@@ -2,7 +2,7 @@
 //!
 //! A service of `Type=notify` counts as started when it says so, in a datagram to the socket whose name
 //! is in `NOTIFY_SOCKET`. Whoever does not listen misses nothing: no mount fails for it. A manager believes
-//! the process that it started; where that is a mount's keeper, the mount's words go through it.
+//! the process that it started; where that is a mount's supervisor, the mount's words go through it.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -15,39 +15,39 @@ use std::time::Duration;
 
 use rustix::net::SendFlags;
 
-use super::settings;
+use super::environment;
 
 /// How often it is told how far something is.
-pub(super) const PERIOD: Duration = Duration::from_secs(1);
+pub(super) const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a manager that takes no words is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What begins a word that the next one replaces.
-const STATUS: &str = "STATUS=";
+const STATUS_PREFIX: &str = "STATUS=";
 
 /// Takes a word to a service manager.
-type Way = Box<dyn Fn(&str) -> io::Result<()>>;
+type SendFn = Box<dyn Fn(&str) -> io::Result<()>>;
 
 /// A service manager that waits for word.
-pub(super) struct Manager {
-    way: Way,
+pub(super) struct ServiceManager {
+    send: SendFn,
     /// What it was told last of how this process is.
-    words: RefCell<String>,
+    last_status: RefCell<String>,
 }
 
-impl fmt::Debug for Manager {
+impl fmt::Debug for ServiceManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Manager")
-            .field("words", &self.words)
+        f.debug_struct("ServiceManager")
+            .field("last_status", &self.last_status)
             .finish_non_exhaustive()
     }
 }
 
-impl Manager {
+impl ServiceManager {
     /// The one that started this process and wants to hear of it, if there is one.
-    pub(super) fn find() -> Option<Self> {
-        let name = settings::notify_socket()?;
+    pub(super) fn from_environment() -> Option<Self> {
+        let name = environment::notify_socket()?;
         let manager = Self::connect(&name);
         manager
             .inspect_err(
@@ -56,13 +56,13 @@ impl Manager {
             .ok()
     }
 
-    /// The one that wants to hear of the process that started this one, which `way` leads to, if there is
+    /// The one that wants to hear of the process that started this one, which `send` leads to, if there is
     /// one.
-    pub(super) fn behind(way: impl Fn(&str) -> io::Result<()> + 'static) -> Option<Self> {
-        settings::notify_socket()?;
+    pub(super) fn with_transport(send: impl Fn(&str) -> io::Result<()> + 'static) -> Option<Self> {
+        environment::notify_socket()?;
         Some(Self {
-            way: Box::new(way),
-            words: RefCell::default(),
+            send: Box::new(send),
+            last_status: RefCell::default(),
         })
     }
 
@@ -77,11 +77,11 @@ impl Manager {
         };
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
-        socket.set_write_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         Ok(Self {
-            way: Box::new(move |text| {
+            send: Box::new(move |text| {
                 // A manager that was stopped must not stop the mount. What is said once is worth a wait.
-                let may_wait = !text.starts_with(STATUS);
+                let may_wait = !text.starts_with(STATUS_PREFIX);
                 let flags = if may_wait {
                     SendFlags::NOSIGNAL
                 } else {
@@ -90,41 +90,41 @@ impl Manager {
                 rustix::net::send(&socket, text.as_bytes(), flags)?;
                 Ok(())
             }),
-            words: RefCell::default(),
+            last_status: RefCell::default(),
         })
     }
 
     /// Says that the mount answers.
-    pub(super) fn ready(&self) {
-        self.tell("READY=1");
+    pub(super) fn notify_ready(&self) {
+        self.notify("READY=1");
     }
 
     /// Says in a few words how it is, if that is news; false when that was not to be heard.
-    pub(super) fn status(&self, words: &str) -> bool {
-        let words = words.replace('\n', " ");
-        if *self.words.borrow() == words {
+    pub(super) fn notify_status(&self, text: &str) -> bool {
+        let text = text.replace('\n', " ");
+        if *self.last_status.borrow() == text {
             return true;
         }
-        let is_told = self.tell(&format!("{STATUS}{words}"));
-        if is_told {
-            self.words.replace(words);
+        let is_sent = self.notify(&format!("{STATUS_PREFIX}{text}"));
+        if is_sent {
+            self.last_status.replace(text);
         }
-        is_told
+        is_sent
     }
 
     /// Says that what is left to do is to end.
-    pub(super) fn stopping(&self) {
-        self.tell("STOPPING=1");
+    pub(super) fn notify_stopping(&self) {
+        self.notify("STOPPING=1");
     }
 
     /// Says `text`, which is as `sd_notify(3)` has it; false when there was no room for it.
-    pub(super) fn tell(&self, text: &str) -> bool {
-        let told = (self.way)(text);
-        if let Err(error) = &told {
+    pub(super) fn notify(&self, text: &str) -> bool {
+        let sent = (self.send)(text);
+        if let Err(error) = &sent {
             tracing::debug!(%error, text, "the service manager was not told");
         }
         // Who has gone for good need not be told again.
-        !told.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
@@ -135,16 +135,16 @@ mod tests {
     use super::*;
     use crate::base::thread::Thread;
 
-    fn heard(socket: &UnixDatagram) -> String {
+    fn receive(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 256];
-        let patience = Some(Duration::from_secs(20));
-        socket.set_read_timeout(patience).expect("set");
+        let timeout = Some(Duration::from_secs(20));
+        socket.set_read_timeout(timeout).expect("set");
         let len = socket.recv(&mut bytes).expect("told");
         String::from_utf8_lossy(&bytes[..len]).into_owned()
     }
 
     #[test]
-    fn a_manager_listens_at_a_path_or_an_abstract_name() {
+    fn notification_reaches_path_and_abstract_sockets() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("notify");
         let name = format!("tarfs-test-{}", std::process::id());
@@ -155,44 +155,44 @@ mod tests {
         ];
         for (socket, name) in sockets {
             let socket = socket.expect("bound");
-            let manager = Manager::connect(&name).expect("it listens");
-            manager.status("half\nway");
-            manager.status("half way");
-            manager.ready();
-            manager.stopping();
-            let told = [heard(&socket), heard(&socket), heard(&socket)];
-            assert_eq!(told, ["STATUS=half way", "READY=1", "STOPPING=1"]);
+            let manager = ServiceManager::connect(&name).expect("it listens");
+            manager.notify_status("half\nway");
+            manager.notify_status("half way");
+            manager.notify_ready();
+            manager.notify_stopping();
+            let sent = [receive(&socket), receive(&socket), receive(&socket)];
+            assert_eq!(sent, ["STATUS=half way", "READY=1", "STOPPING=1"]);
         }
     }
 
     #[test]
-    fn a_manager_that_was_stopped_is_not_waited_for() {
+    fn status_to_a_stopped_manager_does_not_block() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("notify");
         let _silent = UnixDatagram::bind(&path).expect("bound");
         let (ended, end) = std::sync::mpsc::channel();
-        let telling = Thread::spawn("telling", move || {
-            let manager = Manager::connect(path.as_os_str()).expect("bound");
+        let sender = Thread::spawn("sender", move || {
+            let manager = ServiceManager::connect(path.as_os_str()).expect("bound");
             // More than a socket holds.
-            let told = (0..10_000).filter(|number: &u32| manager.status(&number.to_string()));
-            assert!(told.count() < 10_000, "there is no end to it");
+            let sent = (0..10_000).filter(|number: &u32| manager.notify_status(&number.to_string()));
+            assert!(sent.count() < 10_000, "there is no end to it");
             ended.send(()).expect("awaited");
         });
         let has_ended = end.recv_timeout(Duration::from_secs(20)).is_ok();
         if !has_ended {
-            std::mem::forget(telling);
+            std::mem::forget(sender);
         }
         assert!(has_ended, "it waits for ever");
     }
 
     #[test]
-    fn a_manager_that_does_not_listen_is_none_and_one_that_ends_does_no_harm() {
+    fn missing_or_ended_manager_is_harmless() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("notify");
-        assert!(Manager::connect(path.as_os_str()).is_err());
+        assert!(ServiceManager::connect(path.as_os_str()).is_err());
         let socket = UnixDatagram::bind(&path).expect("bound");
-        let manager = Manager::connect(path.as_os_str()).expect("it listens");
+        let manager = ServiceManager::connect(path.as_os_str()).expect("it listens");
         drop(socket);
-        manager.ready();
+        manager.notify_ready();
     }
 }

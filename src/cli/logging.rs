@@ -17,64 +17,64 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-use super::settings;
+use super::environment;
 
 /// Where syslog(3) sends its messages; journald listens there, too.
-const SYSTEM_LOG: &str = "/dev/log";
+const SYSLOG_SOCKET: &str = "/dev/log";
 /// syslog's facility for background processes, in the place where it belongs.
-const DAEMON: u8 = 3 << 3;
+const SYSLOG_FACILITY_DAEMON: u8 = 3 << 3;
 
 /// Bytes that a pipe takes at once when it takes any (`PIPE_BUF`, pipe(7)).
-const AT_ONCE_BYTES: usize = 4096;
+const PIPE_BUF_BYTES: usize = 4096;
 /// How long an event waits at the most for what takes none; those after it do not wait any more.
-const PATIENCE: Timespec = Timespec {
+const BLOCKED_WRITE_TIMEOUT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
 };
-const NONE: Timespec = Timespec {
+const NO_WAIT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
 
 /// Whether others wait for this process, so that it waits for nobody to take an event.
-static IS_SERVING: AtomicBool = AtomicBool::new(false);
+static MUST_NOT_BLOCK: AtomicBool = AtomicBool::new(false);
 
 /// Events that were lost since the last one that was not.
-static LOST: AtomicU64 = AtomicU64::new(0);
+static LOST_EVENTS: AtomicU64 = AtomicU64::new(0);
 
 /// The progress bar on the terminal, if one is drawn.
 static PROGRESS_BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-static SINK: Mutex<Sink> = Mutex::new(Sink::Terminal);
+static LOG_SINK: Mutex<LogSink> = Mutex::new(LogSink::Terminal);
 
 /// Where the next event goes besides, until another sink is chosen.
-static COPY: Mutex<Sink> = Mutex::new(Sink::Nowhere);
+static COPY_SINK: Mutex<LogSink> = Mutex::new(LogSink::Discard);
 
 /// Where the next event goes.
 #[derive(Debug)]
-enum Sink {
+enum LogSink {
     Terminal,
     /// What is the terminal leads to the journal, which takes a priority in front of each line.
     Journal,
     File(File),
     /// What `--log-file` names and is no regular file: a pipe or a terminal.
     Stream(File),
-    System(UnixDatagram),
-    Nowhere,
+    Syslog(UnixDatagram),
+    Discard,
 }
 
 /// Sends events of `level` and above to stderr, until another sink is chosen. Later calls change
 /// nothing.
-pub(super) fn start(level: Level) {
-    if leads_to(settings::journal_stream()) {
-        choose(Sink::Journal);
+pub(super) fn init(level: Level) {
+    if is_stderr(environment::journal_stream()) {
+        set_sink(LogSink::Journal);
     }
     let started = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_target(false)
         .with_ansi(false)
         .without_time()
-        .with_writer(Lines)
+        .with_writer(EventWriter)
         .try_init();
     if started.is_err() {
         tracing::debug!("the log was started before");
@@ -82,7 +82,7 @@ pub(super) fn start(level: Level) {
 }
 
 /// Whether stderr is the stream with this device and inode.
-fn leads_to(stream: Option<(u64, u64)>) -> bool {
+fn is_stderr(stream: Option<(u64, u64)>) -> bool {
     let Some(stream) = stream else {
         return false;
     };
@@ -92,16 +92,16 @@ fn leads_to(stream: Option<(u64, u64)>) -> bool {
 }
 
 /// What stands in front of a line of `level` on stderr: its priority, where that leads to the journal.
-pub(super) fn mark(level: Level) -> String {
-    match *SINK.lock().unwrap_or_else(PoisonError::into_inner) {
-        Sink::Journal => marked(level),
+pub(super) fn journal_prefix(level: Level) -> String {
+    match *LOG_SINK.lock().unwrap_or_else(PoisonError::into_inner) {
+        LogSink::Journal => priority_prefix(level),
         _ => String::new(),
     }
 }
 
 /// A priority as sd-daemon(3) has it.
-fn marked(level: Level) -> String {
-    format!("<{}>", severity(level))
+fn priority_prefix(level: Level) -> String {
+    format!("<{}>", syslog_severity(level))
 }
 
 /// Lets lines on the terminal appear above `bar`, or above none.
@@ -110,7 +110,7 @@ pub(super) fn set_progress_bar(bar: Option<ProgressBar>) {
 }
 
 /// Calls `write`, which writes lines to the terminal, with the progress bar hidden.
-pub(super) fn above_progress<T>(write: impl FnOnce() -> T) -> T {
+pub(super) fn suspend_progress_bar<T>(write: impl FnOnce() -> T) -> T {
     let bar = PROGRESS_BAR
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -122,73 +122,73 @@ pub(super) fn above_progress<T>(write: impl FnOnce() -> T) -> T {
 }
 
 /// From now on events that find no room are lost.
-pub(super) fn serve() {
-    IS_SERVING.store(true, Ordering::Relaxed);
+pub(super) fn never_block() {
+    MUST_NOT_BLOCK.store(true, Ordering::Relaxed);
 }
 
 /// Sends events from now on to `file` as well, or else to the system's log, until another sink is chosen.
-pub(super) fn copy_to(file: Option<File>) {
-    let sink = file.map_or_else(of_system, of_file);
-    *COPY.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+pub(super) fn start_copying_to(file: Option<File>) {
+    let sink = file.map_or_else(syslog_sink, file_sink);
+    *COPY_SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
 }
 
 /// Sends events to `file` from now on, with the time.
-pub(super) fn write_to_file(file: File) {
-    choose(of_file(file));
+pub(super) fn log_to_file(file: File) {
+    set_sink(file_sink(file));
 }
 
-fn of_file(file: File) -> Sink {
+fn file_sink(file: File) -> LogSink {
     let is_regular = file.metadata().is_ok_and(|found| found.is_file());
     if is_regular {
-        Sink::File(file)
+        LogSink::File(file)
     } else {
-        Sink::Stream(file)
+        LogSink::Stream(file)
     }
 }
 
 /// Sends events to the journal or syslog from now on; to nobody where there is neither.
-pub(super) fn write_to_system() {
-    choose(of_system());
+pub(super) fn log_to_syslog() {
+    set_sink(syslog_sink());
 }
 
-fn of_system() -> Sink {
+fn syslog_sink() -> LogSink {
     let socket = UnixDatagram::unbound().and_then(|socket| {
         // A log that is full must not stop a mount.
         socket.set_nonblocking(true)?;
-        socket.connect(SYSTEM_LOG)?;
+        socket.connect(SYSLOG_SOCKET)?;
         Ok(socket)
     });
-    socket.map_or(Sink::Nowhere, Sink::System)
+    socket.map_or(LogSink::Discard, LogSink::Syslog)
 }
 
-fn choose(sink: Sink) {
-    *COPY.lock().unwrap_or_else(PoisonError::into_inner) = Sink::Nowhere;
-    *SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+fn set_sink(sink: LogSink) {
+    *COPY_SINK.lock().unwrap_or_else(PoisonError::into_inner) = LogSink::Discard;
+    *LOG_SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
 }
 
 /// Makes a line for each event.
 #[derive(Clone, Copy, Debug)]
-struct Lines;
+struct EventWriter;
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line;
+impl<'a> MakeWriter<'a> for EventWriter {
+    type Writer = EventLine;
 
-    fn make_writer(&'a self) -> Line {
-        Line::new(Level::INFO)
+    fn make_writer(&'a self) -> EventLine {
+        EventLine::new(Level::INFO)
     }
 
-    fn make_writer_for(&'a self, event: &Metadata<'_>) -> Line {
-        Line::new(*event.level())
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> EventLine {
+        EventLine::new(*event.level())
     }
 }
 
 /// One event, sent when complete.
-struct Line {
+struct EventLine {
     level: Level,
     text: Vec<u8>,
 }
 
-impl Line {
+impl EventLine {
     fn new(level: Level) -> Self {
         Self {
             level,
@@ -197,7 +197,7 @@ impl Line {
     }
 }
 
-impl Write for Line {
+impl Write for EventLine {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.text.write(bytes)
     }
@@ -207,9 +207,9 @@ impl Write for Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for EventLine {
     fn drop(&mut self) {
-        for sink in [&SINK, &COPY] {
+        for sink in [&LOG_SINK, &COPY_SINK] {
             let sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
             // There is nobody left to tell.
             drop(self.send(&sink));
@@ -217,57 +217,57 @@ impl Drop for Line {
     }
 }
 
-impl Line {
-    fn send(&self, sink: &Sink) -> io::Result<()> {
+impl EventLine {
+    fn send(&self, sink: &LogSink) -> io::Result<()> {
         match sink {
-            Sink::Terminal => above_progress(|| say(&io::stderr(), "", &self.text)),
-            Sink::Journal => say(&io::stderr(), &marked(self.level), &self.text),
-            Sink::File(file) => { file }.write_all(&[now().as_bytes(), b" ", &self.text].concat()),
-            Sink::Stream(file) => say(file, &format!("{} ", now()), &self.text),
-            Sink::System(socket) => socket.send(&datagram(self.level, &self.text)).map(drop),
-            Sink::Nowhere => Ok(()),
+            LogSink::Terminal => suspend_progress_bar(|| write_line(&io::stderr(), "", &self.text)),
+            LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
+            LogSink::File(file) => { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat()),
+            LogSink::Stream(file) => write_line(file, &format!("{} ", format_now()), &self.text),
+            LogSink::Syslog(socket) => socket.send(&syslog_datagram(self.level, &self.text)).map(drop),
+            LogSink::Discard => Ok(()),
         }
     }
 }
 
-/// Writes a line to `target` behind `mark`, and before it how many there was no room for.
-fn say(target: &(impl AsFd + ?Sized), mark: &str, text: &[u8]) -> io::Result<()> {
-    let lost = LOST.load(Ordering::Relaxed);
-    let patience = match (IS_SERVING.load(Ordering::Relaxed), lost) {
+/// Writes a line to `target` behind `prefix`, and before it how many there was no room for.
+fn write_line(target: &(impl AsFd + ?Sized), prefix: &str, text: &[u8]) -> io::Result<()> {
+    let lost = LOST_EVENTS.load(Ordering::Relaxed);
+    let timeout = match (MUST_NOT_BLOCK.load(Ordering::Relaxed), lost) {
         (false, _) => None,
-        (true, 0) => Some(&PATIENCE),
-        (true, _) => Some(&NONE),
+        (true, 0) => Some(&BLOCKED_WRITE_TIMEOUT),
+        (true, _) => Some(&NO_WAIT),
     };
-    let mut line = mark.as_bytes().to_vec();
+    let mut line = prefix.as_bytes().to_vec();
     if lost > 0 {
-        line.extend(format!(" WARN {lost} messages before this one are lost\n{mark}").bytes());
+        line.extend(format!(" WARN {lost} messages before this one are lost\n{prefix}").bytes());
     }
     line.extend_from_slice(text);
-    match write_where_there_is_room(target, &line, patience) {
+    match write_with_timeout(target, &line, timeout) {
         Ok(()) => {
-            LOST.fetch_sub(lost, Ordering::Relaxed);
+            LOST_EVENTS.fetch_sub(lost, Ordering::Relaxed);
             Ok(())
         }
         Err(error) => {
-            LOST.fetch_add(1, Ordering::Relaxed);
+            LOST_EVENTS.fetch_add(1, Ordering::Relaxed);
             Err(error)
         }
     }
 }
 
-/// Writes `bytes` to `target` without waiting for longer than `patience` for room, if that is limited.
+/// Writes `bytes` to `target` without waiting for longer than `timeout` for room, if that is limited.
 ///
 /// # Errors
 /// When there is none; part of it may be written.
-fn write_where_there_is_room(
+fn write_with_timeout(
     target: impl AsFd,
     bytes: &[u8],
-    patience: Option<&Timespec>,
+    timeout: Option<&Timespec>,
 ) -> io::Result<()> {
-    for mut part in bytes.chunks(AT_ONCE_BYTES) {
+    for mut part in bytes.chunks(PIPE_BUF_BYTES) {
         while !part.is_empty() {
             let mut polled = [PollFd::new(&target, PollFlags::OUT)];
-            if poll(&mut polled, patience)? == 0 {
+            if poll(&mut polled, timeout)? == 0 {
                 return Err(ErrorKind::WouldBlock.into());
             }
             let written = rustix::io::write(&target, part)?;
@@ -278,14 +278,14 @@ fn write_where_there_is_room(
 }
 
 /// A message as syslog(3) sends it: severity and facility, name and process, text.
-fn datagram(level: Level, text: &[u8]) -> Vec<u8> {
-    let priority = DAEMON | severity(level);
+fn syslog_datagram(level: Level, text: &[u8]) -> Vec<u8> {
+    let priority = SYSLOG_FACILITY_DAEMON | syslog_severity(level);
     let mut message = format!("<{priority}>tarfs[{}]: ", std::process::id()).into_bytes();
     message.extend_from_slice(text.trim_ascii());
     message
 }
 
-fn severity(level: Level) -> u8 {
+fn syslog_severity(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
         Level::WARN => 4,
@@ -294,7 +294,7 @@ fn severity(level: Level) -> u8 {
     }
 }
 
-fn now() -> String {
+fn format_now() -> String {
     let mut text = String::new();
     match SystemTime.format_time(&mut Writer::new(&mut text)) {
         Ok(()) => text,
@@ -307,11 +307,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_lost_and_not_waited_for() {
+    fn log_to_a_full_pipe_times_out_and_is_lost() {
         let (mut reader, writer) = io::pipe().expect("a pipe");
-        let line = [b'a'; 3 * AT_ONCE_BYTES / 2];
+        let line = [b'a'; 3 * PIPE_BUF_BYTES / 2];
         let soon = Timespec::default();
-        let write = || write_where_there_is_room(&writer, &line, Some(&soon));
+        let write = || write_with_timeout(&writer, &line, Some(&soon));
         let error = (0..1000).find_map(|_| write().err()).expect("full");
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         let mut some = vec![0; 16 << 10];
@@ -320,12 +320,12 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_carries_its_priority_and_no_line_end() {
+    fn syslog_datagram_has_priority_and_no_newline() {
         let expected = format!("<27>tarfs[{}]: ERROR it broke", std::process::id());
         assert_eq!(
-            datagram(Level::ERROR, b"ERROR it broke\n"),
+            syslog_datagram(Level::ERROR, b"ERROR it broke\n"),
             expected.as_bytes()
         );
-        assert_eq!(severity(Level::TRACE), 7);
+        assert_eq!(syslog_severity(Level::TRACE), 7);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::control::{IndexState, MemoryUse, Phase, PrefetchStatus, DiskCacheUsage};
+use super::control_socket::{IndexState, MemoryUse, Phase, PrefetchStatus, DiskCacheUsage};
 use super::output;
-use super::prefetch::Notes;
+use super::prefetch::NotesFn;
 use crate::archive::{PrefetchMode, Archive, PrefetchProgress, PrefetchState};
 use crate::index::Index;
 use crate::layers::LayeredArchive;
 
 /// What there is to tell, asked for each status.
-pub(super) trait Telling {
+pub(super) trait StatusSource {
     /// What is not as it could be, in words, e.g. that reads start again from the front because the
     /// disk cache was lost.
     fn notes(&self) -> Vec<String>;
@@ -25,7 +25,7 @@ pub(super) trait Telling {
     fn memory(&self) -> MemoryUse;
 
     /// What disk is used for.
-    fn spool(&self) -> Option<DiskCacheUsage>;
+    fn disk_cache(&self) -> Option<DiskCacheUsage>;
 
     /// How far what is fetched in the background is.
     fn prefetch(&self) -> PrefetchStatus;
@@ -43,27 +43,27 @@ pub(super) struct Damage {
 }
 
 /// One archive.
-pub(super) struct OfArchive {
+pub(super) struct ArchiveStatus {
     /// It.
     pub archive: Arc<Archive>,
     /// Whether what is decoded may be kept on disk.
-    pub is_spooled: bool,
+    pub has_disk_cache: bool,
     /// What of prefetching is not to be had.
-    pub said: Notes,
+    pub prefetch_notes: NotesFn,
 }
 
 /// Several as one tree.
-pub(super) struct OfStack {
+pub(super) struct LayeredStatus {
     /// They.
     pub stack: Arc<LayeredArchive>,
     /// Whether what is decoded may be kept on disk.
-    pub is_spooled: bool,
+    pub has_disk_cache: bool,
 }
 
-impl Telling for OfArchive {
+impl StatusSource for ArchiveStatus {
     fn notes(&self) -> Vec<String> {
-        let mut notes = notes(&self.archive, self.is_spooled);
-        notes.extend((self.said)());
+        let mut notes = notes(&self.archive, self.has_disk_cache);
+        notes.extend((self.prefetch_notes)());
         notes
     }
 
@@ -79,7 +79,7 @@ impl Telling for OfArchive {
             phase,
             scanned_bytes: archive.stats().scanned_packed_bytes.get(),
             of_bytes: archive.source().fingerprint().len,
-            failure: failure.map(|failure| output::chain_of(&*failure)),
+            failure: failure.map(|failure| output::format_error_chain(&*failure)),
         }
     }
 
@@ -88,25 +88,25 @@ impl Telling for OfArchive {
     }
 
     fn memory(&self) -> MemoryUse {
-        memory(&self.archive)
+        memory_use(&self.archive)
     }
 
-    fn spool(&self) -> Option<DiskCacheUsage> {
-        spool(&self.archive)
+    fn disk_cache(&self) -> Option<DiskCacheUsage> {
+        disk_cache_use(&self.archive)
     }
 
     fn prefetch(&self) -> PrefetchStatus {
         let progress = self.archive.prefetch_progress();
-        progress.map(in_words).unwrap_or_default()
+        progress.map(prefetch_status).unwrap_or_default()
     }
 }
 
-impl Telling for OfStack {
+impl StatusSource for LayeredStatus {
     fn notes(&self) -> Vec<String> {
         let mut all = Vec::new();
         for layer in self.stack.layers() {
             let location = layer.source().location();
-            let of_layer = notes(layer, self.is_spooled).into_iter();
+            let of_layer = notes(layer, self.has_disk_cache).into_iter();
             all.extend(of_layer.map(|note| format!("{location}: {note}")));
         }
         all
@@ -134,15 +134,15 @@ impl Telling for OfStack {
     fn memory(&self) -> MemoryUse {
         let layers = self.stack.layers();
         let indexes = layers.iter().map(|layer| layer.memory_use().index_bytes);
-        let shared = layers.first().map(|layer| memory(layer));
+        let shared = layers.first().map(|layer| memory_use(layer));
         MemoryUse {
             index_bytes: indexes.sum::<u64>() + self.stack.memory_bytes(),
             ..shared.unwrap_or_default()
         }
     }
 
-    fn spool(&self) -> Option<DiskCacheUsage> {
-        let uses = self.stack.layers().iter().filter_map(|layer| spool(layer));
+    fn disk_cache(&self) -> Option<DiskCacheUsage> {
+        let uses = self.stack.layers().iter().filter_map(|layer| disk_cache_use(layer));
         uses.reduce(|one, other| DiskCacheUsage {
             held_bytes: one.held_bytes + other.held_bytes,
             // Whoever looked last.
@@ -164,12 +164,12 @@ impl Telling for OfStack {
                 replayed_spans: 0,
                 replay_spans: 0,
             });
-        sum.map(in_words).unwrap_or_default()
+        sum.map(prefetch_status).unwrap_or_default()
     }
 }
 
 /// What is not as it could be with the bytes of an archive.
-fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
+fn notes(archive: &Archive, has_disk_cache: bool) -> Vec<String> {
     let mut notes = archive.notes();
     notes.extend(archive.disk_cache_problem());
     let doubt = archive.source().fingerprint().doubt();
@@ -179,7 +179,7 @@ fn notes(archive: &Archive, is_spooled: bool) -> Vec<String> {
              samples of the archive, and decoded data of earlier mounts is not used"
         )
     }));
-    if !is_spooled && archive.has_unseekable_spans() {
+    if !has_disk_cache && archive.has_unseekable_spans() {
         notes.push(
             "parts of the stream cannot be decoded from the middle: without a disk cache \
              (--no-disk-cache) reads there decode from the start of their frame"
@@ -197,7 +197,7 @@ fn damage(index: &Index) -> Damage {
     }
 }
 
-fn memory(archive: &Archive) -> MemoryUse {
+fn memory_use(archive: &Archive) -> MemoryUse {
     let used = archive.memory_use();
     MemoryUse {
         budget_bytes: used.budget_bytes,
@@ -208,7 +208,7 @@ fn memory(archive: &Archive) -> MemoryUse {
     }
 }
 
-fn spool(archive: &Archive) -> Option<DiskCacheUsage> {
+fn disk_cache_use(archive: &Archive) -> Option<DiskCacheUsage> {
     let used = archive.disk_cache_use()?;
     Some(DiskCacheUsage {
         held_bytes: used.held_bytes,
@@ -217,7 +217,7 @@ fn spool(archive: &Archive) -> Option<DiskCacheUsage> {
     })
 }
 
-fn in_words(progress: PrefetchProgress) -> PrefetchStatus {
+fn prefetch_status(progress: PrefetchProgress) -> PrefetchStatus {
     let what = match progress.mode {
         PrefetchMode::Off => "none",
         PrefetchMode::ReadAhead => "ahead",

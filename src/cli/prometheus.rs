@@ -4,17 +4,17 @@
 
 use std::fmt::Write;
 
-use super::control::{CopyProgress, Phase, Status};
+use super::control_socket::{CopyProgress, Phase, Status};
 use crate::base::stats::{CounterKind, Stats};
 
 /// What the answer calls itself.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The figures of `status`, each labelled with its mountpoint.
-pub(super) fn exposition(status: &Status) -> String {
+pub(super) fn render(status: &Status) -> String {
     let mut page = Page {
         text: String::new(),
-        mountpoint: escaped(&status.mountpoint),
+        mountpoint: escape_label(&status.mountpoint),
     };
     let (memory, prefetch) = (&status.memory, &status.prefetch);
     for (name, help, value) in [
@@ -90,7 +90,7 @@ pub(super) fn exposition(status: &Status) -> String {
             prefetch.replay_spans,
         ),
     ] {
-        page.add(name, "gauge", help, value);
+        page.add_metric(name, "gauge", help, value);
     }
     if let Some(disk_cache) = &status.disk_cache {
         for (name, help, value) in [
@@ -110,7 +110,7 @@ pub(super) fn exposition(status: &Status) -> String {
                 disk_cache.limit_bytes,
             ),
         ] {
-            page.add(name, "gauge", help, value);
+            page.add_metric(name, "gauge", help, value);
         }
     }
     if let Some(copy) = &status.copy {
@@ -124,9 +124,9 @@ pub(super) fn exposition(status: &Status) -> String {
         match counter.kind {
             CounterKind::Sum => {
                 let name = format!("{}_total", counter.name);
-                page.add(&name, "counter", counter.help, value);
+                page.add_metric(&name, "counter", counter.help, value);
             }
-            CounterKind::Peak => page.add(counter.name, "gauge", counter.help, value),
+            CounterKind::Peak => page.add_metric(counter.name, "gauge", counter.help, value),
         }
     }
     page.text
@@ -140,7 +140,7 @@ struct Page {
 
 impl Page {
     /// Adds a metric, `tarfs_` before its name. `help` is one of ours and needs no escapes.
-    fn add(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+    fn add_metric(&mut self, name: &str, kind: &str, help: &str, value: u64) {
         let mountpoint = &self.mountpoint;
         let written = write!(
             self.text,
@@ -187,13 +187,13 @@ impl Page {
                 u64::from(copy.state == "complete"),
             ),
         ] {
-            self.add(name, "gauge", help, value);
+            self.add_metric(name, "gauge", help, value);
         }
     }
 }
 
 /// The value of a label, with escapes for what would end it.
-fn escaped(value: &str) -> String {
+fn escape_label(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     for letter in value.chars() {
         match letter {
@@ -223,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_has_its_help_its_type_and_its_value() {
-        let text = exposition(&status("/mnt"));
+    fn each_metric_has_help_type_and_value() {
+        let text = render(&status("/mnt"));
         let expected = [
             "# HELP tarfs_mount_timestamp_seconds When it was mounted, in seconds since 1970.\n\
              # TYPE tarfs_mount_timestamp_seconds gauge\n\
@@ -257,8 +257,8 @@ mod tests {
     }
 
     #[test]
-    fn names_are_distinct_and_lines_are_whole() {
-        let text = exposition(&status("/mnt"));
+    fn metric_names_are_unique_and_lines_complete() {
+        let text = render(&status("/mnt"));
         assert!(text.ends_with('\n'));
         let names = text.lines().filter_map(|line| {
             let (name, _) = line.split_once('{')?;
@@ -274,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mountpoint_cannot_break_out_of_its_label() {
-        let text = exposition(&status("/a\"b\\c\nd\u{fffd}"));
+    fn mountpoint_in_metric_label_is_escaped() {
+        let text = render(&status("/a\"b\\c\nd\u{fffd}"));
         let line = text
             .lines()
             .find(|line| line.starts_with("tarfs_entries{"))

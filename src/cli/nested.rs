@@ -4,64 +4,64 @@ use std::fmt;
 use std::str::FromStr;
 
 /// What stands in front of a file's name, as in the URLs of Java's archives.
-const BANG: &str = "!/";
+const MEMBER_SEPARATOR: &str = "!/";
 
 /// A part of what is at another place, which may be a part itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Part {
+pub(super) struct NestedSource {
     /// A path, a URL, or the name of a part.
-    pub place: String,
-    pub what: What,
+    pub outer: String,
+    pub part: Part,
 }
 
 /// Which part.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum What {
+pub(super) enum Part {
     /// The file of this path in the archive: `tar:PLACE!/PATH`.
     File(String),
     /// So many bytes from here on, or all of them: `slice:START+LEN:PLACE`, `slice:START:PLACE`.
-    Bytes { start: u64, len: Option<u64> },
+    Range { start: u64, len: Option<u64> },
 }
 
-impl Part {
+impl NestedSource {
     /// The part that `spec` names; `None` when it names none, and so is a path or a URL. A file of such
     /// a name is given as `./tar:name!/path`.
     pub(super) fn parse(spec: &str) -> Option<Self> {
         let (kind, rest) = spec.split_once(':')?;
-        let (place, what) = match kind {
+        let (outer, part) = match kind {
             "tar" => {
-                let (place, path) = rest.rsplit_once(BANG)?;
-                (place, What::File(path.to_owned()))
+                let (outer, path) = rest.rsplit_once(MEMBER_SEPARATOR)?;
+                (outer, Part::File(path.to_owned()))
             }
             "slice" => {
-                let (range, place) = rest.split_once(':')?;
+                let (range, outer) = rest.split_once(':')?;
                 let (start, len) = match range.split_once('+') {
                     Some((start, len)) => (start, Some(u64::from_str(len).ok()?)),
                     None => (range, None),
                 };
                 let start = u64::from_str(start).ok()?;
-                (place, What::Bytes { start, len })
+                (outer, Part::Range { start, len })
             }
             _ => return None,
         };
         Some(Self {
-            place: place.to_owned(),
-            what,
+            outer: outer.to_owned(),
+            part,
         })
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for NestedSource {
     /// As it is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = &self.place;
-        match &self.what {
-            What::File(path) => write!(f, "tar:{place}{BANG}{path}"),
-            What::Bytes { start, len: None } => write!(f, "slice:{start}:{place}"),
-            What::Bytes {
+        let outer = &self.outer;
+        match &self.part {
+            Part::File(path) => write!(f, "tar:{outer}{MEMBER_SEPARATOR}{path}"),
+            Part::Range { start, len: None } => write!(f, "slice:{start}:{outer}"),
+            Part::Range {
                 start,
                 len: Some(len),
-            } => write!(f, "slice:{start}+{len}:{place}"),
+            } => write!(f, "slice:{start}+{len}:{outer}"),
         }
     }
 }
@@ -71,10 +71,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_named_by_its_place_and_what_it_is_there() {
-        let file = |path: &str| What::File(path.to_owned());
-        let bytes = |start, len| What::Bytes { start, len };
-        for (spec, place, what) in [
+    fn nested_source_is_parsed_and_printed() {
+        let file = |path: &str| Part::File(path.to_owned());
+        let bytes = |start, len| Part::Range { start, len };
+        for (spec, outer, part) in [
             ("tar:a.tar!/b.tar.gz", "a.tar", file("b.tar.gz")),
             (
                 "tar:https://me:pw@example.com:8443/a.tar?sig=1!/d/b.tar",
@@ -91,9 +91,9 @@ mod tests {
             ),
             ("slice:1+2:tar:a!/b", "tar:a!/b", bytes(1, Some(2))),
         ] {
-            let part = Part::parse(spec).expect(spec);
-            assert_eq!(part.to_string(), spec);
-            assert_eq!((part.place.as_str(), part.what), (place, what), "{spec}");
+            let nested = NestedSource::parse(spec).expect(spec);
+            assert_eq!(nested.to_string(), spec);
+            assert_eq!((nested.outer.as_str(), nested.part), (outer, part), "{spec}");
         }
         for spec in [
             "a.tar",
@@ -105,7 +105,7 @@ mod tests {
             "slice:1+:a",
             "slice:18446744073709551616:a",
         ] {
-            assert_eq!(Part::parse(spec), None, "{spec}");
+            assert_eq!(NestedSource::parse(spec), None, "{spec}");
         }
     }
 }

@@ -10,17 +10,17 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::runtime::Runtime;
 
-use super::args::{CacheArgs, SavedArgs, SourceArgs};
-use super::copy::Original;
-use super::given::{self, Outer};
+use super::args::{CacheArgs, SavedIndexArgs, SourceArgs};
+use super::copy::CopySource;
+use super::resolve::{self, OuterArchiveOptions};
 use super::headers::{self, Header};
 use super::layers::{self, LayerArgs};
-use super::mount::{MountArgs, Opened};
-use super::output::{Progress, Task};
-use super::part::Part;
+use super::mount::{MountArgs, OpenedArchive};
+use super::output::{Progress, ProgressOptions};
+use super::nested::NestedSource;
 use super::prefetch::Mode;
-use super::telling::OfArchive;
-use super::{privileges, settings};
+use super::status_source::ArchiveStatus;
+use super::{privileges, environment};
 use crate::archive::{Archive, WaitFor, IndexGuard, OpenOptions, DiskCacheMode, Callback, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
@@ -34,7 +34,7 @@ use crate::tar;
 ///
 /// # Errors
 /// When the system has no thread left to give.
-pub(super) fn network() -> anyhow::Result<Runtime> {
+pub(super) fn start_network_runtime() -> anyhow::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("tarfs-net")
@@ -48,7 +48,7 @@ pub(super) fn network() -> anyhow::Result<Runtime> {
 ///
 /// # Errors
 /// When it cannot be reached, or is none.
-pub(super) fn source_with(
+pub(super) fn open_source_with(
     headers: &[Header],
     args: &SourceArgs,
     known_version: Option<Fingerprint>,
@@ -59,11 +59,11 @@ pub(super) fn source_with(
     let options = source::Options {
         headers: headers.map(|header| (header.name, header.value)).collect(),
         allow_insecure_redirects: args.allow_insecure_redirects,
-        certificates: certificates(args.cacert.as_deref())?,
+        certificates: load_certificates(args.cacert.as_deref())?,
         known_version,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),
-        retry: retry(args),
+        retry: retry_options(args),
         stats: Arc::clone(stats),
         ..source::Options::default()
     };
@@ -76,14 +76,14 @@ pub(super) fn source_with(
 }
 
 /// How stubborn a source is. Who gives a number means it.
-fn retry(args: &SourceArgs) -> Retry {
-    let usual = Retry::default();
+fn retry_options(args: &SourceArgs) -> Retry {
+    let default = Retry::default();
     Retry {
         attempts: args
             .retries
-            .map_or(usual.attempts, |retries| retries.saturating_add(1)),
+            .map_or(default.attempts, |retries| retries.saturating_add(1)),
         retries_outages: args.retries.is_none(),
-        ..usual
+        ..default
     }
 }
 
@@ -107,12 +107,12 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
             bytes_per_second: args.min_speed.0,
             wait: Duration::from_secs(args.min_speed_wait),
         },
-        memory: LayerArgs::default().memory(args),
-        workers: settings::processors(),
+        memory: LayerArgs::default().memory_budget(args),
+        workers: environment::processors(),
         // What is asked of an image is asked of its manifest, which speaks for the layers.
         sha256: args
             .expect_sha256
-            .filter(|_| given::reference(args).is_none())
+            .filter(|_| resolve::image_reference(args).is_none())
             .map_or(scan::Digest::Ignore, scan::Digest::Expect),
         ..scan::Options::default()
     }
@@ -124,7 +124,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
     reason = "each is a setting of its own"
 )]
 #[derive(Debug)]
-pub(super) struct Opening<'a> {
+pub(super) struct OpenRequest<'a> {
     pub source: &'a SourceArgs,
     pub layers: &'a LayerArgs,
     pub cache: &'a CacheArgs,
@@ -142,12 +142,12 @@ pub(super) struct Opening<'a> {
 
 /// What a verb has opened: one archive, or several as one tree.
 #[derive(Debug)]
-pub(super) enum Tree {
+pub(super) enum OpenedTree {
     Archive(Box<Archive>),
     LayeredArchive(LayeredArchive),
 }
 
-impl Tree {
+impl OpenedTree {
     /// All of it.
     pub(super) fn index(&self) -> IndexGuard<'_> {
         match self {
@@ -157,7 +157,7 @@ impl Tree {
     }
 }
 
-impl Opening<'_> {
+impl OpenRequest<'_> {
     /// How each archive is opened.
     pub(super) fn options(&self) -> OpenOptions {
         let mut options = open_options(self.source, &self.cache.saved, self.spooling);
@@ -167,40 +167,40 @@ impl Opening<'_> {
         options
     }
 
-    /// Whether it is several archives; see [`LayerArgs::make_a_stack`].
+    /// Whether it is several archives; see [`LayerArgs::is_layered`].
     ///
     /// # Errors
     /// When something is asked that several cannot do.
-    fn is_of_layers(&self) -> anyhow::Result<bool> {
+    fn is_layered(&self) -> anyhow::Result<bool> {
         let index = self.cache.saved.index.as_deref();
-        self.layers.make_a_stack(self.source, index)
+        self.layers.is_layered(self.source, index)
     }
 
     /// All of SOURCE and what is laid over it, with its index.
     ///
     /// # Errors
     /// When it cannot be opened, or is read from standard input, which gives it only once.
-    pub(super) fn open(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<Tree> {
-        privileges::guard(self.source, self.layers);
-        let headers = headers::all(&self.source.headers)?;
-        if self.is_of_layers()? {
-            let outer = Outer::with(self.cache, self.quiet);
+    pub(super) fn open(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<OpenedTree> {
+        privileges::disable_core_dumps(self.source, self.layers);
+        let headers = headers::load_all(&self.source.headers)?;
+        if self.is_layered()? {
+            let outer = OuterArchiveOptions::from_cache_args(self.cache, self.quiet);
             let layers =
-                layers::sources(self.source, self.layers, &headers, &outer, network, stats)?;
-            let stack = layers::stack(&layers, self, network, stats)?;
-            return Ok(Tree::LayeredArchive(stack));
+                layers::open_sources(self.source, self.layers, &headers, &outer, network, stats)?;
+            let stack = layers::open_layered(&layers, self, network, stats)?;
+            return Ok(OpenedTree::LayeredArchive(stack));
         }
         if self.source.source == "-" {
             anyhow::bail!("standard input can only be materialized");
         }
-        let outer = Outer {
-            count: self.layers.outer_count(self.source),
-            ..Outer::with(self.cache, self.quiet)
+        let outer = OuterArchiveOptions {
+            count: self.layers.outer_archive_count(self.source),
+            ..OuterArchiveOptions::from_cache_args(self.cache, self.quiet)
         };
-        let source = given::source(&headers, self.source, &outer, network, stats)?;
-        let _progress = indexing(source.fingerprint().len, stats, self.quiet);
+        let source = resolve::open_source(&headers, self.source, &outer, network, stats)?;
+        let _progress = start_indexing_progress(source.fingerprint().len, stats, self.quiet);
         let archive = Archive::open(source, &self.options(), network.handle(), stats)?;
-        Ok(Tree::Archive(Box::new(archive)))
+        Ok(OpenedTree::Archive(Box::new(archive)))
     }
 }
 
@@ -208,49 +208,49 @@ impl Opening<'_> {
 ///
 /// # Errors
 /// When it cannot be opened.
-pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<Opened> {
-    let network = network()?;
-    let headers = headers::all(&args.source.headers)?;
-    let (source, layers) = (absolute(&args.source), layers::absolute(&args.layers));
+pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
+    let network = start_network_runtime()?;
+    let headers = headers::load_all(&args.source.headers)?;
+    let (source, layers) = (with_absolute_paths(&args.source), layers::with_absolute_paths(&args.layers));
     let has_terminal = io::stderr().is_terminal();
-    let opening = Opening {
+    let request = OpenRequest {
         source: &source,
         layers: &layers,
         cache: &args.cache,
-        spooling: spooling(&args.cache),
+        spooling: disk_cache_policy(&args.cache),
         // What is fetched anyway had better be fetched while the scan goes by.
         hops: args.prefetch.prefetch != Mode::All,
         // The copy holds files of an earlier scan.
         should_rescan_unproven: args.copy_to.is_some(),
         should_log_problems: true,
-        quiet: !(args.foreground || args.waits() && has_terminal),
+        quiet: !(args.foreground || args.waits_for_index() && has_terminal),
     };
-    if opening.is_of_layers()? {
-        let opening = Opening {
+    if request.is_layered()? {
+        let request = OpenRequest {
             quiet: !(args.foreground || has_terminal),
-            ..opening
+            ..request
         };
-        let outer = Outer {
+        let outer = OuterArchiveOptions {
             shown_version: args.shown_version.clone(),
-            ..Outer::with(&args.cache, opening.quiet)
+            ..OuterArchiveOptions::from_cache_args(&args.cache, request.quiet)
         };
-        let opened = layers::sources(&source, &layers, &headers, &outer, &network, &stats)?;
-        return layers::for_mount(args, &opened, &opening, network, stats);
+        let opened = layers::open_sources(&source, &layers, &headers, &outer, &network, &stats)?;
+        return layers::open_for_mount(args, &opened, &request, network, stats);
     }
-    let outer = Outer {
-        count: layers.outer_count(&source),
+    let outer = OuterArchiveOptions {
+        count: layers.outer_archive_count(&source),
         shown_version: args.shown_version.clone(),
-        ..Outer::with(&args.cache, opening.quiet)
+        ..OuterArchiveOptions::from_cache_args(&args.cache, request.quiet)
     };
-    let name = name(&source);
-    let source = given::source(&headers, &source, &outer, &network, &stats)?;
-    let progress = indexing(source.fingerprint().len, &stats, opening.quiet);
-    let options = opening.options();
+    let name = mount_source_name(&source);
+    let source = resolve::open_source(&headers, &source, &outer, &network, &stats)?;
+    let progress = start_indexing_progress(source.fingerprint().len, &stats, request.quiet);
+    let options = request.options();
     if args.shown_version.is_some() {
-        // Users wait, but the keeper does so as long as the source cannot be reached.
+        // Users wait, but the supervisor does so as long as the source cannot be reached.
         options.scan.retry_forever.enable();
     }
-    let archive = if args.waits() {
+    let archive = if args.waits_for_index() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
         let archive = Archive::open_early(source, &options, network.handle(), &stats)?;
@@ -260,9 +260,9 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
     };
     archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
     let archive = Arc::new(archive);
-    let (recording, said) =
+    let (recording, prefetch_notes) =
         super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;
-    Ok(Opened {
+    Ok(OpenedArchive {
         name,
         location: archive.source().location().to_owned(),
         layers: Vec::new(),
@@ -270,24 +270,24 @@ pub(super) fn for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<O
         is_strong: archive.source().fingerprint().is_strong(),
         content: Arc::<Archive>::clone(&archive),
         stats,
-        original: Original::of(&archive),
-        telling: Box::new(OfArchive {
+        copy_source: CopySource::from_archive(&archive),
+        status_source: Box::new(ArchiveStatus {
             archive,
-            is_spooled: !args.cache.no_disk_cache,
-            said,
+            has_disk_cache: !args.cache.no_disk_cache,
+            prefetch_notes,
         }),
         recording,
         network,
     })
 }
 
-/// What the kernel lists as the source of a mount of `args`, which are [absolute].
-pub(super) fn name(args: &SourceArgs) -> String {
+/// What the kernel lists as the source of a mount of `args`, which are [absolute](with_absolute_paths).
+pub(super) fn mount_source_name(args: &SourceArgs) -> String {
     source::redact(&args.source.to_string_lossy())
 }
 
 /// What is to be done with decoded data.
-pub(super) fn spooling(cache: &CacheArgs) -> DiskCacheMode {
+pub(super) fn disk_cache_policy(cache: &CacheArgs) -> DiskCacheMode {
     if cache.no_disk_cache {
         return DiskCacheMode::Disabled;
     }
@@ -300,7 +300,7 @@ pub(super) fn spooling(cache: &CacheArgs) -> DiskCacheMode {
 const MAX_CERTIFICATES_LEN: u64 = 16 << 20;
 
 /// The certificates in the file that --cacert names, if it is given.
-fn certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
+fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     let Some(path) = file else {
         return Ok(Certificates::default());
     };
@@ -319,9 +319,9 @@ fn certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
 
 /// The same source wherever the process goes: a mount leaves the directory it was started in, and
 /// its status should name a path that everyone understands.
-fn absolute(args: &SourceArgs) -> SourceArgs {
+fn with_absolute_paths(args: &SourceArgs) -> SourceArgs {
     SourceArgs {
-        source: absolute_path(&args.source),
+        source: absolute_source(&args.source),
         cacert: args.cacert.as_ref().map(|path| {
             let absolute = std::path::absolute(path);
             absolute.unwrap_or_else(|_| path.clone())
@@ -331,11 +331,11 @@ fn absolute(args: &SourceArgs) -> SourceArgs {
 }
 
 /// The same source wherever the process goes.
-pub(super) fn absolute_path(source: &OsString) -> OsString {
+pub(super) fn absolute_source(source: &OsString) -> OsString {
     let text = source.to_str();
-    if let Some(part) = text.and_then(Part::parse) {
-        return match absolute_path(&part.place.into()).into_string() {
-            Ok(place) => Part { place, ..part }.to_string().into(),
+    if let Some(nested) = text.and_then(NestedSource::parse) {
+        return match absolute_source(&nested.outer.into()).into_string() {
+            Ok(outer) => NestedSource { outer, ..nested }.to_string().into(),
             Err(_) => source.clone(),
         };
     }
@@ -345,7 +345,7 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
             Transport::Oci if reference.location.contains("://") => None,
             Transport::Oci => std::path::absolute(&reference.location).ok().map(Into::into),
             Transport::OciArchive | Transport::DockerArchive => {
-                Some(absolute_path(&reference.location.clone().into()))
+                Some(absolute_source(&reference.location.clone().into()))
             }
         };
         if !reference.location.is_empty()
@@ -372,24 +372,24 @@ pub(super) fn absolute_path(source: &OsString) -> OsString {
 }
 
 /// Shows how the indexing of what has so many packed bytes goes, unless `quiet`.
-pub(super) fn indexing(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool) -> Progress {
-    let task = Task {
+pub(super) fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool) -> Progress {
+    let options = ProgressOptions {
         verb: "indexing",
         total_bytes,
         stats: Arc::clone(stats),
     };
-    Progress::start(task, quiet)
+    Progress::start(options, quiet)
 }
 
 /// How the archive that the arguments name is opened.
 pub(super) fn open_options(
     args: &SourceArgs,
-    saved: &SavedArgs,
+    saved: &SavedIndexArgs,
     spooling: DiskCacheMode,
 ) -> OpenOptions {
     OpenOptions {
         scan: scan_options(args),
-        cache_dir: saved.place.directory().ok(),
+        cache_dir: saved.cache_dir.directory().ok(),
         index_file: saved.index.clone(),
         index_memory: MemoryLimit::new(args.index_memory.0),
         should_rescan_unproven: false,
@@ -401,13 +401,13 @@ pub(super) fn open_options(
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::source;
+    use super::super::args::tests::parse_source;
     use super::*;
 
     #[test]
-    fn what_an_archive_may_keep_grows_with_the_memory() {
+    fn kept_bytes_limit_grows_with_the_memory() {
         let kept = |flags: &[&str]| {
-            let source = source(&[flags, &["a.tar"]].concat());
+            let source = parse_source(&[flags, &["a.tar"]].concat());
             scan_options(&source).tar.limits.metadata_bytes
         };
         assert_eq!(kept(&[]), tar::Limits::default().metadata_bytes);

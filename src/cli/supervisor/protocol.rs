@@ -1,4 +1,4 @@
-//! What a mount's process and its keeper tell each other: packets of JSON, some with a descriptor.
+//! What a mount's process and its supervisor tell each other: packets of JSON, some with a descriptor.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,27 +21,27 @@ const MAX_PACKET_BYTES: usize = 64 << 10;
 #[serde(rename_all = "snake_case")]
 pub(super) enum Packet {
     /// From a mount: it is in the tree, and this is its connection.
-    Mounted(Place),
+    Mounted(MountPlace),
     /// From a mount: it answers.
-    Ready(State),
+    Ready(SessionState),
     /// From a mount: a writable tree lies over it, and it lives and ends with that. With a watch for its
     /// end, if what is written goes with it.
-    Covered(Place),
+    OverlayMounted(MountPlace),
     /// From a mount: this directory goes with it.
-    Scratch(Vec<u8>),
-    /// From a mount: for the service manager that started the keeper.
-    Word(String),
+    ScratchDir(Vec<u8>),
+    /// From a mount: for the service manager that started the supervisor.
+    Notify(String),
     /// From who comes after, before it is ready: for so many milliseconds of its life the source could not
     /// be reached; at the most all of it.
-    OutOfReach(u64),
+    Unreachable(u64),
     /// To who comes after: go on with this, if its connection is here; else mount anew. With the
     /// directory that goes with it, if there is one.
-    Succeed(Place, State, Option<Vec<u8>>),
+    TakeOver(MountPlace, SessionState, Option<Vec<u8>>),
 }
 
 /// Where a mount is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct MountPlace {
     /// Paths need not be UTF-8.
     pub(super) mountpoint: Vec<u8>,
     pub(super) device: (u32, u32),
@@ -53,7 +53,7 @@ pub(super) struct Place {
 
 /// What must not change from one process to the next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct State {
+pub(super) struct SessionState {
     /// What the kernel offered, a bit each.
     pub(super) capabilities: u64,
     /// Which version of the archive is shown.
@@ -84,7 +84,7 @@ pub(super) fn send(
 ///
 /// # Errors
 /// When nobody listens, or there is no room.
-pub(super) fn send_at_once(socket: impl AsFd, packet: &Packet) -> io::Result<()> {
+pub(super) fn send_without_blocking(socket: impl AsFd, packet: &Packet) -> io::Result<()> {
     send_with(
         socket,
         packet,
@@ -146,8 +146,8 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Packet, Option<Ow
 mod tests {
     use super::*;
 
-    fn place() -> Place {
-        Place {
+    fn place() -> MountPlace {
+        MountPlace {
             mountpoint: b"/mnt/\xff".to_vec(),
             device: (0, 45),
             cover: Some(("overlay".to_owned(), (0, 44))),
@@ -156,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn packets_come_one_by_one_with_their_descriptors() {
+    fn packets_arrive_in_order_with_their_descriptors() {
         let (here, there) = pair().expect("sockets");
-        let state = State {
+        let state = SessionState {
             capabilities: u64::MAX,
             version: "etag".to_owned(),
             is_strong: true,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_packet_is_an_error() {
+    fn invalid_packet_is_an_error() {
         let (here, there) = pair().expect("sockets");
         rustix::io::write(&here, b"nonsense").expect("sent");
         assert!(receive(&there).is_err());

@@ -13,22 +13,22 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, Parser};
 
-use super::background::{self, Environment};
-use super::{Cli, Verb, headers, output, settings};
+use super::daemonize::{self, DirectoryScope};
+use super::{Cli, Verb, headers, output, environment};
 use crate::fuse::{MountOptions, OptionError};
 
 /// The names under which mount(8) finds this program.
-const NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
+const HELPER_NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
 
 /// mount(8)'s exit code for a call that makes no sense.
-const USAGE: u8 = 1;
+const EX_USAGE: u8 = 1;
 /// mount(8)'s exit code for a system that has no process or memory left.
-const SYSTEM: u8 = 2;
+const EX_SYSERR: u8 = 2;
 /// mount(8)'s exit code for a mount that failed.
-const FAILURE: u8 = 32;
+const EX_FAIL: u8 = 32;
 
 /// Options of fstab for mount(8) and systemd alone, or that say nothing about what nobody can write.
-const FOR_OTHERS: [&str; 34] = [
+const IGNORED_OPTIONS: [&str; 34] = [
     "defaults",
     "ro",
     "auto",
@@ -66,7 +66,7 @@ const FOR_OTHERS: [&str; 34] = [
 ];
 
 /// Flags of `tarfs mount` that are no options of a mount.
-const NO_OPTIONS: [&str; 3] = ["foreground", "help", "version"];
+const FLAGS_WITHOUT_OPTION: [&str; 3] = ["foreground", "help", "version"];
 
 /// The call of a helper, as mount(8) describes it.
 #[derive(Parser, Debug)]
@@ -79,7 +79,7 @@ const NO_OPTIONS: [&str; 3] = ["foreground", "help", "version"];
     max_term_width = 100
 )]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
-struct Call {
+struct HelperArgs {
     /// The archive: a path or a URL
     source: OsString,
     /// The directory to mount on
@@ -109,9 +109,9 @@ struct Call {
 }
 
 /// The words of a helper's call, its name first, if this is one.
-pub(super) fn called(words: &[OsString]) -> Option<Vec<OsString>> {
+pub(super) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
     let program = Path::new(words.first()?).file_name();
-    if NAMES.iter().any(|name| program == Some(OsStr::new(name))) {
+    if HELPER_NAMES.iter().any(|name| program == Some(OsStr::new(name))) {
         return Some(words.to_vec());
     }
     match words {
@@ -119,8 +119,8 @@ pub(super) fn called(words: &[OsString]) -> Option<Vec<OsString>> {
             if flag == "-o" && !is_verb(source) && !source.as_encoded_bytes().starts_with(b"-") =>
         {
             let options = options.to_str()?;
-            let options = without_additions(options).into();
-            let words = [NAMES[1].into(), source.clone(), directory.clone()];
+            let options = strip_mount_fuse_options(options).into();
+            let words = [HELPER_NAMES[1].into(), source.clone(), directory.clone()];
             Some([words.as_slice(), &[flag.clone(), options]].concat())
         }
         _ => None,
@@ -129,7 +129,7 @@ pub(super) fn called(words: &[OsString]) -> Option<Vec<OsString>> {
 
 /// The options without `dev` and `suid`, which `mount.fuse3` adds at the end unless they are denied;
 /// those that the user gave come before.
-fn without_additions(options: &str) -> &str {
+fn strip_mount_fuse_options(options: &str) -> &str {
     ["suid", "dev"].into_iter().fold(options, |rest, added| {
         let shorter = rest.strip_suffix(added);
         shorter
@@ -151,36 +151,36 @@ fn is_verb(word: &OsStr) -> bool {
 
 /// Does what mount(8) wants of this program, which it has called with `words`.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
-    let call = match Call::try_parse_from(words) {
+    let call = match HelperArgs::try_parse_from(words) {
         Ok(call) => call,
-        Err(error) => return explain(error),
+        Err(error) => return print_usage_error(error),
     };
     let translated = match translate(&call, &mount_command()) {
         Ok(translated) => translated,
-        Err(refusal) => {
-            output::complain(&refusal);
-            return ExitCode::from(refusal.code());
+        Err(error) => {
+            output::print_error(&error);
+            return ExitCode::from(error.exit_code());
         }
     };
     if call.verbose {
-        output::complain(format_args!("runs tarfs {}", translated.shown().join(" ")));
+        output::print_error(format_args!("runs tarfs {}", translated.redacted().join(" ")));
     }
     // What is wrong with a value is for the flag to say.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
     match Cli::try_parse_from(words) {
-        Err(error) => return explain(error),
+        Err(error) => return print_usage_error(error),
         Ok(Cli {
             verb: Verb::Mount(_),
         }) => {}
-        Ok(_) => return ExitCode::from(USAGE),
+        Ok(_) => return ExitCode::from(EX_USAGE),
     }
     if call.fake {
         return ExitCode::SUCCESS;
     }
-    match launch(&translated) {
+    match spawn_mount(&translated) {
         Ok(code) if code == ExitCode::SUCCESS => {
             if translated.wants_to_write {
-                output::complain(format_args!(
+                output::print_error(format_args!(
                     "{}: WARNING: source write-protected, mounted read-only.",
                     call.directory.display()
                 ));
@@ -188,32 +188,32 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
             code
         }
         // It has said why.
-        Ok(_) => ExitCode::from(FAILURE),
+        Ok(_) => ExitCode::from(EX_FAIL),
         Err(error) => {
-            output::complain(output::with_hint(&error));
-            ExitCode::from(SYSTEM)
+            output::print_error(output::format_with_hint(&error));
+            ExitCode::from(EX_SYSERR)
         }
     }
 }
 
 /// As for any command line, with mount(8)'s exit code.
-fn explain(error: clap::Error) -> ExitCode {
+fn print_usage_error(error: clap::Error) -> ExitCode {
     let kind = error.kind();
     drop(super::without_secret(error).print());
     match kind {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(USAGE),
+        _ => ExitCode::from(EX_USAGE),
     }
 }
 
-fn launch(translated: &Translated) -> anyhow::Result<ExitCode> {
+fn spawn_mount(translated: &MountArguments) -> anyhow::Result<ExitCode> {
     // What root mounts belongs to the system, and stays when the session ends in which that happens.
-    let environment = if settings::is_root() {
-        Environment::System
+    let scope = if environment::is_root() {
+        DirectoryScope::System
     } else {
-        Environment::User
+        DirectoryScope::User
     };
-    background::launch(&translated.words, environment)
+    daemonize::spawn_daemon(&translated.words, scope)
 }
 
 fn mount_command() -> Command {
@@ -225,7 +225,7 @@ fn mount_command() -> Command {
 
 /// A call in the words of `tarfs`.
 #[derive(PartialEq, Eq, Debug)]
-struct Translated {
+struct MountArguments {
     /// The verb, its flags and arguments.
     words: Vec<OsString>,
     /// Whether `rw` is among the options, and nothing that makes it true. mount(8) says so when
@@ -233,10 +233,10 @@ struct Translated {
     wants_to_write: bool,
 }
 
-impl Translated {
+impl MountArguments {
     /// The words, without what may be a secret.
-    fn shown(&self) -> Vec<String> {
-        let words = headers::shown(&self.words).into_iter();
+    fn redacted(&self) -> Vec<String> {
+        let words = headers::redact_arguments(&self.words).into_iter();
         words
             .map(|word| word.to_string_lossy().into_owned())
             .collect()
@@ -245,53 +245,53 @@ impl Translated {
 
 /// What a helper refuses.
 #[derive(PartialEq, Eq, Debug, thiserror::Error)]
-enum Refusal {
+enum TranslateError {
     #[error("mount option `{0}` takes a value: {0}=…")]
-    NoValue(String),
+    MissingValue(String),
     #[error("mount option `{0}` takes no value")]
-    Value(String),
+    UnexpectedValue(String),
     #[error(transparent)]
     Option(#[from] OptionError),
     #[error("a mount cannot be changed: unmount it, and mount it again with other options")]
     Remount,
 }
 
-impl Refusal {
-    fn code(&self) -> u8 {
+impl TranslateError {
+    fn exit_code(&self) -> u8 {
         match self {
-            Self::Remount => FAILURE,
-            Self::NoValue(_) | Self::Value(_) | Self::Option(_) => USAGE,
+            Self::Remount => EX_FAIL,
+            Self::MissingValue(_) | Self::UnexpectedValue(_) | Self::Option(_) => EX_USAGE,
         }
     }
 }
 
 /// Puts `call` into the words of `mount`, the command of that verb.
-fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
+fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, TranslateError> {
     let mut words: Vec<OsString> = vec!["mount".into()];
     let mut wants_to_write = None;
     let mut is_writable = false;
-    for option in call.options.iter().flat_map(|options| split(options)) {
+    for option in call.options.iter().flat_map(|options| split_options(options)) {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (option.as_str(), None),
         };
         match name {
-            "remount" => return Err(Refusal::Remount),
+            "remount" => return Err(TranslateError::Remount),
             "rw" | "ro" => wants_to_write = Some(name == "rw"),
             // mount(8) takes these two words for what is so anyway, and keeps them to itself.
             "allow_suid" | "allow_dev" if value.is_none() => {
                 words.push("-o".into());
                 words.push(name.trim_start_matches("allow_").into());
             }
-            _ if is_for_others(name) => {}
-            _ => match flag(mount, name) {
+            _ if is_ignored_option(name) => {}
+            _ => match find_flag(mount, name) {
                 Some((flag, takes_value)) => {
                     is_writable |= flag == "writable";
                     words.push(match (value, takes_value) {
                         (Some(value), true) => format!("--{flag}={value}").into(),
                         (None, false) => format!("--{flag}").into(),
-                        (None, true) => return Err(Refusal::NoValue(name.to_owned())),
-                        (Some(_), false) => return Err(Refusal::Value(name.to_owned())),
+                        (None, true) => return Err(TranslateError::MissingValue(name.to_owned())),
+                        (Some(_), false) => return Err(TranslateError::UnexpectedValue(name.to_owned())),
                     });
                 }
                 None => match MountOptions::default().apply(&MountOptions::escape(&option)) {
@@ -317,30 +317,30 @@ fn translate(call: &Call, mount: &Command) -> Result<Translated, Refusal> {
     words.push("--".into());
     words.push(call.source.clone());
     words.push(call.directory.clone().into());
-    Ok(Translated {
+    Ok(MountArguments {
         words,
         wants_to_write: wants_to_write == Some(true) && !is_writable,
     })
 }
 
-fn is_for_others(name: &str) -> bool {
-    FOR_OTHERS.contains(&name)
+fn is_ignored_option(name: &str) -> bool {
+    IGNORED_OPTIONS.contains(&name)
         || ["x-", "X-"].iter().any(|prefix| name.starts_with(prefix))
         || name == "comment"
 }
 
 /// The flag that the option `name` stands for, as it is written, and whether it takes a value.
-fn flag(mount: &Command, name: &str) -> Option<(String, bool)> {
+fn find_flag(mount: &Command, name: &str) -> Option<(String, bool)> {
     let name = name.replace('_', "-");
     let mut flags = mount.get_arguments();
     let flag = flags.find(|flag| flag.get_long() == Some(&name))?;
     let takes_value = matches!(flag.get_action(), ArgAction::Set | ArgAction::Append);
-    (!NO_OPTIONS.contains(&name.as_str())).then_some((name, takes_value))
+    (!FLAGS_WITHOUT_OPTION.contains(&name.as_str())).then_some((name, takes_value))
 }
 
 /// The options between commas that are neither escaped by a backslash nor in a quoted value,
 /// unescaped and unquoted. mount(8) passes on both as they are.
-fn split(options: &str) -> Vec<String> {
+fn split_options(options: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut is_quoted = false;
     let mut letters = options.chars();
@@ -373,10 +373,10 @@ mod tests {
         text.iter().map(OsString::from).collect()
     }
 
-    fn translated(text: &[&str]) -> Result<Translated, Refusal> {
+    fn translated(text: &[&str]) -> Result<MountArguments, TranslateError> {
         let call = [&["mount.tarfs"], text].concat();
         translate(
-            &Call::try_parse_from(call).expect("a call"),
+            &HelperArgs::try_parse_from(call).expect("a call"),
             &mount_command(),
         )
     }
@@ -391,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn a_call_by_a_helpers_name_or_by_mount_fuse_is_one_of_a_helper() {
+    fn helper_call_is_recognised_by_name_or_mount_fuse() {
         for name in ["/sbin/mount.tarfs", "mount.fuse.tarfs"] {
             let call = words(&[name, "S", "D"]);
-            assert_eq!(called(&call), Some(call));
+            assert_eq!(helper_arguments(&call), Some(call));
         }
         let by_fuse = words(&["tarfs", "http://h/a", "/m", "-o", "rw,dev,suid"]);
         let call = words(&["mount.fuse.tarfs", "http://h/a", "/m", "-o", "rw"]);
-        assert_eq!(called(&by_fuse), Some(call));
+        assert_eq!(helper_arguments(&by_fuse), Some(call));
         for other in [
             &["tarfs", "mount", "/m", "-o", "ro"],
             &["tarfs", "extract", "/m", "-o", "ro"],
@@ -406,23 +406,23 @@ mod tests {
             &["tarfs", "--version", "/m", "-o", "ro"],
             &["tarfs", "S", "D", "-f", "ro"],
         ] {
-            assert_eq!(called(&words(other)), None, "{other:?}");
+            assert_eq!(helper_arguments(&words(other)), None, "{other:?}");
         }
-        assert_eq!(called(&words(&["tarfs", "S", "D"])), None);
+        assert_eq!(helper_arguments(&words(&["tarfs", "S", "D"])), None);
     }
 
     #[test]
-    fn what_mount_fuse_adds_is_not_what_the_user_said() {
-        assert_eq!(without_additions("dev,suid"), "");
-        assert_eq!(without_additions("ro,dev,suid"), "ro");
-        assert_eq!(without_additions("dev,suid,dev,suid"), "dev,suid");
-        assert_eq!(without_additions("nodev,suid"), "nodev");
-        assert_eq!(without_additions("nosuid,dev"), "nosuid");
-        assert_eq!(without_additions("nodev,nosuid"), "nodev,nosuid");
+    fn options_added_by_mount_fuse_are_stripped() {
+        assert_eq!(strip_mount_fuse_options("dev,suid"), "");
+        assert_eq!(strip_mount_fuse_options("ro,dev,suid"), "ro");
+        assert_eq!(strip_mount_fuse_options("dev,suid,dev,suid"), "dev,suid");
+        assert_eq!(strip_mount_fuse_options("nodev,suid"), "nodev");
+        assert_eq!(strip_mount_fuse_options("nosuid,dev"), "nosuid");
+        assert_eq!(strip_mount_fuse_options("nodev,nosuid"), "nodev,nosuid");
     }
 
     #[test]
-    fn every_long_flag_is_an_option() {
+    fn each_long_flag_is_a_mount_option() {
         assert_eq!(
             flags("memory=64MiB,wait_index,cache-dir=/c,header=@/etc/h,restart"),
             [
@@ -439,15 +439,15 @@ mod tests {
             let Some(name) = argument.get_long() else {
                 continue;
             };
-            let is_option = flag(&mount, &name.replace('-', "_")).is_some();
-            assert_eq!(is_option, !NO_OPTIONS.contains(&name), "{name}");
+            let is_option = find_flag(&mount, &name.replace('-', "_")).is_some();
+            assert_eq!(is_option, !FLAGS_WITHOUT_OPTION.contains(&name), "{name}");
             count += 1;
         }
         assert!(count > 20, "only {count} flags");
     }
 
     #[test]
-    fn options_of_the_mount_go_on_as_they_are() {
+    fn mount_options_are_passed_on_unchanged() {
         assert_eq!(
             flags(r#"allow_other,fsname=a\,b,fsname="c,d",uid=5,nosymfollow"#),
             [
@@ -466,12 +466,12 @@ mod tests {
     }
 
     #[test]
-    fn what_mount_keeps_to_itself_has_another_word() {
+    fn allow_suid_and_allow_dev_are_translated() {
         assert_eq!(flags("allow_suid,allow_dev"), ["-o", "suid", "-o", "dev"]);
     }
 
     #[test]
-    fn what_fstab_says_to_others_is_left_out() {
+    fn fstab_options_for_other_programs_are_ignored() {
         let options = "_netdev,nofail,noauto,user,users,user=joe,owner,group,defaults,comment=x,iversion,\
                        x-systemd.automount,X-mount.mkdir,x-a=b,noatime,ro";
         assert_eq!(flags(options), ["-o", "ro"]);
@@ -479,15 +479,15 @@ mod tests {
     }
 
     #[test]
-    fn options_that_make_no_sense_are_refused_and_unknown_ones_pass_if_one_is_sloppy() {
+    fn invalid_option_fails_and_sloppy_ignores_unknown_ones() {
         let refused = |options: &str| translated(&["S", "D", "-o", options]).expect_err(options);
-        assert_eq!(refused("memory").code(), USAGE);
-        assert_eq!(refused("restart=yes"), Refusal::Value("restart".into()));
+        assert_eq!(refused("memory").exit_code(), EX_USAGE);
+        assert_eq!(refused("restart=yes"), TranslateError::UnexpectedValue("restart".into()));
         assert_eq!(
             refused("foreground"),
             OptionError::Unknown("foreground".into()).into()
         );
-        assert_eq!(refused("remount,ro").code(), FAILURE);
+        assert_eq!(refused("remount,ro").exit_code(), EX_FAIL);
         let sloppy = translated(&["S", "D", "-s", "-o", "sparkle,uid=7"]).expect("sloppy");
         assert_eq!(
             sloppy.words,
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_to_write_is_known() {
+    fn last_of_rw_and_ro_decides_whether_to_write() {
         let wants = |options| {
             let translated = translated(&["S", "D", "-o", options]);
             translated.expect("known").wants_to_write
@@ -506,19 +506,19 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_not_shown_and_its_file_is() {
+    fn header_option_is_redacted_and_its_file_is_not() {
         let call = ["S", "D", "-o", "header=A: secret,header=@/etc/h"];
-        let shown = translated(&call).expect("known").shown().join(" ");
+        let shown = translated(&call).expect("known").redacted().join(" ");
         assert!(!shown.contains("secret"), "{shown}");
         assert!(shown.contains("--header=@/etc/h"), "{shown}");
     }
 
     #[test]
-    fn all_that_mount_may_add_is_understood() {
+    fn each_flag_of_mount_8_is_accepted() {
         let call = [
             "m", "S", "D", "-sfnv", "-N", "/n", "-o", "ro", "-o", "uid=1", "-t", "x",
         ];
-        let call = Call::try_parse_from(call).expect("a call");
+        let call = HelperArgs::try_parse_from(call).expect("a call");
         assert!(call.sloppy && call.fake && call.no_mtab && call.verbose);
         assert_eq!(call.namespace.as_deref(), Some(Path::new("/n")));
         assert_eq!(call.options.len(), 2);

@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use super::args::{CacheArgs, CacheDirArgs, SourceArgs};
 use super::headers::{self, Header};
 use super::layers::LayerArgs;
-use super::part::{Part, What};
-use super::{open, privileges};
+use super::nested::{NestedSource, Part};
+use super::{open_archive, privileges};
 use crate::archive::{Archive, OpenOptions, DiskCacheMode, scan};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
@@ -26,11 +26,11 @@ use crate::tar;
 
 /// One part in so many of the memory is for the archives around SOURCE. Of a plain one only its index is
 /// needed.
-const OUTER_SHARE: u64 = 4;
+const OUTER_MEMORY_DIVISOR: u64 = 4;
 
 /// How an archive around SOURCE is opened, if there is one.
 #[derive(Clone, Debug)]
-pub(super) struct Outer {
+pub(super) struct OuterArchiveOptions {
     /// Where its index is kept, if anywhere.
     pub cache_dir: Option<PathBuf>,
     /// Where what is decoded of it is kept when it is packed.
@@ -43,11 +43,11 @@ pub(super) struct Outer {
     pub shown_version: Option<String>,
 }
 
-impl Outer {
+impl OuterArchiveOptions {
     /// For who has no say in how much is kept.
-    pub(super) fn new(place: &CacheDirArgs, quiet: bool) -> Self {
+    pub(super) fn new(cache_dir: &CacheDirArgs, quiet: bool) -> Self {
         Self {
-            cache_dir: place.directory().ok(),
+            cache_dir: cache_dir.directory().ok(),
             spooling: DiskCacheMode::Enabled { limit_bytes: None },
             quiet,
             count: 1,
@@ -56,10 +56,10 @@ impl Outer {
     }
 
     /// As much is kept of it as of what is in it.
-    pub(super) fn with(cache: &CacheArgs, quiet: bool) -> Self {
+    pub(super) fn from_cache_args(cache: &CacheArgs, quiet: bool) -> Self {
         Self {
-            spooling: open::spooling(cache),
-            ..Self::new(&cache.saved.place, quiet)
+            spooling: open_archive::disk_cache_policy(cache),
+            ..Self::new(&cache.saved.cache_dir, quiet)
         }
     }
 
@@ -97,9 +97,9 @@ impl Outer {
                 tar: tar::Options::default(),
                 allow_truncated: false,
                 allow_skipping: true,
-                memory: args.memory.0 / OUTER_SHARE / self.count.max(1),
+                memory: args.memory.0 / OUTER_MEMORY_DIVISOR / self.count.max(1),
                 sha256: scan::Digest::Ignore,
-                ..open::scan_options(args)
+                ..open_archive::scan_options(args)
             },
             cache_dir: self.cache_dir.clone(),
             index_file: None,
@@ -114,14 +114,14 @@ impl Outer {
                 self.spooling
             },
         };
-        let _progress = open::indexing(source.fingerprint().len, &stats, self.quiet);
+        let _progress = open_archive::start_indexing_progress(source.fingerprint().len, &stats, self.quiet);
         let archive = Archive::open(source, &options, network.handle(), &stats);
         archive.context("the archive around SOURCE")
     }
 }
 
 /// The image that SOURCE names; `None` when it is a path or a URL.
-pub(super) fn reference(args: &SourceArgs) -> Option<ImageRef> {
+pub(super) fn image_reference(args: &SourceArgs) -> Option<ImageRef> {
     ImageRef::parse(args.source.to_str()?)
 }
 
@@ -129,11 +129,11 @@ pub(super) fn reference(args: &SourceArgs) -> Option<ImageRef> {
 ///
 /// # Errors
 /// When `args` name an image, and an index is given or how it is packed.
-pub(super) fn refuse_flags_of_one_archive(
+pub(super) fn reject_single_archive_flags(
     args: &SourceArgs,
     index: Option<&Path>,
 ) -> anyhow::Result<()> {
-    if reference(args).is_none() {
+    if image_reference(args).is_none() {
         return Ok(());
     }
     anyhow::ensure!(
@@ -149,39 +149,39 @@ pub(super) fn refuse_flags_of_one_archive(
 
 /// Where the bytes of `source` are: itself, or the file or directory with the image, or that of which it
 /// is a part.
-pub(super) fn place(source: &OsStr) -> Option<String> {
+pub(super) fn outermost_location(source: &OsStr) -> Option<String> {
     let mut place = source.to_str()?.to_owned();
-    while let Some(around) = around(&place) {
-        place = around;
+    while let Some(outer) = outer_spec(&place) {
+        place = outer;
     }
     Some(place)
 }
 
 /// What `spec` is in or a part of.
-fn around(spec: &str) -> Option<String> {
+fn outer_spec(spec: &str) -> Option<String> {
     let image = ImageRef::parse(spec).map(|reference| reference.location);
-    image.or_else(|| Part::parse(spec).map(|part| part.place))
+    image.or_else(|| NestedSource::parse(spec).map(|nested| nested.outer))
 }
 
 /// Of `memory` what is left beside the archives around SOURCE, of which there are `count`.
-pub(super) fn memory(memory: u64, count: u64) -> u64 {
+pub(super) fn memory_without_outer(memory: u64, count: u64) -> u64 {
     match count {
         0 => memory,
-        _ => memory - memory / OUTER_SHARE,
+        _ => memory - memory / OUTER_MEMORY_DIVISOR,
     }
 }
 
 /// How many archives there are around `source`.
-pub(super) fn outer_count(source: &OsStr) -> u64 {
+pub(super) fn outer_archive_count(source: &OsStr) -> u64 {
     let mut count = 0;
     let mut spec = source.to_str().map(str::to_owned);
     while let Some(part) = spec {
         let is_in_archive = match ImageRef::parse(&part) {
             Some(reference) => reference.transport != Transport::Oci,
-            None => Part::parse(&part).is_some_and(|part| matches!(part.what, What::File(_))),
+            None => NestedSource::parse(&part).is_some_and(|nested| matches!(nested.part, Part::File(_))),
         };
         count += u64::from(is_in_archive);
-        spec = around(&part);
+        spec = outer_spec(&part);
     }
     count
 }
@@ -191,36 +191,36 @@ pub(super) fn outer_count(source: &OsStr) -> u64 {
 ///
 /// # Errors
 /// When it cannot be reached, or is none.
-pub(super) fn source(
+pub(super) fn open_source(
     headers: &[Header],
     args: &SourceArgs,
-    outer: &Outer,
+    outer: &OuterArchiveOptions,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Arc<dyn Source>> {
-    let Some(part) = args.source.to_str().and_then(Part::parse) else {
+    let Some(nested) = args.source.to_str().and_then(NestedSource::parse) else {
         let known_version = args
             .source
             .to_str()
             .and_then(|url| outer.known_version(url));
-        return open::source_with(headers, args, known_version, network, stats);
+        return open_archive::open_source_with(headers, args, known_version, network, stats);
     };
     anyhow::ensure!(
-        part.place != "-",
+        nested.outer != "-",
         "a part is read here and there, and standard input only from the front (store it in a file \
          first)"
     );
-    let around = SourceArgs {
-        source: part.place.into(),
+    let outer_args = SourceArgs {
+        source: nested.outer.into(),
         ..args.clone()
     };
-    let whole = source(headers, &around, outer, network, stats)?;
-    match part.what {
-        What::File(path) => {
+    let whole = open_source(headers, &outer_args, outer, network, stats)?;
+    match nested.part {
+        Part::File(path) => {
             let archive = outer.open(whole, args, network)?;
             Ok(Arc::new(archive).file(&path)?)
         }
-        What::Bytes { start, len } => {
+        Part::Range { start, len } => {
             let all = whole.fingerprint().len.unwrap_or(u64::MAX);
             let end = start.checked_add(len.unwrap_or_default());
             anyhow::ensure!(
@@ -238,22 +238,22 @@ pub(super) fn source(
     }
 }
 
-/// The archives that SOURCE names, the lowest first: [itself](source), or the layers of the image that it is;
+/// The archives that SOURCE names, the lowest first: [itself](open_source), or the layers of the image that it is;
 /// asked with these headers and no others.
 ///
 /// # Errors
 /// When it cannot be reached, or is none.
-pub(super) fn layers(
+pub(super) fn open_layers(
     headers: &[Header],
     args: &SourceArgs,
-    outer: &Outer,
+    outer: &OuterArchiveOptions,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Vec<Arc<dyn Source>>> {
-    let Some(reference) = reference(args) else {
-        return Ok(vec![source(headers, args, outer, network, stats)?]);
+    let Some(reference) = image_reference(args) else {
+        return Ok(vec![open_source(headers, args, outer, network, stats)?]);
     };
-    let image = image_with(&reference, headers, args, outer, network, stats)?;
+    let image = open_image_with(&reference, headers, args, outer, network, stats)?;
     Ok(image.layers.into_iter().map(|layer| layer.source).collect())
 }
 
@@ -261,24 +261,24 @@ pub(super) fn layers(
 ///
 /// # Errors
 /// When it cannot be reached, or is none; or a header is none.
-pub(super) fn image(
+pub(super) fn open_image(
     reference: &ImageRef,
     args: &SourceArgs,
-    outer: &Outer,
+    outer: &OuterArchiveOptions,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Image> {
-    refuse_flags_of_one_archive(args, None)?;
-    privileges::guard(args, &LayerArgs::default());
-    let headers = headers::all(&args.headers)?;
-    image_with(reference, &headers, args, outer, network, stats)
+    reject_single_archive_flags(args, None)?;
+    privileges::disable_core_dumps(args, &LayerArgs::default());
+    let headers = headers::load_all(&args.headers)?;
+    open_image_with(reference, &headers, args, outer, network, stats)
 }
 
-fn image_with(
+fn open_image_with(
     reference: &ImageRef,
     headers: &[Header],
     args: &SourceArgs,
-    outer: &Outer,
+    outer: &OuterArchiveOptions,
     network: &Runtime,
     stats: &Arc<Stats>,
 ) -> anyhow::Result<Image> {
@@ -307,7 +307,7 @@ fn image_with(
                 source: reference.location.clone().into(),
                 ..args.clone()
             };
-            let source = source(headers, &args, outer, network, stats)?;
+            let source = open_source(headers, &args, outer, network, stats)?;
             let archive = outer.open(source, &args, network)?;
             Layout::Archive(Arc::new(archive))
         }

@@ -11,21 +11,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tracing::Level;
 
-static COUNT: AtomicU64 = AtomicU64::new(0);
+static PANIC_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// From now on each panic is an event of the log; as before while there is none.
-pub(super) fn tell() {
-    let usual = panic::take_hook();
+pub(super) fn install() {
+    let default_hook = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        PANIC_COUNT.fetch_add(1, Ordering::Relaxed);
         if !tracing::enabled!(Level::ERROR) {
-            return usual(panic);
+            return default_hook(panic);
         }
         let thread = std::thread::current();
         let thread = thread.name().unwrap_or("(unnamed)");
         let place = panic.location().map(ToString::to_string);
         let place = place.as_deref().unwrap_or("(unknown)");
-        let message = words(panic.payload());
+        let message = payload_text(panic.payload());
         // Nothing unless the environment asks for it, as it does of any program.
         let trace = Backtrace::capture();
         let trace: &dyn Display = match trace.status() {
@@ -38,11 +38,11 @@ pub(super) fn tell() {
 
 /// How many there were so far.
 pub(super) fn count() -> u64 {
-    COUNT.load(Ordering::Relaxed)
+    PANIC_COUNT.load(Ordering::Relaxed)
 }
 
 /// What a panic says, if it is text.
-fn words(payload: &(dyn Any + Send)) -> &str {
+fn payload_text(payload: &(dyn Any + Send)) -> &str {
     let owned = || payload.downcast_ref::<String>().map(String::as_str);
     let borrowed = payload.downcast_ref::<&str>().copied();
     borrowed.or_else(owned).unwrap_or("(no words)")
@@ -69,14 +69,14 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_told_in_the_log_and_counted() {
+    fn panic_is_logged_and_counted() {
         let log = Log::default();
         let lines = log.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
             .with_writer(move || lines.clone())
             .finish();
-        tell();
+        install();
         let before = count();
         let line = line!() + 2;
         tracing::subscriber::with_default(subscriber, || {
@@ -91,9 +91,9 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_may_say_anything() {
-        assert_eq!(words(&"borrowed"), "borrowed");
-        assert_eq!(words(&"owned".to_owned()), "owned");
-        assert_eq!(words(&7), "(no words)");
+    fn panic_payload_without_text_is_accepted() {
+        assert_eq!(payload_text(&"borrowed"), "borrowed");
+        assert_eq!(payload_text(&"owned".to_owned()), "owned");
+        assert_eq!(payload_text(&7), "(no words)");
     }
 }

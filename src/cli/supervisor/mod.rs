@@ -2,13 +2,13 @@
 //!
 //! Whoever serves a mount can be killed, and then leaves a dead one in the tree that every `ls` of its
 //! parent stumbles over. So it starts this program a second time, gives it the mount's connection, and is
-//! watched by it. When it dies with its mount still there, the keeper takes that out; or, with
-//! `--restart`, starts somebody who goes on with it, on the same connection. The keeper opens nothing and
+//! watched by it. When it dies with its mount still there, the supervisor takes that out; or, with
+//! `--restart`, starts somebody who goes on with it, on the same connection. The supervisor opens nothing and
 //! serves nothing, so that there is little in it to die of. With `--restart` in the foreground it is the
-//! process that the user started (`front`).
+//! process that the user started (`foreground`).
 
-mod front;
-mod wire;
+mod foreground;
+mod protocol;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -28,63 +28,63 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-use super::background::{self, Log};
-use super::descriptors::Inherited;
+use super::daemonize::{self, LogTarget};
+use super::inherited_fds::InheritedFds;
 use super::mount::MountArgs;
-use super::settings::{self, Role};
-use super::{privileges, telemetry, undo, writable};
+use super::environment::{self, Role};
+use super::{privileges, logging, cleanup_on_signal, overlay_dirs};
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::fuse::{OverlayKind, LOWER_DIR_NAME, Namespace, InheritedSession, MountTarget, SuperblockWatch};
-use front::Front;
-pub(super) use front::follow;
-use wire::{Packet, Place, State};
+use foreground::ForegroundSupervisor;
+pub(super) use foreground::follow_supervisor;
+use protocol::{Packet, MountPlace, SessionState};
 
 /// How often a process that says nothing is looked at: threads of one that was killed may wait for the
 /// mount that it served, and keep its socket open.
-const LOOK: Timespec = Timespec {
+const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
 /// How long the threads of a killed process may take to go.
-const LAST_BREATH: Duration = Duration::from_secs(1);
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often a process that is to go on with a mount looks whether the source can be reached.
-const REACH_PERIOD: Duration = Duration::from_millis(250);
+const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Pauses between those who come after and fail: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
+const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
 
 /// Who has lived for less has failed in its task, even if it answered; and how many of them in a row
 /// are enough.
-const SHORT_LIFE: Duration = Duration::from_secs(10);
-/// See [`SHORT_LIFE`].
-const SHORT_LIVES: u32 = 5;
+const MIN_LIFETIME: Duration = Duration::from_secs(10);
+/// See [`MIN_LIFETIME`].
+const MAX_SHORT_LIVED: u32 = 5;
 
 /// The longest version that is told as it is, in bytes.
 const MAX_VERSION_BYTES: usize = 4096;
 
 /// A mount's end of the conversation.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct SupervisorLink {
     socket: OwnedFd,
 }
 
-/// What the keeper gives to who comes after.
+/// What the supervisor gives to who comes after.
 #[derive(Debug)]
-pub(super) struct Inheritance {
+pub(super) struct TakeoverState {
     /// Who keeps watch.
-    pub(super) keeper: Keeper,
+    pub(super) supervisor: SupervisorLink,
     /// The mount to go on with; none where that cannot be done, and one is made anew.
-    pub(super) orphan: Option<InheritedSession>,
+    pub(super) session: Option<InheritedSession>,
     /// The version that must be shown, as it stood in a packet.
     version: String,
     /// The directory that goes with the mount, if there is one.
     pub(super) scratch: Option<PathBuf>,
 }
 
-impl Inheritance {
+impl TakeoverState {
     /// The version that must be shown, or of a long one its digest.
     pub(super) fn version(&self) -> &str {
         &self.version
@@ -94,7 +94,7 @@ impl Inheritance {
     /// When another version than the one that must be shown is `version`.
     pub(super) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
         anyhow::ensure!(
-            self.version == in_a_packet(version),
+            self.version == version_for_packet(version),
             "the archive has changed since it was mounted: it was {}, and is {version}",
             self.version
         );
@@ -103,37 +103,37 @@ impl Inheritance {
 }
 
 /// A version of an archive as it fits into a packet: of a thousand layers it is long.
-fn in_a_packet(version: &str) -> String {
+fn version_for_packet(version: &str) -> String {
     if version.len() <= MAX_VERSION_BYTES {
         return version.to_owned();
     }
     format!("sha256:{}", crate::archive::sha256(version.as_bytes()))
 }
 
-impl Keeper {
-    /// Starts a keeper for what this process is about to mount.
+impl SupervisorLink {
+    /// Starts a supervisor for what this process is about to mount.
     ///
     /// # Errors
     /// When there is no process to be had.
-    pub(super) fn start() -> io::Result<Self> {
-        let (ours, theirs) = wire::pair()?;
-        start(Role::Keeper, theirs, None, Output::Nowhere)?;
+    pub(super) fn spawn() -> io::Result<Self> {
+        let (ours, theirs) = protocol::pair()?;
+        spawn_self(Role::Supervisor, theirs, None, Output::Null)?;
         Ok(Self { socket: ours })
     }
 
-    /// What the keeper that started this process leaves to it.
+    /// What the supervisor that started this process leaves to it.
     ///
     /// # Errors
     /// When it is gone, or says something else.
-    pub(super) fn inherit() -> anyhow::Result<Inheritance> {
-        let socket = standard_input()?;
-        let Some((Packet::Succeed(place, state, scratch), descriptor)) = wire::receive(&socket)?
+    pub(super) fn receive_takeover() -> anyhow::Result<TakeoverState> {
+        let socket = dup_stdin()?;
+        let Some((Packet::TakeOver(place, state, scratch), descriptor)) = protocol::receive(&socket)?
         else {
             anyhow::bail!("nobody says what is to be gone on with");
         };
-        Ok(Inheritance {
-            keeper: Self { socket },
-            orphan: descriptor.map(|descriptor| InheritedSession {
+        Ok(TakeoverState {
+            supervisor: Self { socket },
+            session: descriptor.map(|descriptor| InheritedSession {
                 target: place.into(),
                 descriptor,
                 capabilities: state.capabilities,
@@ -144,29 +144,29 @@ impl Keeper {
     }
 
     /// Tells it what there is to clear up.
-    pub(super) fn mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
-        self.tell(&Packet::Mounted(site.into()), Some(device));
+    pub(super) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
+        self.send(&Packet::Mounted(site.into()), Some(device));
     }
 
     /// Tells it what lies over that, and how to see its end.
-    pub(super) fn covered(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
-        self.tell(&Packet::Covered(site.into()), watch.map(AsFd::as_fd));
+    pub(super) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
+        self.send(&Packet::OverlayMounted(site.into()), watch.map(AsFd::as_fd));
     }
 
     /// Tells it of a directory that goes with the mount.
-    pub(super) fn scratch(&self, directory: &Path) {
+    pub(super) fn report_scratch_dir(&self, directory: &Path) {
         let directory = directory.as_os_str().as_bytes().to_vec();
-        self.tell(&Packet::Scratch(directory), None);
+        self.send(&Packet::ScratchDir(directory), None);
     }
 
     /// Tells it what there is to go on with.
-    pub(super) fn ready(&self, capabilities: u64, version: &str, is_strong: bool) {
-        let state = State {
+    pub(super) fn report_ready(&self, capabilities: u64, version: &str, is_strong: bool) {
+        let state = SessionState {
             capabilities,
-            version: in_a_packet(version),
+            version: version_for_packet(version),
             is_strong,
         };
-        self.tell(&Packet::Ready(state), None);
+        self.send(&Packet::Ready(state), None);
     }
 
     /// Tells it from now on how long the source cannot be reached whose reads `stats` count, until what is
@@ -174,49 +174,49 @@ impl Keeper {
     ///
     /// # Errors
     /// When the system has no descriptor or thread left to give.
-    pub(super) fn watch_reach(&self, stats: &Arc<Stats>) -> io::Result<ReachWatch> {
+    pub(super) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<ReachabilityWatch> {
         let socket = self.socket.try_clone()?;
         let stats = Arc::clone(stats);
         let (sender, end) = mpsc::channel();
         let thread = Thread::spawn("reach", move || {
-            let mut out_of_reach = Duration::ZERO;
+            let mut unreachable_time = Duration::ZERO;
             let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
             // Nothing is ever sent.
-            while end.recv_timeout(REACH_PERIOD) == Err(RecvTimeoutError::Timeout) {
+            while end.recv_timeout(REACHABILITY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
                 let since = std::mem::replace(&mut looked, Instant::now());
                 if received == before && stats.unreachable_reads.get() > 0 {
-                    out_of_reach += looked - since;
-                    let milliseconds = u64::try_from(out_of_reach.as_millis()).unwrap_or(u64::MAX);
+                    unreachable_time += looked - since;
+                    let milliseconds = u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
                     // The next one tells of this time, too.
-                    drop(wire::send_at_once(
+                    drop(protocol::send_without_blocking(
                         &socket,
-                        &Packet::OutOfReach(milliseconds),
+                        &Packet::Unreachable(milliseconds),
                     ));
                 }
             }
         })?;
-        Ok(ReachWatch {
+        Ok(ReachabilityWatch {
             _end: sender,
             _thread: thread,
         })
     }
 
     /// Tells it that this process could do nothing because the source cannot be reached.
-    pub(super) fn never_reached(&self) {
-        self.tell(&Packet::OutOfReach(u64::MAX), None);
+    pub(super) fn report_unreachable(&self) {
+        self.send(&Packet::Unreachable(u64::MAX), None);
     }
 
-    fn tell(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
-        if let Err(error) = wire::send(&self.socket, packet, device) {
+    fn send(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
+        if let Err(error) = protocol::send(&self.socket, packet, device) {
             tracing::warn!(%error, "nobody would clear up after this process");
         }
     }
 }
 
-/// Tells a keeper how long a source cannot be reached, until dropped.
+/// Tells a supervisor how long a source cannot be reached, until dropped.
 #[derive(Debug)]
-pub(super) struct ReachWatch {
+pub(super) struct ReachabilityWatch {
     /// Ends the thread, which is joined then.
     _end: Sender<Infallible>,
     _thread: Thread<()>,
@@ -225,13 +225,13 @@ pub(super) struct ReachWatch {
 /// Where a process writes that is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Output {
-    Nowhere,
+    Null,
     /// Where this one does.
-    Here,
+    Inherit,
 }
 
 /// Starts this program again with the same arguments, and `socket` to talk.
-fn start(
+fn spawn_self(
     role: Role,
     socket: OwnedFd,
     directory: Option<&Path>,
@@ -239,11 +239,11 @@ fn start(
 ) -> io::Result<Child> {
     // Not by its name, which may be another version's by now, with other numbers for entries, or gone.
     let mut command = Command::new("/proc/self/exe");
-    settings::named_alike(&mut command)
+    environment::copy_argv0(&mut command)
         .args(std::env::args_os().skip(1))
-        .env(settings::ROLE, role.name())
+        .env(environment::ROLE, role.name())
         .stdin(Stdio::from(socket));
-    if output == Output::Nowhere {
+    if output == Output::Null {
         command.stdout(Stdio::null()).stderr(Stdio::null());
     }
     if let Some(directory) = directory {
@@ -253,7 +253,7 @@ fn start(
 }
 
 /// The socket that this process was started with.
-fn standard_input() -> io::Result<OwnedFd> {
+fn dup_stdin() -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
 }
 
@@ -261,112 +261,112 @@ fn standard_input() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// When it cannot.
-pub(super) fn run(args: &MountArgs, inherited: Inherited) -> anyhow::Result<ExitCode> {
-    let socket = standard_input()?;
+pub(super) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
+    let socket = dup_stdin()?;
     // A terminal's signals are for who serves the mount, and so are those to a whole group.
     let heard = Arc::<AtomicBool>::default();
-    for signal in undo::ending_signals() {
+    for signal in cleanup_on_signal::termination_signals() {
         signal_hook::flag::register(signal, Arc::clone(&heard))?;
     }
     let directory = std::env::current_dir();
     // It may be another user's, whom we can no longer overrule.
-    let log = Log::open(args.log_file.as_deref()).or_else(|_| Log::open(None))?;
-    background::detach(log, inherited)?;
+    let log = LogTarget::open(args.log_file.as_deref()).or_else(|_| LogTarget::open(None))?;
+    daemonize::detach(log, inherited)?;
     std::env::set_current_dir("/")?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
-    let ward = Ward {
+    let worker = Worker {
         socket,
         pid: pid.as_raw_nonzero().get(),
         child: None,
         status: None,
-        born: Instant::now(),
-        estate: None,
-        state: None,
+        started: Instant::now(),
+        mount_state: None,
+        session_state: None,
         scratch: None,
-        overlay: Overlay::None,
-        front: None,
-        out_of_reach: Duration::ZERO,
+        overlay: OverlayWatch::None,
+        foreground: None,
+        unreachable_time: Duration::ZERO,
     };
-    Ok(keep(args, ward, directory.ok().as_deref()))
+    Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
 /// Starts who serves a mount in the foreground, and keeps it. Returns when nothing is left to keep.
 ///
 /// # Errors
 /// When nobody can be started.
-pub(super) fn lead(args: &MountArgs, inherited: Inherited) -> anyhow::Result<ExitCode> {
-    let front = Front::new()?;
-    let (ours, theirs) = wire::pair()?;
+pub(super) fn run_foreground(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
+    let foreground = ForegroundSupervisor::new()?;
+    let (ours, theirs) = protocol::pair()?;
     // It has every right that this process has, for what it opens first.
-    let child = start(Role::Led, theirs, None, Output::Here)?;
-    privileges::give_up(args);
+    let child = spawn_self(Role::SupervisedWorker, theirs, None, Output::Inherit)?;
+    privileges::drop_capabilities(args);
     inherited.close();
     // It complains itself of what is wrong with the file.
-    if let Ok(log) = Log::open(args.log_file.as_deref()) {
-        log.write_to_file();
+    if let Ok(log) = LogTarget::open(args.log_file.as_deref()) {
+        log.redirect();
     }
-    telemetry::serve();
+    logging::never_block();
     let directory = std::env::current_dir();
     std::env::set_current_dir("/")?;
-    let ward = Ward::of(child, ours, (None, Overlay::None), Some(Rc::new(front)));
-    Ok(keep(args, ward, directory.ok().as_deref()))
+    let worker = Worker::from_child(child, ours, (None, OverlayWatch::None), Some(Rc::new(foreground)));
+    Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
-/// Keeps what `ward` serves, and those who come after it. What is relative is so to `directory`.
-fn keep(args: &MountArgs, mut ward: Ward, directory: Option<&Path>) -> ExitCode {
-    let mut short_lives = 0;
+/// Keeps what `worker` serves, and those who come after it. What is relative is so to `directory`.
+fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> ExitCode {
+    let mut short_lived_count = 0;
     loop {
-        while ward.listen() {}
-        let Some(estate) = ward.estate() else {
+        while worker.receive_packet() {}
+        let Some(mount_state) = worker.take_mount_state() else {
             // With all that is left to write, it may take its time.
-            ward.see_off();
+            worker.wait_for_exit();
             if let (Some(directory), None) = (directory, &args.namespace) {
                 // It may have died between mounting and telling of it.
                 crate::fuse::unmount_dead(&directory.join(&args.mountpoint));
             }
-            return ward.end(directory, &args.mountpoint);
+            return worker.finish(directory, &args.mountpoint);
         };
-        if let Some(front) = &ward.front {
-            front.heed_what_was_passed_on();
+        if let Some(foreground) = &worker.foreground {
+            foreground.stop_if_signal_was_recent();
         }
-        ward.bury();
-        let mountpoint = estate.site.mountpoint.display();
-        tracing::error!(%mountpoint, pid = ward.pid, "the process that served this mount has died");
-        if let Some(front) = &ward.front {
-            front.tell("STATUS=the process that served it has died");
+        worker.kill_and_reap();
+        let mountpoint = mount_state.site.mountpoint.display();
+        tracing::error!(%mountpoint, pid = worker.pid, "the process that served this mount has died");
+        if let Some(foreground) = &worker.foreground {
+            foreground.notify("STATUS=the process that served it has died");
         }
-        if ward.born.elapsed() < SHORT_LIFE {
-            short_lives += 1;
+        if worker.started.elapsed() < MIN_LIFETIME {
+            short_lived_count += 1;
         } else {
-            short_lives = 1;
+            short_lived_count = 1;
         }
         if args.restart
-            && short_lives <= SHORT_LIVES
+            && short_lived_count <= MAX_SHORT_LIVED
             && let Some(directory) = directory
-            && let Some(state) = ward.state.clone()
+            && let Some(state) = worker.session_state.clone()
         {
-            let heir = Heir::of(args, &state);
-            if args.writable && heir == Heir::MountsAnew {
+            let mode = RestartMode::of(args, &state);
+            if args.writable && mode == RestartMode::MountAgain {
                 // Who still has files open in it would write to what the next one has.
                 tracing::error!("a writable mount cannot be made anew under who uses it");
             } else if let Some(next) = {
-                let patience = Duration::from_secs(args.restart_timeout);
-                estate.hand_on(&state, heir, directory, &ward, patience)
+                let timeout = Duration::from_secs(args.restart_timeout);
+                mount_state.restart(&state, mode, directory, &worker, timeout)
             } {
-                ward = next;
+                worker = next;
                 continue;
             }
         }
-        estate.clear();
+        mount_state.unmount();
         // Its connection ends, and so do requests that wait for an answer.
-        drop(estate);
-        return ward.end(directory, &args.mountpoint);
+        drop(mount_state);
+        return worker.finish(directory, &args.mountpoint);
     }
 }
 
 /// An overlay that writes to the scratch directory.
 #[derive(Clone)]
-enum Overlay {
+enum OverlayWatch {
     /// There is none yet.
     None,
     /// Its end cannot be seen.
@@ -376,61 +376,61 @@ enum Overlay {
 }
 
 /// A process that serves a mount.
-struct Ward {
+struct Worker {
     socket: OwnedFd,
     pid: i32,
     /// The same, if we have started it.
     child: Option<Child>,
     /// How that one has ended.
     status: Option<ExitStatus>,
-    born: Instant,
+    started: Instant,
     /// What it has mounted.
-    estate: Option<Estate>,
-    state: Option<State>,
+    mount_state: Option<MountState>,
+    session_state: Option<SessionState>,
     /// A directory that goes with the mount.
     scratch: Option<PathBuf>,
     /// The overlay that may use that directory.
-    overlay: Overlay,
+    overlay: OverlayWatch,
     /// Who waits in the foreground, if somebody does.
-    front: Option<Rc<Front>>,
+    foreground: Option<Rc<ForegroundSupervisor>>,
     /// How long of its life it could not reach the source, if it has yet to answer.
-    out_of_reach: Duration,
+    unreachable_time: Duration,
 }
 
-impl Ward {
+impl Worker {
     /// The one that was started with the other end of `socket`.
-    fn of(
+    fn from_child(
         child: Child,
         socket: OwnedFd,
-        (scratch, overlay): (Option<PathBuf>, Overlay),
-        front: Option<Rc<Front>>,
+        (scratch, overlay): (Option<PathBuf>, OverlayWatch),
+        foreground: Option<Rc<ForegroundSupervisor>>,
     ) -> Self {
         Self {
             socket,
             pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
             child: Some(child),
             status: None,
-            born: Instant::now(),
-            estate: None,
-            state: None,
+            started: Instant::now(),
+            mount_state: None,
+            session_state: None,
             scratch,
             overlay,
-            front,
-            out_of_reach: Duration::ZERO,
+            foreground,
+            unreachable_time: Duration::ZERO,
         }
     }
 
     /// Removes what goes with the mount; this process then ends as it did, if anybody waits.
-    fn end(&self, directory: Option<&Path>, mountpoint: &Path) -> ExitCode {
-        self.clean(directory, mountpoint);
-        match &self.front {
-            Some(front) => front.end(self.status),
+    fn finish(&self, directory: Option<&Path>, mountpoint: &Path) -> ExitCode {
+        self.clean_up(directory, mountpoint);
+        match &self.foreground {
+            Some(foreground) => foreground.exit_code(self.status),
             None => ExitCode::SUCCESS,
         }
     }
 
     /// Removes what goes with the mount, if that process has not.
-    fn clean(&self, directory: Option<&Path>, mountpoint: &Path) {
+    fn clean_up(&self, directory: Option<&Path>, mountpoint: &Path) {
         if let Some(scratch) = &self.scratch {
             // It may have died before anything lay over its mount.
             let lower = scratch.join(LOWER_DIR_NAME);
@@ -439,7 +439,7 @@ impl Ward {
                 crate::fuse::unmount_dead_overlay(&directory.join(mountpoint), &lower);
             }
             if self.is_unused(scratch) {
-                writable::remove_scratch(scratch);
+                overlay_dirs::remove_scratch(scratch);
             } else {
                 let scratch = scratch.display();
                 tracing::error!(%scratch, "this directory stays, because the mount may be in use");
@@ -451,58 +451,58 @@ impl Ward {
     /// that is not known, or would keep the foreground waiting.
     fn is_unused(&self, scratch: &Path) -> bool {
         match &self.overlay {
-            Overlay::None => true,
-            Overlay::Unwatched => !scratch.exists(),
-            Overlay::Watched(watch) => watch.wait(self.front.as_ref().map(|_| LAST_BREATH)),
+            OverlayWatch::None => true,
+            OverlayWatch::Unwatched => !scratch.exists(),
+            OverlayWatch::Watched(watch) => watch.wait(self.foreground.as_ref().map(|_| THREAD_EXIT_TIMEOUT)),
         }
     }
 
     /// What it leaves, if that is still there.
-    fn estate(&mut self) -> Option<Estate> {
-        self.estate.take().filter(Estate::is_there)
+    fn take_mount_state(&mut self) -> Option<MountState> {
+        self.mount_state.take().filter(MountState::is_mounted)
     }
 
     /// Hears what it says next, or nothing for a while; false when it is dead and has said no more.
-    fn listen(&mut self) -> bool {
-        match self.hears(&LOOK) {
+    fn receive_packet(&mut self) -> bool {
+        match self.wait_for_packet(&POLL_INTERVAL) {
             Ok(true) => {}
             Ok(false) | Err(Errno::INTR) => {
                 // What it said last may have come since.
-                return is_alive(self.pid) || self.hears(&Timespec::default()) == Ok(true);
+                return is_alive(self.pid) || self.wait_for_packet(&Timespec::default()) == Ok(true);
             }
             Err(_) => return false,
         }
-        match wire::receive(&self.socket) {
+        match protocol::receive(&self.socket) {
             Ok(Some((Packet::Mounted(place), device))) => {
                 let site = place.into();
-                self.estate = device.map(|device| Estate {
+                self.mount_state = device.map(|device| MountState {
                     site,
-                    below: None,
+                    lower: None,
                     device,
                 });
             }
-            Ok(Some((Packet::Covered(place), watch))) => {
+            Ok(Some((Packet::OverlayMounted(place), watch))) => {
                 self.overlay = match watch {
-                    Some(watch) => Overlay::Watched(Rc::new(watch.into())),
-                    None => Overlay::Unwatched,
+                    Some(watch) => OverlayWatch::Watched(Rc::new(watch.into())),
+                    None => OverlayWatch::Unwatched,
                 };
-                if let Some(estate) = &mut self.estate {
-                    estate.below = Some(std::mem::replace(&mut estate.site, place.into()));
+                if let Some(mount_state) = &mut self.mount_state {
+                    mount_state.lower = Some(std::mem::replace(&mut mount_state.site, place.into()));
                 }
             }
-            Ok(Some((Packet::Scratch(directory), _))) => {
+            Ok(Some((Packet::ScratchDir(directory), _))) => {
                 self.scratch = Some(PathBuf::from(OsString::from_vec(directory)));
             }
-            Ok(Some((Packet::Ready(state), _))) => self.state = Some(state),
-            Ok(Some((Packet::OutOfReach(milliseconds), _))) => {
-                self.out_of_reach = Duration::from_millis(milliseconds).min(self.born.elapsed());
+            Ok(Some((Packet::Ready(state), _))) => self.session_state = Some(state),
+            Ok(Some((Packet::Unreachable(milliseconds), _))) => {
+                self.unreachable_time = Duration::from_millis(milliseconds).min(self.started.elapsed());
             }
-            Ok(Some((Packet::Word(words), _))) => {
-                if let Some(front) = &self.front {
-                    front.tell(&words);
+            Ok(Some((Packet::Notify(text), _))) => {
+                if let Some(foreground) = &self.foreground {
+                    foreground.notify(&text);
                 }
             }
-            Ok(Some((Packet::Succeed(..), _)) | None) => return false,
+            Ok(Some((Packet::TakeOver(..), _)) | None) => return false,
             Err(error) => tracing::debug!(%error, "what the mount says makes no sense"),
         }
         true
@@ -510,39 +510,39 @@ impl Ward {
 
     /// Whether there is something to receive, or the other end has closed, before `deadline` has passed or
     /// a signal was passed on.
-    fn hears(&self, deadline: &Timespec) -> Result<bool, Errno> {
-        let front = self.front.as_ref().map(|front| &front.heard);
-        let front = front.map(|heard| PollFd::new(heard, PollFlags::IN));
-        let mut polled: Vec<_> = [Some(PollFd::new(&self.socket, PollFlags::IN)), front]
+    fn wait_for_packet(&self, deadline: &Timespec) -> Result<bool, Errno> {
+        let foreground = self.foreground.as_ref().map(|foreground| &foreground.signal_pipe);
+        let foreground = foreground.map(|pipe| PollFd::new(pipe, PollFlags::IN));
+        let mut polled: Vec<_> = [Some(PollFd::new(&self.socket, PollFlags::IN)), foreground]
             .into_iter()
             .flatten()
             .collect();
         poll(&mut polled, Some(deadline))?;
-        if let Some(front) = &self.front {
-            front.repeat();
+        if let Some(foreground) = &self.foreground {
+            foreground.retry_unsent();
         }
-        let is_heard = polled.first().is_some_and(|it| !it.revents().is_empty());
-        self.pass_signals_on();
-        Ok(is_heard)
+        let has_packet = polled.first().is_some_and(|it| !it.revents().is_empty());
+        self.forward_signals();
+        Ok(has_packet)
     }
 
     /// Waits for its end, if we have started it and it has nothing mounted any more.
-    fn see_off(&mut self) {
+    fn wait_for_exit(&mut self) {
         while self.child.is_some() && is_alive(self.pid) {
-            self.pass_signals_on();
+            self.forward_signals();
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.bury();
+        self.kill_and_reap();
     }
 
     /// Sees to it that none of its threads takes a request any more, but for those that wait for the
     /// mount themselves.
-    fn bury(&mut self) {
+    fn kill_and_reap(&mut self) {
         if let Some(child) = &mut self.child {
             // It closed its socket, so it is dead or of no use.
             drop(child.kill());
         }
-        let deadline = Instant::now() + LAST_BREATH;
+        let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
         while has_threads(self.pid) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -555,42 +555,42 @@ impl Ward {
 
 /// Whether who comes after goes on with the same connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Heir {
-    Adopts,
-    MountsAnew,
+enum RestartMode {
+    Adopt,
+    MountAgain,
 }
 
-impl Heir {
+impl RestartMode {
     /// Of a mount with these arguments, of which that much is known.
-    fn of(args: &MountArgs, state: &State) -> Self {
+    fn of(args: &MountArgs, state: &SessionState) -> Self {
         // The kernel keeps what it was told: of another version that looks the same it would show old
         // bytes among new ones.
         let may_adopt = state.is_strong && crate::fuse::supports_takeover(state.capabilities);
         match args.copy_to {
-            None if may_adopt => Self::Adopts,
-            _ => Self::MountsAnew,
+            None if may_adopt => Self::Adopt,
+            _ => Self::MountAgain,
         }
     }
 }
 
 /// A mount.
-struct Estate {
+struct MountState {
     site: MountTarget,
     /// The mount itself, if something lies over it: it is out of the tree before long.
-    below: Option<MountTarget>,
+    lower: Option<MountTarget>,
     /// Its connection: until that has ended the mount's number is no other's.
     device: OwnedFd,
 }
 
-impl Estate {
-    fn is_there(&self) -> bool {
-        let is_there = |site| crate::fuse::is_still_mounted(site, self.device.as_fd());
-        is_there(&self.site) || self.below.as_ref().is_some_and(is_there)
+impl MountState {
+    fn is_mounted(&self) -> bool {
+        let is_mounted = |site| crate::fuse::is_still_mounted(site, self.device.as_fd());
+        is_mounted(&self.site) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
     /// Takes it out.
-    fn clear(&self) {
-        for site in [Some(&self.site), self.below.as_ref()]
+    fn unmount(&self) {
+        for site in [Some(&self.site), self.lower.as_ref()]
             .into_iter()
             .flatten()
         {
@@ -598,42 +598,42 @@ impl Estate {
                 tracing::error!(%error, "what it has left cannot be taken out");
             }
         }
-        if self.is_there() {
+        if self.is_mounted() {
             tracing::error!("what it has left is below another mount, and stays");
         }
     }
 
-    /// Starts processes until one goes on; `None` when none did within `patience`, in which time is not
+    /// Starts processes until one goes on; `None` when none did within `timeout`, in which time is not
     /// counted when the source cannot be reached.
-    fn hand_on(
+    fn restart(
         &self,
-        state: &State,
-        heir: Heir,
+        state: &SessionState,
+        mode: RestartMode,
         directory: &Path,
-        before: &Ward,
-        patience: Duration,
-    ) -> Option<Ward> {
-        if heir == Heir::MountsAnew {
-            self.clear();
-            if self.is_there() {
+        before: &Worker,
+        timeout: Duration,
+    ) -> Option<Worker> {
+        if mode == RestartMode::MountAgain {
+            self.unmount();
+            if self.is_mounted() {
                 // A new one would cover what covers it.
                 return None;
             }
         }
-        let mut deadline = Instant::now() + patience;
-        let (mut pause, longest) = PAUSES;
+        let mut deadline = Instant::now() + timeout;
+        let (mut pause, longest) = RESTART_BACKOFF;
         let is_over = || {
-            let front = before.front.as_ref();
-            front.is_some_and(|front| front.is_over())
+            let foreground = before.foreground.as_ref();
+            foreground.is_some_and(|foreground| foreground.is_stopped())
         };
         while !is_over()
             && Instant::now() < deadline
-            && (heir == Heir::MountsAnew || self.is_there())
+            && (mode == RestartMode::MountAgain || self.is_mounted())
         {
-            match self.try_once(state, heir, (directory, before), deadline) {
-                Ok(Attempt::GoesOn(ward)) => return Some(*ward),
-                Ok(Attempt::Failed) => tracing::error!("who was to go on has failed"),
-                Ok(Attempt::OutOfReach(time)) => {
+            match self.try_restart(state, mode, (directory, before), deadline) {
+                Ok(RestartResult::Succeeded(worker)) => return Some(*worker),
+                Ok(RestartResult::Failed) => tracing::error!("who was to go on has failed"),
+                Ok(RestartResult::SourceUnreachable(time)) => {
                     tracing::error!(
                         "the source cannot be reached; this time does not count against --restart-timeout"
                     );
@@ -642,8 +642,8 @@ impl Estate {
                 }
                 Err(error) => tracing::error!(%error, "nobody can be started to go on"),
             }
-            match &before.front {
-                Some(front) => front.pause(pause),
+            match &before.foreground {
+                Some(foreground) => foreground.sleep(pause),
                 None => std::thread::sleep(pause),
             }
             pause = (2 * pause).min(longest);
@@ -651,67 +651,67 @@ impl Estate {
         None
     }
 
-    fn try_once(
+    fn try_restart(
         &self,
-        state: &State,
-        heir: Heir,
-        (directory, before): (&Path, &Ward),
+        state: &SessionState,
+        mode: RestartMode,
+        (directory, before): (&Path, &Worker),
         deadline: Instant,
-    ) -> io::Result<Attempt> {
-        let (ours, theirs) = wire::pair()?;
-        let output = match &before.front {
-            Some(_) => Output::Here,
-            None => Output::Nowhere,
+    ) -> io::Result<RestartResult> {
+        let (ours, theirs) = protocol::pair()?;
+        let output = match &before.foreground {
+            Some(_) => Output::Inherit,
+            None => Output::Null,
         };
-        let child = start(Role::Successor, theirs, Some(directory), output)?;
+        let child = spawn_self(Role::Successor, theirs, Some(directory), output)?;
         let scratch = before.scratch.clone();
         let bytes = scratch
             .as_ref()
             .map(|scratch| scratch.as_os_str().as_bytes().to_vec());
         let goes_with = (scratch, before.overlay.clone());
-        let mut ward = Ward::of(child, ours, goes_with, before.front.clone());
-        let packet = Packet::Succeed((&self.site).into(), state.clone(), bytes);
-        let device = (heir == Heir::Adopts).then(|| self.device.as_fd());
-        let told = wire::send(&ward.socket, &packet, device);
-        while told.is_ok() && ward.state.is_none() && Instant::now() < deadline + ward.out_of_reach
+        let mut worker = Worker::from_child(child, ours, goes_with, before.foreground.clone());
+        let packet = Packet::TakeOver((&self.site).into(), state.clone(), bytes);
+        let device = (mode == RestartMode::Adopt).then(|| self.device.as_fd());
+        let told = protocol::send(&worker.socket, &packet, device);
+        while told.is_ok() && worker.session_state.is_none() && Instant::now() < deadline + worker.unreachable_time
         {
-            if !ward.listen() {
+            if !worker.receive_packet() {
                 break;
             }
         }
-        if ward.state.is_none() {
-            ward.bury();
+        if worker.session_state.is_none() {
+            worker.kill_and_reap();
             // It may have died between mounting and answering.
-            if heir == Heir::MountsAnew
-                && let Some(left) = ward.estate()
+            if mode == RestartMode::MountAgain
+                && let Some(left) = worker.take_mount_state()
             {
-                left.clear();
+                left.unmount();
             }
-            return Ok(match ward.out_of_reach {
-                Duration::ZERO => Attempt::Failed,
-                time => Attempt::OutOfReach(time),
+            return Ok(match worker.unreachable_time {
+                Duration::ZERO => RestartResult::Failed,
+                time => RestartResult::SourceUnreachable(time),
             });
         }
-        if heir == Heir::Adopts {
-            ward.estate = Some(Self {
+        if mode == RestartMode::Adopt {
+            worker.mount_state = Some(Self {
                 site: self.site.clone(),
-                below: None,
+                lower: None,
                 device: self.device.try_clone()?,
             });
         }
         // Opening is no part of its life.
-        ward.born = Instant::now();
-        tracing::info!(pid = ward.pid, "another process goes on with the mount");
-        Ok(Attempt::GoesOn(Box::new(ward)))
+        worker.started = Instant::now();
+        tracing::info!(pid = worker.pid, "another process goes on with the mount");
+        Ok(RestartResult::Succeeded(Box::new(worker)))
     }
 }
 
 /// How a process ended up that was to go on with a mount.
-enum Attempt {
-    GoesOn(Box<Ward>),
+enum RestartResult {
+    Succeeded(Box<Worker>),
     Failed,
     /// It failed, and could not reach the source for so long.
-    OutOfReach(Duration),
+    SourceUnreachable(Duration),
 }
 
 /// Whether there is a process of that number whose main thread has not ended. Where `/proc` does not show
@@ -753,7 +753,7 @@ fn is_running(pid: Pid) -> bool {
     }
 }
 
-impl From<&MountTarget> for Place {
+impl From<&MountTarget> for MountPlace {
     fn from(site: &MountTarget) -> Self {
         Self {
             mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
@@ -768,8 +768,8 @@ impl From<&MountTarget> for Place {
     }
 }
 
-impl From<Place> for MountTarget {
-    fn from(place: Place) -> Self {
+impl From<MountPlace> for MountTarget {
+    fn from(place: MountPlace) -> Self {
         Self {
             mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
             device: place.device,
@@ -789,7 +789,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_alive_until_its_main_thread_has_ended() {
+    fn process_is_alive_until_its_main_thread_ends() {
         assert!(is_alive(
             i32::try_from(std::process::id()).expect("a number")
         ));

@@ -25,23 +25,23 @@ use crate::base::thread::Thread;
 use crate::fuse::TopMount;
 
 /// Longest question: generous for the longest that exists.
-const MAX_QUESTION_BYTES: u64 = 4096;
+const MAX_REQUEST_BYTES: u64 = 4096;
 /// Longest answer: a status with all its errors takes a tenth of it.
-const MAX_ANSWER_BYTES: u64 = 16 << 20;
+const MAX_RESPONSE_BYTES: u64 = 16 << 20;
 
-/// The longest text of a status, in bytes. All texts together stay below [`MAX_ANSWER_BYTES`].
+/// The longest text of a status, in bytes. All texts together stay below [`MAX_RESPONSE_BYTES`].
 const MAX_TEXT_BYTES: usize = 2048;
 /// How long the other end may be silent.
-const SILENCE: Duration = Duration::from_secs(10);
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How long a process may take to end once it has unmounted.
-const END: Duration = Duration::from_secs(30);
+const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a mount can be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "lowercase")]
-pub(super) enum Question {
+pub(super) enum Request {
     /// How it is.
     Status,
     /// To unmount and end.
@@ -55,7 +55,7 @@ pub(super) enum Question {
 /// What a mount answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// How it is.
     Status(Box<Status>),
     /// It is no longer mounted, and its process ends.
@@ -67,7 +67,7 @@ pub(super) enum Answer {
         elsewhere: bool,
     },
     /// It will not.
-    Refused {
+    Error {
         /// Why.
         error: String,
         /// What to do about it.
@@ -78,29 +78,29 @@ pub(super) enum Answer {
 
 /// What became of a mount that was to go.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum UmountOutcome {
     /// It is gone, and so is its process.
-    Ended,
+    ProcessEnded,
     /// It is gone, but its process does not end.
-    Lingers {
+    ProcessRemains {
         /// The process, as it counts itself.
         pid: u32,
     },
     /// It is gone, and in use elsewhere: by a bind mount, an overlay, or another mount namespace that was
     /// made while it was there.
-    ServesOn {
+    InUseElsewhere {
         /// The process, as it counts itself.
         pid: u32,
     },
     /// Nothing was done, because another mount of what the process serves is there, such as a bind mount.
-    Copy {
+    OtherMount {
         /// The process, as it counts itself.
         pid: u32,
         /// A handle by which to see it end, if it can be had.
         process: Option<OwnedFd>,
     },
     /// It is still there.
-    Refused {
+    Failed {
         /// Why.
         error: String,
         /// What to do about it.
@@ -154,7 +154,7 @@ pub(super) struct Status {
     pub copy: Option<CopyProgress>,
     /// What is written to it, if it can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub writable: Option<WritableUse>,
+    pub writable: Option<OverlayStatus>,
     /// Where these figures can be fetched by HTTP, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
@@ -273,7 +273,7 @@ pub(super) struct CopyProgress {
 
 /// Where what is written to a mount lies.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct WritableUse {
+pub(super) struct OverlayStatus {
     /// The directory that holds what is new or changed.
     pub upper: String,
     /// It is removed when the mount ends.
@@ -297,53 +297,53 @@ pub(super) struct FailedRead {
 
 /// The socket of this process' mount. Dropping it removes it.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct ControlSocket {
     path: PathBuf,
     listener: Arc<UnixListener>,
-    stopping: Arc<AtomicBool>,
+    is_stopping: Arc<AtomicBool>,
     thread: Option<Thread<()>>,
 }
 
-impl Control {
-    /// Listens in `directory`, which is made if need be, and answers with `answer`, one
+impl ControlSocket {
+    /// Listens in `directory`, which is made if need be, and answers with `handle_request`, one
     /// connection at a time, on a thread of its own.
     ///
     /// # Errors
     /// When the directory is not this user's alone, or the socket cannot be made.
     pub(super) fn serve(
         directory: &Path,
-        answer: impl FnMut(Question) -> Answer + Send + 'static,
+        handle_request: impl FnMut(Request) -> Response + Send + 'static,
     ) -> io::Result<Self> {
-        make_private(directory)?;
-        let path = directory.join(own_name());
+        create_private_dir(directory)?;
+        let path = directory.join(socket_name());
         // Who finds one that nobody listens at takes it for a dead one's: it has its name when somebody
         // does.
-        let made = path.with_extension("new");
+        let temporary = path.with_extension("new");
         // A process of the same number has left it behind.
-        match fs::remove_file(&made) {
+        match fs::remove_file(&temporary) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = Arc::new(UnixListener::bind(&made)?);
-        fs::set_permissions(&made, Permissions::from_mode(0o600))?;
-        fs::rename(&made, &path)?;
-        let stopping = Arc::new(AtomicBool::new(false));
+        let listener = Arc::new(UnixListener::bind(&temporary)?);
+        fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
+        fs::rename(&temporary, &path)?;
+        let is_stopping = Arc::new(AtomicBool::new(false));
         let thread = Thread::spawn("control", {
-            let (listener, stopping) = (Arc::clone(&listener), Arc::clone(&stopping));
-            move || accept(&listener, &stopping, answer)
+            let (listener, is_stopping) = (Arc::clone(&listener), Arc::clone(&is_stopping));
+            move || accept_loop(&listener, &is_stopping, handle_request)
         })?;
         Ok(Self {
             path,
             listener,
-            stopping,
+            is_stopping,
             thread: Some(thread),
         })
     }
 }
 
-impl Drop for Control {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
-        self.stopping.store(true, Ordering::SeqCst);
+        self.is_stopping.store(true, Ordering::SeqCst);
         // Wakes the thread, also where the socket's name is gone, as with a user's session.
         if let Err(error) = shutdown(&self.listener, Shutdown::Both) {
             tracing::warn!(%error, "the control socket stays open");
@@ -355,20 +355,20 @@ impl Drop for Control {
     }
 }
 
-fn accept(
+fn accept_loop(
     listener: &UnixListener,
-    stopping: &AtomicBool,
-    mut answer: impl FnMut(Question) -> Answer,
+    is_stopping: &AtomicBool,
+    mut handle_request: impl FnMut(Request) -> Response,
 ) {
     for stream in listener.incoming() {
-        if stopping.load(Ordering::SeqCst) {
+        if is_stopping.load(Ordering::SeqCst) {
             return;
         }
         let answered = match stream {
-            Ok(stream) => reply(&stream, &mut answer),
+            Ok(stream) => handle_connection(&stream, &mut handle_request),
             Err(error) => {
                 // Who asks is still there where descriptors have run out, and would be next at once.
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(ACCEPT_RETRY_DELAY);
                 Err(error)
             }
         };
@@ -378,40 +378,40 @@ fn accept(
     }
 }
 
-fn reply(stream: &UnixStream, answer: &mut impl FnMut(Question) -> Answer) -> io::Result<()> {
-    stream.set_read_timeout(Some(SILENCE))?;
-    stream.set_write_timeout(Some(SILENCE))?;
+fn handle_connection(stream: &UnixStream, handle_request: &mut impl FnMut(Request) -> Response) -> io::Result<()> {
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_QUESTION_BYTES)).read_line(&mut line)?;
-    let mut answer = match serde_json::from_str(&line) {
-        Ok(question) => answer(question),
-        Err(error) => Answer::Refused {
+    BufReader::new(stream.take(MAX_REQUEST_BYTES)).read_line(&mut line)?;
+    let mut response = match serde_json::from_str(&line) {
+        Ok(request) => handle_request(request),
+        Err(error) => Response::Error {
             error: format!("not a question: {error}"),
             hint: None,
         },
     };
-    if let Answer::Status(status) = &mut answer {
-        status.cut_texts();
+    if let Response::Status(status) = &mut response {
+        status.truncate_texts();
     }
-    send(stream, &answer)
+    send_line(stream, &response)
 }
 
-fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
 /// A directory that only this user can enter.
-pub(super) fn make_private(directory: &Path) -> io::Result<()> {
+pub(super) fn create_private_dir(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => check_private(directory),
+        _ => check_private_dir(directory),
     }
 }
 
 /// Someone else may have made it first, or put a link there.
-fn check_private(directory: &Path) -> io::Result<()> {
+fn check_private_dir(directory: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(directory)?;
     let closed_to_others = found.mode().trailing_zeros() >= 6;
     if found.is_dir() && found.uid() == geteuid().as_raw() && closed_to_others {
@@ -431,10 +431,10 @@ fn check_private(directory: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// When the directory is there but not this user's alone, or cannot be read.
-pub(super) fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
-    let mut statuses: Vec<_> = sockets(directory)?
+pub(super) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
+    let mut statuses: Vec<_> = list_sockets(directory)?
         .iter()
-        .filter_map(|socket| status(socket))
+        .filter_map(|socket| request_status(socket))
         .collect();
     statuses.sort_by(|one, other| one.mountpoint.cmp(&other.mountpoint));
     Ok(statuses)
@@ -442,36 +442,36 @@ pub(super) fn statuses(directory: &Path) -> io::Result<Vec<Status>> {
 
 impl Status {
     /// Cuts texts that an archive or a server can make long.
-    fn cut_texts(&mut self) {
-        cut(&mut self.source);
-        cut(&mut self.version);
-        self.index.failure.iter_mut().for_each(cut);
-        self.layers.iter_mut().for_each(cut);
-        self.damaged.iter_mut().for_each(cut);
-        self.notes.iter_mut().for_each(cut);
+    fn truncate_texts(&mut self) {
+        truncate_text(&mut self.source);
+        truncate_text(&mut self.version);
+        self.index.failure.iter_mut().for_each(truncate_text);
+        self.layers.iter_mut().for_each(truncate_text);
+        self.damaged.iter_mut().for_each(truncate_text);
+        self.notes.iter_mut().for_each(truncate_text);
         for error in &mut self.errors {
-            cut(&mut error.path);
-            cut(&mut error.reason);
+            truncate_text(&mut error.path);
+            truncate_text(&mut error.reason);
         }
     }
 
     /// Whether it is of what is mounted on `mountpoint` as this process sees it; that it once was
     /// mounted there is good enough where the kernel's table of mounts cannot be read.
-    pub(super) fn is_of(&self, mountpoint: &Path) -> bool {
-        self.is_of_top(mountpoint, &crate::fuse::top_mount(mountpoint))
+    pub(super) fn is_mounted_on(&self, mountpoint: &Path) -> bool {
+        self.matches_top_mount(mountpoint, &crate::fuse::top_mount(mountpoint))
     }
 
-    fn is_of_top(&self, mountpoint: &Path, top: &io::Result<Option<TopMount>>) -> bool {
+    fn matches_top_mount(&self, mountpoint: &Path, top: &io::Result<Option<TopMount>>) -> bool {
         match (&self.device, top) {
             (Some(device), Ok(top)) => top
                 .as_ref()
-                .is_some_and(|top| *device == device_word(top.device)),
+                .is_some_and(|top| *device == format_device(top.device)),
             _ => self.mountpoint == mountpoint.to_string_lossy(),
         }
     }
 
     /// Whether `top` is another mount of what it is of, such as a bind mount.
-    fn has_copy(&self, top: &io::Result<Option<TopMount>>) -> bool {
+    fn is_another_mount(&self, top: &io::Result<Option<TopMount>>) -> bool {
         match top {
             Ok(Some(top)) => self.device.is_some() && self.mount_id != Some(top.id),
             _ => false,
@@ -479,7 +479,7 @@ impl Status {
     }
 }
 
-fn cut(text: &mut String) {
+fn truncate_text(text: &mut String) {
     if text.len() > MAX_TEXT_BYTES {
         text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
         text.push('…');
@@ -487,7 +487,7 @@ fn cut(text: &mut String) {
 }
 
 /// Numbers of a device as the kernel's table of mounts has them.
-pub(super) fn device_word((major, minor): (u32, u32)) -> String {
+pub(super) fn format_device((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
@@ -497,45 +497,45 @@ pub(super) fn device_word((major, minor): (u32, u32)) -> String {
 ///
 /// # Errors
 /// When the directory cannot be read, or the process does not answer.
-pub(super) fn umount(
+pub(super) fn request_umount(
     directory: &Path,
     mountpoint: &Path,
     force: bool,
-) -> io::Result<Option<Outcome>> {
+) -> io::Result<Option<UmountOutcome>> {
     let mut refused = None;
     let top = crate::fuse::top_mount(mountpoint);
-    for socket in sockets(directory)? {
-        let is_meant = |status: &Status| status.is_of_top(mountpoint, &top);
-        let Some(status) = status(&socket).filter(is_meant) else {
+    for socket in list_sockets(directory)? {
+        let is_target = |status: &Status| status.matches_top_mount(mountpoint, &top);
+        let Some(status) = request_status(&socket).filter(is_target) else {
             continue;
         };
-        let (pid, process) = (status.pid, process(&socket, status.pid));
-        if status.has_copy(&top) {
-            return Ok(Some(Outcome::Copy { pid, process }));
+        let (pid, process) = (status.pid, open_pidfd(&socket, status.pid));
+        if status.is_another_mount(&top) {
+            return Ok(Some(UmountOutcome::OtherMount { pid, process }));
         }
-        match ask(&socket, Question::Umount { force })? {
-            Answer::Unmounted {
+        match send_request(&socket, Request::Umount { force })? {
+            Response::Unmounted {
                 elsewhere: true, ..
             } => {
-                return Ok(Some(Outcome::ServesOn { pid }));
+                return Ok(Some(UmountOutcome::InUseElsewhere { pid }));
             }
-            Answer::Unmounted { .. } => {
-                let has_ended = process.map_or(Ok(true), |process| ends_within(&process, END))?;
+            Response::Unmounted { .. } => {
+                let has_ended = process.map_or(Ok(true), |process| wait_for_exit(&process, PROCESS_EXIT_TIMEOUT))?;
                 return Ok(Some(if has_ended {
-                    Outcome::Ended
+                    UmountOutcome::ProcessEnded
                 } else {
-                    Outcome::Lingers { pid }
+                    UmountOutcome::ProcessRemains { pid }
                 }));
             }
-            Answer::Refused { error, hint } => refused = Some(Outcome::Refused { error, hint }),
-            Answer::Status(_) => {}
+            Response::Error { error, hint } => refused = Some(UmountOutcome::Failed { error, hint }),
+            Response::Status(_) => {}
         }
     }
     Ok(refused)
 }
 
-fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    match check_private(directory) {
+fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match check_private_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         checked => checked?,
     }
@@ -553,9 +553,9 @@ fn sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// The status behind a socket; `None` when nobody is there, or somebody else.
-fn status(socket: &Path) -> Option<Status> {
-    match ask(socket, Question::Status) {
-        Ok(Answer::Status(status)) => Some(*status),
+fn request_status(socket: &Path) -> Option<Status> {
+    match send_request(socket, Request::Status) {
+        Ok(Response::Status(status)) => Some(*status),
         Ok(_) => None,
         Err(error) => {
             if error.kind() == ErrorKind::ConnectionRefused {
@@ -568,27 +568,27 @@ fn status(socket: &Path) -> Option<Status> {
     }
 }
 
-fn ask(socket: &Path, question: Question) -> io::Result<Answer> {
+fn send_request(socket: &Path, request: Request) -> io::Result<Response> {
     let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(SILENCE))?;
-    send(&stream, &question)?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    send_line(&stream, &request)?;
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_ANSWER_BYTES)).read_line(&mut line)?;
+    BufReader::new(stream.take(MAX_RESPONSE_BYTES)).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
 }
 
 /// What the socket of this process is called.
-fn own_name() -> String {
+fn socket_name() -> String {
     let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
     format!("{}-{namespace}.sock", std::process::id())
 }
 
 /// A handle by which to see the process behind a socket end; `None` when there is none of that number, or
 /// in a container that counts its processes differently.
-fn process(socket: &Path, pid: u32) -> Option<OwnedFd> {
+fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
     let namespace = |name: &str| Some(name.split_once('-')?.1.to_owned());
     let name = socket.file_name()?.to_str()?;
-    if namespace(name) != namespace(&own_name()) {
+    if namespace(name) != namespace(&socket_name()) {
         return None;
     }
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
@@ -596,7 +596,7 @@ fn process(socket: &Path, pid: u32) -> Option<OwnedFd> {
 }
 
 /// Waits until a process that has unmounted has ended; false when it takes longer than `time`.
-pub(super) fn ends_within(process: &OwnedFd, time: Duration) -> io::Result<bool> {
+pub(super) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<bool> {
     let deadline = Timespec::try_from(time).map_err(io::Error::other)?;
     let mut ends = [PollFd::new(process, PollFlags::IN)];
     Ok(poll(&mut ends, Some(&deadline))? > 0)
@@ -680,26 +680,26 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_tells_its_status() {
+    fn status_request_returns_the_status() {
         let directory = private_directory();
-        let control = Control::serve(directory.path(), |_| {
-            Answer::Status(Box::new(Status::example()))
+        let control = ControlSocket::serve(directory.path(), |_| {
+            Response::Status(Box::new(Status::example()))
         });
         let control = control.expect("a socket");
         assert_eq!(
-            statuses(directory.path()).expect("readable"),
+            list_statuses(directory.path()).expect("readable"),
             [Status::example()]
         );
         let mode = fs::metadata(&control.path).expect("there").mode();
         assert_eq!(mode & 0o777, 0o600);
         drop(control);
-        assert_eq!(statuses(directory.path()).expect("readable"), []);
+        assert_eq!(list_statuses(directory.path()).expect("readable"), []);
     }
 
     #[test]
-    fn status_with_long_paths_is_answered_with_cut_ones() {
+    fn status_with_long_texts_is_sent_truncated() {
         let directory = private_directory();
-        let _control = Control::serve(directory.path(), |_| {
+        let _control = ControlSocket::serve(directory.path(), |_| {
             let mut status = Status::example();
             let error = FailedRead {
                 path: "é".repeat(64 << 10),
@@ -709,9 +709,9 @@ mod tests {
             status.errors = vec![error; 16];
             status.notes = vec!["n".repeat(100_000); 101];
             status.layers = vec!["l".repeat(100_000); 1000];
-            Answer::Status(Box::new(status))
+            Response::Status(Box::new(status))
         });
-        let found = statuses(directory.path()).expect("readable");
+        let found = list_statuses(directory.path()).expect("readable");
         let [status] = found.as_slice() else {
             panic!("{} mounts", found.len());
         };
@@ -721,78 +721,78 @@ mod tests {
     }
 
     #[test]
-    fn only_the_mount_that_is_meant_is_asked_to_unmount() {
+    fn umount_request_reaches_only_the_named_mount() {
         let directory = private_directory();
-        let _control = Control::serve(directory.path(), |question| match question {
-            Question::Status => Answer::Status(Box::new(Status::example())),
-            Question::Umount { .. } => Answer::Refused {
+        let _control = ControlSocket::serve(directory.path(), |request| match request {
+            Request::Status => Response::Status(Box::new(Status::example())),
+            Request::Umount { .. } => Response::Error {
                 error: "in use".into(),
                 hint: None,
             },
         })
         .expect("a socket");
-        let umount = |path: &str| umount(directory.path(), Path::new(path), false);
+        let umount = |path: &str| request_umount(directory.path(), Path::new(path), false);
         assert!(umount("/elsewhere").expect("readable").is_none());
         assert!(matches!(
             umount("/mnt").expect("answered"),
-            Some(Outcome::Refused { error, .. }) if error == "in use"
+            Some(UmountOutcome::Failed { error, .. }) if error == "in use"
         ));
     }
 
     #[test]
-    fn sockets_of_the_dead_are_removed() {
+    fn socket_of_dead_process_is_removed() {
         let directory = private_directory();
         let socket = directory.path().join("1-2.sock");
         drop(UnixListener::bind(&socket).expect("a socket"));
         assert!(socket.exists());
-        assert_eq!(statuses(directory.path()).expect("readable"), []);
+        assert_eq!(list_statuses(directory.path()).expect("readable"), []);
         assert!(!socket.exists());
     }
 
     #[test]
-    fn processes_are_those_of_the_namespace_that_counts_them_so() {
-        let own = PathBuf::from(own_name());
-        assert!(process(&own, std::process::id()).is_some());
+    fn pidfd_is_opened_only_in_the_same_pid_namespace() {
+        let own = PathBuf::from(socket_name());
+        assert!(open_pidfd(&own, std::process::id()).is_some());
         let name = own.to_string_lossy();
         let (pid, _) = name.split_once('-').expect("a namespace");
         assert_eq!(pid, std::process::id().to_string());
         let other = PathBuf::from(format!("{pid}-1.sock"));
-        assert!(process(&other, std::process::id()).is_none());
+        assert!(open_pidfd(&other, std::process::id()).is_none());
     }
 
     /// Between bind(2) and listen(2) it looks like one that nobody listens at.
     #[test]
-    fn a_socket_is_not_taken_for_a_dead_ones_while_it_is_made() {
+    fn socket_being_created_is_not_removed_as_stale() {
         let directory = private_directory();
         let place = |round: u64| directory.path().join(round.to_string());
-        let name = own_name();
+        let name = socket_name();
         let sockets: Vec<_> = (0..2_000).map(|round| place(round).join(&name)).collect();
         let reached = Arc::<AtomicUsize>::default();
         let followed = Arc::clone(&reached);
-        let looking = Thread::spawn("looking", move || {
+        let prober = Thread::spawn("prober", move || {
             while let Some(socket) = sockets.get(followed.load(Ordering::SeqCst)) {
-                status(socket);
+                request_status(socket);
             }
         });
-        let looking = looking.expect("a thread");
-        let answer = |_| Answer::Status(Box::new(Status::example()));
-        let stays = (0..2_000).all(|round| {
-            let made = Control::serve(&place(round), answer);
-            let stays = made.is_ok_and(|made| made.path.exists());
+        let prober = prober.expect("a thread");
+        let answer = |_| Response::Status(Box::new(Status::example()));
+        let remains = (0..2_000).all(|round| {
+            let made = ControlSocket::serve(&place(round), answer);
+            let remains = made.is_ok_and(|made| made.path.exists());
             reached.fetch_add(1, Ordering::SeqCst);
-            stays
+            remains
         });
         reached.store(usize::MAX, Ordering::SeqCst);
-        looking.join();
-        assert!(stays, "removed by who looked at it");
+        prober.join();
+        assert!(remains, "removed by who looked at it");
     }
 
     /// As when who mounted it logs out, and the directory goes with the session.
     #[test]
-    fn it_ends_without_its_socket() {
+    fn control_socket_stops_when_its_file_is_gone() {
         let directory = private_directory();
-        let control = Control::serve(directory.path(), |_| {
-            Answer::Status(Box::new(Status::example()))
+        let control = ControlSocket::serve(directory.path(), |_| {
+            Response::Status(Box::new(Status::example()))
         });
         let control = control.expect("a socket");
         fs::remove_file(&control.path).expect("there");
@@ -809,10 +809,10 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_gets_an_answer_and_the_next_question_too() {
+    fn malformed_request_gets_an_error_and_serving_continues() {
         let directory = private_directory();
-        let control = Control::serve(directory.path(), |_| {
-            Answer::Status(Box::new(Status::example()))
+        let control = ControlSocket::serve(directory.path(), |_| {
+            Response::Status(Box::new(Status::example()))
         });
         let control = control.expect("a socket");
         let stream = UnixStream::connect(&control.path).expect("listening");
@@ -825,26 +825,26 @@ mod tests {
             answer.starts_with("{\"error\":\"not a question"),
             "{answer}"
         );
-        assert_eq!(statuses(directory.path()).expect("readable").len(), 1);
+        assert_eq!(list_statuses(directory.path()).expect("readable").len(), 1);
     }
 
     #[test]
-    fn a_directory_that_others_can_enter_is_refused() {
+    fn directory_accessible_to_others_is_rejected() {
         let directory = private_directory();
         let open = directory.path().join("open");
         fs::create_dir(&open).expect("made");
         fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("set");
-        assert!(Control::serve(&open, |_| Answer::Status(Box::new(Status::example()))).is_err());
+        assert!(ControlSocket::serve(&open, |_| Response::Status(Box::new(Status::example()))).is_err());
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(directory.path(), &link).expect("made");
-        assert!(statuses(&link).is_err());
+        assert!(list_statuses(&link).is_err());
         let missing = directory.path().join("missing");
-        assert_eq!(statuses(&missing).expect("nobody there"), []);
+        assert_eq!(list_statuses(&missing).expect("nobody there"), []);
     }
 
     /// Programs read these. One may be added; none may change or go.
     #[test]
-    fn the_names_of_a_status_stay() {
+    fn status_json_field_names_are_stable() {
         let status = Status {
             pid: 7,
             counters: BTreeMap::from([("scans".into(), 1)]),
@@ -869,10 +869,10 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_spelled_as_documented() {
-        let question: Question = serde_json::from_str(r#"{"verb":"umount"}"#).expect("known");
-        assert_eq!(question, Question::Umount { force: false });
-        let text = serde_json::to_string(&Question::Status).expect("plain");
+    fn request_json_is_as_documented() {
+        let request: Request = serde_json::from_str(r#"{"verb":"umount"}"#).expect("known");
+        assert_eq!(request, Request::Umount { force: false });
+        let text = serde_json::to_string(&Request::Status).expect("plain");
         assert_eq!(text, r#"{"verb":"status"}"#);
     }
 }

@@ -16,55 +16,55 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::control::Status;
-use super::exposition::{CONTENT_TYPE, exposition};
+use super::control_socket::Status;
+use super::prometheus::{CONTENT_TYPE, render};
 
 /// Longest head of a request; Prometheus' has a few hundred bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
 /// Headers of a request.
 const MAX_HEADERS: usize = 64;
 /// How long to pause when the system has no descriptor left for a connection.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The only path there is.
-const PATH: &str = "/metrics";
+const METRICS_PATH: &str = "/metrics";
 
 /// Asks for a status; the channel closes when there is none.
-type Ask = Arc<dyn Fn() -> oneshot::Receiver<Status> + Send + Sync>;
+type StatusRequester = Arc<dyn Fn() -> oneshot::Receiver<Status> + Send + Sync>;
 
 /// What clients may cost.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Connections at once; who comes later waits in the kernel's queue.
-    connections: usize,
+    max_connections: usize,
     /// How long a client may take to ask and be answered, and then again to hang up.
-    patience: Duration,
+    client_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 16,
-            patience: Duration::from_secs(5),
+            max_connections: 16,
+            client_timeout: Duration::from_secs(5),
         }
     }
 }
 
 /// An address that is bound, and not yet served: connections wait.
 #[derive(Debug)]
-pub(super) struct Metrics {
+pub(super) struct MetricsListener {
     listener: net::TcpListener,
     address: SocketAddr,
 }
 
 /// Serves while it lives.
 #[derive(Debug)]
-pub(super) struct Serving {
+pub(super) struct MetricsServer {
     /// One task, which owns those of the connections.
     _acceptor: JoinSet<()>,
 }
 
-impl Metrics {
+impl MetricsListener {
     /// Takes `address`; port 0 is any that is free.
     ///
     /// # Errors
@@ -78,72 +78,72 @@ impl Metrics {
 
     /// Where the figures are.
     pub(super) fn url(&self) -> String {
-        format!("http://{}{PATH}", self.address)
+        format!("http://{}{METRICS_PATH}", self.address)
     }
 
-    /// Answers on the threads of `network` with what `ask` brings.
+    /// Answers on the threads of `network` with what `request_status` brings.
     ///
     /// # Errors
     /// When the runtime cannot watch the socket.
     pub(super) fn serve(
         self,
         network: &Handle,
-        ask: impl Fn() -> oneshot::Receiver<Status> + Send + Sync + 'static,
-    ) -> io::Result<Serving> {
-        self.serve_within(Limits::default(), network, Arc::new(ask))
+        request_status: impl Fn() -> oneshot::Receiver<Status> + Send + Sync + 'static,
+    ) -> io::Result<MetricsServer> {
+        self.serve_with_limits(Limits::default(), network, Arc::new(request_status))
     }
 
-    fn serve_within(self, limits: Limits, network: &Handle, ask: Ask) -> io::Result<Serving> {
+    fn serve_with_limits(self, limits: Limits, network: &Handle, request_status: StatusRequester) -> io::Result<MetricsServer> {
         self.listener.set_nonblocking(true)?;
         let _within = network.enter();
         let listener = TcpListener::from_std(self.listener)?;
         let mut acceptor = JoinSet::new();
-        acceptor.spawn_on(accept(listener, limits, ask), network);
-        Ok(Serving {
+        acceptor.spawn_on(accept_loop(listener, limits, request_status), network);
+        Ok(MetricsServer {
             _acceptor: acceptor,
         })
     }
 }
 
-async fn accept(listener: TcpListener, limits: Limits, ask: Ask) {
+async fn accept_loop(listener: TcpListener, limits: Limits, request_status: StatusRequester) {
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        if connections.len() >= limits.connections {
+        if connections.len() >= limits.max_connections {
             connections.join_next().await;
             continue;
         }
         match listener.accept().await {
             Ok((stream, _)) => {
-                connections.spawn(attend(stream, limits.patience, Arc::clone(&ask)));
+                connections.spawn(handle_connection(stream, limits.client_timeout, Arc::clone(&request_status)));
             }
             Err(error) => {
                 tracing::debug!(%error, "a connection for metrics was not accepted");
-                sleep(PAUSE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-async fn attend(mut stream: TcpStream, patience: Duration, ask: Ask) {
-    match timeout(patience, answer(&mut stream, &ask)).await {
+async fn handle_connection(mut stream: TcpStream, client_timeout: Duration, request_status: StatusRequester) {
+    match timeout(client_timeout, respond(&mut stream, &request_status)).await {
         // With bytes unread, closing would reset the connection and take the answer away.
-        Ok(Ok(())) => drop(timeout(patience, forget(&mut stream)).await),
+        Ok(Ok(())) => drop(timeout(client_timeout, drain(&mut stream)).await),
         Ok(Err(error)) => tracing::debug!(%error, "metrics could not be sent"),
         Err(_) => tracing::debug!("who asked for metrics took too long"),
     }
 }
 
-async fn answer(stream: &mut TcpStream, ask: &Ask) -> io::Result<()> {
-    let Some(verdict) = read_head(stream).await? else {
+async fn respond(stream: &mut TcpStream, request_status: &StatusRequester) -> io::Result<()> {
+    let Some(route) = read_head(stream).await? else {
         return Ok(());
     };
-    let response = match verdict {
-        Verdict::Figures => match ask().await {
-            Ok(status) => figures(&exposition(&status)),
-            Err(_) => refusal(UNMOUNTED),
+    let response = match route {
+        Route::Metrics => match request_status().await {
+            Ok(status) => ok_response(&render(&status)),
+            Err(_) => error_response(SERVICE_UNAVAILABLE),
         },
-        Verdict::Refused(why) => refusal(why),
+        Route::Error(why) => error_response(why),
     };
     stream.write_all(response.as_bytes()).await?;
     stream.shutdown().await
@@ -151,54 +151,54 @@ async fn answer(stream: &mut TcpStream, ask: &Ask) -> io::Result<()> {
 
 /// What becomes of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verdict {
+enum Route {
     /// It gets what it wants.
-    Figures,
+    Metrics,
     /// It gets this status line, and perhaps a header.
-    Refused(&'static str),
+    Error(&'static str),
 }
 
-const MALFORMED: &str = "400 Bad Request";
-const ELSEWHERE: &str = "404 Not Found";
-const NOT_GET: &str = "405 Method Not Allowed\r\nAllow: GET";
-const TOO_LARGE: &str = "431 Request Header Fields Too Large";
-const UNMOUNTED: &str = "503 Service Unavailable";
+const BAD_REQUEST: &str = "400 Bad Request";
+const NOT_FOUND: &str = "404 Not Found";
+const METHOD_NOT_ALLOWED: &str = "405 Method Not Allowed\r\nAllow: GET";
+const HEADERS_TOO_LARGE: &str = "431 Request Header Fields Too Large";
+const SERVICE_UNAVAILABLE: &str = "503 Service Unavailable";
 
 /// Reads a request up to its first empty line and judges it; `None` when the client hangs up.
-async fn read_head(stream: &mut TcpStream) -> io::Result<Option<Verdict>> {
+async fn read_head(stream: &mut TcpStream) -> io::Result<Option<Route>> {
     let mut head = Vec::with_capacity(MAX_HEAD_BYTES);
     while head.len() < MAX_HEAD_BYTES {
         let room = MAX_HEAD_BYTES - head.len();
         if (&mut *stream).take(room as u64).read_buf(&mut head).await? == 0 {
             return Ok(None);
         }
-        if let Some(verdict) = judge(&head) {
-            return Ok(Some(verdict));
+        if let Some(route) = parse_request(&head) {
+            return Ok(Some(route));
         }
     }
-    Ok(Some(Verdict::Refused(TOO_LARGE)))
+    Ok(Some(Route::Error(HEADERS_TOO_LARGE)))
 }
 
 /// What to do about a request that begins with `head`; `None` until that is certain.
-fn judge(head: &[u8]) -> Option<Verdict> {
+fn parse_request(head: &[u8]) -> Option<Route> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
         Ok(httparse::Status::Partial) => return None,
         Ok(httparse::Status::Complete(_)) => {}
-        Err(httparse::Error::TooManyHeaders) => return Some(Verdict::Refused(TOO_LARGE)),
-        Err(_) => return Some(Verdict::Refused(MALFORMED)),
+        Err(httparse::Error::TooManyHeaders) => return Some(Route::Error(HEADERS_TOO_LARGE)),
+        Err(_) => return Some(Route::Error(BAD_REQUEST)),
     }
     let target = request.path.unwrap_or_default();
     let path = target.split_once('?').map_or(target, |(path, _)| path);
     Some(match (path, request.method) {
-        (PATH, Some("GET")) => Verdict::Figures,
-        (PATH, _) => Verdict::Refused(NOT_GET),
-        _ => Verdict::Refused(ELSEWHERE),
+        (METRICS_PATH, Some("GET")) => Route::Metrics,
+        (METRICS_PATH, _) => Route::Error(METHOD_NOT_ALLOWED),
+        _ => Route::Error(NOT_FOUND),
     })
 }
 
-fn figures(text: &str) -> String {
+fn ok_response(text: &str) -> String {
     let len = text.len();
     format!(
         "HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len}\r\n\
@@ -207,14 +207,14 @@ fn figures(text: &str) -> String {
 }
 
 /// Without a body, which an answer to HEAD must not have.
-fn refusal(why: &str) -> String {
-    format!("HTTP/1.1 {why}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+fn error_response(status_line: &str) -> String {
+    format!("HTTP/1.1 {status_line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 }
 
 /// Reads on until the client hangs up; what comes is not kept.
-async fn forget(stream: &mut TcpStream) -> io::Result<()> {
-    let mut waste = [0; 1024];
-    while stream.read(&mut waste).await? > 0 {}
+async fn drain(stream: &mut TcpStream) -> io::Result<()> {
+    let mut discarded = [0; 1024];
+    while stream.read(&mut discarded).await? > 0 {}
     Ok(())
 }
 
@@ -229,25 +229,25 @@ mod tests {
 
     /// A listener on a port of its own, which tells how often it was asked as the number of
     /// entries.
-    struct Place {
+    struct TestServer {
         address: SocketAddr,
-        asked: Arc<AtomicU64>,
-        serving: Option<Serving>,
+        request_count: Arc<AtomicU64>,
+        serving: Option<MetricsServer>,
         network: Runtime,
     }
 
-    impl Place {
+    impl TestServer {
         fn new(limits: Limits) -> Self {
             let network = Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
                 .build()
                 .expect("a runtime");
-            let metrics = Metrics::bind(any_port()).expect("a free port");
+            let metrics = MetricsListener::bind(any_port()).expect("a free port");
             let address = metrics.address;
-            let asked = Arc::<AtomicU64>::default();
-            let counted = Arc::clone(&asked);
-            let ask: Ask = Arc::new(move || {
+            let request_count = Arc::<AtomicU64>::default();
+            let counted = Arc::clone(&request_count);
+            let request_status: StatusRequester = Arc::new(move || {
                 let (sender, status) = oneshot::channel();
                 let entries = counted.fetch_add(1, Ordering::SeqCst) + 1;
                 // Who asks is there.
@@ -257,10 +257,10 @@ mod tests {
                 }));
                 status
             });
-            let serving = metrics.serve_within(limits, network.handle(), ask);
+            let serving = metrics.serve_with_limits(limits, network.handle(), request_status);
             Self {
                 address,
-                asked,
+                request_count,
                 serving: Some(serving.expect("watched")),
                 network,
             }
@@ -282,8 +282,8 @@ mod tests {
             answer
         }
 
-        fn asked(&self) -> u64 {
-            self.asked.load(Ordering::SeqCst)
+        fn request_count(&self) -> u64 {
+            self.request_count.load(Ordering::SeqCst)
         }
     }
 
@@ -294,10 +294,10 @@ mod tests {
     const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
     #[test]
-    fn each_request_gets_the_figures_of_its_moment() {
-        let place = Place::new(Limits::default());
+    fn each_request_gets_a_fresh_snapshot() {
+        let server = TestServer::new(Limits::default());
         for number in 1..=3 {
-            let answer = place.answer(GET);
+            let answer = server.answer(GET);
             let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
             assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
             assert!(head.contains(&format!("\r\nContent-Type: {CONTENT_TYPE}\r\n")));
@@ -308,38 +308,38 @@ mod tests {
     }
 
     #[test]
-    fn anything_but_get_metrics_is_refused_and_nobody_is_asked() {
-        let place = Place::new(Limits::default());
+    fn only_get_metrics_requests_a_status() {
+        let server = TestServer::new(Limits::default());
         for (request, line) in [
-            ("GET / HTTP/1.1\r\n\r\n", ELSEWHERE),
-            ("GET /metrics/ HTTP/1.1\r\n\r\n", ELSEWHERE),
-            ("POST /status HTTP/1.1\r\n\r\n", ELSEWHERE),
-            ("GET http://localhost/metrics HTTP/1.1\r\n\r\n", ELSEWHERE),
-            ("HEAD /metrics HTTP/1.1\r\n\r\n", NOT_GET),
-            ("POST /metrics HTTP/1.1\r\n\r\n", NOT_GET),
-            ("get /metrics HTTP/1.1\r\n\r\n", NOT_GET),
-            ("GET /metrics HTTP/2.0\r\n\r\n", MALFORMED),
-            ("GET\r\n\r\n", MALFORMED),
-            ("\0\u{1}\u{2}", MALFORMED),
+            ("GET / HTTP/1.1\r\n\r\n", NOT_FOUND),
+            ("GET /metrics/ HTTP/1.1\r\n\r\n", NOT_FOUND),
+            ("POST /status HTTP/1.1\r\n\r\n", NOT_FOUND),
+            ("GET http://localhost/metrics HTTP/1.1\r\n\r\n", NOT_FOUND),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", METHOD_NOT_ALLOWED),
+            ("POST /metrics HTTP/1.1\r\n\r\n", METHOD_NOT_ALLOWED),
+            ("get /metrics HTTP/1.1\r\n\r\n", METHOD_NOT_ALLOWED),
+            ("GET /metrics HTTP/2.0\r\n\r\n", BAD_REQUEST),
+            ("GET\r\n\r\n", BAD_REQUEST),
+            ("\0\u{1}\u{2}", BAD_REQUEST),
         ] {
-            let answer = place.answer(request.as_bytes());
+            let answer = server.answer(request.as_bytes());
             let expected = format!("HTTP/1.1 {line}\r\nContent-Length: 0\r\nConnection: close");
             assert!(answer.starts_with(&expected), "{request}: {answer}");
             assert!(answer.ends_with("\r\n\r\n"), "{request}: {answer}");
         }
-        assert_eq!(place.asked(), 0);
-        let answer = place.answer(b"GET /metrics?name=x HTTP/1.0\r\n\r\n");
+        assert_eq!(server.request_count(), 0);
+        let answer = server.answer(b"GET /metrics?name=x HTTP/1.0\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert_eq!(place.asked(), 1);
+        assert_eq!(server.request_count(), 1);
     }
 
     #[test]
-    fn an_answer_outlives_a_body_that_nobody_reads() {
-        let place = Place::new(Limits {
-            patience: Duration::from_hours(1),
+    fn response_survives_an_unread_request_body() {
+        let server = TestServer::new(Limits {
+            client_timeout: Duration::from_hours(1),
             ..Limits::default()
         });
-        let mut stream = place.connect();
+        let mut stream = server.connect();
         stream
             .write_all(b"POST /metrics HTTP/1.1\r\n\r\nbody")
             .expect("taken");
@@ -357,48 +357,48 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_bounded() {
-        let place = Place::new(Limits::default());
+    fn request_head_size_is_limited() {
+        let server = TestServer::new(Limits::default());
         let long = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(MAX_HEAD_BYTES));
         let many = format!(
             "GET /metrics HTTP/1.1\r\n{}\r\n",
             "x: y\r\n".repeat(MAX_HEADERS + 1)
         );
         for request in [long, many] {
-            let answer = place.answer(request.as_bytes());
+            let answer = server.answer(request.as_bytes());
             assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
         }
         let most = format!(
             "GET /metrics HTTP/1.1\r\n{}\r\n",
             "x: y\r\n".repeat(MAX_HEADERS)
         );
-        assert!(place.answer(most.as_bytes()).starts_with("HTTP/1.1 200"));
-        assert_eq!(place.asked(), 1);
+        assert!(server.answer(most.as_bytes()).starts_with("HTTP/1.1 200"));
+        assert_eq!(server.request_count(), 1);
     }
 
     #[test]
-    fn any_beginning_of_a_request_is_undecided_and_no_bytes_do_harm() {
+    fn partial_request_is_undecided_and_garbage_is_harmless() {
         for len in 0..GET.len() {
-            assert_eq!(judge(&GET[..len]), None);
+            assert_eq!(parse_request(&GET[..len]), None);
         }
-        assert_eq!(judge(GET), Some(Verdict::Figures));
+        assert_eq!(parse_request(GET), Some(Route::Metrics));
         for at in 0..GET.len() {
             for byte in 0..=255 {
                 let mut request = GET.to_vec();
                 request[at] = byte;
                 // Whatever it is, it is no panic.
-                let _verdict = judge(&request);
+                let _verdict = parse_request(&request);
             }
         }
     }
 
     #[test]
-    fn who_says_nothing_is_hung_up_on() {
-        let place = Place::new(Limits {
-            patience: Duration::from_millis(50),
+    fn silent_client_is_disconnected_after_the_timeout() {
+        let server = TestServer::new(Limits {
+            client_timeout: Duration::from_millis(50),
             ..Limits::default()
         });
-        let mut silent = place.connect();
+        let mut silent = server.connect();
         silent
             .write_all(b"GET /metrics HTTP/1.1\r\n")
             .expect("taken");
@@ -408,24 +408,24 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
         }
         assert_eq!(answer, b"");
-        assert_eq!(place.asked(), 0);
+        assert_eq!(server.request_count(), 0);
     }
 
     #[test]
-    fn no_more_connections_are_served_than_are_allowed_and_the_next_one_is_when_one_ends() {
-        let place = Place::new(Limits {
-            connections: 2,
-            patience: Duration::from_hours(1),
+    fn connections_over_the_limit_wait_for_a_free_slot() {
+        let server = TestServer::new(Limits {
+            max_connections: 2,
+            client_timeout: Duration::from_hours(1),
         });
-        let mut silent = vec![place.connect(), place.connect()];
-        let mut third = place.connect();
+        let mut silent = vec![server.connect(), server.connect()];
+        let mut third = server.connect();
         third.write_all(GET).expect("taken by the kernel");
         third
             .set_read_timeout(Some(Duration::from_millis(100)))
             .expect("set");
         let early = third.read(&mut [0; 1]).expect_err("nothing yet");
         assert_eq!(early.kind(), ErrorKind::WouldBlock);
-        assert_eq!(place.asked(), 0);
+        assert_eq!(server.request_count(), 0);
         silent.pop();
         third
             .set_read_timeout(Some(Duration::from_secs(20)))
@@ -433,19 +433,19 @@ mod tests {
         let mut answer = String::new();
         third.read_to_string(&mut answer).expect("answered");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert_eq!(place.asked(), 1);
+        assert_eq!(server.request_count(), 1);
     }
 
     #[test]
-    fn who_comes_early_waits_and_who_comes_late_is_sent_away() {
-        let mut place = Place::new(Limits::default());
-        let metrics = Metrics::bind(any_port()).expect("a free port");
-        place.address = metrics.address;
-        let mut early = place.connect();
+    fn early_client_waits_and_late_client_gets_an_error() {
+        let mut server = TestServer::new(Limits::default());
+        let metrics = MetricsListener::bind(any_port()).expect("a free port");
+        server.address = metrics.address;
+        let mut early = server.connect();
         early.write_all(GET).expect("taken by the kernel");
         let nobody = || oneshot::channel().1;
-        let serving = metrics.serve(place.network.handle(), nobody);
-        place.serving = Some(serving.expect("watched"));
+        let serving = metrics.serve(server.network.handle(), nobody);
+        server.serving = Some(serving.expect("watched"));
         let mut answer = String::new();
         early.read_to_string(&mut answer).expect("answered");
         // Nobody has a status any more.
@@ -453,17 +453,17 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_taken_is_told_and_free_again_when_no_longer_served() {
-        let mut place = Place::new(Limits::default());
-        let error = Metrics::bind(place.address).expect_err("taken");
+    fn address_in_use_fails_and_is_free_after_serving() {
+        let mut server = TestServer::new(Limits::default());
+        let error = MetricsListener::bind(server.address).expect_err("taken");
         let text = format!("{error:#}");
         assert!(
-            text.starts_with(&format!("cannot serve metrics at {}: ", place.address)),
+            text.starts_with(&format!("cannot serve metrics at {}: ", server.address)),
             "{text}"
         );
-        place.serving = None;
+        server.serving = None;
         let start = std::time::Instant::now();
-        while let Err(error) = Metrics::bind(place.address) {
+        while let Err(error) = MetricsListener::bind(server.address) {
             assert!(start.elapsed() < Duration::from_secs(10), "{error:#}");
             std::thread::yield_now();
         }

@@ -15,47 +15,47 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::descriptors::Inherited;
-use super::settings::{self, Role};
-use super::{headers, telemetry};
+use super::inherited_fds::InheritedFds;
+use super::environment::{self, Role};
+use super::{headers, logging};
 use crate::base::trusted_dir;
 
 /// What the second process says when it is ready.
-const READY: &str = "ready\n";
+const READY_MESSAGE: &str = "ready\n";
 
 /// Whose places a process in the background uses for its socket and its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Environment {
+pub(super) enum DirectoryScope {
     /// Those of who starts it.
     User,
     /// Those of the system, whoever happens to start it.
     System,
 }
 
-/// Starts this program again with the arguments `words` and returns when that one is ready to be
+/// Starts this program again with the arguments `arguments` and returns when that one is ready to be
 /// left alone, or has failed and said why.
 ///
 /// # Errors
 /// When it cannot be started.
-pub(super) fn launch(words: &[OsString], environment: Environment) -> anyhow::Result<ExitCode> {
+pub(super) fn spawn_daemon(arguments: &[OsString], scope: DirectoryScope) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut command = Command::new(&program);
-    if environment == Environment::System {
-        command.env_remove(settings::RUNTIME_DIR);
-        command.env(settings::CACHE_DIR, settings::system_cache_dir());
+    if scope == DirectoryScope::System {
+        command.env_remove(environment::RUNTIME_DIR);
+        command.env(environment::CACHE_DIR, environment::system_cache_dir());
     }
-    settings::named_alike(&mut command);
-    let mut child = settings::pass_arguments(&mut command, words, &headers::shown(words))
-        .env(settings::ROLE, Role::Background.name())
+    environment::copy_argv0(&mut command);
+    let mut child = environment::pass_arguments(&mut command, arguments, &headers::redact_arguments(arguments))
+        .env(environment::ROLE, Role::Background.name())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {}", program.display()))?;
-    let mut said = String::new();
+    let mut message = String::new();
     if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut said)?;
+        BufReader::new(stdout).read_line(&mut message)?;
     }
-    if said == READY {
+    if message == READY_MESSAGE {
         return Ok(ExitCode::SUCCESS);
     }
     let status = child.wait()?;
@@ -71,11 +71,11 @@ pub(super) fn launch(words: &[OsString], environment: Environment) -> anyhow::Re
 
 /// Where a background process writes its log; opened while the terminal can still be told.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct LogTarget {
     file: Option<File>,
 }
 
-impl Log {
+impl LogTarget {
     /// The file at `path`, appended to, and for this user only if it is new; the system's log
     /// without one.
     ///
@@ -92,17 +92,17 @@ impl Log {
     }
 
     /// Sends events to it from now on as well as to the terminal.
-    pub(super) fn write_as_well(&self) {
+    pub(super) fn start_copying(&self) {
         match self.file.as_ref().map(File::try_clone).transpose() {
-            Ok(file) => telemetry::copy_to(file),
+            Ok(file) => logging::start_copying_to(file),
             Err(error) => tracing::warn!(%error, "cannot write to the log yet"),
         }
     }
 
     /// Sends events to the file from now on, if there is one.
-    pub(super) fn write_to_file(self) {
+    pub(super) fn redirect(self) {
         if let Some(file) = self.file {
-            telemetry::write_to_file(file);
+            logging::log_to_file(file);
         }
     }
 }
@@ -111,15 +111,15 @@ impl Log {
 ///
 /// # Errors
 /// When nobody waits any more, because the user has changed their mind; or a system call fails.
-pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
+pub(super) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     detach(log, inherited)?;
     std::env::set_current_dir("/")?;
     let mut stdout = io::stdout();
-    stdout.write_all(READY.as_bytes())?;
+    stdout.write_all(READY_MESSAGE.as_bytes())?;
     stdout.flush()?;
-    let nowhere = nowhere()?;
-    dup2_stdout(&nowhere)?;
-    dup2_stdin(&nowhere)?;
+    let dev_null = open_dev_null()?;
+    dup2_stdout(&dev_null)?;
+    dup2_stdin(&dev_null)?;
     Ok(())
 }
 
@@ -128,22 +128,22 @@ pub(super) fn leave(log: Log, inherited: Inherited) -> io::Result<()> {
 ///
 /// # Errors
 /// When a system call fails.
-pub(super) fn detach(log: Log, inherited: Inherited) -> io::Result<()> {
+pub(super) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "this session is its own already");
     }
     inherited.close();
-    telemetry::serve();
-    let nowhere = nowhere()?;
+    logging::never_block();
+    let dev_null = open_dev_null()?;
     // What ends a process may still be written to stderr by whoever it happens to.
-    dup2_stderr(log.file.as_ref().unwrap_or(&nowhere))?;
+    dup2_stderr(log.file.as_ref().unwrap_or(&dev_null))?;
     match log.file {
-        Some(file) => telemetry::write_to_file(file),
-        None => telemetry::write_to_system(),
+        Some(file) => logging::log_to_file(file),
+        None => logging::log_to_syslog(),
     }
     Ok(())
 }
 
-fn nowhere() -> io::Result<File> {
+fn open_dev_null() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/null")
 }
